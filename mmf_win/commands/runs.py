@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -24,6 +25,7 @@ from mmf_win.console import (
     size,
     without_control_characters,
 )
+from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
 from mmf_win.results import saved_metrics
@@ -33,9 +35,11 @@ from mmf_win.runs.folder import SWEEPS, Run, remove, require_unused
 from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
 from mmf_win.runs.lookup import find_run, named, sweeps_in
 from mmf_win.runs.outcomes import use_intact
+from mmf_win.runs.request import as_typed
 from mmf_win.sweeps.folder import SweepFolder, find_sweep
 from mmf_win.sweeps.task import begun
 
+_COVERED = ("split", "rows", "full_rows")
 _RUNS, _PRESETS = options.completed_by("RUN"), options.completed_by("PRESET")
 _STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
 
@@ -173,12 +177,7 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
     if as_json:
         print_json(known)
         return
-    if verify:
-        del known["checkpoints"]  # which follow as a table
-    for key, value in known.items():
-        entries = [f"\n  {_shown(entry)}" for entry in value] if isinstance(value, list) else None
-        shown = f" {_shown(value, key)}" if entries is None else "".join(entries)
-        print(without_control_characters(f"{key}:{shown}"))
+    print(without_control_characters("\n\n".join(_described(known))), end="\n\n" if verify else "\n")
     if verify:
         _show_checkpoints(chosen, found)
 
@@ -186,24 +185,40 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
 def _prediction(csv: Path) -> dict[str, Any]:
     """A prediction file, its AUROC and what that was measured on, as the record beside it says."""
     noted = saved_metrics.read(csv)
-    shown = ("auroc", "split", "rows", "full_rows")
-    return {"csv": str(csv), **{key: noted[key] for key in shown if key in noted}}
+    return {"csv": str(csv), **{key: noted[key] for key in ("auroc", *_COVERED) if key in noted}}
 
 
-def _shown(value: object, key: str = "") -> str:
-    if isinstance(value, dict):
-        from mmf_win.dataset.coverage import Coverage
+def _described(run: dict[str, Any]) -> Iterator[str]:
+    best = run["best_auroc"] and f"{run['best_auroc']:.4f} on {_on({k: run[f'val_{k}'] for k in _COVERED})}"
+    amount = f"{run['updates'] or 0} of {run['max_updates'] or '?'} updates in {duration(run['seconds'])}"
+    told = {
+        "Run": f"{run['id']}, {run['state']}",
+        "Why it ended": run["why"],
+        "Trained": run["attempts"] and f"{amount}; attempts: {len(run['attempts'])}",
+        "Best validation AUROC": best,
+        **{name: run[name.lower()] for name in ("Preset", "Model", "MMF", "Seed")},
+        "Configuration": run["config"],
+        "Created": moment(run["started"]),
+        "Checkpoint to start from": run["start"],
+        "Weights to start from": run["published_weights"] or run["init"],
+        "Settings": " ".join(f"{key}={as_typed(value)}" for key, value in run["settings"].items()),
+        "Training rows": run["trained_on"] and _on(run["trained_on"]),
+        "Splits": ", ".join(f"{split} for {use}" for use, split in run["splits"].items()),
+        "Data": run["data_dir"],
+        "Files": f"{run['path']}, {size(run['size'])}",
+    }
+    yield "\n".join(f"{name}: {value}" for name, value in told.items() if value)
+    scores = {
+        "update": [(each["update"], each["auroc"], _on(each)) for each in run["validations"]],
+        "prediction": [(each["csv"], each.get("auroc"), _on(each)) for each in run["predictions"]],
+    }
+    yield from (aligned((of, "AUROC", "on"), rows) for of, rows in scores.items() if rows)
 
-        on = Coverage.read(value)
-        named = value if on is None else {k: v for k, v in value.items() if k not in asdict(on)}
-        words = [f"{name} {_shown(entry, name)}" for name, entry in named.items()]
-        return ", ".join([*words, *([] if on is None else [f"on {on}" if words else str(on)])])
-    if isinstance(value, float):
-        how = {"started": moment, "t": moment, "seconds": duration}.get(key, "{:.4f}".format)
-        return how(value)
-    if value is None:
-        return "-"
-    return size(value) if key == "size" and isinstance(value, int) else str(value)
+
+def _on(known: dict[str, Any]) -> str | None:
+    """The split and how many of its rows; the split alone, where no more is known."""
+    on = Coverage.read(known)
+    return known.get("split") if on is None else str(on)
 
 
 def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:

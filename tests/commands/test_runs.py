@@ -167,7 +167,9 @@ def test_a_run_is_shown_with_why_it_failed(mmfw: Mmfw, save: Path) -> None:
     assert (shown["state"], shown["why"]) == ("failed: cuda_oom", "why it failed")
     assert shown["validations"] == [{"update": 10, "auroc": 0.7}]
     text = mmfw("runs", "show", "a")
-    assert "why: why it failed" in text and "update 10, auroc 0.7000" in text
+    assert "Why it ended: why it failed\n" in text and "    10  0.7000  -\n" in text
+    assert "Trained: 10 of ? updates in 0 s; attempts: 1\n" in text and "Model: mmbt\n" in text
+    assert not [name for name in shown if "_" in name and name in text], "names of fields are for scripts"
 
 
 def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: Mmfw, user_dir: Path) -> None:
@@ -200,10 +202,11 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: 
         {"update": 30, "auroc": 0.6, **data, "rows": 540},
     ]
     text = mmfw("runs", "show", "a")
-    assert "trained_on: 8,400 of 8,500 rows of train\n" in text
-    assert "update 20, auroc 0.7500, on 433 of 540 rows of dev_unseen\n" in text
-    assert f"csv {csv}, auroc 0.6250, on 1,593 of 2,000 rows of test_unseen\n" in text
-    assert "split \\x1b[31mtrain" in text and "\x1b" not in text
+    assert "Training rows: 8,400 of 8,500 rows of train\n" in text
+    assert "Best validation AUROC: 0.7500 on 433 of 540 rows of dev_unseen\n" in text
+    assert "    20  0.7500  433 of 540 rows of dev_unseen\n" in text
+    assert f"{csv}  0.6250  1,593 of 2,000 rows of test_unseen\n" in text
+    assert "0.5000  \\x1b[31mtrain" in text and "\x1b" not in text
     other = make(user_dir, "b/2026-01-01T00-00-00")
     shown = mmfw.json("runs", "show", "b")
     assert [shown[key] for key in ("val_split", "val_rows", "val_full_rows")] == ["dev", None, None]
