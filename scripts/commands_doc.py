@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from textwrap import fill
 
 import click
 
@@ -101,7 +102,8 @@ def _documented(name: str, value: object) -> Iterator[tuple[str, str]]:
     """Name and docstring of a class or function, and of what is public in a class."""
     if inspect.isfunction(value):
         signature = re.sub(r"<function (\w+) at \w+>|'", r"\1", str(inspect.signature(value)))
-        yield name, f"{value.__name__}{signature}\n\n{inspect.getdoc(value)}"
+        line = fill(f"{value.__name__}{signature}", _WIDTH, subsequent_indent=4 * " ", break_on_hyphens=False)
+        yield name, f"{line}\n\n{inspect.getdoc(value)}"
     elif inspect.isclass(value):
         yield name, inspect.getdoc(value) or ""
         for inner, member in vars(value).items():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from shutil import which
 from typing import Any
 
 import pytest
@@ -15,19 +12,11 @@ import pytest
 from mmf_win.results.profile import write_page
 from tests.results.test_profile import profiled
 from tests.worlds import report_world
+from tests.worlds.browser import needs_browser, running_browser
 
-_CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
-_ARGUMENTS = [
-    "--no-sandbox",  # CI runs as root, where there is none
-    *("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--no-first-run",
-]
-_WHERE = " on Windows, where the pages are not tested" if sys.platform == "win32" else ""
-_MISSING = [] if _CHROMIUM else ["chromium"]
-_MISSING += [] if importlib.util.find_spec("playwright") else ["playwright"]
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(bool(_MISSING), reason=f"not installed{_WHERE}: {', '.join(_MISSING)}"),
+    needs_browser(),
 ]
 pages = pytest.importorskip("mmf_win.results.report.pages")
 
@@ -60,15 +49,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One for all tests, without a window and without a network of its own."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
-        try:
-            yield running
-        finally:
-            running.close()
+    """One for all tests."""
+    with running_browser() as running:
+        yield running
 
 
 @pytest.fixture

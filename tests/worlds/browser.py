@@ -1,0 +1,40 @@
+"""A real Chromium, where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from shutil import which
+from typing import Any
+
+import pytest
+
+_CHROMIUM = which("chromium") or which("chromium-browser") or which("google-chrome")
+_ARGUMENTS = [
+    "--no-sandbox",  # CI runs as root, where there is none
+    *("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--no-first-run",
+]
+_WHERE = " on Windows, where the pages are not tested" if sys.platform == "win32" else ""
+
+
+def needs_browser(*modules: str) -> pytest.MarkDecorator:
+    """Skips tests where there is no Chromium, or one of the modules is not installed."""
+    missing = [] if _CHROMIUM else ["chromium"]
+    missing += [name for name in ("playwright", *modules) if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"not installed{_WHERE}: {', '.join(missing)}")
+
+
+@contextmanager
+def running_browser() -> Iterator[Any]:
+    """Playwright's browser, without a window and without a network of its own."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=_CHROMIUM, args=_ARGUMENTS)
+        try:
+            yield running
+        finally:
+            running.close()
