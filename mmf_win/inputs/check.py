@@ -28,6 +28,7 @@ from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.config import DATASET, Tree
+from mmf_win.upstream.notation import literal
 
 _SHOWN = 3
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Inputs:
         for slot, (path, rows) in self.left_out.items():
             shorter = Path(shutil.copyfile(path, folder / path.name))
             keep_rows(shorter, rows)
-            annotations[slot] = [str(shorter)]
+            annotations[slot] = [literal(shorter)]
         return {"dataset_config": {DATASET: {"annotations": annotations}}}
 
 

@@ -17,6 +17,7 @@ from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from mmf_win.upstream.config import Tree
+from mmf_win.upstream.notation import parts
 from mmf_win.upstream.zoo import Zoo, ZooEntry
 
 # From where torchvision has got the weights that MMF asks for, by pretrained=True, since 0.13.
@@ -80,7 +81,7 @@ def paths_of(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
     listed = (chosen.get(slot) or [] for slot in slots)
     flat = (item for items in listed for item in ([items] if isinstance(items, str) else items))
     base = Path(str(dataset.get("data_dir", "")))
-    return [base / part for item in flat for part in str(item).split(",")]
+    return [base / part for item in flat for part in parts(str(item), str(base))]
 
 
 def _vocabularies(zoo: Zoo, config: Tree) -> Iterator[Input]:

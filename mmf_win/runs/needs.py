@@ -27,6 +27,7 @@ from mmf_win.runs.targets import Target
 from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, Tree, merge, put, resolve
 from mmf_win.upstream.install import Installed, changed_files, usable_mmf
+from mmf_win.upstream.notation import literal
 from mmf_win.upstream.versions import config_path
 
 _log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ def composed(first: Attempt, job: _J, whose: str) -> tuple[Attempt, _J, Tree]:
     typed = config["typed"]
     code = own_code.folder_of(config["user_dir"], once, whose)
     if code is not None:
-        typed = merge(typed, {"env": {"user_dir": code}})
+        typed = merge(typed, {"env": {"user_dir": literal(code)}})
     request = request.over(typed)
     # An override of MMF's own precision takes the place of what an option chose before.
     first = replace(first, settings=merge(first.settings, typed), precision=request.ours.precision)

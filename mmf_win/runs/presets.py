@@ -27,6 +27,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import Places, name_part, presets_dir
 from mmf_win.runs.request import Request
 from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
+from mmf_win.upstream.notation import literal
 
 LIST = "`mmfw train --list` shows the presets, and which have published weights"
 """What helps where a preset is not there, or lacks something."""
@@ -148,7 +149,7 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     env = own["settings"].get("env")
     code = env.get("user_dir") if isinstance(env, dict) else None
     if isinstance(code, str) and code and (path.parent / code).exists():
-        env["user_dir"] = str((path.parent / code).absolute())
+        env["user_dir"] = literal((path.parent / code).absolute())
     if "extends" not in own:
         return own
     other = str(own["extends"])

@@ -16,6 +16,7 @@ from typing import Any
 
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Places, no_datasets
+from mmf_win.upstream.notation import literal
 from mmf_win.upstream.overrides import RESERVED, assign, require_usable
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
@@ -193,9 +194,9 @@ def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
     for old, new in _RENAMED.items():
         if OmegaConf.select(merged, old) is not None:
             raise UsageError(f"{old} is an old key, which MMF lets win over {new}", hint=f"write {new}")
-    merged.env.cache_dir, merged.env.data_dir = str(places.cache_dir), str(places.data_dir)
+    merged.env.cache_dir, merged.env.data_dir = literal(places.cache_dir), literal(places.data_dir)
     if asked.offline:
-        merged.env.dataset_zoo = str(no_datasets())
+        merged.env.dataset_zoo = literal(no_datasets())
     return of_mmf, merged
 
 

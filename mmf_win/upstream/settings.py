@@ -10,6 +10,7 @@ from typing import Any
 
 from mmf_win.paths import Places, no_datasets
 from mmf_win.threads import processors
+from mmf_win.upstream.notation import literal
 from mmf_win.upstream.versions import has_key
 
 Settings = dict[str, Any]
@@ -74,7 +75,7 @@ def resume(checkpoint: Path) -> Settings:
     and ``resume_pretrained`` would copy only what the model was pretrained with.
     """
     off = dict.fromkeys(("resume", "resume_best", "resume_pretrained"), False)
-    return {"checkpoint": {**off, "resume_file": str(checkpoint), "resume_zoo": None}}
+    return {"checkpoint": {**off, "resume_file": literal(checkpoint), "resume_zoo": None}}
 
 
 def predict(checkpoint: Path, version: str) -> Settings:
@@ -89,7 +90,8 @@ def predict(checkpoint: Path, version: str) -> Settings:
 
 def for_every_split(**paths: Path | str) -> Settings:
     """The paths of what a prediction reads: MMF loads the splits for training and validation, too."""
-    every = {kind: {slot: [str(path)] for slot in ("train", "val", "test")} for kind, path in paths.items()}
+    slots = ("train", "val", "test")
+    every = {kind: {slot: [literal(path)] for slot in slots} for kind, path in paths.items()}
     return {"dataset_config": {"hateful_memes": every}}
 
 

@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from mmf_win.errors import DataError, UsageError
-from mmf_win.files import write_json
+from mmf_win.files import write_bytes
 from mmf_win.protocol import Attempt, EventLog, Exit
+from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import config_path, read_version
 from mmf_win.worker.outcome import classify
 from mmf_win.worker.predictions import collect
@@ -161,9 +162,10 @@ def mmf_options(request: Attempt) -> list[str]:
     """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
     config = request.attempt.config
     base = config_path(Path(request.mmf), request.base_config) if request.base_config else None
-    # JSON is YAML; an absolute include is taken as it is by every MMF.
-    write_json(config, {"includes": [str(base)] if base else [], **request.settings})
-    return ["config", str(config), "model", request.model, "dataset", "hateful_memes"]
+    # An absolute include is taken as it is by every MMF.
+    includes = {"includes": [literal(base)] if base else []}
+    write_bytes(config, as_yaml(includes | request.settings).encode())
+    return ["config", as_yaml(literal(config)), "model", request.model, "dataset", "hateful_memes"]
 
 
 def versions() -> dict[str, str]:

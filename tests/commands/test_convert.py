@@ -15,6 +15,7 @@ import pytest
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, image, lay_out, memes, without_images
+from tests.worlds.odd_names import ALONE
 from tests.worlds.tools import Mmfw, typed
 
 
@@ -44,6 +45,18 @@ def test_a_table_of_splits_and_what_to_do_next_or_json_for_scripts(
     counts = {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": [], "own": False}
     assert again["splits"]["train"] == counts and again["already_done"]
     assert again["target"] == str(Places.resolve(data_dir).dataset.root)
+
+
+@pytest.mark.parametrize("name", ALONE, ids=ascii)
+def test_a_folder_may_have_any_name(
+    name: str, tmp_path: Path, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    lay_out(memes(), Path(name, "source"))
+    done = mmfw.json("convert", "--zip", Path(name, "source"), "--data-dir", name)
+    assert Path(done["target"]).is_relative_to(tmp_path / name)
+    mmfw("verify", "--data-dir", name)
 
 
 def test_own_splits_that_are_too_few_to_train_with_become_enough_as_the_hint_says(

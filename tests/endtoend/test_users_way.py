@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.upstream.install import find_mmf
 from tests.worlds import tiny_mmf
 from tests.worlds.held import witness
+from tests.worlds.odd_names import EVERY
 from tests.worlds.packages import ROOT, Packages, bare_environment, hide_all_but
 
 pytestmark = pytest.mark.timeout(1100)  # Wine takes its time
@@ -56,7 +58,8 @@ sys.exit(f"the parent has imported {{heavy}}" if heavy else code)
 @pytest.fixture
 def installed(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables that make Python have the wheel, what that asks for, and MMF by ``mmfw setup``."""
-    folder, environ = tmp_path_factory.mktemp("empty") / "среда", bare_environment() | _SECRETS | _ONE_THREAD
+    folder = tmp_path_factory.mktemp("empty") / EVERY.replace(os.pathsep, "")
+    environ = bare_environment() | _SECRETS | _ONE_THREAD
     hide_all_but(packages.wheel, folder, "train")
     environ["PYTHONPATH"] = str(folder)
     if sys.platform != "win32":
@@ -111,7 +114,8 @@ class Demo:
     def _command(self, name: str, *words: str) -> list[str]:
         data = ["--data-dir", str(self.places.data_dir)]
         save = ["--save-dir", str(self.places.save_dir)]
-        places = {"demo": ["--dir", str(self._folder)], "verify": data, "check-submission": data}
+        places = {"demo": ["--dir", str(self._folder)]}
+        places |= dict.fromkeys(("verify", "repair", "check-submission"), data)
         places |= dict.fromkeys(("runs", "report", "bug-report"), save)
         return [sys.executable, "-c", _MMFW, name, *words, *places.get(name, data + save)]
 
@@ -126,7 +130,7 @@ def wait_for_updates(run: Run, process: subprocess.Popen[bytes], update: int) ->
 def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     tmp_path: Path, installed: dict[str, str]
 ) -> None:
-    folder = tmp_path / "Мой demo 数据 Память"
+    folder = tmp_path / EVERY
     newer = folder / "save" / "other" / "9999-01-01T00-00-00"
     newer.mkdir(parents=True)
     (newer / "request.json").write_text("{}", encoding="utf-8")
@@ -169,6 +173,11 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     done = demo.mmfw("train", "--resume", run.id, "--updates", str(total), "training.num_workers=0")
     assert (done["id"], done["updates"], done["state"]) == (run.id, total, "done")
     demo.mmfw("verify")
+    annotations = demo.places.dataset.split("dev_seen")
+    intact = annotations.read_bytes()
+    annotations.write_bytes(b"")
+    demo.mmfw("repair", "dataset")
+    assert annotations.read_bytes() == intact
     again = demo.mmfw("predict", run.id, "--split", "dev_seen")
     assert again["auroc"] >= 0.8
     assert predicted_ids(Path(again["csv"])) == annotated_ids(demo.places.dataset, "dev_seen")

@@ -19,11 +19,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from mmf_win.errors import UsageError
+from mmf_win.inputs.listing import paths_of
 from mmf_win.paths import Places, no_datasets
 from mmf_win.runs import presets
 from mmf_win.upstream.config import ConfigParts, compose, load_yaml, merge, model_config, resolve
+from mmf_win.upstream.settings import for_every_split, resume
 from mmf_win.upstream.zoo import Zoo
 from tests.worlds.mmf_configuration import Question, ask, leaves
+from tests.worlds.odd_names import ALONE
 from tests.worlds.tools import is_wine
 
 pytestmark = pytest.mark.torch  # for MMF
@@ -215,6 +218,26 @@ def ours(root: Path, folder: Path, question: Question) -> dict[str, Any]:
     config = deepcopy(merged(root, folder, question.model, question.config, settings))
     config.distributed.world_size = None  # MMF counts devices
     return dict(leaves(OmegaConf.to_container(config, resolve=True)))
+
+
+def test_paths_of_any_name_are_what_mmf_reads(mmf_root: Path, tmp_path: Path) -> None:
+    asked = {}
+    for name in ALONE:
+        own = tmp_path / name
+        features, config = own / "x.lmdb", own / "own.yaml"
+        features.mkdir(parents=True)
+        config.write_text("training: {seed: 2}\n", encoding="utf-8")
+        tree = merge(resume(own / "a.ckpt"), for_every_split(features=features))
+        asked[own] = Question("mmbt", str(config), tree, folder=str(own))
+    for (own, question), theirs in zip(
+        asked.items(), ask(mmf_root, list(asked.values()))["configurations"], strict=True
+    ):
+        read = resolve(mmf_root, places_in(own), ConfigParts("mmbt", question.config, question.settings))
+        assert theirs["training"]["seed"] == 2, own
+        assert theirs["checkpoint"]["resume_file"] == str(own / "a.ckpt") == read["checkpoint"]["resume_file"]
+        assert theirs["dataset_config"]["hateful_memes"]["features"] == read["dataset"]["features"]
+        assert paths_of(read["dataset"], "features", ["train"]) == [own / "x.lmdb"]
+        assert read["env"]["data_dir"] == str(own / "data")
 
 
 @pytest.mark.skipif(is_wine(), reason="MMF makes the same of them everywhere, and Wine is slow")

@@ -17,18 +17,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmf_win.upstream.versions import config_path, read_version
+from mmf_win.protocol import Attempt
+from mmf_win.upstream.versions import read_version
+from mmf_win.worker.entry import mmf_options
 
 _TESTS_PARENT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
 class Question:
-    """A configuration to build: MMF's own of a model, with settings merged over it as a preset has them."""
+    """A configuration to build: MMF's own of a model, with settings merged over it as a preset has them.
+
+    The worker's file for it is written to ``folder``, or to one that is removed again.
+    """
 
     model: str
     config: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
+    folder: str | None = None
 
 
 def ask(
@@ -81,7 +87,9 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
     for question in (Question(**values) for values in asked["questions"]):
         try:
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
-                made = Configuration(Namespace(config_override=None, opts=_options(root, question, folder)))
+                made = Configuration(
+                    Namespace(config_override=None, opts=_options(root, question, question.folder or folder))
+                )
                 configurations.append(OmegaConf.to_container(made.get_config(), resolve=True))
         except Exception as error:
             configurations.append(type(error).__name__)
@@ -95,10 +103,10 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(root: Path, question: Question, folder: str) -> list[str]:
-    base = [str(config_path(root, question.config))] if question.config else []
-    written = Path(folder, "mmf.yaml")
-    written.write_text(json.dumps({"includes": base, **question.settings}), encoding="utf-8")
-    return ["config", str(written), "model", question.model, "dataset", "hateful_memes"]
+    model, config, settings = question.model, question.config, question.settings
+    return mmf_options(
+        Attempt("train", model, str(root), attempt_dir=folder, settings=settings, base_config=config)
+    )
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ from typing import Any
 
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
+from mmf_win.upstream.notation import parts
 from mmf_win.worker.compat.patch import RC10, Edit, Patch
 from mmf_win.worker.numpy_only import Refused, loads, told_of
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
 _FEATURES = "mmf.datasets.databases.readers.feature_readers"
+_FEATURES_OF = "mmf.datasets.databases.features_database"
 _MEMES = "mmf.datasets.builders.hateful_memes.dataset"
 _PREDICTIONS = ("generate_prediction", "generate_binary_prediction")  # of 1.0.0rc10 and of 1.0.0rc12
 _CHECK = "PathManager.exists(test_path)"
@@ -124,6 +126,19 @@ PATCHES = (
                 f"assert {_CHECK}",
                 f"assert {_CHECK} or {_NAMED}",
             ),
+        ),
+    ),
+    Patch(
+        name="commas-in-paths",
+        problem="MMFDataset, FeaturesDatabase: a comma in the name of a folder ends the path",
+        edits=(
+            Edit(
+                "mmf.datasets.mmf_dataset",
+                'path.split(",")',
+                "parts(path, self.config.data_dir)",
+                {"parts": parts},
+            ),
+            Edit(_FEATURES_OF, 'path.split(",")', "parts(path)", {"parts": parts}),
         ),
     ),
     Patch(

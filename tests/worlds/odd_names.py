@@ -1,0 +1,30 @@
+"""Names that users' folders have, and that some program on the way takes for something else."""
+
+from __future__ import annotations
+
+import string
+import sys
+
+from mmf_win.paths import is_portable
+
+_EVERY = "${x} a=b 100% #1 Doe, Jane Мой 数据 😀" + string.punctuation.replace("/", "")
+_CONTROLS = "".join(map(chr, range(1, 32))) + "\x7f\x85\u2028"
+_NOT_ON_WINDOWS = '<>:"\\|?*'
+
+EVERY = (
+    "".join(letter for letter in _EVERY if letter not in _NOT_ON_WINDOWS)
+    if sys.platform == "win32"
+    else f"{_EVERY}{_CONTROLS} "
+)
+"""Every character that this system allows, but for letters and digits."""
+
+ALONE = [
+    name
+    for name in (
+        *("OneDrive - Doe, Jane", "a=b 100% #1", "${x}", "\\${x}", "-rf", "it's", 'a "b"', "blanks  "),
+        *(f"a{letter}b" for letter in string.punctuation.replace("/", "") + _CONTROLS),
+        *("[a]", "{a: b}", "%USERPROFILE%", "!x", "a: b", "a #b", "1e5", "null", "😀", "x" * 200),
+    )
+    if sys.platform != "win32" or is_portable(name)
+]
+"""Each of them, and what else is odd, in a name of its own."""
