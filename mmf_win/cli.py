@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import importlib
-import io
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from mmf_win import __version__
-from mmf_win.console import colour, log_shown, say, without_control_characters, without_secrets
+from mmf_win.console import log_shown, print_json, say, without_secrets
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
 
@@ -122,34 +122,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A Windows pipe may not know a user's letters; losing a letter is better than losing the message.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    words = sys.argv[1:] if arguments is None else arguments
+    report = partial(_report, as_json="--json" in words)  # of a mistake, click tells no more than the words
     try:
         with _signals_as_interrupts():
             if stop_file := os.environ.get("MMFW_STOP_FILE"):
                 _interrupt_when_there_is(Path(stop_file))
-            result = cli.main(args=arguments, prog_name="mmfw", standalone_mode=False)
+            result = cli.main(args=words, prog_name="mmfw", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except MmfwError as error:
-        return _report(error)
+        return report(error)
     except click.ClickException as error:
-        shown = io.StringIO()
-        error.show(shown)
-        say(without_secrets(shown.getvalue().rstrip()))
-        return error.exit_code
+        return report(_usage_error(error))
     except (KeyboardInterrupt, click.Abort):
-        return _report(Interrupted("interrupted"))
+        return report(Interrupted("interrupted"))
     except SystemExit:  # how click leaves when the reader of our output has seen enough
         return 0
     except OSError as error:
-        return _report(_system_error(error))
+        return report(_system_error(error))
     except MemoryError:
-        return _report(ResourceError("not enough memory", hint=_MEMORY_HINT))
-    except Exception:
+        return report(ResourceError("not enough memory", hint=_MEMORY_HINT))
+    except Exception as error:
         say(without_secrets(traceback.format_exc()))
-        say(
-            f"This is a bug in mmfw {__version__}. Please report it with the lines above, "
-            "the command and what `mmfw bug-report` writes."
-        )
-        return MmfwError.exit_code
+        hint = "please report it with the lines above, the command and what `mmfw bug-report` writes"
+        return report(MmfwError(f"a bug in mmfw {__version__}: {type(error).__name__}: {error}", hint=hint))
 
 
 @contextmanager
@@ -195,12 +191,30 @@ def _interrupt_when_there_is(file: Path) -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _report(error: MmfwError) -> int:
-    if str(error):
-        say(f"{colour('error:', 31)} {without_control_characters(without_secrets(str(error)))}")
-    if error.hint:
-        say(f"{colour('hint:', 36)} {without_control_characters(without_secrets(error.hint))}")
+def _report(error: MmfwError, *, as_json: bool) -> int:
+    message, hint = without_secrets(str(error)), without_secrets(error.hint or "")
+    stopped = isinstance(error, Interrupted)  # which is what the user asked for
+    if message:
+        say(message, label="" if stopped else "error:", code=31)
+    if hint:
+        say(hint, label="" if stopped else "hint:", code=36)
+    if as_json:
+        told = {"code": error.exit_code, "message": message, "hint": hint or None}
+        with suppress(OSError):  # its reader may have seen enough
+            print_json({"error": told}, on_one_line=True)
     return error.exit_code
+
+
+def _usage_error(error: click.ClickException) -> MmfwError:
+    """What click says of a mistake, in the form of ours."""
+    ctx = error.ctx if isinstance(error, click.UsageError) else None
+    hint = f"`{ctx.command_path} --help` shows what it takes" if ctx else None
+    message = error.format_message().rstrip(".")
+    if isinstance(error, click.NoSuchOption):
+        message = f"{ctx.command_path if ctx else 'mmfw'} has no option {error.option_name}"
+        if error.possibilities:
+            hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
+    return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 
 def _system_error(error: OSError) -> MmfwError:

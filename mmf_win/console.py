@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import os
@@ -11,8 +12,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from io import StringIO
 from itertools import zip_longest
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +29,8 @@ _ADDRESS = re.compile(r"(?i)((?<=[a-z]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+
 _HOST_AND_PORT = re.compile(r"[\w-]+\.[\w.-]+:\d+/")
 _OF_CMD = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image", "task"]
+_TIMES = {"t", "created", "started", "verified", "written"}
+"""What is in seconds since the epoch in our files, and so in what is printed of them."""
 _NARROWEST = 7
 """Letters that a column of text keeps on a narrow terminal."""
 
@@ -63,9 +68,9 @@ _bars: list[tqdm[Any]] = []
 def without_control_characters(text: object) -> str:
     """What somebody else may have written, without what would steer a terminal or turn a text around.
 
-    Control characters other than line ends, and those of writing from right to left, are escaped.
+    Control characters other than ends of lines, and those of writing from right to left, are escaped.
     """
-    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), str(text))
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))  # as JSON may have it
 
 
 def without_secrets(text: str) -> str:
@@ -82,12 +87,34 @@ def _bare(address: re.Match[str]) -> str:
     return f"{address[1]}{shown}{'?<secret>' if query else ''}"
 
 
-def say(text: str = "") -> None:
-    """Tell the user something; results that a script may want go to stdout by ``print`` instead."""
+def say(text: str = "", *, label: str = "", code: int = 0) -> None:
+    """Tell the user something; results that a script may want go to stdout by :func:`print_line` instead.
+
+    Args:
+        text: may hold names from elsewhere: what would steer the terminal is escaped.
+        label: stands before it, in the ANSI colour ``code``.
+    """
+    shown = without_control_characters(text)
+    if label:
+        shown = f"{colour(label, code)} {shown}".rstrip(" ")
     if _bars:
-        _bars[-1].write(text, file=_stderr)
+        _bars[-1].write(shown, file=_stderr)
     else:
-        print(text, file=_stderr, flush=True)
+        print(shown, file=_stderr, flush=True)
+
+
+def print_line(text: object) -> None:
+    """A line on stdout: for a script as it is, on a terminal without what would steer it."""
+    print(without_control_characters(text) if sys.stdout.isatty() else text, flush=True)
+
+
+def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]], delimiter: str = ",") -> None:
+    """A table on stdout, for scripts."""
+    table = StringIO()
+    writer = csv.DictWriter(table, names, delimiter=delimiter, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    print_line(table.getvalue().removesuffix("\n"))
 
 
 class _Said(logging.Handler):
@@ -95,7 +122,7 @@ class _Said(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         kind = "note: " if record.levelno >= logging.WARNING else ""
-        say(kind + without_control_characters(record.getMessage()))
+        say(kind + record.getMessage())
 
 
 @contextmanager
@@ -129,21 +156,40 @@ def _quoted_for_cmd(word: str) -> str:
 
 def colour(text: str, code: int) -> str:
     """``text`` in an ANSI colour, where stderr is a terminal and NO_COLOR is not set."""
+    text = without_control_characters(text)
     if os.environ.get("NO_COLOR") or not _stderr.isatty():
         return text
     return f"\x1b[{code}m{text}\x1b[0m"
 
 
 def print_json(value: object, *, on_one_line: bool = False) -> None:
-    """One JSON value on stdout, paths as text. ASCII only: a Windows pipe may not speak UTF-8."""
-    print(json.dumps(value, indent=None if on_one_line else 2, default=os.fspath), flush=True)
+    """One JSON value on stdout, paths as text, times as :func:`iso` writes them.
+
+    ASCII only: a Windows pipe may not speak UTF-8.
+    """
+    _print_as_it_is(_timed(value), None if on_one_line else 2)
+
+
+def _print_as_it_is(value: object, indent: int | None = 2) -> None:
+    print(json.dumps(value, indent=indent, default=os.fspath), flush=True)
+
+
+def _timed(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_timed(entry) for entry in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        key: iso(entry) if key in _TIMES and isinstance(entry, float) else _timed(entry)
+        for key, entry in value.items()
+    }
 
 
 def print_tree(tree: dict[str, Any], as_json: bool) -> None:
     """A tree of settings on stdout, as JSON or as YAML, in ASCII as well."""
     from yaml import safe_dump
 
-    print_json(tree) if as_json else print(safe_dump(tree, sort_keys=False), end="", flush=True)
+    _print_as_it_is(tree) if as_json else print(safe_dump(tree, sort_keys=False), end="", flush=True)
 
 
 def size(n: float) -> str:
@@ -158,6 +204,13 @@ def size(n: float) -> str:
 def first_few(names: Sequence[str], shown: int = 3) -> str:
     """The first of some names, for people: ``a, b, c …``."""
     return ", ".join(names[:shown]) + (" …" if len(names) > shown else "")
+
+
+def iso(seconds: float | None) -> str | None:
+    """A time since the epoch for scripts, by ISO 8601 in UTC: ``2026-01-31T12:00:00+00:00``."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
 def moment(seconds: float | None) -> str:
@@ -182,7 +235,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional
     On a terminal that is too narrow, ``optional`` columns are left out, the first of them first; then texts
     continue on the next line, but for the first column, whose names may be copied.
     """
-    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    cells = [[_cell(name) for name in header], *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if sys.stdout.isatty() else sum(widths)
     if sum(widths) > room and optional:
@@ -226,7 +279,7 @@ class Progress:
         self, title: str, total: int | None, unit: Unit = "B", initial: int = 0, *, leave: bool = True
     ) -> None:
         self.done = initial
-        self._title, self._leave, self._note = title, leave, ""
+        self._title, self._leave, self._note = without_control_characters(title), leave, ""
         self._bar: tqdm[Any] | None = None
         self._scale: dict[str, Any] = {"total": total, "initial": initial, "unit": unit}
         self._scale |= {"unit_scale": unit == "B", "unit_divisor": 1024}

@@ -8,7 +8,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.doctor import plain
-from mmf_win.console import print_json, say
+from mmf_win.console import print_json, print_line, say
 from mmf_win.doctor import bug_report
 from mmf_win.doctor.survey import survey
 from mmf_win.paths import Places
@@ -45,4 +45,4 @@ def command(run: str | None, log: bool, data_dir: Path | None, save_dir: Path | 
     say("doctor.json: versions, folders, the machine")
     say(f"run/: {len(names) - 1} files of run {chosen.id}" if chosen else "no run: there is none yet")
     say("Passwords, tokens and your home folder are replaced; look through it all the same.")
-    print(path, flush=True)
+    print_line(path)

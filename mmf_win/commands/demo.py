@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import colour, duration, print_json, say, shell_line
+from mmf_win.console import duration, print_json, say, shell_line
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
@@ -125,7 +125,8 @@ def _kept(result: dict[str, Any]) -> dict[str, str | None]:
 
 def _run(*words: str) -> Any:
     """Run a command of mmfw, and show it as one would type it; return what its function does."""
-    say(f"\n{colour('$ ' + shell_line('mmfw', *words), 1)}")
+    say()
+    say(label=f"$ {shell_line('mmfw', *words)}", code=1)
     name, *arguments = words
     command = import_module(f"mmf_win.commands.{name}").command
     return command.main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)

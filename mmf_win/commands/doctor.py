@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from mmf_win.commands.options import as_json, data_dir, save_dir
-from mmf_win.console import aligned, colour, print_json, size
+from mmf_win.console import aligned, colour, print_json, size, without_control_characters
 from mmf_win.doctor.survey import MmfState, survey
 from mmf_win.errors import MmfError
 from mmf_win.paths import Places, module_command
@@ -33,7 +33,7 @@ Examples:
 @save_dir
 @as_json
 @click.option("--compat", is_flag=True, help="List only the patches to MMF for today's libraries.")
-def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat: bool) -> int:
+def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat: bool) -> None:
     """Show versions and every resolved path, and the commands that install what is missing.
 
     Exits with 6 if the installed MMF is broken, or if --compat finds none; otherwise with 0, since what is
@@ -41,14 +41,15 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
     """
     if compat:
         _show_compat(as_json)
-        return 0
+        return
     places = Places.resolve(data_dir, save_dir)
     found = survey(places)
     if as_json:
         print_json(plain(found))
     else:
-        print("\n\n".join(_sections(found)), flush=True)
-    return MmfError.exit_code if found["mmf"].problems else 0
+        print("\n\n".join([*map(without_control_characters, _sections(found)), *_missing(found)]), flush=True)
+    if found["mmf"].problems and found["mmf"].error is not None:
+        raise found["mmf"].error
 
 
 def plain(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,10 +77,14 @@ def _sections(found: Mapping[str, Any]) -> Iterator[str]:
     if found["fits"]:
         fits = [(rows, kind) for kind, rows in found["fits"].items()]
         yield aligned(("micro-batch", "that fitted, for"), fits)
+
+
+def _missing(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["missing"]:
         yield colour("Everything is in place.", 32)
     for error in found["missing"]:
-        yield f"{colour('missing:', 33)} {error}\n{colour('fix:', 36)}     {error.hint}"
+        what, fix = map(without_control_characters, (error, error.hint))
+        yield f"{colour('missing:', 33)} {what}\n{colour('fix:', 36)}     {fix}"
 
 
 def _mmf_lines(mmf: MmfState) -> Iterator[str]:

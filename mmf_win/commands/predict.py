@@ -11,7 +11,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import print_json, say
+from mmf_win.console import print_json, print_line, say
 from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.features import find_lmdb
@@ -184,7 +184,7 @@ def command(
     for result in prediction.predict(members, save_dir, chosen):
         if not as_json:
             _tell(result)
-            print(result.csv, flush=True)
+            print_line(result.csv)
         page = _page(result, data_dir) if report else None
         if as_json:
             print_json({"csv": result.csv, "report": page, **result.metrics}, on_one_line=True)

@@ -11,7 +11,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import aligned, print_json
+from mmf_win.console import aligned, print_json, print_line
 from mmf_win.results import profile as results
 from mmf_win.runs.profiling import profile
 from mmf_win.runs.request import Once
@@ -70,4 +70,6 @@ def command(
     spent = results.seconds_of_update(found)
     total = sum(spent.values())
     rows = [(results.NAMES[k], f"{1000 * s:.1f}", f"{100 * s / total:.0f}") for k, s in spent.items()]
-    print(aligned(("an update", "ms", "%"), rows), *verdict, page, sep="\n")
+    print(aligned(("an update", "ms", "%"), rows))
+    for line in (*verdict, page):
+        print_line(line)

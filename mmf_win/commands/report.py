@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import print_json, say
+from mmf_win.console import print_json, print_line, say
 from mmf_win.errors import UsageError
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import SWEEPS, Run
@@ -81,7 +81,7 @@ def command(
     if as_json:
         print_json({"report": page, "runs": [run.id for run in found]})
     else:
-        print(page)
+        print_line(page)
     if show:
         import webbrowser
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, fields
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +14,11 @@ from mmf_win.commands import options
 from mmf_win.console import (
     aligned,
     duration,
+    iso,
     moment,
+    print_csv,
     print_json,
+    print_line,
     print_tree,
     say,
     shell_line,
@@ -96,11 +96,8 @@ def command(
     if as_json:
         print_json([asdict(summary) for summary in found])
     elif form == "csv":
-        writer = csv.DictWriter(sys.stdout, [field.name for field in fields(Summary)], lineterminator="\n")
-        writer.writeheader()
-        for summary in found:
-            started = summary.started and datetime.fromtimestamp(summary.started, timezone.utc)
-            writer.writerow(asdict(summary) | {"started": started and started.isoformat(timespec="seconds")})
+        rows = [asdict(summary) | {"started": iso(summary.started)} for summary in found]
+        print_csv([field.name for field in fields(Summary)], rows)
     elif not found and (preset or state or sweep):
         say(f"there are no such runs in {save_dir}")
     elif not found and not sweeps:
@@ -268,8 +265,8 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     for run in chosen:
         say(f"{run.path}: {size(sizes[run.id])}")
     try:
-        if not yes:
-            click.confirm(f"remove {'it' if len(chosen) == 1 else 'all of them'}?", abort=True, err=True)
+        if not (yes or click.confirm(f"remove {'it' if len(chosen) == 1 else 'all of them'}?", err=True)):
+            chosen, sizes = [], {}
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             raise UsageError("nobody is there to answer", hint="--yes removes without asking") from None
@@ -278,7 +275,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
         remove(run)
     if as_json:
         print_json({"removed": list(sizes), "freed": sum(sizes.values())})
-    say(f"freed {size(sum(sizes.values()))}")
+    say(f"freed {size(sum(sizes.values()))}" if chosen else "nothing is removed")
 
 
 @command.command(
@@ -327,5 +324,5 @@ def fix_names(folder: Path, as_json: bool) -> None:
         print_json([{"from": old, "to": new} for old, new in renamed])
         return
     for old, new in renamed:
-        print(f"{old} -> {new.name}")
+        print_line(f"{old} -> {new.name}")
     say(f"renamed {len(renamed)} of the files and folders below {folder}")

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from mmf_win.commands.options import as_json
-from mmf_win.console import print_json, say, shell_line
+from mmf_win.console import print_json, print_line, say, shell_line
 from mmf_win.doctor.system import pip_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import constraints_file
@@ -53,11 +53,11 @@ def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_
     if torch and as_json:
         print_json({"pip": pip_line()})
     elif torch:
-        print(shell_line(*pip_line()), flush=True)
+        print_line(shell_line(*pip_line()))
         say(f"Then {pip_hint('[train]')}, which installs the rest.")
     elif constraints:
         path = str(constraints_file())
-        print_json({"constraints": path}) if as_json else print(path)
+        print_json({"constraints": path}) if as_json else print_line(path)
     else:
         installed = set_up(wanted, force=force)
         if as_json:

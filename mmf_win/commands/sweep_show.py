@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import sys
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
@@ -13,7 +11,7 @@ from typing import Any, get_args
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import aligned, duration, print_json, say, size
+from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, size
 from mmf_win.runs import seeds
 from mmf_win.sweeps.folder import SweepFolder, find_sweep
 from mmf_win.sweeps.planning import all_tasks
@@ -120,10 +118,7 @@ def print_lines(
     if form in ("csv", "tsv"):
         rows = [flat(line, compared=bool(baseline)) for line in found]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        delimiter = "," if form == "csv" else "\t"
-        writer = csv.DictWriter(sys.stdout, names, delimiter=delimiter, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+        print_csv(names, rows, "," if form == "csv" else "\t")
         return
     metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
     header = [*found[0].parameters, "runs", *metrics, *(("difference", "p") if baseline else ())]
@@ -131,11 +126,10 @@ def print_lines(
     if form == "text":
         print(aligned(header, rows_of_text))
         return
-    print(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
+    print_line(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     for cells in rows_of_text:
-        print(
-            "| " + " | ".join("" if cell is None else str(cell).replace("|", r"\|") for cell in cells) + " |"
-        )
+        texts = ("" if cell is None else str(cell).replace("|", r"\|") for cell in cells)
+        print_line(f"| {' | '.join(texts)} |")
 
 
 def _texts(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
@@ -193,9 +187,9 @@ def print_plan(
         print_json({"tasks": plans, "orphans": orphans, "slots": slots, "seconds": seconds, "bytes": space})
         return
     for entry in plans:
-        print(f"{entry['task']}  ({entry['state']})")
+        print_line(f"{entry['task']}  ({entry['state']})")
         for name, command in entry["commands"].items():
-            print(f"  {name}: {command}")
+            print_line(f"  {name}: {command}")
     say(f"{tasks(len(plans))}, of which {left_over} are to be run, {slots} at a time")
     if trials:
         say(f"and {trials} trials, whose values Optuna chooses one after the other")

@@ -10,16 +10,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.overrides import split_words
-from mmf_win.console import (
-    aligned,
-    colour,
-    moment,
-    print_json,
-    say,
-    shell_line,
-    size,
-    without_control_characters,
-)
+from mmf_win.console import aligned, moment, print_json, say, shell_line, size
 from mmf_win.doctor.verify import PARTS, verify
 from mmf_win.errors import DataError, UsageError
 from mmf_win.integrity.finding import Finding
@@ -107,22 +98,22 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
     ]
     print(aligned(("what", "state", "size", "verified against", "where"), rows), flush=True)
     for finding in findings:
-        what = colour(finding.what, 31 if finding.state == "damaged" else 32)
-        _list(what, finding.problems if finding.state == "damaged" else ())
-        _list(f"{what}: repaired", finding.repaired)
+        what, code = f"{finding.what}:", 31 if finding.state == "damaged" else 32
+        _list(what, code, finding.problems if finding.state == "damaged" else ())
+        _list(f"{what} repaired:", code, finding.repaired)
         if finding.error is not None:
             said = str(finding.error).removeprefix(f"{finding.what}: ")
             if said != "; ".join(finding.problems):
-                say(f"{what}: {without_control_characters(said)}")
+                say(said, label=what, code=code)
             if finding.error.hint:
-                say(f"{colour('hint:', 36)} {without_control_characters(finding.error.hint)}")
+                say(finding.error.hint, label="hint:", code=36)
 
 
-def _list(title: str, problems: Sequence[str]) -> None:
+def _list(title: str, code: int, problems: Sequence[str]) -> None:
     for problem in problems[:_SHOWN]:
-        say(f"{title}: {without_control_characters(problem)}")
+        say(problem, label=title, code=code)
     if len(problems) > _SHOWN:
-        say(f"{title}: and {len(problems) - _SHOWN} more")
+        say(f"and {len(problems) - _SHOWN} more", label=title, code=code)
 
 
 def _verified(finding: Finding) -> str | None:

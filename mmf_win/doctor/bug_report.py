@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mmf_win.console import without_secrets
+from mmf_win.console import without_control_characters, without_secrets
 from mmf_win.errors import DataError
 from mmf_win.files import replacing, require_end
 from mmf_win.paths import new_file
@@ -57,7 +57,8 @@ def write(run: Run | None, about: Mapping[str, Any], folder: Path, *, log: bool)
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
         for name, content in records.items():
-            archive.writestr(name, scrub(content).encode("utf-8", "backslashreplace"))
+            text = without_control_characters(scrub(content))
+            archive.writestr(name, text.encode("utf-8", "backslashreplace"))
     return path, list(records)
 
 

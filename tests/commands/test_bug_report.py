@@ -34,7 +34,7 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     Exit("internal", f"KeyError: {SECRETS[1]!r}", where=f"{Path.home() / 'x.py'}:3").save(attempt.exit)
     log = [f"opts=['training.tracker.api_key={SECRETS[2]}']", f"Using {SECRETS[1]}"]
     log += [f"'training.tracker.api_key', '{SECRETS[2]}'", f"Overriding option x.api_key to {SECRETS[2]}"]
-    run.log.write_text("\n".join([*log, "Traceback\n"]), encoding="utf-8")
+    run.log.write_text("\n".join([*log, "gnp.\u202eexe\x1b[2J", "Traceback\n"]), encoding="utf-8")
     run.reports.mkdir()
     (run.reports / "own.csv").write_text("", encoding="utf-8")
     return run
@@ -49,6 +49,7 @@ def _report(mmfw: Mmfw, *words: str) -> dict[str, bytes]:
 
 def test_no_byte_of_it_tells_a_secret(run: Run, mmfw: Mmfw) -> None:
     members = _report(mmfw, run.id, "--log")
+    assert not set(b"".join(members.values()).decode()) & set("\u202e\x1b")
     for planted in (*SECRETS, "hunter", str(Path.home())):
         for way in (planted, json.dumps(planted)[1:-1], repr(planted)[1:-1]):
             for name, content in members.items():

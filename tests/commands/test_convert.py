@@ -162,7 +162,7 @@ def test_names_in_an_archive_do_not_steer_the_terminal(user_dir: Path, data_dir:
     run(mmfw, path, data_dir, code=3)
     said = mmfw.out + mmfw.err
     assert not set(said) & set("\x1b\x07\u202e\x9b")
-    assert "\\x1b]0;title" in said
+    assert "\\u001b]0;title" in said
 
 
 _LITTLE_MEMORY = """\

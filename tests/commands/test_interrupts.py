@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -74,14 +75,16 @@ def test_a_signal_while_files_are_extracted_leaves_nothing_that_looks_finished(
     packed: Path, user_dir: Path, command: str, name: str
 ) -> None:
     data = user_dir / "data"
+    as_json = ["--json"] if command == "convert" else []
     if command == "features extract":
         packed.write_bytes(tar_gz({"detectron.lmdb/data.mdb": b"\0" * 4096}))
-    with typed(_WAITS, *command.split(), str(packed), "--data-dir", str(data)) as process:
+    with typed(_WAITS, *command.split(), str(packed), "--data-dir", str(data), *as_json) as process:
         reads(process, "at work")
         process.send_signal(getattr(signal, name))
-        _, said = process.communicate()
+        told, said = process.communicate()
         assert process.returncode == 130, said
-    assert "interrupted" in said and "Traceback" not in said
+    assert "interrupted" in said and "error" not in said and "Traceback" not in said
+    assert not as_json or json.loads(told.splitlines()[-1])["error"]["code"] == 130
     dataset = Places.resolve(data).dataset
     assert not dataset.split("train").exists()
     assert not (dataset.features / "detectron.lmdb").exists()

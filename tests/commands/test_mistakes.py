@@ -68,6 +68,9 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
         (["verify", "runs", "--save-dir", "nowhere"], 2, "nowhere"),
         (["doktor"], 2, "mmfw doctor"),
         (["nosuch"], 2, "hint: `mmfw --help`"),
+        (["train", "--seeed", "1"], 2, "train has no option --seeed\nhint: did you mean --seed?"),
+        (["train", "--seed", "x"], 2, "error: invalid value for --seed: x is not a valid integer"),
+        (["check-submission"], 2, "error: missing argument FILE\nhint: `mmfw check-submission --help`"),
         ([*CHECK, "test_seen"], 3, "no.csv"),
         ([*CHECK, "test_seen.jsonl"], 3, "did you mean test_seen"),
         ([*CHECK, f"{DEFAULTS}/annotations/test_seen.jsonl"], 3, "did you mean test_seen"),
@@ -83,6 +86,14 @@ def test_a_mistake_is_named_with_the_next_step(
     assert said.format(here=here.as_posix()) in mmfw.err.replace("'", "").replace('"', "").replace("\\", "/")
     assert "Traceback" not in mmfw.err
     assert sorted(here.rglob("*")) == before, "something was written"
+
+
+def test_a_mistake_is_told_to_a_script_on_the_last_line_of_stdout(here: Path, mmfw: Mmfw) -> None:
+    told = mmfw.json("predict", "nope", "--save-dir", "save", code=2)["error"]
+    assert "nope" in told["message"] and "mmfw runs" in told["hint"]
+    assert "--seeed" in mmfw.json("train", "--seeed", "1", code=2)["error"]["message"]
+    mmfw("train", "--seeed", "1", code=2)
+    assert mmfw.out == "", "only who asks for JSON gets it"
 
 
 def test_the_dataset_is_made_where_it_was_missed(here: Path, mmfw: Mmfw) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import mmf_win.runs
-from mmf_win.console import size
+from mmf_win.console import iso, size
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.files import share, write_json
 from mmf_win.locking import locked
@@ -206,7 +206,7 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: 
     assert "Best validation AUROC: 0.7500 on 433 of 540 rows of dev_unseen\n" in text
     assert "    20  0.7500  433 of 540 rows of dev_unseen\n" in text
     assert f"{csv}  0.6250  1,593 of 2,000 rows of test_unseen\n" in text
-    assert "0.5000  \\x1b[31mtrain" in text and "\x1b" not in text
+    assert "0.5000  \\u001b[31mtrain" in text and "\x1b" not in text
     other = make(user_dir, "b/2026-01-01T00-00-00")
     shown = mmfw.json("runs", "show", "b")
     assert [shown[key] for key in ("val_split", "val_rows", "val_full_rows")] == ["dev", None, None]
@@ -244,13 +244,34 @@ def test_a_run_is_removed_and_the_space_that_it_freed_is_told(mmfw: Mmfw, save: 
     assert [path.name for path in (save / "a").iterdir()] == ["2026-01-01T00-00-00"]
 
 
-@pytest.mark.parametrize(("typed", "code", "said"), [("n\n", 130, "remove it?"), ("", 2, "--yes")])
+@pytest.mark.parametrize(("typed", "code", "said"), [("n\n", 0, "nothing is removed"), ("", 2, "--yes")])
 def test_nothing_is_removed_without_a_yes(
     mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, said: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
-    assert said in mmfw("runs", "rm", "b", code=code)
+    mmfw("runs", "rm", "b", code=code)
+    assert said in mmfw.err
     assert (save / "b/2026-01-03T00-00-00").is_dir()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("", "show {}", "show {} --verify", "show {} --config", "compare {} b", "rm {} --yes", "show {}x"),
+        *("fix-names .", "--format csv"),
+    ],
+)
+def test_the_name_of_a_run_steers_no_terminal(
+    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    monkeypatch.chdir(save)
+    evil = "gnp.\u202eexe\x1b]0;title\x07"
+    make(save, f"{evil}/2026-01-05T00-00-00", preset=evil, settings={"training": {"seed:": evil}})
+    (save / f"{evil}/a:b").touch()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    mmfw("runs", *command.format(evil).split(), code=2 if command.endswith("x") else 0)
+    assert not set(mmfw.out + mmfw.err) & set("\x1b\x07\u202e")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
@@ -315,7 +336,7 @@ def test_each_checkpoint_is_told_with_what_is_in_it(mmfw: Mmfw, run: Run) -> Non
     assert figures["current.ckpt"] == figures["models/model_6.ckpt"] == [6, 2, 0.6]
     assert figures["mmbt_final.pth"] == [None, None, None], "it holds weights alone"
     assert all(found[name]["problem"] is None for name in figures)
-    assert found["best.ckpt"]["written"] == (run.checkpoints / "best.ckpt").stat().st_mtime
+    assert found["best.ckpt"]["written"] == iso((run.checkpoints / "best.ckpt").stat().st_mtime)
     *_, header, best, _, _, _ = mmfw.out.splitlines()
     assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
     assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")

@@ -107,7 +107,9 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
         somebody.process.send_signal(number)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "saving… press Ctrl+C again to end at once" in somebody.read
-    assert "--resume last" in somebody.read
+    updates = summarize(run).updates
+    assert f"stopped at update {updates}, which is saved\nresume with: mmfw train" in somebody.read
+    assert "--resume last" in somebody.read and "error" not in somebody.read
     assert summarize(run).state == "interrupted"
     goes_on(tool, run)
 

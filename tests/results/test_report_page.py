@@ -127,13 +127,14 @@ def test_pillows_warnings_are_not_for_the_user(world: World) -> None:
 def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
     evil = '<script>alert("1")</script>"\' onload=alert(2)'
     memes = [{"id": 1, "img": "img/01000.png", "label": 0}, {"id": 2, "img": '"><script>', "label": 1}]
-    world.annotate([{**meme, "text": evil} for meme in memes])
-    run = world.run(preset=evil[:40], model="<b>", settings={})
+    world.annotate([{**meme, "text": f"{evil}\u202e\x9b"} for meme in memes])
+    run = world.run(preset=evil[:40], model="<b>\u2066", settings={})
     csv = run.reports / f"hateful_memes_mmbt_grid_{SPLIT}_2026-01-01T00-00-01.csv"
     csv.write_text("id,proba,label\n1,0.9,1\n2,0.1,0\n", encoding="utf-8")
     page = pages.of_run(run).read_text(encoding="utf-8")
     assert page.count("<script>") == 1, "our own"
     assert "&lt;b&gt;" in page
+    assert "\\u202e\\u009b" in page and not set(page) & set("\u202e\x9b\u2066")
     assert "&lt;script&gt;alert(&#34;1&#34;)" in page
 
 

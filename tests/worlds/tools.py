@@ -74,9 +74,16 @@ class Mmfw:
         return self.err if code else self.out
 
     def json(self, *words: object, code: int = 0) -> Any:
-        """The same with ``--json``."""
+        """The same with ``--json``: the result, or without one the error, which is also the last line."""
         self(*words, "--json", code=code)
-        return json.loads(self.out)
+        lines = self.out.splitlines()
+        if code:
+            *before, last = lines
+            told = json.loads(last)["error"]
+            assert list(told) == ["code", "message", "hint"] and told["code"] == code
+            assert told["message"] in self.err and (told["hint"] or "") in self.err
+            lines = before or [last]
+        return json.loads("\n".join(lines))
 
 
 def typed(command: str) -> list[str]:
