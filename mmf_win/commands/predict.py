@@ -24,6 +24,8 @@ from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
 from mmf_win.runs.request import Once
+from mmf_win.sweeps.folder import find_sweep
+from mmf_win.sweeps.table import lines
 from mmf_win.upstream.install import require_packages
 
 
@@ -36,6 +38,7 @@ Examples:
   mmfw predict --checkpoint model.ckpt
   mmfw predict --published mmbt_grid        MMF's published weights, on the paper's splits
   mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
+  mmfw predict --best-of mmbt_grid          all seeds of a sweep's best combination
   mmfw predict --checkpoint best --checkpoint last --ensemble mean
   mmfw predict --threshold best-accuracy
   mmfw predict mmbt_grid --image cat.jpg --text "look at this cat"
@@ -57,6 +60,7 @@ Examples:
     shell_complete=options.completed_by("PRESET"),
     help="Use the fine-tuned weights that MMF's zoo publishes for PRESET; they are downloaded if need be.",
 )
+@click.option("--best-of", metavar="SWEEP", help="All seeds of the best combination, by mean validation.")
 @options.source
 @options.trust
 @options.split(
@@ -120,6 +124,7 @@ def command(
     words: tuple[str, ...],
     checkpoint: tuple[str, ...],
     published: str | None,
+    best_of: str | None,
     source: str | None,
     split: tuple[str, ...],
     memes: tuple[Path, ...],
@@ -147,6 +152,13 @@ def command(
         raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)
     require_predictable(overrides, given | {"features": features, "memes": memes, "image": image})
+    if best_of is not None:
+        if runs or published is not None:
+            raise UsageError("--best-of names the runs, so no other weights can be named")
+        ranked = lines(find_sweep(save_dir, best_of), metric="auroc")
+        if not ranked:
+            raise UsageError(f"{best_of}: no task has ended well so far")
+        runs = ranked[0].tasks
     if published is not None:
         _require_alone(published, runs, checkpoint, ensemble)
         places = Places.resolve(data_dir, save_dir)

@@ -11,8 +11,8 @@ from mmf_win.commands import options
 from mmf_win.console import print_json, print_line, say
 from mmf_win.errors import UsageError
 from mmf_win.runs import lookup
-from mmf_win.runs.folder import SWEEPS, Run
-from mmf_win.sweeps.folder import SweepFolder, find_sweep
+from mmf_win.runs.folder import SPECIFICATION, SWEEPS, Run
+from mmf_win.sweeps.folder import find_sweep
 from mmf_win.sweeps.table import trained
 from mmf_win.upstream.install import require_packages
 
@@ -65,11 +65,11 @@ def command(
     settings: dict[Run, dict[str, Any]] = {}
     beside = save_dir
     for wanted in runs:
-        sweep = _sweep(wanted, save_dir)
-        if sweep is None:
+        path = Path(wanted).expanduser()
+        if not ((path / SPECIFICATION).is_file() or path.parts[:-1] == (SWEEPS,)):
             found.append(lookup.find_run(save_dir, wanted))
             continue
-        of_sweep = trained(sweep)
+        of_sweep = trained(sweep := find_sweep(save_dir, wanted))
         if len(of_sweep) < (2 if len(runs) == 1 else 1):
             raise UsageError(f"{sweep.path}: too few of its tasks have trained so far to compare them")
         found, settings = [*found, *of_sweep], settings | of_sweep
@@ -87,15 +87,3 @@ def command(
 
         if not webbrowser.open(page.as_uri()):
             say("there is no browser to open it with")
-
-
-def _sweep(wanted: str, save_dir: Path) -> SweepFolder | None:
-    """The sweep that is meant, by its folder or as ``sweeps/NAME``; None where a run is.
-
-    Raises:
-        UsageError: there is none of that name.
-    """
-    sweep = SweepFolder(Path(wanted).expanduser().absolute())
-    if sweep.specification.is_file():
-        return sweep
-    return find_sweep(save_dir, wanted) if Path(wanted).parts[:-1] == (SWEEPS,) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -261,21 +261,26 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
             raise UsageError(f"there are {len(several)} runs named {name}", hint=f"name one: {several[0]}")
     for run in chosen:
         require_unused(run)
-    sizes = {run.id: size_of(run) for run in chosen}
-    for run in chosen:
-        say(f"{run.path}: {size(sizes[run.id])}")
+    remove_asked({run.id: run.path for run in chosen}, lambda: [*map(remove, chosen)], yes, as_json)
+
+
+def remove_asked(folders: Mapping[str, Path], how: Callable[[], object], yes: bool, as_json: bool) -> None:
+    """Ask before folders are removed, by their names, and tell how much that has freed."""
+    sizes = {name: size_of(Run(path)) for name, path in folders.items()}
+    for name, path in folders.items():
+        say(f"{path}: {size(sizes[name])}")
     try:
-        if not (yes or click.confirm(f"remove {'it' if len(chosen) == 1 else 'all of them'}?", err=True)):
-            chosen, sizes = [], {}
+        if not (yes or click.confirm(f"remove {'it' if len(folders) == 1 else 'all of them'}?", err=True)):
+            sizes = {}
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             raise UsageError("nobody is there to answer", hint="--yes removes without asking") from None
         raise
-    for run in chosen:
-        remove(run)
+    if sizes:
+        how()
     if as_json:
         print_json({"removed": list(sizes), "freed": sum(sizes.values())})
-    say(f"freed {size(sum(sizes.values()))}" if chosen else "nothing is removed")
+    say(f"freed {size(sum(sizes.values()))}" if sizes else "nothing is removed")
 
 
 @command.command(

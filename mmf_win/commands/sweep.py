@@ -17,7 +17,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.sweep_display import SweepDisplay
-from mmf_win.commands.sweep_show import print_lines, print_plan, status, table, tasks
+from mmf_win.commands.sweep_show import print_lines, print_plan, rm, status, table, tasks
 from mmf_win.commands.train import resumed
 from mmf_win.console import print_json, say, shell_line
 from mmf_win.errors import Interrupted, TrainingError, UsageError
@@ -214,6 +214,7 @@ def run(
 
 command.add_command(status)
 command.add_command(table)
+command.add_command(rm)
 
 
 def _read(

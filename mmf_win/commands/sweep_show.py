@@ -1,4 +1,4 @@
-"""What ``mmfw sweep`` shows: what would run, how far it is, and what came of it."""
+"""What ``mmfw sweep`` shows and removes: what would run, how far it is, and what came of it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any, get_args
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.runs import remove_asked
 from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, size
 from mmf_win.runs import seeds
-from mmf_win.sweeps.folder import SweepFolder, find_sweep
+from mmf_win.runs.folder import task_id
+from mmf_win.sweeps.folder import SweepFolder, find_sweep, remove_sweep
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.running import Runner
 from mmf_win.sweeps.table import Cost, Line, flat, lines, position
@@ -38,23 +40,24 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     folder = find_sweep(save_dir, sweep)
     found = all_tasks(folder)
     counts = Counter(task.state for task in found)
-    shown = [(task, position(folder.task(task.name))) for task in found if state in (None, task.state)]
+    shown = [(task, folder.task(task.name)) for task in found if state in (None, task.state)]
+    told = [(task_id(of.path), task, position(of)) for task, of in shown]
     if as_json:
-        listed = [{**asdict(task), **asdict(where)} for task, where in shown]
+        listed = [{**asdict(task), **asdict(where), "run": run} for run, task, where in told]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
     say(f"{folder.path}: {tasks(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}")
     header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "left", "time", "why")
     table = [
         (
-            *(task.name, task.state, task.slot, task.command),
+            *(run, task.state, task.slot, task.command),
             None if where.update is None else f"{where.update}/{where.max_updates or '?'}",
             *(where.loss, where.auroc),
             duration(where.left) if where.left and task.state == "running" else None,
             duration(task.seconds) if task.seconds else None,
             task.message,
         )
-        for task, where in shown
+        for run, task, where in told
     ]
     kept = [n for n, _ in enumerate(header) if n < 2 or any(line[n] is not None for line in table)]
     rows = [[line[n] for n in kept] for line in table]
@@ -118,13 +121,15 @@ def print_lines(
     if form in ("csv", "tsv"):
         rows = [flat(line, compared=bool(baseline)) for line in found]
         names = list(dict.fromkeys(name for row in rows for name in row))
+        rows = [{**row, "tasks": " ".join(row["tasks"])} for row in rows]
         print_csv(names, rows, "," if form == "csv" else "\t")
         return
     metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
     header = [*found[0].parameters, "runs", *metrics, *(("difference", "p") if baseline else ())]
     rows_of_text = [_texts(line, metrics, compared=bool(baseline)) for line in found]
     if form == "text":
-        print(aligned(header, rows_of_text))
+        named = [[*row, line.tasks[0]] for row, line in zip(rows_of_text, found, strict=True)]
+        print(aligned([*header, "first task"], named, optional=["first task"]))
         return
     print_line(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
     for cells in rows_of_text:
@@ -147,6 +152,20 @@ def _spread(values: Collection[float], runs: int) -> str | None:
     deviation = "" if sd is None else f" ± {sd:.4f}"
     fewer = f" (of {count})" if count < runs else ""
     return None if mean is None else f"{mean:.4f}{deviation}{fewer}"
+
+
+@click.command(epilog="Examples:\n  mmfw sweep rm mmbt_grid")
+@click.argument("sweep")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@options.runs_dir
+@options.as_json
+def rm(sweep: str, yes: bool, save_dir: Path, as_json: bool) -> None:
+    """Remove a sweep with all its runs and their checkpoints, and free their space.
+
+    SWEEP is its folder or its name. A sweep that is in use is not removed.
+    """
+    folder = find_sweep(save_dir, sweep)
+    remove_asked({folder.path.name: folder.path}, lambda: remove_sweep(folder), yes, as_json)
 
 
 def tasks(count: int) -> str:

@@ -69,8 +69,7 @@ class Run(RunFolder):
         own, task = "/".join(self.path.parts[-2:]), self.path.parent.parent
         if not (task / PARAMETERS).is_file():
             return own
-        of_task = "/".join(task.parts[-3:]) if task.parts[-3:-2] == (SWEEPS,) else str(task)
-        return f"{of_task}/{own}" if len([*task.glob("*/*/request.json")]) > 1 else of_task
+        return f"{task_id(task)}/{own}" if len([*task.glob("*/*/request.json")]) > 1 else task_id(task)
 
     def new_report(self, split: str, folder: Path | None = None) -> AbstractContextManager[Path]:
         """The name of a new prediction file for ``split``, which the block makes; by default in the run."""
@@ -115,6 +114,11 @@ class Run(RunFolder):
                 begin = shell_line("mmfw", "train", "PRESET", "--init", weights)
                 hint = f"`{begin}` begins anew with its weights, and {hint}"
             raise DataError(message, hint=hint) from None
+
+
+def task_id(folder: Path) -> str:
+    """What every command understands as the newest run of a sweep's task."""
+    return "/".join(folder.parts[-3:]) if folder.parts[-3:-2] == (SWEEPS,) else str(folder)
 
 
 def require_idle(run: Run) -> None:

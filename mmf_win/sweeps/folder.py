@@ -25,9 +25,10 @@ from typing import Any
 
 from mmf_win.console import shell_line
 from mmf_win.errors import UsageError
-from mmf_win.files import write_bytes
+from mmf_win.files import remove, remove_tree, rename, write_bytes
+from mmf_win.locking import is_locked
 from mmf_win.paths import Inside
-from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run
+from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run, require_unused
 from mmf_win.runs.lookup import all_runs, sweep_named, sweeps_in
 
 _BY_LIBYAML = 4096  # characters; of more, something nested too deeply might crash it
@@ -80,6 +81,22 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
         missing = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {where}"
         raise UsageError(missing, hint=f"`{makes}` makes one")
     return SweepFolder(max(found, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime))
+
+
+def remove_sweep(sweep: SweepFolder) -> None:
+    """Remove a sweep's folder. Raises UsageError where it is in use, or something else lies in it."""
+    for path in sweep.path.iterdir():
+        task, own = TaskFolder(path), (SPECIFICATION, "optuna.", "comparison_", "ensembles")
+        if not (path.name.startswith(own) or task.param.is_file() or task.lock.is_file()):
+            raise UsageError(f"{path} is not the sweep's; move it out of the folder that is to be removed")
+        if task.lock.is_file() and is_locked(task.lock):
+            raise UsageError(f"{path} is running", hint="stop it first, or wait until it has ended")
+    for run in all_runs(sweep.path):
+        require_unused(run)
+    doomed = sweep.path.resolve()
+    rename(doomed, doomed := doomed.with_name(f"{doomed.name}.removed"))
+    remove(doomed / SPECIFICATION)  # so what an interruption leaves is no longer listed
+    remove_tree(doomed)
 
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import seeds
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import Run, task_id
 from mmf_win.runs.history import size_of, summaries, tested, val_auroc
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
@@ -42,6 +42,7 @@ class Line:
     Attributes:
         parameters: those that differ within the sweep, but for the seed.
         runs: how many of its tasks ended well, or have a score so far.
+        tasks: these tasks, as other commands know them.
         metrics: name → seed → value; of the validation with the best AUROC, and ``test_auroc``. What the
             combinations are ranked by comes first.
         difference: of the mean metric from the baseline's, over the seeds that both have.
@@ -50,6 +51,7 @@ class Line:
 
     parameters: dict[str, Any]
     runs: int
+    tasks: tuple[str, ...] = ()
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     difference: float | None = None
     p: float | None = None
@@ -131,7 +133,7 @@ def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()
 
 def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
     """A line's values by the names of columns."""
-    columns: dict[str, Any] = {**line.parameters, "runs": line.runs}
+    columns: dict[str, Any] = {**line.parameters, "runs": line.runs, "tasks": list(line.tasks)}
     for name, values in line.metrics.items():
         columns[name], columns[f"{name}_sd"], _ = seeds.spread([*values.values()])
     return columns | ({"difference": line.difference, "p": line.p} if compared else {})
@@ -231,18 +233,19 @@ def _line(
     folder: SweepFolder, tasks: Sequence[Task], differing: Sequence[str], metric: str, search: Search | None
 ) -> Line:
     measured: dict[str, dict[str, float]] = defaultdict(dict)
-    runs = 0
+    counted = []
     for task in tasks:
         found = metrics_of(folder.task(task.name))
         if search is not None and search.metric not in found:
             value = objective(search, folder.task(task.name))
             found |= {} if value is None else {search.metric: value}
-        runs += bool(found) or task.state == "success"
+        if found or task.state == "success":
+            counted.append(task_id(folder.task(task.name).path))
         for name, value in found.items():
             measured[name][_seed(task)] = value
     metrics = {name: measured[name] for name in sorted(measured, key=lambda name: (name != metric, name))}
     parameters = {name: tasks[0].values.get(name) for name in differing}
-    return Line(parameters, runs, metrics)
+    return Line(parameters, len(counted), tuple(counted), metrics)
 
 
 def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:

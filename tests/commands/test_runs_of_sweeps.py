@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 
+from mmf_win.files import write_json
+from mmf_win.locking import locked
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import find_run
 from mmf_win.sweeps.folder import SweepFolder
@@ -118,3 +121,43 @@ def test_a_sweep_and_a_run_are_compared(mmfw: Mmfw, save: Path) -> None:
     assert len(set(made["runs"])) == 5 and Path(made["report"]).parent == save
     made = mmfw.json("report", "sweeps/grid")
     assert len(set(made["runs"])) == 4 and Path(made["report"]).parent == save / "sweeps" / "grid"
+
+
+def test_the_tables_names_are_those_that_other_commands_take(mmfw: Mmfw, save: Path) -> None:
+    best, other = mmfw.json("sweep", "table", "grid")
+    assert best["tasks"] == ["sweeps/grid/Lr_0.2-Seed_1", "sweeps/grid/Lr_0.2-Seed_2"]
+    assert best["tasks"][0] in mmfw("sweep", "table", "grid") and TASK in mmfw("sweep", "status", "grid")
+    for name in [*best["tasks"], *other["tasks"]]:
+        mmfw("runs", "show", name)
+    assert " ".join(best["tasks"]) in mmfw("sweep", "table", "grid", "--format", "csv")
+
+
+def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(mmfw: Mmfw, save: Path) -> None:
+    worse = find_run(save, TASK)
+    worse.reports.mkdir()
+    facts = {"auroc": 1.0, "split": "test_seen", "rows": 8, "full_rows": 8, "created": 1e9}
+    write_json(worse.reports / "hateful_memes_demo_test_seen_2026.metrics.json", facts)
+    (find_run(save, "sweeps/grid/Lr_0.2-Seed_2").checkpoints / "best.ckpt").unlink()
+    told = mmfw("predict", "--best-of", "grid", code=3)
+    assert "run sweeps/grid/Lr_0.2-Seed_2 has no checkpoint" in told
+    assert "names the runs" in mmfw("predict", "demo", "--best-of", "grid", code=2)
+
+
+def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is_there(
+    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep, run = save / "sweeps" / "grid", find_run(save, TASK)
+    rm = ("sweep", "rm", "grid", "--yes")
+    for lock in (save / TASK / "lock", run.lock, run.readers):
+        with locked(lock):
+            mmfw(*rm, code=2)
+    mine = sweep / "notes"
+    mine.mkdir()
+    assert str(mine) in mmfw(*rm, code=2)
+    mine.rmdir()
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert "--yes" in mmfw(*rm[:-1], code=2)
+    assert len(mmfw.json("runs", "--sweep", "grid")) == 4
+    assert mmfw.json(*rm)["removed"] == ["grid"]
+    assert [path.name for path in (save / "sweeps").iterdir()] == []
+    assert mmfw.json("runs", "show")["id"].startswith("demo/")

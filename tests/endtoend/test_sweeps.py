@@ -57,6 +57,11 @@ def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
     assert "±" in printed and len(_runs(output)) == 3
     assert tool.code("report", "sweeps/text") == 0
     assert tool.errors == "" and Path(tool.output.strip()).parent == output
+    assert tool.code("predict", "--best-of", "text", "--no-report", "--json") == 0
+    members = [json.loads(line)["members"][0]["run"] for line in tool.output.splitlines()]
+    assert members == [f"sweeps/text/Lr_0.0001-Seed_{n}" for n in (1, 2, 3)]
+    assert tool.code("report", members[0]) == 0 and "reports" in tool.output
+    assert tool.code("verify", "runs") == 0 and members[2] in tool.output
 
 
 def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> None:
