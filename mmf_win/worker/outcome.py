@@ -22,7 +22,7 @@ _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata
 _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
     ("disk", _TOO_MANY_FILES),
-    ("host_oom", re.compile(r"not enough memory|can't allocate memory|Cannot allocate memory")),
+    ("host_oom", re.compile(r"not enough memory|[Cc]an('|no)t allocate memory|can't start new thread")),
     ("host_oom", re.compile(r"shared memory|</torch_\d|/dev/shm/")),  # which ends as a full disk does
     ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
     ("nan", re.compile(r"(?i)\bnan\b")),
@@ -157,8 +157,9 @@ def _outcomes(
         yield "host_oom" if killed[2] in _FOR_WANT_OF_MEMORY else "killed"
     if number in NO_ROOM | _NO_HANDLES:
         yield "disk"
+    # A library is mapped into memory, of which ulimit -v may leave too little.
     if issubclass(kind, ImportError):
-        yield "mmf"
+        yield "host_oom" if "failed to map segment" in message else "mmf"
     if issubclass(kind, RuntimeError) or (issubclass(kind, OSError) and number is None):
         yield from (outcome for outcome, said in _SAID if said.search(f"{message}\n{error.__cause__ or ''}"))
     if ("checkpoint.py", "_load") in places:

@@ -42,6 +42,7 @@ SAID_BY_TORCH = [
     ("DataLoader worker (pid 7) is killed by signal: Bus error.", "host_oom"),
     ("unable to mmap 4096 bytes from file </torch_7_8_9>: Cannot allocate memory (12)", "host_oom"),
     ("unable to write to file </torch_7_8_9>: No space left on device (28)", "host_oom"),
+    ("can't start new thread", "host_oom"),  # Python's words
     ("received 0 items of ancdata", "disk"),
     ("PytorchStreamWriter failed writing file data/1: file write failed", "disk"),
     ("Function 'MulBackward0' returned nan values in its 0th output.", "nan"),
@@ -73,6 +74,7 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
         (OSError(errno.ENOSPC, "No space left on device", "current.ckpt"), "disk"),
         (FileNotFoundError(errno.ENOENT, "No such file", "img/1.png"), "data"),
         (ImportError("no module named x"), "mmf"),
+        (ImportError("libtiff.so.6: failed to map segment from shared object"), "host_oom"),
         (urllib.error.URLError("Name or service not known"), "network"),
         (DatasetError("x"), "data"),
         (WeightsMissing("x"), "checkpoint"),
