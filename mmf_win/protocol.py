@@ -23,7 +23,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     val              update, metrics, final (whether with the best checkpoint, after training), data (what
                      it was measured on, as above)
     saving           update; a checkpoint is about to be written
-    checkpoint       update; it is written
+    checkpoint       update; it is written, with this sha256; best (whether also as the best one so far)
     note             text; something that the user should know
     alive            progress that has no event of its own
     predict_started  device, precision, batch, workers
@@ -82,11 +82,14 @@ _MOST = 2**63
 # The types that fields of events have, in every kind that has them.
 _TYPES: dict[str, Any] = {
     "t": float,
-    **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
+    "sha256": str,
+    **dict.fromkeys(
+        ("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit", "sha256"), str
+    ),
     **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
-    **dict.fromkeys(("searching", "known_fit", "found", "final"), bool),
+    **dict.fromkeys(("searching", "known_fit", "found", "final", "best"), bool),
     **dict.fromkeys(("data", "metrics", "next"), dict | None),
 }
 

@@ -9,7 +9,7 @@ from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import gpus
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import val_auroc
+from mmf_win.runs.scores import val_auroc
 
 
 class RunDisplay:

@@ -32,10 +32,11 @@ from mmf_win.results import saved_metrics
 from mmf_win.runs import presets
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
 from mmf_win.runs.folder import SWEEPS, Run, remove, require_unused
-from mmf_win.runs.history import Summary, details, differences, size_of, summaries, summarize
+from mmf_win.runs.history import Record, Summary, details, differences, size_of, summaries
 from mmf_win.runs.lookup import find_run, named, sweeps_in
 from mmf_win.runs.outcomes import use_intact
 from mmf_win.runs.request import as_typed
+from mmf_win.runs.scores import told
 from mmf_win.sweeps.folder import SweepFolder, find_sweep
 from mmf_win.sweeps.task import begun
 
@@ -104,16 +105,17 @@ def command(
         train = shell_line("mmfw", "train", "PRESET", "--save-dir", save_dir)
         say(f"there are no runs in {save_dir}; `{train}` makes one")
     else:
-        lines = [*map(_line, found), *sweeps]
+        split = next((summary.test_split for summary in found if summary.test_split), "test")
+        lines = [*(_line(summary, split) for summary in found), *sweeps]
         shown = [name for name in lines[0] if any(line.get(name) is not None for line in lines)]
         print(aligned(shown, [[line.get(name) for name in shown] for line in lines], optional=_LEFT_OUT))
 
 
 # On a narrow terminal; `--format csv` and `mmfw runs show` tell them all.
-_LEFT_OUT = ("size", "time", "MMF", "seed", "of", "on", "preset", "updates")
+_LEFT_OUT = ("size", "time", "MMF", "seed", "preset", "updates")
 
 
-def _line(s: Summary) -> dict[str, object]:
+def _line(s: Summary, split: str) -> dict[str, object]:
     trained = s.state not in ("published", "unreadable")
     return {
         "run": s.id,
@@ -122,8 +124,8 @@ def _line(s: Summary) -> dict[str, object]:
         "updates": f"{s.updates or 0}/{s.max_updates or '?'}" if trained else None,
         "best AUROC": s.best_auroc,
         "on": None if s.best_auroc is None else s.validated_on,
-        "test AUROC": s.test_auroc,
-        "of": s.tested_on,
+        f"{split} AUROC": s.test_auroc,
+        "by": s.tested_by,
         "seed": s.seed,
         "MMF": s.mmf,
         "what differs": s.differs,
@@ -170,7 +172,7 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
     found = listed(chosen) if verify else []
     if verify:
         known["checkpoints"] = [asdict(each) for each in found]
-    known["predictions"] = [_prediction(Path(csv)) for csv in known["predictions"]]
+    known["predictions"] = [{**each, **_scores(Path(each["csv"]))} for each in known["predictions"]]
     if as_json:
         print_json(known)
         return
@@ -179,10 +181,10 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
         _show_checkpoints(chosen, found)
 
 
-def _prediction(csv: Path) -> dict[str, Any]:
-    """A prediction file, its AUROC and what that was measured on, as the record beside it says."""
+def _scores(csv: Path) -> dict[str, Any]:
+    """The AUROC of a prediction file and what that was measured on, as the record beside it says."""
     noted = saved_metrics.read(csv)
-    return {"csv": str(csv), **{key: noted[key] for key in ("auroc", *_COVERED) if key in noted}}
+    return {key: noted[key] for key in ("auroc", *_COVERED) if key in noted}
 
 
 def _described(run: dict[str, Any]) -> Iterator[str]:
@@ -205,11 +207,12 @@ def _described(run: dict[str, Any]) -> Iterator[str]:
         "Files": f"{run['path']}, {size(run['size'])}",
     }
     yield "\n".join(f"{name}: {value}" for name, value in told.items() if value)
-    scores = {
-        "update": [(each["update"], each["auroc"], _on(each)) for each in run["validations"]],
-        "prediction": [(each["csv"], each.get("auroc"), _on(each)) for each in run["predictions"]],
-    }
-    yield from (aligned((of, "AUROC", "on"), rows) for of, rows in scores.items() if rows)
+    if validations := [(each["update"], each["auroc"], _on(each)) for each in run["validations"]]:
+        yield aligned(("update", "AUROC", "on"), validations)
+    if made := [
+        (each["csv"], each.get("auroc"), _on(each), each["checkpoint"]) for each in run["predictions"]
+    ]:
+        yield aligned(("prediction", "AUROC", "on", "by"), made)
 
 
 def _on(known: dict[str, Any]) -> str | None:
@@ -300,9 +303,14 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     """
     runs = find_run(save_dir, first), find_run(save_dir, second)
     differing = differences(*runs)
-    a, b = (summarize(run) for run in runs)
+    known = [Record.read(run) for run in runs]
+    a, b = (each.summary for each in known)
     compared = ("state", "updates", "best_auroc", "validated_on", "seconds")
-    scores = {name: (getattr(a, name), getattr(b, name)) for name in compared}
+    scores: dict[str, Any] = {name: (getattr(a, name), getattr(b, name)) for name in compared}
+    for split in sorted(set().union(*(each.scores.splits for each in known))):
+        both = [each.scores.of(split) for each in known]
+        scores[f"{split}_auroc"] = [each and each.auroc for each in both]
+        scores[f"{split}_by"] = [each and each.on and told(each.checkpoint, each.on) for each in both]
     if as_json:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
         return

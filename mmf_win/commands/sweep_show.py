@@ -99,8 +99,9 @@ def table(
 ) -> None:
     """Show the results of a sweep: each combination with the means of its metrics over the seeds.
 
-    Only tasks that ended well count. The metrics are those of the validation with the best AUROC. Nothing is
-    ranked by a test set. SWEEP is as for `mmfw sweep status`.
+    Only tasks that ended well count. The metrics are those of each run's best checkpoint, of the validation
+    and, named by their splits, of the test sets that it predicted. Nothing is ranked by a test set. SWEEP
+    is as for `mmfw sweep status`.
     """
     folder = find_sweep(save_dir, sweep)
     if as_json:
@@ -125,7 +126,7 @@ def print_lines(
         print_csv(names, rows, "," if form == "csv" else "\t")
         return
     metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
-    header = [*found[0].parameters, "runs", *metrics, *(("difference", "p") if baseline else ())]
+    header = [*found[0].parameters, "runs", "on", *metrics, *(("difference", "p") if baseline else ())]
     rows_of_text = [_texts(line, metrics, compared=bool(baseline)) for line in found]
     if form == "text":
         named = [[*row, line.tasks[0]] for row, line in zip(rows_of_text, found, strict=True)]
@@ -144,7 +145,7 @@ def _texts(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
         None if of.difference is None else f"{of.difference:+.4f}",
         None if of.p is None else f"{of.p:.3g}",
     ]
-    return [*cells, of.runs, *spreads, *(ends if compared else ())]
+    return [*cells, of.runs, of.validated_on, *spreads, *(ends if compared else ())]
 
 
 def _spread(values: Collection[float], runs: int) -> str | None:

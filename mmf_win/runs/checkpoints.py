@@ -15,7 +15,7 @@ from mmf_win.files import share
 from mmf_win.integrity import torch_file
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import val_auroc
+from mmf_win.runs.scores import val_auroc
 from mmf_win.upstream.checkpoint_files import counts, numbered
 
 _log = logging.getLogger(__name__)

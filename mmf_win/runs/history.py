@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.errors import DataError
-from mmf_win.files import read_json
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.request import Request, as_typed
+from mmf_win.runs.scores import UNKNOWN, Scores, common_split, read_scores, told, val_auroc
 from mmf_win.upstream.config import OURS, parse_yaml
 from mmf_win.upstream.install import require_packages
 from mmf_win.upstream.overrides import leaves
@@ -33,7 +33,6 @@ _ASKED = {"model", "config", "start", "init", "mmf", "published_weights", "split
 # What the user chose, and other columns tell, or is a matter of this machine.
 _TOLD_ELSEWHERE = {"training.seed", "training.max_updates", "training.max_epochs", "env.user_dir"}
 _TOLD_ELSEWHERE |= {f"{OURS}.updates", f"{OURS}.keep"}
-AUROC = "hateful_memes/roc_auc"
 # What tells every run from every other, or one place from another, and nothing about the result.
 _NOT_COMPARED = {f"request.{key}" for key in ("created", "published", "preset_settings")}
 _NOT_COMPARED |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}
@@ -50,12 +49,14 @@ class Summary:
         state: ``done``, ``running``, ``interrupted``, ``killed``, ``failed: <class>``, ``published`` for
             published weights, which were never trained here, or ``unreadable``, where the rest is not known.
         updates, max_updates: how far it came, and how far it was to go; None before training began.
-        best_auroc: the best validation AUROC, 0 to 1.
+        best_auroc: the validation AUROC of the best checkpoint, 0 to 1.
         val_split: the annotation file that it was measured on; before that, the one that it will be.
         val_rows: how many of its rows were used; None before that.
         val_full_rows: how many rows the full split has; None where that is not known.
-        test_auroc: that of the newest prediction of a split with labels, 0 to 1.
-        test_split, test_rows, test_full_rows: what that was measured on, as above.
+        test_auroc: that of the newest prediction of a test split by the best checkpoint, 0 to 1.
+        test_split, test_rows, test_full_rows: what that was measured on, as above; a list has one split.
+        test_checkpoint: ``best``; ``update 300`` before there is a best; ``unknown`` where an older version
+            trained or predicted, and left no record of its hash.
         seed: the random seed that training began with.
         mmf: the version of MMF that trained it.
         differs: ``KEY=VALUE`` of what was chosen that not all runs of the list have, the overrides among it.
@@ -75,6 +76,7 @@ class Summary:
     val_rows: int | None = None
     val_full_rows: int | None = None
     test_auroc: float | None = None
+    test_checkpoint: str | None = None
     test_split: str | None = None
     test_rows: int | None = None
     test_full_rows: int | None = None
@@ -91,51 +93,72 @@ class Summary:
         return _brief(self.val_split, self.val_rows, self.val_full_rows)
 
     @property
-    def tested_on(self) -> str | None:
-        """The same of the predicted split."""
-        return _brief(self.test_split, self.test_rows, self.test_full_rows)
+    def tested_by(self) -> str | None:
+        """Which checkpoint predicted the test split, and how many of its rows where some are left out."""
+        if self.test_split is None or self.test_rows is None:
+            return None
+        on = Coverage(self.test_split, self.test_rows, self.test_full_rows)
+        return told(self.test_checkpoint or UNKNOWN, on)
 
 
 def _brief(split: str | None, rows: int | None, full_rows: int | None) -> str | None:
     return split if split is None or rows is None else Coverage(split, rows, full_rows).brief
 
 
-def summarize(run: Run, request: Request | None = None) -> Summary:
-    """What the run's files say about it; of what ``differs``, all that was chosen.
+@dataclass(frozen=True)
+class Record:
+    """What the files of a run say, each read once."""
 
-    ``request`` is the run's; without it, it is read.
+    run: Run
+    request: Request
+    events: Sequence[Event]
+    scores: Scores
 
-    Raises:
-        DataError: its request, its events or its exit cannot be read.
-        OSError: the system refuses that.
-    """
-    request = request or run.request()
-    events = events_of(run)
-    # The final validation is of the best checkpoint, which may lie behind.
-    counted = [event for event in events if "update" in event and not event.get("final")]
-    scores = [(score, event) for event in events if (score := val_auroc(event)) is not None]
-    best, measured = max(scores, key=lambda pair: pair[0], default=(None, None))
-    on = Coverage.read(measured and measured.get("data"))
-    limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
-    return Summary(
-        id=run.id,
-        path=str(run.path),
-        preset=request.preset,
-        state="published" if request.published_weights else state(run),
-        updates=counted[-1]["update"] if counted else None,
-        max_updates=limits[-1] if limits else request.updates,
-        best_auroc=best,
-        val_split=on.split if on else request.splits.get("val"),
-        val_rows=on.rows if on else None,
-        val_full_rows=on.full_rows if on else None,
-        **tested(run),
-        seed=next((e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e), request.seed),
-        mmf=request.mmf or None,
-        differs=" ".join(_chosen(request).values()) or None,
-        started=request.created,
-        seconds=round(_seconds(events), 1),
-        size=size_of(run),
-    )
+    @classmethod
+    def read(cls, run: Run) -> Record:
+        """Read them.
+
+        Raises:
+            DataError: its request or its events cannot be read.
+            OSError: the system refuses that.
+        """
+        request, events = run.request(), events_of(run)
+        return cls(run, request, events, read_scores(run, events, request.published_sha256))
+
+    @cached_property
+    def summary(self) -> Summary:
+        """One line about the run; of what ``differs``, all that was chosen. Raises as :func:`state`."""
+        run, request, events = self.run, self.request, self.events
+        # The final validation is of the best checkpoint, which may lie behind.
+        counted = [event for event in events if "update" in event and not event.get("final")]
+        best = self.scores.validation
+        on = Coverage.read(best and best.get("data"))
+        limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
+        begun = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
+        return Summary(
+            id=run.id,
+            path=str(run.path),
+            preset=request.preset,
+            state="published" if request.published_weights else state(run),
+            updates=counted[-1]["update"] if counted else None,
+            max_updates=limits[-1] if limits else request.updates,
+            best_auroc=self.scores.best_auroc,
+            val_split=on.split if on else request.splits.get("val"),
+            val_rows=on.rows if on else None,
+            val_full_rows=on.full_rows if on else None,
+            **_tested(self.scores, common_split([self.scores.tests])),
+            seed=next(begun, request.seed),
+            mmf=request.mmf or None,
+            differs=" ".join(_chosen(request).values()) or None,
+            started=request.created,
+            seconds=round(_seconds(events), 1),
+            size=size_of(run),
+        )
+
+
+def summarize(run: Run) -> Summary:
+    """What the run's files say about it, as :attr:`Record.summary`, which raises the same errors."""
+    return Record.read(run).summary
 
 
 def summaries(
@@ -147,19 +170,24 @@ def summaries(
     """
     found: list[Summary] = []
     chosen: list[dict[str, str]] = []
+    measured: list[Scores] = []
     for run in all_runs(save_dir):
         if len(found) == limit:
             break
         asked: dict[str, str] = {}
+        scores = Scores()
         try:
-            request = run.request()
-            summary, asked = summarize(run, request), _chosen(request)
+            known = Record.read(run)
+            summary, scores, asked = known.summary, known.scores, _chosen(known.request)
         except (DataError, OSError) as error:
             _log.warning("run %s cannot be read: %s", run.id, error)
             summary = Summary(run.id, str(run.path), size=size_of(run))
         if preset in (None, summary.preset) and state in (None, summary.state.partition(":")[0]):
             found.append(summary)
             chosen.append(asked)
+            measured.append(scores)
+    split = common_split(scores.tests for scores in measured)  # of a table, one
+    found = [replace(s, **_tested(scores, split)) for s, scores in zip(found, measured, strict=True)]
     read = [set(asked.items()) for summary, asked in zip(found, chosen, strict=True) if summary.preset]
     common = set.intersection(*read) if len(read) > 1 else set()
     apart = [[word for key, word in asked.items() if (key, word) not in common] for asked in chosen]
@@ -179,21 +207,17 @@ def _chosen(request: Request) -> dict[str, str]:
     return {key: f"{key}={as_typed(value)}" for key, value in chosen.items()}
 
 
-def tested(run: Run) -> dict[str, Any]:
-    """The AUROC of the newest prediction of a split with labels, and what it was measured on."""
-    scored: list[tuple[float, float, Coverage]] = []
-    for file in run.reports.glob("*.metrics.json"):
-        # What lies beside a file of own memes tells them from a split.
-        if not annotations_beside(file.with_name(file.name.replace(".metrics.json", ".csv"))).is_file():
-            with suppress(OSError, ValueError, TypeError, AttributeError):
-                noted = read_json(file)
-                auroc, on = float(noted.get("auroc")), Coverage.read(noted)
-                if 0 <= auroc <= 1 and on is not None:
-                    scored.append((float(noted.get("created", 0)), auroc, on))
-    if not scored:
-        return {}
-    _, auroc, on = max(scored, key=lambda entry: entry[0])
-    return {"test_auroc": auroc, **{f"test_{key}": value for key, value in asdict(on).items()}}
+def _tested(scores: Scores, split: str | None) -> dict[str, Any]:
+    """The fields of a summary about a test split, None where there is no score of it."""
+    test = scores.of(split)
+    on = None if test is None or test.auroc is None else test.on
+    return {
+        "test_auroc": test.auroc if test else None,
+        "test_checkpoint": test.checkpoint if test and on else None,
+        "test_split": on.split if on else None,
+        "test_rows": on.rows if on else None,
+        "test_full_rows": on.full_rows if on else None,
+    }
 
 
 def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
@@ -221,12 +245,13 @@ def details(run: Run) -> dict[str, Any]:
     Raises:
         DataError, OSError: as for :func:`summarize`.
     """
-    request = run.request()
+    known = Record.read(run)
+    request, events = known.request, known.events
     asked = asdict(request)
-    events = events_of(run)
+    predicted = {each.csv: each.checkpoint for each in known.scores.predicted}
     end = Exit.load(run.exit_file)
     return {
-        **asdict(summarize(run, request)),
+        **asdict(known.summary),
         "why": end.message or None if end else None,
         **{key: asked[key] for key in asked if key in _ASKED},
         "settings": request.chosen,
@@ -242,7 +267,10 @@ def details(run: Run) -> dict[str, Any]:
             if (score := val_auroc(event)) is not None and not event.get("final")
         ],
         "checkpoints": [str(path) for path in sorted(run.checkpoints.glob("*.ckpt"))],
-        "predictions": [str(path) for path in sorted(run.reports.glob("*.csv"))],
+        "predictions": [
+            {"csv": str(path), "checkpoint": predicted.get(path, UNKNOWN)}
+            for path in sorted(run.reports.glob("*.csv"))
+        ],
     }
 
 
@@ -316,14 +344,6 @@ def events_of(run: Run) -> list[Event]:
     return events
 
 
-def val_auroc(event: Event) -> float | None:
-    """The validation AUROC that an event reports, if it does."""
-    if event["kind"] != "val":
-        return None
-    value = (event.get("metrics") or {}).get(AUROC)
-    return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None
-
-
 def attempt_started(events: list[Event]) -> Event | None:
     """The event that tells how an attempt's training or prediction began, with the micro-batch it came to."""
     started: Event | None = None
@@ -341,7 +361,7 @@ def _data(event: Event, kind: str = "val") -> dict[str, Any]:
     return {} if on is None else asdict(on)
 
 
-def _seconds(events: list[Event]) -> float:
+def _seconds(events: Sequence[Event]) -> float:
     """Time between the first and the last event of each attempt, summed."""
     times: defaultdict[str | None, list[float]] = defaultdict(list)
     for event in events:

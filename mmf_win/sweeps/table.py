@@ -14,11 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run, task_id
-from mmf_win.runs.history import size_of, summaries, tested, val_auroc
+from mmf_win.runs.history import size_of, summaries
+from mmf_win.runs.scores import UNKNOWN, Scores, read_scores
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.planning import all_tasks
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     import pandas
 
 _AUROC = "auroc"
-_TEST = "test_"  # how the metrics of predicted splits begin; nothing is ranked by them
+_TEST = "test_"  # how the metrics of test sets begin; nothing is ranked by them
 _SAMPLE = 20  # tasks whose files are counted
 _NAMES = {"roc_auc": _AUROC, "total_loss": "loss"}
 
@@ -43,8 +45,11 @@ class Line:
         parameters: those that differ within the sweep, but for the seed.
         runs: how many of its tasks ended well, or have a score so far.
         tasks: these tasks, as other commands know them.
-        metrics: name → seed → value; of the validation with the best AUROC, and ``test_auroc``. What the
-            combinations are ranked by comes first.
+        metrics: name → seed → value; of the validation of the best checkpoint, and what that checkpoint
+            reached on test sets, ``test_seen_auroc`` of ``test_seen``. What the combinations are ranked by
+            comes first.
+        validated_on: the validation split, and how many of its rows where some are left out; None where that
+            is not known.
         difference: of the mean metric from the baseline's, over the seeds that both have.
         p: two-sided p-value of a paired t-test of that; None with fewer than two seeds in common.
     """
@@ -53,6 +58,7 @@ class Line:
     runs: int
     tasks: tuple[str, ...] = ()
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
+    validated_on: str | None = None
     difference: float | None = None
     p: float | None = None
 
@@ -133,7 +139,8 @@ def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()
 
 def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
     """A line's values by the names of columns."""
-    columns: dict[str, Any] = {**line.parameters, "runs": line.runs, "tasks": list(line.tasks)}
+    told = {"runs": line.runs, "tasks": list(line.tasks), "validated_on": line.validated_on}
+    columns: dict[str, Any] = {**line.parameters, **told}
     for name, values in line.metrics.items():
         columns[name], columns[f"{name}_sd"], _ = seeds.spread([*values.values()])
     return columns | ({"difference": line.difference, "p": line.p} if compared else {})
@@ -172,11 +179,11 @@ def position(folder: TaskFolder) -> Position:
         events = [] if run is None else read_events(run.events)
     except (DataError, OSError):
         return Position()
-    scores = [score for event in events if (score := val_auroc(event)) is not None]
     last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
     update, total, speed = last.get("update"), last.get("max_updates"), last.get("updates_per_s")
     left = (total - update) / speed if total and speed else None
-    return Position(update, total, last.get("loss"), max(scores, default=None), left)
+    auroc = None if run is None else read_scores(run, events).best_auroc
+    return Position(update, total, last.get("loss"), auroc, left)
 
 
 def cost(sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path) -> Cost | None:
@@ -193,15 +200,17 @@ def cost(sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir
     return Cost(len(runs), statistics.mean(seconds), statistics.mean(sizes)) if runs else None
 
 
-def metrics_of(folder: TaskFolder) -> dict[str, float]:
-    """The metrics of a task's newest run: of its best validation, by AUROC, and of its newest prediction."""
-    with suppress(DataError, OSError):
-        run = folder.newest_run()
-        if run is not None:
-            scored = [event for event in read_events(run.events) if val_auroc(event) is not None]
-            found = validation(max(scored, key=lambda event: val_auroc(event) or 0.0)) if scored else {}
-            return found | {name: value for name, value in tested(run).items() if name == "test_auroc"}
-    return {}
+def metrics_of(scores: Scores) -> dict[str, float]:
+    """The metrics of a run's best checkpoint: of the validation, and the AUROC of each test set.
+
+    Where no record tells which checkpoint predicted a test set, the metric's name does.
+    """
+    found = {} if scores.validation is None else validation(scores.validation)
+    for test in map(scores.of, sorted(scores.tests)):
+        if test is not None and test.auroc is not None:
+            by = " (unknown checkpoint)" if test.checkpoint == UNKNOWN else ""
+            found[f"{test.split}_{_AUROC}{by}"] = test.auroc
+    return found
 
 
 def validation(event: Event) -> dict[str, float]:
@@ -215,7 +224,7 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
     """What a search maximizes or minimizes, of a task that ended; None where there is none."""
     file, found, keys = asked.metric.partition(".json:")
     if not found:
-        return metrics_of(folder).get(asked.metric)
+        return metrics_of(_scores(folder)).get(asked.metric)
     try:
         value = json.loads((folder.path / f"{file}.json").read_text(encoding="utf-8"))
         for key in keys.split("."):
@@ -223,6 +232,15 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
         return float(value)
     except (OSError, ValueError, LookupError, TypeError):
         return None
+
+
+def _scores(folder: TaskFolder) -> Scores:
+    """Those of a task's newest run; none where there is none that can be read."""
+    with suppress(DataError, OSError):
+        run = folder.newest_run()
+        if run is not None:
+            return read_scores(run, read_events(run.events))
+    return Scores()
 
 
 def _seed(task: Task) -> str:
@@ -233,9 +251,13 @@ def _line(
     folder: SweepFolder, tasks: Sequence[Task], differing: Sequence[str], metric: str, search: Search | None
 ) -> Line:
     measured: dict[str, dict[str, float]] = defaultdict(dict)
+    validated: set[str] = set()
     counted = []
     for task in tasks:
-        found = metrics_of(folder.task(task.name))
+        scores = _scores(folder.task(task.name))
+        found = metrics_of(scores)
+        if on := Coverage.read(scores.validation and scores.validation.get("data")):
+            validated.add(on.brief)
         if search is not None and search.metric not in found:
             value = objective(search, folder.task(task.name))
             found |= {} if value is None else {search.metric: value}
@@ -245,7 +267,8 @@ def _line(
             measured[name][_seed(task)] = value
     metrics = {name: measured[name] for name in sorted(measured, key=lambda name: (name != metric, name))}
     parameters = {name: tasks[0].values.get(name) for name in differing}
-    return Line(parameters, len(counted), tuple(counted), metrics)
+    where = ", ".join(sorted(validated)) or None
+    return Line(parameters, len(counted), tuple(counted), metrics, where)
 
 
 def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:

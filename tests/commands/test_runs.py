@@ -149,17 +149,20 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(mmfw: Mm
     scores = {"dev_seen": 0.75, "test_seen": 0.625, "test_unseen": None}
     for number, (split, auroc) in enumerate(scores.items()):
         csv_file = first.reports / f"hateful_memes_a_{split}_2026-01-01T00-00-0{number}.csv"
-        facts = {"auroc": auroc, "split": split, "rows": 8, "full_rows": 10, "created": 1e9 + number}
+        csv_file.touch()
+        facts = {"auroc": auroc, "split": split, "rows": 8, "full_rows": 10}
         write_json(csv_file.with_suffix(".metrics.json"), facts)
-    own = first.reports / "hateful_memes_a_memes-own_2026-01-01T00-00-09.csv"
-    write_json(own.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "x", "rows": 1, "created": 2e9})
+    own = first.reports / "hateful_memes_a_test_own_2026-01-01T00-00-09.csv"
+    own.touch()
+    write_json(own.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "test_own", "rows": 1})
     annotations_beside(own).touch()
     later, earlier = mmfw.json("runs")
     keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "differs")
     told_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-05"]
     assert [earlier[key] for key in keys] == told_of_first
     assert [later[key] for key in keys] == [None, None, None, None, 7, None, "training.batch_size=16"]
-    assert "8 of 10 rows of test_seen" in mmfw("runs")
+    text = mmfw("runs")
+    assert "test_seen AUROC" in text and "unknown checkpoint, 8 of 10 rows of test_seen" in text
 
 
 def test_a_run_is_shown_with_why_it_failed(mmfw: Mmfw, save: Path) -> None:
@@ -193,8 +196,8 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: 
     [listed] = mmfw.json("runs")
     assert [listed[f"val_{key}"] for key in ("split", "rows", "full_rows")] == ["dev_unseen", 433, 540]
     shown = mmfw.json("runs", "show", "a")
-    assert shown["predictions"][0] == {"csv": str(csv), **facts}
-    assert list(shown["predictions"][1]) == ["csv"]
+    assert shown["predictions"][0] == {"csv": str(csv), "checkpoint": "unknown", **facts}
+    assert list(shown["predictions"][1]) == ["csv", "checkpoint"]
     assert shown["trained_on"] == {"split": "train", "rows": 8400, "full_rows": 8500}
     assert shown["validations"] == [
         {"update": 10, "auroc": 0.7},
@@ -205,7 +208,7 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: 
     assert "Training rows: 8,400 of 8,500 rows of train\n" in text
     assert "Best validation AUROC: 0.7500 on 433 of 540 rows of dev_unseen\n" in text
     assert "    20  0.7500  433 of 540 rows of dev_unseen\n" in text
-    assert f"{csv}  0.6250  1,593 of 2,000 rows of test_unseen\n" in text
+    assert f"{csv}  0.6250  1,593 of 2,000 rows of test_unseen  unknown\n" in text
     assert "0.5000  \\u001b[31mtrain" in text and "\x1b" not in text
     other = make(user_dir, "b/2026-01-01T00-00-00")
     shown = mmfw.json("runs", "show", "b")

@@ -11,6 +11,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.integrity import torch_file
+from mmf_win.integrity.digest import file_digest
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from tests.endtoend.conftest import Faulty, Tool, events, starts
@@ -73,6 +74,18 @@ def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:
     reached = events(run, "train")[-1]["update"]
     assert reached < 9, "patience counts from the best, not from where the run went on"
     assert [(e["update"], e["batch"]) for e in events(run, "train_started")] == [(0, 7), (1, 7), (4, 7)]
+
+
+def test_scores_are_of_the_checkpoints_whose_hashes_were_told_when_they_were_saved(tool: Tool) -> None:
+    run = tool.train(tool.preset("vilbert"), "--updates", "2", *NOTHING_IS_LEARNED)
+    hashed = {name: file_digest(run.checkpoints / f"{name}.ckpt").hex() for name in ("best", "current")}
+    told = [(e["update"], e["best"], e["sha256"]) for e in events(run, "checkpoint")]
+    assert (1, True, hashed["best"]) in told and told[-1] == (2, False, hashed["current"])
+    words = ("--checkpoint", "best", "--checkpoint", "last", "--ensemble", "mean", "--split", "test_unseen")
+    assert tool.code("predict", *words, "--no-report") == 0
+    assert [each["checkpoint"] for each in tool("runs", "show")["predictions"]] == ["best", "update 2"]
+    [listed] = tool("runs")
+    assert (listed["test_checkpoint"], listed["test_split"]) == ("best", "test_unseen")
 
 
 def test_a_run_that_stopped_early_says_where_and_resumes_only_to_train_on(tool: Tool) -> None:

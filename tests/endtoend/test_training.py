@@ -8,7 +8,7 @@ import pytest
 
 from mmf_win.files import read_json
 from mmf_win.protocol import read_events
-from mmf_win.runs.history import val_auroc
+from mmf_win.runs.scores import val_auroc
 from tests.endtoend.conftest import Tool, events, saved
 from tests.worlds import tiny_mmf
 from tests.worlds.web import WebServer

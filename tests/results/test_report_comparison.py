@@ -18,13 +18,15 @@ comparison = pytest.importorskip("mmf_win.results.report.comparison")
 
 from mmf_win.cli import main  # noqa: E402
 from mmf_win.errors import UsageError  # noqa: E402
-from mmf_win.protocol import Exit  # noqa: E402
+from mmf_win.files import write_json  # noqa: E402
+from mmf_win.protocol import EventLog, Exit  # noqa: E402
 from mmf_win.results.report.plots import by_setting  # noqa: E402
+from mmf_win.runs.history import Record  # noqa: E402
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, sweep, tell, text_of  # noqa: E402
 
 
 def entries(runs: list[Any]) -> list[Any]:
-    return [comparison.entry_of(run, pages._scored(run, SPLIT, None)) for run in runs]
+    return [comparison.entry_of(known, pages._scored(known, SPLIT, None)) for known in map(Record.read, runs)]
 
 
 def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
@@ -42,7 +44,7 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
 
 def grouped(*runs: Any) -> dict[str, list[Any]]:
     """The runs of each group, by its name."""
-    groups = comparison.grouped([comparison.entry_of(run, None) for run in runs])
+    groups = comparison.grouped([comparison.entry_of(Record.read(run), None) for run in runs])
     return {group.name: [entry.run for entry in group.entries] for group in groups}
 
 
@@ -125,7 +127,10 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
 def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:
     runs = [world.run("first"), world.run("second", seed=2), world.run("third", preset="visual_bert")]
     for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
-        assert list(comparison.of_runs([(run, None) for run in shown], None, {})["colours"]) == apart
+        assert (
+            list(comparison.of_runs([(Record.read(run), None) for run in shown], None, {})["colours"])
+            == apart
+        )
     page = pages.of_runs(runs[:2], world.save).read_text(encoding="utf-8")
     assert page.count("--key: var(--series-2)") == 2, "in the legend and in the table"
 
@@ -138,6 +143,34 @@ def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
     assert difference.value == pytest.approx(first.auroc - second.auroc)
     assert difference.low <= difference.value <= difference.high
     assert difference.p < 0.05
+
+
+def by(csv: Path, sha256: str) -> None:
+    """Record which checkpoint predicted."""
+    member = {"run": "a", "checkpoint": "best.ckpt", "checkpoint_sha256": sha256}
+    facts = {"split": SPLIT, "rows": 32, "full_rows": 32, "auroc": 0.5, "threshold": 0.5}
+    write_json(csv.with_suffix(".metrics.json"), facts | {"members": [member]})
+
+
+def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None:
+    run, old, last = world.run("a"), world.run("b"), world.run("c")
+    best = world.predict(run, skill=1.5)
+    newer = best.with_name(best.name.replace("00-00-01", "00-00-02"))
+    newer.write_bytes(world.predict(old, skill=0.0).read_bytes())
+    for csv, sha256 in ((best, "best"), (newer, "last"), (world.predict(last), "last")):
+        by(csv, sha256)
+    for each in (run, last):
+        EventLog(each.events, "1").write("checkpoint", update=60, best=True, sha256="best")
+    known = [Record.read(each) for each in (run, old, last)]
+    about = comparison.of_runs([(each, pages._scored(each, SPLIT, None)) for each in known], SPLIT, {})
+    assert [entry.by for entry in about["entries"]] == ["best", "unknown checkpoint", None]
+    assert about["entries"][0].scored.csv == best and len(about["contrasts"]) == 1
+    page = text_of(pages.of_runs([run, old, last], world.save))
+    assert page.count("by unknown checkpoint") == 1
+    for shown, told in ((best, "best.ckpt (best)"), (newer, "best.ckpt (unknown checkpoint)")):
+        assert told in text_of(pages.of_run(run, split=SPLIT, csv=shown))
+    with pytest.raises(UsageError, match="by its best checkpoint"):
+        pages.of_runs([last, world.run("d")], world.save, split=SPLIT)
 
 
 def test_a_run_beside_itself_does_not_differ(world: World) -> None:
@@ -281,7 +314,8 @@ def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
 
 def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World) -> None:
     runs, settings = sweep(world, 12, predicted=10)
-    about = comparison.of_runs([(run, pages._scored(run, SPLIT, None)) for run in runs], None, settings)
+    known = [Record.read(run) for run in runs]
+    about = comparison.of_runs([(each, pages._scored(each, SPLIT, None)) for each in known], None, settings)
     contrasted = {run.id for c in about["contrasts"] for run in (c["first"].run, c["second"].run)}
     assert contrasted == {run.id for run in runs[2:10]}, "of those with predictions"
     assert len(about["contrasts"]) == 8 * 7 / 2

@@ -45,6 +45,7 @@ def test_the_best_combination_comes_first_with_mean_and_deviation(sweep: SweepFo
     assert best["auroc"] == pytest.approx(statistics.mean([0.70, 0.79, 0.76]))
     assert best["auroc_sd"] == pytest.approx(statistics.stdev([0.70, 0.79, 0.76]))
     assert best["loss"] == pytest.approx(1 - best["auroc"])  # of the same validation
+    assert best["validated_on"] == "dev_seen"
     by_loss = lines(sweep, metric="loss")  # the smaller, the better
     assert [line.parameters["lr"] for line in by_loss] == [0.5, 0.1, 0.9]
     assert {next(iter(line.metrics)) for line in by_loss} == {"loss"}

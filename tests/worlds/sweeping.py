@@ -92,7 +92,7 @@ def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
         told |= {f"hateful_memes/{name}": value for name, value in metrics.items()}
         log = EventLog(run.events, "1")
         log.write("train", update=update, max_updates=40, epoch=1, loss=0.5, lr=0.1, updates_per_s=2.0)
-        log.write("val", update=update, metrics=told, final=False)
+        log.write("val", update=update, metrics=told, final=False, data={"split": "dev_seen", "rows": 8})
     Exit("ok").save(run.exit_file)
     return run
 

@@ -10,14 +10,15 @@ from textwrap import shorten
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
-from mmf_win.protocol import read_events
 from mmf_win.results.metrics import auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
 from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
+from mmf_win.runs.history import Record, Summary
 from mmf_win.runs.paper import PAPER, Published, published, why_none
+from mmf_win.runs.scores import told
 
 BEST = len(plots.SERIES)
 """Of how many runs of a sweep the curves and differences are shown."""
@@ -40,12 +41,13 @@ class ComparedRun:
         published: what the paper reports of that.
         configuration: what its result depends on beside the seed, by key; see :func:`_configuration`.
         best, best_on: its best validation AUROC, and what that was measured on, where there is one.
-        scored, rows: its predictions of the split that is compared, and of how many rows, where it has some.
+        scored, by, rows: its predictions of the split that is compared, by which checkpoint, and of how many
+            rows, where it has some.
         auroc, accuracy: of these predictions, where all of them have labels.
     """
 
     run: Run
-    summary: history.Summary
+    summary: Summary
     curves: TrainingCurves
     preset: str
     published: Mapping[str, Any]
@@ -53,6 +55,7 @@ class ComparedRun:
     best: float | None
     best_on: str | None
     scored: Scored | None
+    by: str | None
     rows: str | None
     auroc: float | None
     accuracy: float | None
@@ -85,22 +88,22 @@ class Group:
 
 
 def of_runs(
-    runs: Sequence[tuple[Run, Scored | None]],
+    runs: Sequence[tuple[Record, Scored | None]],
     split: str | None,
     settings: Mapping[Run, Mapping[str, object]],
 ) -> dict[str, Any]:
     """What the page shows.
 
     Args:
-        runs: each with its predictions of ``split``.
+        runs: each with its predictions of ``split`` by its best checkpoint.
         split: what the runs are compared on; None where none of them has predicted anything.
         settings: the parameters in which runs of a sweep differ. With them, curves and differences are those
             of the :data:`BEST` runs alone, since a sweep may have hundreds.
 
     Raises:
-        DataError: a run's request cannot be read.
+        DataError: a run's configuration, or how it ended, cannot be read.
     """
-    entries = [entry_of(run, scored) for run, scored in runs]
+    entries = [entry_of(known, scored) for known, scored in runs]
     groups = grouped(entries)
     predicted = [entry for entry in entries if entry.scored is not None]
     shown, contrasted = (best(entries), best(predicted)) if settings else (entries, predicted)
@@ -175,7 +178,7 @@ def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
     return shorten(", ".join([first.preset, *(apart(False) or apart(True))]), _LONGEST, placeholder=" …")
 
 
-def _configuration(run: Run, summary: history.Summary, curves: TrainingCurves) -> dict[str, Any]:
+def _configuration(run: Run, summary: Summary, curves: TrainingCurves) -> dict[str, Any]:
     """What the result of a run depends on beside its seed: what was asked for, what MMF made of it, what it
     was trained on, which totals it was to reach when (rates of learning depend on that), and how it ended.
     """
@@ -209,17 +212,14 @@ def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     return found
 
 
-def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
-    """A run, with its scores where its predictions have labels.
-
-    Raises:
-        DataError: its request cannot be read.
-    """
+def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
+    """A run, with its scores where its predictions have labels. Raises as :func:`of_runs`."""
     metrics = {}
     if scored is not None and scored.labels is not None:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
-    request, curves = run.request(), read_curves(read_events(run.events))
-    summary = history.summarize(run, request)
+    run, request, summary = known.run, known.request, known.summary
+    curves = read_curves(known.events)
+    by = None if scored is None else known.scores.of(scored.split)
     return ComparedRun(
         run,
         summary,
@@ -230,6 +230,7 @@ def entry_of(run: Run, scored: Scored | None) -> ComparedRun:
         best=summary.best_auroc,
         best_on=None if summary.best_auroc is None else summary.validated_on,
         scored=scored,
+        by=None if by is None else told(by.checkpoint),
         rows=None if scored is None else scored.coverage.amount,
         auroc=metrics["auroc"].value if metrics else None,
         accuracy=metrics["accuracy"].value if metrics else None,

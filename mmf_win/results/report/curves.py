@@ -9,7 +9,7 @@ from typing import Any
 
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
-from mmf_win.runs.history import AUROC
+from mmf_win.runs.scores import AUROC
 
 _VALUES = {
     "train": {"loss": "loss", "lr": "lr", "speed": "updates_per_s", "memory": "max_mem_mib"},

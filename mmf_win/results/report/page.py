@@ -15,17 +15,16 @@ from mmf_win.console import duration, moment, without_control_characters
 from mmf_win.files import replacing
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
-from mmf_win.protocol import read_events
 from mmf_win.results.metrics import Score, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.pictures import alike, thumbnail
 from mmf_win.results.report.scored import Pair, Scored, pairs, ranked, worst
 from mmf_win.results.saved_metrics import METRICS
-from mmf_win.runs import history
-from mmf_win.runs.folder import Run
+from mmf_win.runs.history import Record, Summary
 from mmf_win.runs.paper import PAPER, published, why_none
 from mmf_win.runs.request import Request
+from mmf_win.runs.scores import UNKNOWN, Scores, told
 
 MISTAKES = 12
 """Memes shown of each kind of mistake."""
@@ -60,25 +59,24 @@ class Fact(NamedTuple):
     brief: str | None = None
 
 
-def of_run(run: Run, scored: Scored | None, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
+def of_run(known: Record, scored: Scored | None, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
     """What the page of a run shows; without predictions, it is about training alone.
 
     ``images`` is whether it holds small copies of the memes, which are in ``dataset``.
 
     Raises:
-        DataError: the run's request cannot be read.
+        DataError: how the run ended cannot be read.
     """
-    request = run.request()
-    summary = history.summarize(run, request)
-    curves = read_curves(read_events(run.events))
+    request, summary = known.request, known.summary
+    curves = read_curves(known.events)
     return {
-        "id": run.id,
+        "id": summary.id,
         "name": request.preset,
         "summary": summary,
         "curves": None if request.published_weights else curves,
         "training": plots.training(curves),
         "resources": plots.resources(curves),
-        "facts": _facts(run, request, summary, curves, scored),
+        "facts": _facts(known, curves, scored),
         **_predictions(scored, request.published, dataset, images),
     }
 
@@ -176,9 +174,8 @@ def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]
     ]
 
 
-def _facts(
-    run: Run, request: Request, summary: history.Summary, curves: TrainingCurves, scored: Scored | None
-) -> list[Fact]:
+def _facts(known: Record, curves: TrainingCurves, scored: Scored | None) -> list[Fact]:
+    request, summary = known.request, known.summary
     facts = [Fact("Preset", request.preset, ""), Fact("Model", request.model)]
     if request.published_weights:
         facts += [
@@ -189,11 +186,11 @@ def _facts(
     else:
         facts += _facts_of_training(request, summary, curves)
     if scored is not None:
-        facts += _facts_of(scored)
-    return [*facts, Fact("Folder", str(run.path), "")]
+        facts += _facts_of(scored, known.scores)
+    return [*facts, Fact("Folder", summary.path, "")]
 
 
-def _facts_of_training(request: Request, summary: history.Summary, curves: TrainingCurves) -> list[Fact]:
+def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurves) -> list[Fact]:
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
     facts = [
         Fact("MMF", request.mmf or "unknown"),
@@ -202,7 +199,7 @@ def _facts_of_training(request: Request, summary: history.Summary, curves: Train
         Fact("Training took", duration(summary.seconds)),
         Fact("Updates", f"{summary.updates or 0:,}{total}"),
         Fact("State", summary.state, ""),
-        Fact("Seed", "drawn" if request.seed is None else str(request.seed)),
+        Fact("Seed", _seed(request, summary)),
     ]
     if curves.attempts:
         last = curves.attempts[-1]
@@ -213,11 +210,16 @@ def _facts_of_training(request: Request, summary: history.Summary, curves: Train
     return [*facts, Fact("Validated on", on, None if on != summary.val_split else "")]
 
 
+def _seed(request: Request, summary: Summary) -> str:
+    number = "unknown" if summary.seed is None else str(summary.seed)
+    return number if request.seed is not None else f"{number}, drawn"
+
+
 def _versions(versions: Mapping[str, str]) -> list[Fact]:
     return [Fact(name, versions[key], "") for key, name in _PACKAGES.items() if key in versions]
 
 
-def _facts_of(scored: Scored) -> list[Fact]:
+def _facts_of(scored: Scored, scores: Scores | None = None) -> list[Fact]:
     digest = file_digest(scored.annotations).hex()
     facts = [
         Fact("Split", f"{scored.title}, {scored.coverage.amount} memes", ""),
@@ -225,6 +227,8 @@ def _facts_of(scored: Scored) -> list[Fact]:
     ]
     for member in scored.saved_metrics.get("members", []):
         name, weights = Path(member["checkpoint"]).name, member["checkpoint_sha256"]
+        if scores is not None:  # what had this name then may be another one now
+            name += f" ({told(scores.names.get(weights, UNKNOWN))})"
         facts.append(Fact("Checkpoint", f"{name}, sha256 {weights}", f"{name} {weights[:8]}…"))
     origin = scored.saved_metrics.get("threshold_from", "default")
     chosen = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")

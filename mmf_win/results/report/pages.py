@@ -12,9 +12,10 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.paths import DatasetPaths, Places, data_option, new_file
 from mmf_win.results import saved_metrics
 from mmf_win.results.report import comparison, page
-from mmf_win.results.report.scored import Scored, predictions_of, read_scored
+from mmf_win.results.report.scored import Scored, read_scored
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import events_of
+from mmf_win.runs.history import Record
+from mmf_win.runs.scores import common_split
 
 
 def of_run(
@@ -40,19 +41,23 @@ def of_run(
         UsageError: ``split`` was not predicted.
         DataError: predictions, annotations or the run's request cannot be read.
     """
-    dataset = _dataset(run, data_dir)
-    found = (split, csv) if split is not None and csv is not None else _newest(run, split)
+    known = Record.read(run)
+    dataset = _dataset(known, data_dir)
+    predicted = [(each.split, each.csv) for each in known.scores.predicted]
+    found = next((each for each in predicted if split in (None, each[0])), None)
+    if split is not None and csv is not None:
+        found = (split, csv)
     if found is None and split is not None:
         there = splits_on_disk(dataset)
         message = f"run {run.id} has no predictions for {split}"
         if split in there:
             raise UsageError(message, hint=_predict([run], split, data_dir))
-        predicted = sorted({name for name, _ in predictions_of(run)})
-        hint = f"it has those for {', '.join(predicted)}" if predicted else f"there are: {', '.join(there)}"
+        others = sorted({name for name, _ in predicted})
+        hint = f"it has those for {', '.join(others)}" if others else f"there are: {', '.join(there)}"
         raise UsageError(message, hint=hint)
     scored = None if found is None else read_scored(found[1], found[0], dataset)
     beside = found[1].with_suffix(".html") if found else run.reports / "report.html"
-    return page.write("run.html", output or beside, page.of_run(run, scored, dataset, images=images))
+    return page.write("run.html", output or beside, page.of_run(known, scored, dataset, images=images))
 
 
 def with_something_to_show(run: Run) -> Run:
@@ -61,8 +66,8 @@ def with_something_to_show(run: Run) -> Run:
     Raises:
         DataError: there is nothing to show, or its files cannot be read.
     """
-    run.request()
-    if predictions_of(run) or any(event["kind"] in ("train", "val") for event in events_of(run)):
+    known = Record.read(run)
+    if known.scores.predicted or any(event["kind"] in ("train", "val") for event in known.events):
         return run
     raise DataError(f"run {run.id} has neither updates nor predictions to show")
 
@@ -106,10 +111,11 @@ def of_runs(
     runs = list(dict.fromkeys(runs))
     if len(runs) < 2:
         raise UsageError("the same run was named twice", hint="name another one beside it")
-    chosen = split or _common(runs)
-    scored = [(run, _scored(run, chosen, data_dir)) for run in runs]
+    found = [Record.read(run) for run in runs]
+    chosen = split or common_split([p.split for p in known.scores.predicted if p.counts] for known in found)
+    scored = [(known, _scored(known, chosen, data_dir)) for known in found]
     if split is not None and not any(predictions for _, predictions in scored):
-        message = f"none of these runs has predictions for {split}"
+        message = f"none of these runs has predictions for {split} by its best checkpoint"
         raise UsageError(message, hint=_predict(runs, split, data_dir))
     about = comparison.of_runs(scored, chosen, settings or {})
     with nullcontext(output) if output else new_file(save_dir, "comparison_", ".html") as made:
@@ -123,20 +129,11 @@ def _predict(runs: Sequence[Run], split: str, data_dir: Path | None) -> str:
     return f"`{command}` makes them"
 
 
-def _dataset(run: Run, data_dir: Path | None) -> DatasetPaths:
-    return Places.resolve(data_dir or Path(run.request().data_dir)).dataset
+def _dataset(known: Record, data_dir: Path | None) -> DatasetPaths:
+    return Places.resolve(data_dir or Path(known.request.data_dir)).dataset
 
 
-def _newest(run: Run, split: str | None) -> tuple[str, Path] | None:
-    return next((found for found in predictions_of(run) if split in (None, found[0])), None)
-
-
-def _scored(run: Run, split: str | None, data_dir: Path | None) -> Scored | None:
-    csv = _newest(run, split) if split is not None else None
-    return None if csv is None else read_scored(csv[1], csv[0], _dataset(run, data_dir))
-
-
-def _common(runs: Sequence[Run]) -> str | None:
-    """The split that most of the runs have predicted, a test set before another."""
-    predicted = [split for run in runs for split in {split for split, _ in predictions_of(run)}]
-    return max(predicted, key=lambda s: (predicted.count(s), s.startswith("test"), s), default=None)
+def _scored(known: Record, split: str | None, data_dir: Path | None) -> Scored | None:
+    """A run's predictions of the split by its best checkpoint."""
+    found = known.scores.of(split)
+    return None if found is None else read_scored(found.csv, found.split, _dataset(known, data_dir))

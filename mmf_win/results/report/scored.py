@@ -7,7 +7,6 @@ Challenge*, arXiv:2005.04790). A model that puts the hateful one of a pair highe
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,11 +21,8 @@ from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, NO_PROBABILITIES
-from mmf_win.runs.folder import Run
 from mmf_win.unpacking.staging import require_finished
 
-# As Run.report names them; the split is the stem of an annotation file.
-_NAME = re.compile(r"_(?P<stamp>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(-\d+)?)$")
 _MOST = 20  # what more memes have in common is a phrase or a placeholder; the challenge's are twos and threes
 
 
@@ -106,17 +102,6 @@ class Scored:
         """A probability above it was predicted to be hateful."""
         value = self.saved_metrics.get("threshold")
         return float(value) if isinstance(value, (int, float)) else DEFAULT_THRESHOLD
-
-
-def predictions_of(run: Run) -> list[tuple[str, Path]]:
-    """Split and file of each prediction of a run, the newest first."""
-    prefix = f"hateful_memes_{run.path.parent.name}_"
-    found: list[tuple[str, str, Path]] = []
-    for file in run.reports.glob("*.csv"):
-        stamp = _NAME.search(file.stem)
-        if stamp is not None and file.stem.startswith(prefix):
-            found.append((stamp["stamp"], file.stem[len(prefix) : stamp.start()], file))
-    return [(split, file) for _, split, file in sorted(found, reverse=True)]
 
 
 def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:

@@ -22,6 +22,7 @@ from mmf_win.console import size
 from mmf_win.errors import CheckpointError, ResourceError
 from mmf_win.files import free_space, replacing, share
 from mmf_win.integrity import torch_file
+from mmf_win.integrity.digest import file_digest
 from mmf_win.worker.outcome import UntrustedCheckpoint
 
 # The real ones, whatever replaces them while MMF loads and saves.
@@ -77,10 +78,15 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class SingleWrite:
-    """Writes one value under one or more names."""
+    """Writes one value under one or more names.
+
+    Attributes:
+        sha256: of the bytes that were written, by which a prediction is later known to be of them.
+    """
 
     def __init__(self) -> None:
         self._written: Path | None = None
+        self.sha256 = ""
 
     def __call__(self, value: Any, path: Path) -> None:
         """Put ``value`` at ``path``, which is either the old file or the complete new one at any time.
@@ -112,6 +118,7 @@ class SingleWrite:
                 raise
             if damage := torch_file.problem(temporary):
                 raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
+            self.sha256 = file_digest(temporary).hex()
         self._written = path
 
 

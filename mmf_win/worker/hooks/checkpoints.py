@@ -69,7 +69,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             super().save(update, iteration, update_best=update_best)
         if self._observer.is_main:
             self._prune(update)
-        self._observer.event("checkpoint", update=update)
+        self._observer.event("checkpoint", update=update, sha256=write.sha256, best=bool(update_best))
 
     def finalize(self) -> None:
         """Write the weights alone, at the end of training."""

@@ -1,0 +1,165 @@
+"""The scores of a run, each with the split and the checkpoint that it is of.
+
+A table or a test is of one split and, for each run, of one checkpoint: what ``best`` stands for now. That is
+known by the SHA-256 that the worker told when it saved it, so that nothing is hashed here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmf_win.dataset.coverage import Coverage
+from mmf_win.dataset.own_memes import annotations_beside
+from mmf_win.files import read_json
+from mmf_win.protocol import Event
+from mmf_win.runs.folder import Run
+
+AUROC = "hateful_memes/roc_auc"
+BEST, UNKNOWN = "best", "unknown"
+
+# As Run.new_report names them; the split is the stem of an annotation file.
+_NAME = re.compile(r"_(?P<stamp>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(-\d+)?)$")
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """A prediction file of a run.
+
+    Attributes:
+        csv: the file.
+        split: the annotation file's stem, or what stands for own memes in names.
+        checkpoint: what predicted: ``best`` as it is now, ``update 300`` for another one of the run's, or
+            ``unknown``, where the run has no record of its hash.
+        counts: whether tables and tests take it: it is by what ``best`` stands for, or nobody knows.
+        auroc: 0 to 1; None without labels.
+        on: what it was measured on; None where no record tells.
+    """
+
+    csv: Path
+    split: str
+    checkpoint: str
+    counts: bool
+    auroc: float | None
+    on: Coverage | None
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What was measured of a run.
+
+    Attributes:
+        validation: the event of the validation of the best checkpoint, or the one with the best AUROC where
+            nothing tells which checkpoint that is.
+        predicted: every prediction of its own, the newest first.
+        names: what :class:`Predicted` calls its checkpoints, by their hashes.
+    """
+
+    validation: Event | None = None
+    predicted: Sequence[Predicted] = ()
+    names: Mapping[str | None, str] = field(default_factory=dict)
+
+    @property
+    def best_auroc(self) -> float | None:
+        """The validation AUROC of the best checkpoint."""
+        return None if self.validation is None else val_auroc(self.validation)
+
+    def of(self, split: str | None) -> Predicted | None:
+        """The newest prediction of a split by what ``best`` stands for now."""
+        return next((each for each in self.predicted if each.counts and each.split == split), None)
+
+    @property
+    def splits(self) -> set[str]:
+        """The splits of which such a prediction has an AUROC; memes of the user's own are none."""
+        scored = (each for each in self.predicted if each.counts and each.auroc is not None)
+        return {each.split for each in scored if not annotations_beside(each.csv).is_file()}
+
+    @property
+    def tests(self) -> set[str]:
+        """The test sets among them."""
+        return set(filter(is_test, self.splits))
+
+
+def read_scores(run: Run, events: Sequence[Event], published: str | None = None) -> Scores:
+    """The scores of a run; ``published`` is the hash of its weights where it was never trained."""
+    saves = [event for event in events if event["kind"] == "checkpoint"]
+    hashes = [event.get("sha256") for event in saves]
+    names = {sha256: f"update {event.get('update')}" for event, sha256 in zip(saves, hashes, strict=True)}
+    best = next((event for event in reversed(saves) if event.get("best") and "sha256" in event), None)
+    chosen: str | None = published if best is None else best["sha256"]
+    if chosen is not None:
+        names[chosen] = BEST
+    elif saves and None not in hashes:  # until there is a best, the last stands for it
+        chosen = hashes[-1]
+    return Scores(_validation(events, best), _predicted(run, names, chosen), names)
+
+
+def common_split(splits: Iterable[Iterable[str]]) -> str | None:
+    """The split that most of the runs have, each with its ``splits``; a test set before another."""
+    counted = Counter(split for of_run in splits for split in set(of_run))
+    return max(counted, key=lambda split: (counted[split], is_test(split), split), default=None)
+
+
+def is_test(split: str) -> bool:
+    """Whether a split is a test set, by its name."""
+    return f"{split}_".startswith("test_")
+
+
+def told(checkpoint: str, on: Coverage | None = None) -> str:
+    """Which checkpoint a score is of, and of how many rows where some are left out, for people."""
+    name = "unknown checkpoint" if checkpoint == UNKNOWN else checkpoint
+    return f"{name}, {on}" if on is not None and on.is_partial else name
+
+
+def val_auroc(event: Event) -> float | None:
+    """The validation AUROC that an event reports, if it does."""
+    return _share((event.get("metrics") or {}).get(AUROC)) if event["kind"] == "val" else None
+
+
+def _validation(events: Sequence[Event], best: Event | None) -> Event | None:
+    scored = [event for event in events if val_auroc(event) is not None]
+    if best is None:
+        return max(scored, key=lambda event: val_auroc(event) or 0.0, default=None)
+    # The final validation is of the best checkpoint, and may be all that is left of it after a kill.
+    later = [event for event in scored if event.get("final") and event.get("t", 0) >= best.get("t", 0)]
+    when = (best.get("update"), best.get("attempt"))
+    own = [e for e in scored if not e.get("final") and (e.get("update"), e.get("attempt")) == when]
+    return next(reversed([*later, *own]), None)
+
+
+def _predicted(run: Run, names: Mapping[str | None, str], chosen: str | None) -> list[Predicted]:
+    prefix = f"hateful_memes_{run.path.parent.name}_"
+    found: list[tuple[str, Predicted]] = []
+    for csv in run.reports.glob("*.csv"):
+        stamp = _NAME.search(csv.stem)
+        if stamp is None or not csv.stem.startswith(prefix):
+            continue
+        split = csv.stem[len(prefix) : stamp.start()]
+        auroc, on, sha256 = _recorded(csv)
+        name = UNKNOWN if sha256 is None else names.get(sha256, UNKNOWN)
+        counts = name == UNKNOWN if chosen is None else sha256 == chosen
+        found.append((stamp["stamp"], Predicted(csv, split, name, counts, auroc, on)))
+    return [each for _, each in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+
+def _recorded(csv: Path) -> tuple[float | None, Coverage | None, str | None]:
+    """What the record beside a prediction file says: AUROC, what it is of, and the checkpoint's hash."""
+    record: Any = None
+    with suppress(OSError, ValueError):
+        record = read_json(csv.with_suffix(".metrics.json"))
+    on = Coverage.read(record)
+    if on is None:
+        return None, None, None
+    members = record.get("members")
+    alone = members[0] if isinstance(members, list) and len(members) == 1 else None
+    sha256 = alone.get("checkpoint_sha256") if isinstance(alone, dict) else None
+    return _share(record.get("auroc")), on, sha256 if isinstance(sha256, str) else None
+
+
+def _share(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None

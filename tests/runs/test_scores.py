@@ -1,0 +1,152 @@
+"""Each score has its split and its checkpoint: a table is of one split, and of the best of each run."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.files import write_json
+from mmf_win.protocol import EventLog
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import Request
+from mmf_win.runs.scores import AUROC
+from mmf_win.sweeps.folder import TaskFolder
+from mmf_win.sweeps.table import _scores, metrics_of
+from tests.worlds.memes import SLOTS
+from tests.worlds.tools import Mmfw
+
+
+def trained(save: Path, name: str, **asked: Any) -> Run:
+    run = Run(save / name / "2026-01-01T00-00-00")
+    run.reports.mkdir(parents=True)
+    run.save_request(Request(preset="demo", model="mmbt", splits=SLOTS, data_dir="data", **asked))
+    return run
+
+
+def saved(
+    run: Run, update: int, auroc: float, *, best: bool = False, attempt: str = "1", **hashed: str
+) -> None:
+    """The run came to an update, whose checkpoint has its number and its attempt as the hash."""
+    log = EventLog(run.events, attempt)
+    log.write("val", update=update, metrics={AUROC: auroc}, final=False)
+    log.write("checkpoint", update=update, best=best, sha256=f"{update} of {attempt}")
+
+
+def predicted(run: Run, split: str, sha256: str, auroc: float, rows: int = 8) -> Path:
+    """A prediction, newer than those before."""
+    number = len(list(run.reports.glob("*.csv")))
+    made = run.reports / f"hateful_memes_{run.path.parent.name}_{split}_2026-01-01T00-00-{number:02}.csv"
+    made.touch()
+    facts = {"auroc": auroc, "split": split, "rows": rows, "full_rows": 8, "threshold": 0.5}
+    member = {"run": run.id, "checkpoint": "best.ckpt", "checkpoint_sha256": sha256}
+    write_json(made.with_suffix(".metrics.json"), facts | {"members": [member]})
+    return made
+
+
+def listed(mmfw: Mmfw, save: Path) -> dict[str, tuple[Any, ...]]:
+    """Of each run its scores in the list, which are the same in each form."""
+    keys = ("best_auroc", "test_auroc", "test_split", "test_checkpoint")
+    found = mmfw.json("runs", "--save-dir", save)
+    rows = csv.DictReader(io.StringIO(mmfw("runs", "--save-dir", save, "--format", "csv")))
+    as_text = [[str(each[key] or "") for key in keys] for each in found]
+    assert [[row[key] for key in keys] for row in rows] == as_text
+    return {each["id"].split("/")[0]: tuple(each[key] for key in keys) for each in found}
+
+
+@pytest.fixture
+def run(user_dir: Path) -> Run:
+    """A run that was best at update 10, and whose last checkpoint predicted after its best."""
+    run = trained(user_dir, "a")
+    saved(run, 10, 0.9, best=True)
+    saved(run, 20, 0.8)
+    predicted(run, "test_seen", "10 of 1", 0.7)
+    predicted(run, "test_seen", "20 of 1", 0.6)
+    predicted(run, "test_seen", "of another run", 0.5)
+    predicted(run, "dev_seen", "10 of 1", 0.4)
+    return run
+
+
+def test_a_score_is_of_the_best_checkpoint_and_others_are_shown_by_their_names(mmfw: Mmfw, run: Run) -> None:
+    save = run.path.parents[1]
+    assert listed(mmfw, save) == {"a": (0.9, 0.7, "test_seen", "best")}
+    text = mmfw("runs", "--save-dir", save)
+    assert "test_seen AUROC" in text and "0.7000  best" in text
+    shown = mmfw.json("runs", "show", "a", "--save-dir", save)["predictions"]
+    names = {each["auroc"]: (each["split"], each["checkpoint"]) for each in shown}
+    assert names == {
+        0.7: ("test_seen", "best"),
+        0.6: ("test_seen", "update 20"),
+        0.5: ("test_seen", "unknown"),
+        0.4: ("dev_seen", "best"),
+    }
+    other = trained(save, "b")
+    saved(other, 10, 0.6)
+    saved(other, 20, 0.7, best=True)
+    predicted(other, "test_seen", "10 of 1", 0.75)
+    predicted(other, "dev_seen", "20 of 1", 0.65, rows=4)
+    scores = mmfw.json("runs", "compare", "a", "b", "--save-dir", save)["scores"]
+    assert scores["best_auroc"] == [0.9, 0.7]
+    assert (scores["test_seen_auroc"], scores["test_seen_by"]) == ([0.7, None], ["best", None])
+    assert scores["dev_seen_by"] == ["best", "best, 4 of 8 rows of dev_seen"]
+
+
+def test_a_new_best_leaves_the_old_ones_score_behind(mmfw: Mmfw, run: Run) -> None:
+    save = run.path.parents[1]
+    saved(run, 30, 0.95, best=True, attempt="2")
+    assert listed(mmfw, save) == {"a": (0.95, None, None, None)}
+    shown = mmfw.json("runs", "show", "a", "--save-dir", save)["predictions"]
+    assert "update 10" in {each["checkpoint"] for each in shown}
+    predicted(run, "test_seen", "30 of 2", 0.3)
+    assert listed(mmfw, save) == {"a": (0.95, 0.3, "test_seen", "best")}
+    task = TaskFolder(run.path.parents[1])
+    assert metrics_of(_scores(task)) == {"auroc": 0.95, "test_seen_auroc": 0.3}
+
+
+def test_the_best_auroc_is_that_of_the_best_checkpoint(mmfw: Mmfw, run: Run) -> None:
+    """Not the highest: what a run is best by may be another metric."""
+    saved(run, 30, 0.6, best=True)
+    assert listed(mmfw, run.path.parents[1])["a"][0] == 0.6
+
+
+def test_a_list_is_of_one_test_split(mmfw: Mmfw, run: Run) -> None:
+    save = run.path.parents[1]
+    for name in ("b", "c"):
+        other = trained(save, name)
+        saved(other, 10, 0.6, best=True)
+        predicted(other, "test_unseen", "10 of 1", 0.55)
+    predicted(run, "dev_seen", "10 of 1", 0.45)
+    scores = listed(mmfw, save)
+    assert scores["a"] == (0.9, None, None, None)
+    assert scores["b"] == (0.6, 0.55, "test_unseen", "best")
+
+
+def test_of_older_records_the_checkpoint_is_unknown_and_said_to_be(mmfw: Mmfw, user_dir: Path) -> None:
+    old = trained(user_dir, "a")
+    EventLog(old.events, "1").write("val", update=10, metrics={AUROC: 0.9}, final=False)
+    EventLog(old.events, "1").write("checkpoint", update=10)
+    predicted(old, "test_seen", "10 of 1", 0.7)
+    assert listed(mmfw, user_dir) == {"a": (0.9, 0.7, "test_seen", "unknown")}
+    assert "unknown checkpoint" in mmfw("runs", "--save-dir", user_dir)
+    assert metrics_of(_scores(TaskFolder(user_dir)))["test_seen_auroc (unknown checkpoint)"] == 0.7
+    saved(old, 20, 0.8)
+    assert listed(mmfw, user_dir)["a"][-1] == "unknown", "the best may still be the old one"
+    saved(old, 30, 0.95, best=True)
+    assert listed(mmfw, user_dir)["a"] == (0.95, None, None, None)
+
+
+def test_published_weights_are_the_best_of_their_run_and_the_last_until_there_is_a_best(
+    mmfw: Mmfw, user_dir: Path
+) -> None:
+    published = trained(user_dir, "a", published_weights="x", published_sha256="weights")
+    predicted(published, "test_seen", "weights", 0.7)
+    short = trained(user_dir, "b")
+    EventLog(short.events, "1").write("checkpoint", update=5, best=False, sha256="5 of 1")
+    predicted(short, "test_seen", "5 of 1", 0.6)
+    assert listed(mmfw, user_dir) == {
+        "a": (None, 0.7, "test_seen", "best"),
+        "b": (None, 0.6, "test_seen", "update 5"),
+    }
