@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 _TRIES = 20 if sys.platform == "win32" else 1
 _PAUSE = 0.1
@@ -131,9 +131,13 @@ def json_bytes(value: object, indent: int | None = None) -> bytes:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder, in order. Links are followed; one that leads nowhere is no file."""
+    """All files below a folder, in order. Links are followed; one that leads nowhere is no file.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
     seen: set[str] = set()
-    for here, folders, files in os.walk(folder, followlinks=True):
+    for here, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
         folders.sort()
         real = os.path.realpath(here)
         if real in seen:  # a link to a folder above would never end
@@ -141,6 +145,10 @@ def files_below(folder: Path) -> Iterator[Path]:
             continue
         seen.add(real)
         yield from (file for name in sorted(files) if (file := Path(here, name)).is_file())
+
+
+def _refuse(error: OSError) -> NoReturn:
+    raise error
 
 
 def require_end(path: Path) -> None:

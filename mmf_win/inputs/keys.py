@@ -38,6 +38,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
         DamagedFeatures: it is cut off or damaged.
         HostileFeatures: what is in it would run code.
         MmfError: lmdb is not installed.
+        OSError: the system refuses to open it.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
     note = folder.parent / _NOTE
@@ -48,6 +49,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
             if (noted["lmdb"], noted["checked"]) == (folder.name, state):
                 return frozenset(noted["keys"])
     require_packages("lmdb")
+    data.open("rb").close()  # else it would be called damaged where it may not be read
     try:
         keys = answer_of("feature_lmdb", str(folder.absolute()), "records" if walk else "keys")
     except DamagedFeatures as error:
