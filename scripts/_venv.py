@@ -7,16 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_PROGRAMS = "Scripts" if os.name == "nt" else "bin"
 _SUFFIX = ".exe" if os.name == "nt" else ""
 # Says that a folder was made here and may be replaced, and once all is installed what that was.
 _STAMP = "mmfw-stamp"
 # On Linux, PyPI's PyTorch brings 3 GB of CUDA along.
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+_TOLD_EVERY = 5  # seconds
 
 
 class Venv:
@@ -40,13 +44,14 @@ class Venv:
         for_demo: bool = False,
     ) -> None:
         self.path = ROOT / folder
+        self.programs = self.path / ("Scripts" if os.name == "nt" else "bin")
         self.extras = frozenset(extras)
         self.constraints = constraints
         self.for_demo = for_demo
 
     def program(self, name: str) -> str:
         """The path of a program of the environment, such as ``python`` or ``mmfw``."""
-        return str(self.path / _PROGRAMS / (name + _SUFFIX))
+        return str(self.programs / (name + _SUFFIX))
 
     def ensure(self) -> None:
         """Make it, or bring it up to date, unless it is just what this checkout asks for."""
@@ -60,17 +65,22 @@ class Venv:
         there = frozenset(found[2].split()) if len(found) == 3 else frozenset()
         if found[:2] == [python, self._requirements()] and self.extras <= there:
             return
-        print(f"Installing into {self.path}; the first time takes a minute or more.", flush=True)
+        print(f"Installing into {self.path}; the first time takes a minute or more. So far:", flush=True)
         if found[:1] != [python]:
             self._create()
         stamp.write_text("unfinished", encoding="utf-8")  # an installation may be cut short
         extras = sorted(self.extras | there)
         pip = [self.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        pip += ["--no-compile", "-c", self.constraints]  # most of it is never imported
+        pip += ["--no-compile", "-c", self.constraints]  # that is done below, on all processors
         if self.for_demo and sys.platform == "linux":
             pytorch = ["--extra-index-url", _CPU_INDEX, "--retries", "1", "--no-deps", "torch", "torchvision"]
-            run([*pip, *pytorch])
-        run([*pip, "-e", f".[{','.join(extras)}]"])
+            run([*pip, *pytorch], watched=self.path)
+        run([*pip, "-e", f".[{','.join(extras)}]"], watched=self.path)
+        # Without bytecode, as PYTHONDONTWRITEBYTECODE has it, each start takes twice as long. Some packages
+        # have files that are no Python.
+        print("Compiling it to bytecode:", flush=True)
+        compiling = [self.program("python"), "-m", "compileall", "-qq", "-j", "0"]
+        run([*compiling, str(self.path), str(ROOT / "mmf_win")], watched=self.path, may_fail=True)
         stamp.write_text("\n".join([python, self._requirements(), " ".join(extras)]), encoding="utf-8")
 
     def run(
@@ -104,11 +114,32 @@ class Venv:
         return content.hexdigest()
 
 
-def run(command: Sequence[str]) -> None:
-    """Run a command in the checkout; where it fails, say so and exit."""
+def run(command: Sequence[str], *, watched: Path | None = None, may_fail: bool = False) -> None:
+    """Run a command in the checkout; where it fails, say so and exit.
+
+    Meanwhile it says every few seconds how large the folder ``watched`` and pip's downloads are.
+    """
+    begun = time.monotonic()
     try:
-        code = subprocess.run(command, cwd=ROOT).returncode
+        with subprocess.Popen(command, cwd=ROOT) as process:
+            while process.returncode is None:
+                try:
+                    process.wait(_TOLD_EVERY if watched else None)
+                except subprocess.TimeoutExpired:
+                    downloaded = _megabytes(*Path(tempfile.gettempdir()).glob("pip-unpack-*"))
+                    told = f"{downloaded} MB downloaded, {_megabytes(watched)} MB installed"
+                    print(f"  {time.monotonic() - begun:3.0f} s: {told}", flush=True)
     except OSError as error:
         sys.exit(f"{command[0]} cannot be run: {error.strerror}")
-    if code:
-        sys.exit(f"Exit code {code}: {' '.join(command)}")
+    if process.returncode and not may_fail:
+        sys.exit(f"Exit code {process.returncode}: {' '.join(command)}")
+
+
+def _megabytes(*folders: Path | None) -> int:
+    """How large folders are, in which others write and remove files at this moment."""
+    total = 0
+    for path, _, names in chain.from_iterable(os.walk(folder) for folder in folders if folder):
+        for name in names:
+            with suppress(OSError):
+                total += Path(path, name).lstat().st_size
+    return total >> 20

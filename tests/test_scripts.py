@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -36,9 +39,9 @@ class FakeCommands(list[str]):
     failing = ""
     last: Sequence[str] = ()
 
-    def __call__(self, command: Sequence[str]) -> None:
-        self.last = command
-        name = "pip" if "pip" in command else "venv"
+    def __call__(self, command: Sequence[str], **_: object) -> None:
+        name = next(name for name in ("pip", "compileall", "venv") if name in command)
+        self.last = self.last if name == "compileall" else command
         self.append(name)
         if name == self.failing:
             sys.exit(1)
@@ -67,13 +70,13 @@ def test_scripts_with_other_extras_share_one_in_which_only_what_is_new_is_instal
 ) -> None:
     scripts.Venv(".venv", ["train"]).ensure()
     scripts.Venv(".venv", ["train", "dev"]).ensure()
-    assert commands == ["venv", "pip", "pip"]
+    assert commands == ["venv", "pip", "compileall", "pip", "compileall"]
     scripts.Venv(".venv", ["train"]).ensure()
     scripts.Venv(".venv", ["dev", "train"]).ensure()
-    assert commands == ["venv", "pip", "pip"]
+    assert commands == ["venv", "pip", "compileall", "pip", "compileall"]
     (scripts.ROOT / "constraints.txt").write_text("click==8.0\n", encoding="utf-8")
     scripts.Venv(".venv", ["train"]).ensure()
-    assert commands == ["venv", "pip", "pip", "pip"]
+    assert commands == ["venv", *3 * ["pip", "compileall"]]
     assert commands.last[-1] == ".[dev,train]"
 
 
@@ -87,7 +90,7 @@ def test_half_an_environment_is_made_anew(scripts: ModuleType, commands: FakeCom
     commands.clear()
     commands.failing = ""
     scripts.Venv(".venv", ["dev"]).ensure()
-    assert commands == ["venv", "pip"]
+    assert commands == ["venv", "pip", "compileall"]
     assert not leftover.exists()
 
 
@@ -106,6 +109,13 @@ def test_a_failing_command_ends_the_script_saying_so(
         scripts.run(command)
 
 
+def copy_demo(checkout: Path) -> None:
+    """Put what ``scripts/demo.py`` is made of into a checkout."""
+    (checkout / "scripts").mkdir(parents=True)
+    for name in ("demo.py", "_demo.py", "_venv.py"):
+        shutil.copy(SCRIPTS / name, checkout / "scripts")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [("--help", 0, "python scripts/demo.py"), ("--setup-only --seed 2", 1, "--setup-only runs no demo")],
@@ -114,13 +124,81 @@ def test_a_failing_command_ends_the_script_saying_so(
 def test_the_demo_script_says_what_it_takes_and_installs_nothing(
     tmp_path: Path, words: str, code: int, said: str
 ) -> None:
-    for name in ("demo.py", "_venv.py"):
-        (tmp_path / "scripts").mkdir(exist_ok=True)
-        (tmp_path / "scripts" / name).write_bytes((SCRIPTS / name).read_bytes())
+    copy_demo(tmp_path)
     asked = [sys.executable, str(tmp_path / "scripts" / "demo.py"), *words.split()]
     ended = subprocess.run(asked, capture_output=True, encoding="utf-8", check=False)
     assert ended.returncode == code and said in ended.stdout + ended.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def old_pythons() -> list[Path]:
+    """Pythons that are too old for mmfw, as pyenv has them."""
+    root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    return [file for file in root.glob("versions/*/bin/python") if int(file.parts[-3].split(".")[1]) < 10]
+
+
+def test_an_old_python_says_so_in_one_sentence_and_installs_nothing(tmp_path: Path) -> None:
+    copy_demo(tmp_path)
+    script = tmp_path / "scripts" / "demo.py"
+    for python in old_pythons():
+        ended = subprocess.run([python, script], capture_output=True, encoding="utf-8", check=False)
+        assert ended.returncode == 1 and ended.stdout == ""
+        assert re.fullmatch(
+            r"mmfw needs Python 3\.10 or newer, and this is Python [23]\.\d+\.\n", ended.stderr
+        )
+    text = script.read_text(encoding="utf-8")
+    assert ast.parse(text, feature_version=(3, 7))
+    assert "annotations" not in text and not re.search(r"""\bf["']|:=|\) ->""", text), "for Python 2.7"
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the program of Windows that stands in is no script")
+def test_the_demo_script_ends_with_lines_that_can_be_pasted(user_dir: Path) -> None:
+    checkout = user_dir / "Doe, Jane's"
+    copy_demo(checkout)
+    for name in ("pyproject.toml", "setup.py", "constraints.txt"):
+        (checkout / name).touch()
+    ready = (
+        "sys.path.insert(0, 'scripts'); from _venv import *; v = Venv('.venv', ['train'], for_demo=True); "
+    )
+    ready += (
+        "python = f'{sys.version} {sys.base_prefix}'.replace(chr(10), ' '); v.programs.mkdir(parents=True); "
+    )
+    ready += "(v.path / 'mmfw-stamp').write_text(chr(10).join([python, v._requirements(), 'train']))"
+    subprocess.run([sys.executable, "-c", f"import sys; {ready}"], cwd=checkout, check=True)
+    mmfw = checkout / ".venv" / "bin" / "mmfw"
+    mmfw.write_text('#!/bin/sh\necho "mmfw $*"\n', encoding="utf-8")
+    mmfw.chmod(0o755)
+    (mmfw.parent / "activate").write_text(f'PATH="{mmfw.parent}:$PATH"', encoding="utf-8")
+    asked = [sys.executable, str(checkout / "scripts" / "demo.py")]
+    told = subprocess.run(asked, capture_output=True, encoding="utf-8", check=True).stdout
+    activate, path = [line.strip() for line in told.splitlines() if line.startswith("  ")]
+    for pasted in (f"{activate}\nmmfw demo --keep", path):
+        ended = subprocess.run(["sh", "-c", pasted], capture_output=True, encoding="utf-8", check=True)
+        assert ended.stdout == "mmfw demo --keep\n"
+
+
+def test_what_a_fake_pip_installs_is_compiled_whatever_the_environment_says_and_progress_is_shown(
+    scripts: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scripts, "_TOLD_EVERY", 0.01)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    venv, run = scripts.Venv(".venv", ["train"]), scripts.run
+    installed = venv.path / "installed"
+
+    def run_or_pretend(command: Sequence[str], **how: Any) -> None:
+        if "compileall" in command:
+            run(command, **how)
+        elif "pip" in command:
+            installed.mkdir()
+            (installed / "module.py").touch()
+            (installed / "of_python_2.py").write_text("print 1", encoding="utf-8")
+
+    monkeypatch.setattr(scripts, "run", run_or_pretend)
+    monkeypatch.setattr(scripts.Venv, "program", lambda *_: sys.executable)
+    venv.ensure()
+    assert list(installed.glob("__pycache__/module.*.pyc"))
+    assert re.search(r"^ +\d+ s: \d+ MB downloaded, \d+ MB installed$", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.fixture

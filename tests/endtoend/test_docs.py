@@ -26,7 +26,7 @@ from tests.worlds.tools import typed
 ROOT = Path(__file__).parents[2]
 NOT_RUN = {
     "pip install ": "it would change the environment that the tests run in; CI installs mmfw first",
-    "python scripts/demo.py": "it makes an environment of its own, of a gigabyte; a job of CI runs it",
+    "python scripts/demo.py": "it makes an environment of its own, of 1.6 GB; a job of CI runs it",
     "python scripts/test.py": "it runs this test",
     "$ mmfw ": "the output of scripts/demo.py, and no command to type",
     "mmfw demo --keep": "it trains for a minute, as test_users_way.py does; here its archive is made",
