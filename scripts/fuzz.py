@@ -1,6 +1,6 @@
 """Damage archives and runs, and kill installations at random, and see whether anything false is believed.
 
-python scripts/fuzz.py                            two minutes, a third of them for each
+python scripts/fuzz.py                            two minutes, shared by all kinds
 python scripts/fuzz.py --minutes 30 archives      archives alone
 python scripts/fuzz.py --seed 17 kills            from this case on
 
@@ -34,8 +34,9 @@ from tests.worlds.damaged_runs import DamagedRuns  # noqa: E402
 from tests.worlds.kills import installations  # noqa: E402
 from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, memes, tree  # noqa: E402
 from tests.worlds.packing import write_7z, write_tar  # noqa: E402
+from tests.worlds.pickles import Reader  # noqa: E402
 
-Case = Callable[[Random], None]
+Case = Callable[[Random], object]
 
 
 def main() -> int:
@@ -43,7 +44,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("kinds", nargs="*", metavar="archives|kills|runs", help="all if none")
+    parser.add_argument("kinds", nargs="*", metavar="archives|kills|pickles|runs", help="all if none")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long altogether (default 2)")
     parser.add_argument("--seed", type=int, help="the number of the first case")
     parser.add_argument("--cases", type=int, metavar="N", help="only so many of each, however long they take")
@@ -125,7 +126,15 @@ def _runs(folder: Path) -> Iterator[Case]:
     yield case
 
 
-_KINDS = {"archives": _archives, "kills": _kills, "runs": _runs}
+@contextmanager
+def _pickles(_: Path) -> Iterator[Case]:
+    """Pickles of region features, made to harm or damaged: all are read or refused."""
+    reader = Reader()
+    yield lambda chance: reader.read(chance.getrandbits(32))
+    reader.close()
+
+
+_KINDS = {"archives": _archives, "kills": _kills, "pickles": _pickles, "runs": _runs}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -203,7 +203,7 @@ def _input(each: Input, full: bool = False) -> Finding:
         finding = each.verify(full=full)
     except MmfError as error:  # a package is missing that could read it
         return replace(each.state(), error=error)
-    is_damaged = finding.state == "damaged"
+    is_damaged = finding.state == "damaged" and finding.error is None
     return replace(finding, error=each.with_source().no_source(finding)) if is_damaged else finding
 
 

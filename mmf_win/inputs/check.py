@@ -141,7 +141,7 @@ def _require_intact(
     for state, command in (("damaged", repair), ("missing", get)):
         wrong = [(each, found) for each, found in findings if found.state == state]
         for each, found in wrong:
-            if (error := each.no_source(found)) is not None:
+            if (error := found.error or each.no_source(found)) is not None:
                 if "demo" in words:
                     error.hint = f"{error.hint}, or `mmfw demo --keep` makes it, in mmfw-demo/data"
                 raise error

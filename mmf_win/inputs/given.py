@@ -74,19 +74,15 @@ class Input:
         Args:
             full: read every file.
             record: where there is no list of their hashes, write one once they were read to their end.
-
-        Raises:
-            HostileFeatures: MMF would run code that is in one.
         """
         finding, files, hashes = self._look()
         if finding.state != "not verified":
             return finding
         try:
             hashes, wrong = self._compare(files, hashes, full, record)
-        except HostileFeatures:  # to write them again from the same archive would not help
-            raise
-        except DataError as error:
-            return replace(finding, state="damaged", problems=(str(error),))
+        except DataError as error:  # to write what is hostile again from the same archive would not help
+            hostile = error if isinstance(error, HostileFeatures) else None
+            return replace(finding, state="damaged", problems=(str(error),), error=hostile)
         if hashes is None:
             return replace(finding, state="recorded", against="nothing: its folder cannot be written to")
         if wrong:

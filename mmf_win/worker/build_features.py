@@ -13,10 +13,9 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from glob import glob
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,7 @@ from mmf_win.console import Progress
 from mmf_win.errors import DatasetError
 from mmf_win.unpacking.staging import require_space
 from mmf_win.worker import feature_lmdb
-from mmf_win.worker.numpy_only import NumpyOnly
+from mmf_win.worker.numpy_only import load_npy
 
 _INFO = "_info.npy"
 _OF_INFO = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox")
@@ -117,7 +116,7 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
     Raises:
         DatasetError: a file cannot be read, would run code, or does not hold what MMF can use.
     """
-    features: Any = _read(path, partial(np.lib.format.read_array, allow_pickle=False))
+    features: Any = _read(path, load_npy)
     is_float = np.issubdtype(features.dtype, np.floating)
     if features.ndim < 2 or not features.size or not is_float or not np.isfinite(features).all():
         raise DatasetError(
@@ -127,7 +126,7 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
     record = {"feature_path": key, "features": features}
     info = _info_of(path)
     if info.is_file():
-        record |= _read(info, _read_info)
+        record |= _read(info, _load_info)
         # The script for Faster R-CNN may store more features than boxes, and says how many boxes.
         allowed = _regions_of(features), record["num_boxes"]
         for name in ("bbox", "objects", "cls_prob"):
@@ -138,10 +137,9 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
     return record
 
 
-def _read(path: Path, read: Callable[[BinaryIO], Any]) -> Any:
+def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
     try:
-        with path.open("rb") as file:
-            return read(file)
+        return load(path.read_bytes())
     except Exception as error:  # whatever a damaged file leads to
         raise DatasetError(
             f"{path}: it cannot be read: {error or type(error).__name__}",
@@ -150,10 +148,8 @@ def _read(path: Path, read: Callable[[BinaryIO], Any]) -> Any:
         ) from error
 
 
-def _read_info(file: BinaryIO) -> dict[str, Any]:
-    np.lib.format.read_magic(file)
-    np.lib.format.read_array_header_1_0(file)
-    found = NumpyOnly(file).load().item()
+def _load_info(content: bytes) -> dict[str, Any]:
+    found = load_npy(content).item()
     return {name: found.get(name) for name in _OF_INFO}
 
 

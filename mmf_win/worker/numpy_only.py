@@ -1,27 +1,55 @@
-"""Unpickling for region features: plain values and numpy's plain arrays, and nothing that could run code."""
+"""Unpickling for region features: plain values and numpy's plain arrays, and nothing that could run code.
+
+Numpy trusts what it unpickles: it reads as many objects as a shape says, and follows whatever a type calls an
+address. So a pickle is read without numpy, and what it calls is done only if numpy writes such calls.
+"""
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from mmf_win.errors import DamagedFeatures, HostileFeatures
 
-_Unpickler: Any = pickle._Unpickler  # that of C shows no states
-_NUMPY = {("numpy.core.multiarray", "scalar"), ("numpy.core.numeric", "_frombuffer")}
-_CODE = re.compile(r"[<>=|]?([?bBhHiIlLqQefdgFDGO]|[biufcSUVO]\d+)")  # of one plain type
+_Unpickler: Any = pickle._Unpickler  # that of C reserves memory for whatever number it reads
+_NAMES = {
+    "numpy.core.multiarray._reconstruct",
+    "numpy.core.multiarray.scalar",
+    "numpy.core.numeric._frombuffer",
+}
+_NAMES |= {"numpy.ndarray", "numpy.dtype", "_codecs.encode", "__builtin__.bytes"}  # the last write bytes
+_TYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU]\d{1,7}|O8?")
+_NEVER = "PERSID BINPERSID INST OBJ NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 NEXT_BUFFER READONLY_BUFFER"
+_NEVER += " EMPTY_SET ADDITEMS FROZENSET"
+_DEEPEST = 30  # parts within parts
+_MOST_READS = 2_000_000  # a list of half a million keys takes as many
+_MOST_EMPTY = 1 << 20  # rows × columns of an array without bytes
 
 
 class Refused(pickle.UnpicklingError):
-    """A pickle names something that is not numpy's, and to load it could run any code."""
+    """A pickle holds what numpy does not write, and to load it could run any code."""
+
+
+def _refused(what: str) -> Refused:
+    return Refused(f"it {what}, and only plain arrays are loaded")
 
 
 class _Bytes(io.BytesIO):
+    reads = 0
+
+    def read(self, size: int | None = -1) -> bytes:
+        self.reads += 1
+        if self.reads > _MOST_READS:
+            raise ValueError("it has too many parts")
+        return super().read(size)
+
     def readline(self, size: int | None = -1) -> bytes:
         """A line that ends: one that was cut off is no name that could be refused."""
         line = super().readline(size)
@@ -30,85 +58,232 @@ class _Bytes(io.BytesIO):
         return line
 
 
-def _empty(*_: object) -> Any:
-    """An array whose state follows, whatever a pickle asks for."""
-    import numpy as np
-
-    return np.ndarray(0, "b")
+class _Name(str):
+    """What a pickle names, and nothing else of Python."""
 
 
-def _dtype(code: object, *_: object) -> Any:
-    """A type by its code; numpy pickles no type by anything else."""
-    import numpy as np
+@dataclass(eq=False)
+class _Call:
+    """What a pickle calls, and the state that it gives the result; neither is done."""
 
-    if type(code) is not str or not _CODE.fullmatch(code):
-        raise Refused(f"it makes the type {code!r:.40}, and only plain arrays are loaded")
-    return np.dtype(code, False, True)  # a copy, since its byte order may follow
+    name: object
+    args: object
+    state: Any = None
+    result: Any = None
 
+    def __setitem__(self, *_: object) -> NoReturn:
+        raise _refused("writes into what is neither a list nor a dictionary")
 
-def _array(*_: object) -> NoReturn:
-    """Stands for ``numpy.ndarray``, which is only named: called, it takes any bytes for addresses."""
-    raise Refused("it makes an array of parts of its own, and only plain arrays are loaded")
-
-
-_OURS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("numpy.core.multiarray", "_reconstruct"): _empty,
-    ("numpy", "ndarray"): _array,
-    ("numpy", "dtype"): _dtype,
-}
+    append = extend = __setitem__
 
 
-class NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
-    """Loads plain values and numpy's arrays."""
+def _keyed(opcode: str, keys: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """What fills a dictionary; its keys are text, since to hash nested tuples takes any stack."""
+    load = _Unpickler.dispatch[getattr(pickle, opcode)[0]]
 
-    dispatch: ClassVar = dict(_Unpickler.dispatch)
+    def checked(self: Any) -> None:
+        if any(type(key) is not str for key in keys(self.stack)):
+            raise _refused("has keys that are no text")
+        load(self)
+
+    return checked
+
+
+class _NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
+    def __init__(self, pickled: bytes | memoryview) -> None:
+        super().__init__(_Bytes(pickled))
+        self._left = 3 * len(
+            pickled
+        )  # for values, bytes and arrays; the same part may be named again and again
+
+    def find_class(self, module: str, name: str) -> _Name:
+        """Only the name; all but numpy's are refused."""
+        known = _Name(f"{module.replace('numpy._core', 'numpy.core')}.{name}")  # numpy 2 has moved them
+        if known not in _NAMES:
+            raise Refused(f"it names {known:.100}, and only numpy's classes are loaded")
+        return known
+
+    def made(self, told: Any, depth: int = _DEEPEST) -> Any:
+        """What a pickle tells of."""
+        kind = type(told)
+        self._spend(1)
+        if not depth:
+            raise ValueError("it is nested too deeply")
+        if kind is dict:
+            return {key: self.made(value, depth - 1) for key, value in told.items()}
+        if kind in (list, tuple):
+            return kind([self.made(value, depth - 1) for value in told])
+        if kind is _Call:
+            if told.result is None:
+                told.result = self._result(told, depth - 1)
+            return told.result
+        if told is not None and kind not in (bool, int, float, str, bytes, bytearray):
+            raise _refused(f"holds {told if kind is _Name else kind.__name__}")
+        return told
+
+    def _result(self, call: _Call, depth: int) -> Any:
+        """What numpy makes of its own pickles."""
+        match call.name, call.args, call.state:
+            case "_codecs.encode", (str(text), "latin1"), None:
+                self._spend(len(text))
+                return text.encode("latin1")
+            case "__builtin__.bytes", (), None:
+                return b""
+            case "numpy.dtype", (str(code), 0, 1), state:  # or False and True
+                return _dtype(code, state)
+            case "numpy.core.multiarray.scalar", (dtype, data), None:
+                return self._array(data, dtype, (), "C", depth)[()]
+            case "numpy.core.numeric._frombuffer", (data, dtype, shape, str(order)), None:
+                return self._array(data, dtype, shape, order, depth)
+            case "numpy.core.numeric._frombuffer", (data, dtype, shape, "K", axes), None:
+                return self._array(data, dtype, shape, "C", depth).transpose(axes)
+            case "numpy.core.multiarray._reconstruct", (_Name() as kind, (0,), first), (
+                1,
+                shape,
+                dtype,
+                f,
+                data,
+            ):
+                if kind == "numpy.ndarray" and self.made(first, depth) == b"b":
+                    return self._array(data, dtype, shape, "F" if f else "C", depth)
+        raise _refused(
+            f"calls {call.name:.40} in another way than numpy"
+            if type(call.name) is _Name
+            else "calls a value"
+        )
+
+    def _array(self, data: Any, dtype: Any, shape: Any, order: str, depth: int) -> Any:
+        import numpy as np
+
+        dtype, data = self.made(dtype, depth), self.made(data, depth)
+        if (
+            dtype == "O" and shape == () and type(data) is list and [*map(type, data)] == [dict]
+        ):  # numpy.save's
+            array = np.empty((), "O")
+            array[()] = data[0]
+            return array
+        if not isinstance(dtype, np.dtype) or type(data) not in (bytes, bytearray):
+            raise _refused("makes an array of something else than bytes")
+        self._spend(len(data))
+        return plain_array(data, dtype, shape, order)
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise ValueError("what it holds is larger than it")
+
+    def _reduce(self) -> None:
+        args = self.stack.pop()
+        self.stack[-1] = _Call(self.stack[-1], args)
 
     def _build(self) -> None:
-        """Refuse types that numpy does not write: it follows any address in what a pickle calls objects."""
-        import numpy as np  # what is without arrays is read without it
+        state, call = self.stack.pop(), self.stack[-1]
+        if type(call) is not _Call or call.state is not None:
+            raise _refused(f"changes {type(call).__name__}")
+        call.state = state
 
-        state, built = self.stack[-1], self.stack[-2]
-        if isinstance(built, np.dtype):
-            own = built.__reduce__()[2]
-            if not isinstance(state, tuple) or (state[:1], state[2:]) != (own[:1], own[2:]):
-                raise Refused(f"it changes the type {built}, and only plain arrays are loaded")
-        elif not isinstance(built, np.ndarray):
-            raise Refused(f"it changes {built!r:.40}, and only plain arrays are loaded")
-        self.load_build()
+    def _bytearray(self) -> None:
+        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
 
-    dispatch[pickle.BUILD[0]] = _build
+    def _frame(self) -> None:
+        self.read(8)  # its size; all is in memory
 
-    def find_class(self, module: str, name: str) -> Any:
-        """Allow what rebuilds arrays; refuse everything else."""
-        known = (module.replace("numpy._core", "numpy.core"), name)  # numpy 2 has moved them
-        if known in _OURS:
-            return _OURS[known]
-        if known in _NUMPY:
-            return super().find_class(module, name)
-        raise Refused(f"it names {module}.{name}, and only numpy's classes are loaded")
+    def _never(self) -> None:
+        raise _refused("holds an instruction that numpy does not write")
+
+    dispatch: ClassVar = _Unpickler.dispatch | {
+        **dict.fromkeys((getattr(pickle, name)[0] for name in _NEVER.split()), _never),
+        pickle.REDUCE[0]: _reduce,
+        pickle.BUILD[0]: _build,
+        pickle.BYTEARRAY8[0]: _bytearray,
+        pickle.FRAME[0]: _frame,
+        pickle.DICT[0]: _keyed("DICT", lambda stack: stack[::2]),
+        pickle.SETITEM[0]: _keyed("SETITEM", lambda stack: stack[-2:-1]),
+        pickle.SETITEMS[0]: _keyed("SETITEMS", lambda stack: stack[::2]),
+    }
+
+
+def _dtype(code: str, state: Any) -> Any:
+    import numpy as np  # what is without arrays is read without it
+
+    if not _TYPE.fullmatch(code):
+        raise _refused(f"makes the type {code:.40}")
+    dtype = np.dtype(code)
+    own: Any = dtype.__reduce__()[2]
+    if state is None:
+        return dtype
+    if (state[:1], state[2:]) != (own[:1], own[2:]) or state[1] not in ("<", ">", "|", "="):
+        raise _refused(f"changes the type {code}")
+    return dtype.newbyteorder(state[1])
+
+
+def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: str) -> Any:
+    """An array of numbers or text.
+
+    Raises:
+        Refused: it is one of something else.
+        ValueError: it has more bytes or fewer.
+    """
+    import numpy as np
+
+    if dtype.kind not in "biufSU" or dtype.names or dtype.subdtype:
+        raise _refused(f"makes an array of the type {dtype!s:.40}")
+    if type(shape) is not tuple or len(shape) > 32 or any(type(n) is not int or n >> 60 for n in shape):
+        raise ValueError("the shape of an array is none")
+    cells = math.prod(n or 1 for n in shape)
+    if math.prod(shape) * dtype.itemsize != len(data) or cells > max(len(data), _MOST_EMPTY):
+        raise ValueError(f"an array of {shape} has {len(data)} bytes")
+    array: Any = np.ndarray(shape, dtype, bytearray(data), order="F" if order == "F" else "C")
+    if dtype.kind == "U":
+        array.tolist()  # else its readers would meet what is no character
+    return array
 
 
 def loads(pickled: bytes | memoryview) -> Any:
     """What ``pickle.loads`` returns.
 
     Raises:
-        Refused: it would run code.
+        Refused: it would run code, or write where it should not.
         ValueError: it is damaged.
     """
+    unpickler = _NumpyOnly(pickled)
     try:
-        return NumpyOnly(_Bytes(pickled)).load()
+        told = unpickler.load()
     except Refused:
         raise
     except Exception as error:  # whatever a damaged pickle leads to
-        raise ValueError(f"it cannot be read: {error}") from error
+        raise ValueError(f"it cannot be read: {error or type(error).__name__}") from error
+    try:
+        return unpickler.made(told)
+    except Refused:
+        raise
+    except Exception as error:
+        raise _refused(f"holds what numpy does not write ({error})") from error
+
+
+def load_npy(content: bytes) -> Any:
+    """What ``numpy.load`` returns of a plain array, or of a dictionary, which ``numpy.save`` puts into one.
+
+    Raises:
+        Refused: it would run code.
+        Exception: it is damaged, and numpy says how.
+    """
+    import numpy as np
+
+    file = io.BytesIO(content)
+    np.lib.format.read_magic(file)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.hasobject:
+        return loads(file.read())
+    return plain_array(file.read(), dtype, shape, "F" if is_fortran else "C")
 
 
 @contextmanager
-def told_of(lmdb: Path, damage: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
-    """Say of which LMDB errors are: that it was refused, or else that it is damaged."""
+def told_of(path: Path, damage: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
+    """Say of which file errors are: that it was refused, or else that it is damaged."""
     try:
         yield
     except Refused as error:
-        raise HostileFeatures(f"{lmdb}: not used, since what is in it would run code: {error}") from None
+        raise HostileFeatures(f"{path}: not used, since what is in it could run code: {error}") from None
     except damage as error:
-        raise DamagedFeatures(f"{lmdb}: damaged: {error}") from None
+        raise DamagedFeatures(f"{path}: damaged: {error}") from None

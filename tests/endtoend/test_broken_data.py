@@ -80,7 +80,7 @@ def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_wit
     features = own.world.dataset / "features" / "detectron.lmdb"
     record = pickle.dumps({"features": MakesFolder(tmp_path / "made")}) if hostile else b"\x80\x04cut"
     said = (
-        "what is in it would run code: the record of {}: it names" if hostile else "of {}: it cannot be read"
+        "what is in it could run code: the record of {}: it names" if hostile else "of {}: it cannot be read"
     )
     train = ("train", own.preset("regions"), "--updates", "4")
     for split, command in (("train", train), ("test_unseen", ("predict", trained.id))):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from functools import cache, wraps
+from collections.abc import Callable
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
 from mmf_win.upstream.notation import parts
-from mmf_win.worker.compat.patch import RC10, Edit, Patch
-from mmf_win.worker.numpy_only import Refused, loads, told_of
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
+from mmf_win.worker.numpy_only import Refused, load_npy, loads, told_of
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
@@ -91,7 +92,23 @@ def _unpickle_only_arrays(module: ModuleType) -> None:
                 kind = Refused if isinstance(error, Refused) else ValueError  # some take more than a text
                 raise kind(f"the record of {Path(image_file_path).stem}: {error}") from None
 
-    module.pickle, reader._load = SimpleNamespace(loads=loads), named  # type: ignore[attr-defined]
+    reader._load = named
+    _load_only_arrays(module)
+
+
+def _load_only_arrays(module: Any) -> None:
+    """Give a module of MMF another ``pickle`` and ``numpy.load``."""
+
+    def loading(load: Callable[[bytes], Any], file: Any, **_: object) -> Any:
+        path = Path(getattr(file, "name", file))
+        content = path.read_bytes()
+        with told_of(path, (Exception,)):
+            return load(content)
+
+    if hasattr(module, "pickle"):
+        module.pickle = SimpleNamespace(load=partial(loading, loads), loads=loads)
+    if hasattr(module, "np"):
+        module.np = SimpleNamespace(**{**vars(module.np), "load": partial(loading, load_npy)})
 
 
 def generate_prediction(report: Any) -> list[dict[str, Any]]:
@@ -159,9 +176,21 @@ PATCHES = (
         after_import={_IMAGES: _name_files_and_rows},
     ),
     Patch(
-        name="lmdb-records",
-        problem="LMDBFeatureReader: unpickles records without a check, which may run any code",
-        after_import={_FEATURES: _unpickle_only_arrays},
+        name="pickles",
+        problem="feature readers and encoders, AnnotationDatabase: unpickle any file, which may run any code",
+        after_import={
+            _FEATURES: _unpickle_only_arrays,
+            _ANNOTATIONS: _load_only_arrays,
+            "mmf.modules.embeddings": _load_only_arrays,
+            "mmf.modules.encoders": _load_only_arrays,
+        },
+    ),
+    Patch(
+        name="tensors",
+        problem="load_feat: torch.load before 2.6 unpickles any file",
+        mmf=RC12,
+        library="torch < 2.6",
+        edits=(Edit(_FEATURES, 'torch.device("cpu"))', 'torch.device("cpu"), weights_only=True)'),),
     ),
     Patch(
         name="lmdb-handles",
