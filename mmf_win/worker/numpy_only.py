@@ -19,12 +19,13 @@ from typing import Any, ClassVar, NoReturn
 from mmf_win.errors import DamagedFeatures, HostileFeatures
 
 _Unpickler: Any = pickle._Unpickler  # that of C reserves memory for whatever number it reads
-_NAMES = {
-    "numpy.core.multiarray._reconstruct",
-    "numpy.core.multiarray.scalar",
-    "numpy.core.numeric._frombuffer",
-}
-_NAMES |= {"numpy.ndarray", "numpy.dtype", "_codecs.encode", "__builtin__.bytes"}  # the last write bytes
+_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode", "__builtin__.bytes"}  # the last two make bytes
+for _core in ("numpy.core", "numpy._core"):  # of numpy 1 and 2
+    _NAMES |= {
+        f"{_core}.multiarray._reconstruct",
+        f"{_core}.multiarray.scalar",
+        f"{_core}.numeric._frombuffer",
+    }
 _TYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU]\d{1,7}|O8?")
 _NEVER = "PERSID BINPERSID INST OBJ NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 NEXT_BUFFER READONLY_BUFFER"
 _NEVER += " EMPTY_SET ADDITEMS FROZENSET"
@@ -92,16 +93,13 @@ def _keyed(opcode: str, keys: Callable[[Any], Any]) -> Callable[[Any], None]:
 class _NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
     def __init__(self, pickled: bytes | memoryview) -> None:
         super().__init__(_Bytes(pickled))
-        self._left = 3 * len(
-            pickled
-        )  # for values, bytes and arrays; the same part may be named again and again
+        self._left = 3 * len(pickled)  # parts, bytes and what is made of them; names repeat them at no cost
 
     def find_class(self, module: str, name: str) -> _Name:
-        """Only the name; all but numpy's are refused."""
-        known = _Name(f"{module.replace('numpy._core', 'numpy.core')}.{name}")  # numpy 2 has moved them
-        if known not in _NAMES:
-            raise Refused(f"it names {known:.100}, and only numpy's classes are loaded")
-        return known
+        """Only the name; all but those of numpy's pickles are refused."""
+        if f"{module}.{name}" not in _NAMES:
+            raise Refused(f"it names {f'{module}.{name}':.100}, and only numpy's classes are loaded")
+        return _Name(name)
 
     def made(self, told: Any, depth: int = _DEEPEST) -> Any:
         """What a pickle tells of."""
@@ -124,42 +122,30 @@ class _NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
     def _result(self, call: _Call, depth: int) -> Any:
         """What numpy makes of its own pickles."""
         match call.name, call.args, call.state:
-            case "_codecs.encode", (str(text), "latin1"), None:
+            case "encode", (str(text), "latin1"), None:
                 self._spend(len(text))
                 return text.encode("latin1")
-            case "__builtin__.bytes", (), None:
+            case "bytes", (), None:
                 return b""
-            case "numpy.dtype", (str(code), 0, 1), state:  # or False and True
+            case "dtype", (str(code), 0, 1), state:  # or False and True
                 return _dtype(code, state)
-            case "numpy.core.multiarray.scalar", (dtype, data), None:
+            case "scalar", (dtype, data), None:
                 return self._array(data, dtype, (), "C", depth)[()]
-            case "numpy.core.numeric._frombuffer", (data, dtype, shape, str(order)), None:
+            case "_frombuffer", (data, dtype, shape, order), None:
                 return self._array(data, dtype, shape, order, depth)
-            case "numpy.core.numeric._frombuffer", (data, dtype, shape, "K", axes), None:
+            case "_frombuffer", (data, dtype, shape, "K", axes), None:
                 return self._array(data, dtype, shape, "C", depth).transpose(axes)
-            case "numpy.core.multiarray._reconstruct", (_Name() as kind, (0,), first), (
-                1,
-                shape,
-                dtype,
-                f,
-                data,
-            ):
-                if kind == "numpy.ndarray" and self.made(first, depth) == b"b":
-                    return self._array(data, dtype, shape, "F" if f else "C", depth)
-        raise _refused(
-            f"calls {call.name:.40} in another way than numpy"
-            if type(call.name) is _Name
-            else "calls a value"
-        )
+            case "_reconstruct", ("ndarray", (0,), kind), (1, shape, dtype, is_fortran, data):
+                if self.made(kind, depth) == b"b":
+                    return self._array(data, dtype, shape, "F" if is_fortran else "C", depth)
+        raise _refused(f"calls {call.name if type(call.name) is _Name else 'a value'} as numpy does not")
 
-    def _array(self, data: Any, dtype: Any, shape: Any, order: str, depth: int) -> Any:
+    def _array(self, data: Any, dtype: Any, shape: Any, order: object, depth: int) -> Any:
         import numpy as np
 
         dtype, data = self.made(dtype, depth), self.made(data, depth)
-        if (
-            dtype == "O" and shape == () and type(data) is list and [*map(type, data)] == [dict]
-        ):  # numpy.save's
-            array = np.empty((), "O")
+        if dtype == "O" and shape == () and type(data) is list and [*map(type, data)] == [dict]:
+            array = np.empty((), "O")  # as numpy.save puts a dictionary into one
             array[()] = data[0]
             return array
         if not isinstance(dtype, np.dtype) or type(data) not in (bytes, bytearray):
@@ -217,7 +203,7 @@ def _dtype(code: str, state: Any) -> Any:
     return dtype.newbyteorder(state[1])
 
 
-def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: str) -> Any:
+def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: object) -> Any:
     """An array of numbers or text.
 
     Raises:

@@ -16,7 +16,7 @@ from mmf_win.inputs.hub import GivenModel, model
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find_mmf, use_checkout
-from tests.worlds import hostile
+from tests.worlds import hostile, pickles
 from tests.worlds.memes import lay_out, memes
 from tests.worlds.tools import Mmfw
 
@@ -94,6 +94,29 @@ def test_only_what_is_named_is_verified(
     world: Places, mmfw: Mmfw, words: list[str], expected: list[str]
 ) -> None:
     assert set(verified(mmfw, *words)) == set(expected)
+
+
+@pytest.mark.parametrize("words", [["--full"], []])
+def test_hostile_features_are_damaged_and_the_rest_is_verified(
+    world: Places, mmfw: Mmfw, words: list[str]
+) -> None:
+    """Also where their hashes are known, with --full."""
+    pytest.importorskip("lmdb")
+    from mmf_win.worker import feature_lmdb
+
+    features = world.dataset.features
+    shutil.rmtree(features)
+    record = pickles.HOSTILE["too few objects"]
+    feature_lmdb.write(features / "detectron.lmdb", [("00001", record)], 1 << 20)
+    if words:
+        record_hashes(features, ["detectron.lmdb/data.mdb"])
+    found = verified(mmfw, *words, code=3)
+    others = {what: state for what, state in states(found).items() if what != "region features"}
+    assert list(others.values()) == ["intact"] * 4
+    hostile_ones = found["region features"]
+    assert hostile_ones["state"] == "damaged"
+    assert "the record 00001: it makes an array" in hostile_ones["problems"][0]
+    assert "somebody you trust" in hostile_ones["hint"]
 
 
 def test_a_name_that_stands_for_nothing_is_a_usage_error(world: Places, mmfw: Mmfw) -> None:

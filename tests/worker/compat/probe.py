@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,8 @@ from mmf_win.upstream.versions import read_version
 from mmf_win.worker import compat
 from mmf_win.worker.compat import mmf_data
 from mmf_win.worker.compat.patch import source
+from tests.worker.test_numpy_only import Made
+from tests.worlds import npy
 from tests.worlds.tiny_mmf import BOXES, WORDS, TinyWorld
 
 
@@ -103,6 +107,53 @@ def features(root: Path, world: TinyWorld) -> Any:
         os._exit(0 if read()[0].equal(first) else 1)
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return [list(first.shape), info["num_boxes"], first.equal(second), ended]
+
+
+def hostile_files(root: Path, world: TinyWorld) -> Any:
+    """What readers say of files that would make a folder, whether one did, and what they read of others."""
+    from mmf.datasets.databases.annotation_database import AnnotationDatabase
+    from mmf.datasets.databases.readers.feature_readers import FeatureReader, PaddedFasterRCNNFeatureReader
+    from mmf.modules.embeddings import ImageFinetune
+    from mmf.modules.encoders import FinetuneFasterRcnnFpnFc7
+
+    folder = world.root / "hostile"
+    npy.write_pair(folder, "a")
+    npy.write_pair(folder, "b", regions=3, numbers=4, objects=Made(os.mkdir, (str(folder / "made"),)))
+    shutil.copy(folder / "b_info.npy", folder / "c.npy")
+    for name in ("w", "b"):
+        content = pickle.dumps(Made(os.mkdir, (str(folder / "made"),)))
+        (folder / f"fc7_{name}.pkl").write_bytes(content)
+    weights = [str(folder / "fc7_w.pkl"), str(folder / "fc7_b.pkl")]
+
+    def fc7() -> None:
+        parts: Any = (4, "fc7_w.pkl", "fc7_b.pkl", str(folder))
+        if config := getattr(FinetuneFasterRcnnFpnFc7, "Config", None):  # of 1.0.0rc12
+            names = ("in_dim", "weights_file", "bias_file", "model_data_dir")
+            parts = [config(**dict(zip(names, parts, strict=True)))]
+        FinetuneFasterRcnnFpnFc7(*parts)
+
+    def said(read: Callable[[], object]) -> str:
+        try:
+            read()
+        except Exception as error:
+            return type(error).__name__
+        return "nothing"
+
+    reader = PaddedFasterRCNNFeatureReader(100)
+    features, info = reader.read(str(folder / "a.npy"))
+    errors = [
+        said(lambda: reader.read(str(folder / "b.npy"))),
+        said(lambda: FeatureReader(str(folder), False, 100).read("c.npy")),
+        said(lambda: AnnotationDatabase(None, str(folder / "c.npy"))),
+        said(lambda: ImageFinetune(4, *weights)),
+        said(fc7),
+    ]
+    return [
+        {*errors} == {"HostileFeatures"} or errors,
+        (folder / "made").exists(),
+        list(features.shape),
+        info["num_boxes"],
+    ]
 
 
 def word_vectors(root: Path, world: TinyWorld) -> Any:
@@ -203,8 +254,8 @@ def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
 
 
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
-    *(imported, adamw, small_batches, features, word_vectors, random_vectors, text_link, csv_report),
-    *(late, predictions, found_when_asked_for, left_alone_by_the_compiler),
+    *(imported, adamw, small_batches, features, hostile_files, word_vectors, random_vectors, text_link),
+    *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler),
 )
 
 
