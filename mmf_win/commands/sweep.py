@@ -34,7 +34,7 @@ from mmf_win.sweeps.running import Runner, slots_here
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.table import cost, flat, lines
-from mmf_win.sweeps.task import Task, begun, joined
+from mmf_win.sweeps.task import Task, begun, joined, require_known
 from mmf_win.upstream.install import require_packages
 
 _MOST_SEEDS = 10_000
@@ -198,6 +198,8 @@ def run(
             task.forget(folder.task(task.name), busy)
     entered += [] if search is None else search.unbegun()
     wanted = _to_run(entered, chosen)
+    for task in [] if force or debug else wanted:
+        require_known(folder.task(task.name))
     execute = partial(on_cluster.run, runner) if on_cluster is not None else runner.run
     with SweepDisplay(sum(task.state == "queued" for task in wanted) + more, aloud=debug) as display:
         driver = Driver(folder, places, execute, display, display.stopping, search)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +18,9 @@ from mmf_win.sweeps.running import Asked, News, Slot, Tell
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.task import Task
 
-_TICK = 0.2
+_log = logging.getLogger(__name__)
+
+_TICK, _IDLE = 0.2, 1.0
 _BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
 
 
@@ -32,7 +35,7 @@ class _Running:
 
 @dataclass
 class Driver:
-    """Runs tasks until none is left that nobody else runs.
+    """Runs tasks until all have ended; those of another driver, which may die, are waited for.
 
     Attributes:
         slots: where they run, one at a time in each.
@@ -62,7 +65,7 @@ class Driver:
         self.tasks |= {task.key: task for task in wanted}
         with stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
             try:
-                next_look, told_to_stop = 0.0, False
+                next_look, told_to_stop, waiting = 0.0, False, False
                 look = True  # whether there may be something to run
                 while True:
                     if time.monotonic() > next_look or not self._running:
@@ -74,8 +77,11 @@ class Driver:
                         self.on_stop()
                     if look and not stops():
                         self._fill(pool, stops)
-                    if not self._running:
+                    if not self._running and (told_to_stop or not self._others_have()):
                         return told_to_stop
+                    if not self._running and not waiting:
+                        waiting = True
+                        _log.info("waiting for %d tasks that another driver runs", len(self._elsewhere))
                     look = self._listen()
             finally:
                 self._ended = True  # so what still runs where an error ended this saves and leaves
@@ -109,6 +115,12 @@ class Driver:
             self.tasks[proposed.key] = proposed
         return proposed
 
+    def _others_have(self) -> bool:
+        """Whether tasks are left that other drivers have, or had when they died, as those of a search."""
+        for task in [] if self._elsewhere or self.search is None else self.search.unbegun():
+            self._set_aside(task)
+        return bool(self._elsewhere)
+
     def _set_aside(self, task: Task) -> None:
         """Leave a task to whoever runs it, and look again later: he may die."""
         self._elsewhere.append(task)
@@ -124,7 +136,7 @@ class Driver:
     def _listen(self) -> bool:
         """Wait a moment for news; return whether a slot has become free."""
         try:
-            slot, news = self._news.get(timeout=_TICK)
+            slot, news = self._news.get(timeout=_TICK if self._running else _IDLE)
         except Empty:
             return False
         if isinstance(news, Future):

@@ -20,6 +20,7 @@ from mmf_win.sweeps.task import State, Task, recorded
 _log = logging.getLogger(__name__)
 
 _REPETITIONS = 50  # of known combinations, one after the other, that end a search
+_RESTORE = f"put it back from a copy, or begin the search anew: {ELSEWHERE}"
 _REPEATS = "repeats"  # marks a trial that is one
 
 
@@ -60,13 +61,15 @@ class OptunaSearch:
                     load_if_exists=True,
                 )
         except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
-            hint = "without this file the search begins anew; what has run is kept, and counts in the table"
-            raise DataError(f"{sweep.study}: {str(error).splitlines()[0]}", hint=hint) from None
+            raise DataError(f"{sweep.study}: {str(error).splitlines()[0]}", hint=_RESTORE) from None
         if self._study.direction.name.lower() != asked.direction:
             message = f"{sweep.study} is of a search that was to {self._study.direction.name.lower()}"
             raise UsageError(message, hint=ELSEWHERE)
         # A search that goes on must not draw again what it drew at first.
         drawn = len(self._study.get_trials(deepcopy=False))
+        if not drawn and any(task.trial is not None for task in tasks):
+            message = f"{sweep.study}: lost, and without it the trials that have run would be run again"
+            raise DataError(message, hint=_RESTORE)
         seed = None if asked.seed is None else asked.seed + drawn
         self._study.sampler = samplers[asked.sampler](seed=seed)
 

@@ -20,6 +20,7 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal
 
+from mmf_win.errors import DataError
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import portable_name
@@ -109,9 +110,10 @@ class Task:
 
     def forget(self, folder: TaskFolder, refused: Exception) -> None:
         """Have the folder tell no more than what has finished, unless somebody runs the task."""
+        finished = dict.fromkeys(self.finished, "finished")
         if folder.param.exists():
             with locked(folder.lock, refused=refused):
-                write_yaml(folder.stat, dict.fromkeys(self.finished, "finished"))
+                write_yaml(folder.stat, {name: "queued" for name in self.commands} | finished)
                 self.record(folder)
 
     def record(self, folder: TaskFolder) -> None:
@@ -145,6 +147,16 @@ def recorded(folder: TaskFolder) -> Task | None:
         finished=tuple(name for name, how in stat.items() if how == "finished"),
         **known,
     )
+
+
+def require_known(folder: TaskFolder) -> None:
+    """Raise DataError where a file is lost that tells what has run, which would run again."""
+    trained = folder.newest_run() is not None and "finished" not in read_yaml(folder.stat).values()
+    files = (folder.param, folder.stat, *([folder.record] if trained else []))
+    lost = next((file for file in files if not read_yaml(file)), None)
+    if lost is not None and any(folder.path.glob("log.*")):
+        hint = "put it back, or delete the task's folder to have it run again from its beginning"
+        raise DataError(f"{lost}: lost or damaged, and it tells what has run already", hint=hint)
 
 
 def begun(sweep: SweepFolder) -> list[Task]:

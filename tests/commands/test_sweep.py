@@ -238,6 +238,16 @@ def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
     sweep.run()
 
 
+def test_a_task_that_lost_its_state_is_not_run_again_unasked(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
+    sweep.run()
+    lost = sweep.output / "A_1" / "param"
+    lost.unlink()
+    assert str(lost) in sweep.run(code=3) and len([*lost.parent.glob("log.*")]) == 1
+    sweep.run("--force")
+    assert {task.starts for task in tasks(sweep.output).values()} == {1, 2}
+
+
 def test_without_optuna_a_search_says_what_to_install_and_leaves_nothing(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

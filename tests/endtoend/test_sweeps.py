@@ -114,6 +114,9 @@ class _PrunesAtOnce(OptunaSearch):
     def propose(self) -> Task | None:
         return None
 
+    def unbegun(self) -> list[Task]:
+        return []
+
     def is_hopeless(self, task: Task, event: Event) -> bool:
         return event["kind"] == "val"
 

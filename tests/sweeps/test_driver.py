@@ -39,6 +39,12 @@ class Sweep:
         head = {"template": {f"c{n}": text for n, text in enumerate(templates)}, "resource": ["cpu", "cpu"]}
         self.file.write_text(yaml.safe_dump_all([head, values], allow_unicode=True), encoding="utf-8")
 
+    def write_search(self, trials: int) -> None:
+        """Write the specification of a search that runs gated commands."""
+        search = {"trials": trials, "sampler": "random", "parameters": {"n": {"low": 1, "high": 10**6}}}
+        head = {"template": {"c": gated(self.folder)}, "resource": ["cpu", "cpu"], "search": search}
+        self.file.write_text(yaml.safe_dump(head), encoding="utf-8")
+
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a driver."""
         driver = mmfw("run", self.file, "-o", self.output, *words)
@@ -124,9 +130,7 @@ def test_two_drivers_never_run_a_task_twice(sweep: Sweep) -> None:
 
 def test_each_driver_of_a_search_tells_of_the_trials_of_all(sweep: Sweep) -> None:
     pytest.importorskip("optuna")
-    search = {"trials": 4, "sampler": "random", "parameters": {"n": {"low": 1, "high": 10**6}}}
-    head = {"template": {"c": gated(sweep.folder)}, "resource": ["cpu", "cpu"], "search": search}
-    sweep.file.write_text(yaml.safe_dump(head), encoding="utf-8")
+    sweep.write_search(4)
     drivers = [sweep.start(), sweep.start()]
     sweep.until_begun(4)
     sweep.open()
@@ -136,15 +140,24 @@ def test_each_driver_of_a_search_tells_of_the_trials_of_all(sweep: Sweep) -> Non
     assert sweep.counts["end"] == 4
 
 
-def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep) -> None:
+@pytest.mark.parametrize("search", [False, True], ids=["of a choice", "of a search"])
+def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep, search: bool) -> None:
     sweep.write(4, gated(sweep.folder))
+    if search:
+        pytest.importorskip("optuna")
+        sweep.write_search(4)
     killed = sweep.start()
     sweep.until_begun(2)
     other = sweep.start()
     sweep.until_begun(4)
+    for begun in journal(sweep.folder)[2:4]:
+        sweep.open(begun.split()[1])
+    _until(lambda: Counter(sweep.states.values()) == {"running": 2, "success": 2})
+    assert other.stdout is not None
+    assert any("waiting for 2 tasks" in line for line in iter(other.stdout.readline, ""))
     killed.kill()
     killed.wait()
-    _until(lambda: Counter(sweep.states.values()) == {"running": 2, "queued": 2})
+    sweep.until_begun(6)  # as soon as all that the killed one had started has ended
     sweep.open()
     said, _ = other.communicate(timeout=_PATIENCE)
     assert other.returncode == 0 and "4 success" in said

@@ -156,16 +156,16 @@ def test_drivers_that_see_a_task_end_together_tell_of_it_once(sweep: SweepFolder
     assert _search(sweep, _asked(_MANY)).unbegun() == []
 
 
-def test_without_its_study_a_search_begins_anew(sweep: SweepFolder) -> None:
+def test_a_search_that_has_lost_its_study_says_so_before_it_runs_all_again(sweep: SweepFolder) -> None:
     asked = _asked("trials: 2\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
     lost = _run(sweep, asked)[0]
-    sweep.study.write_text("damaged", encoding="utf-8")
-    with pytest.raises(DataError, match=r"optuna\.sqlite") as caught:
-        _search(sweep, asked)
-    assert "begins anew" in str(caught.value.hint)
-    sweep.study.write_bytes(b"")  # as SQLite makes it; Windows removes no file that is open
+    for content in (b"damaged", b""):  # as SQLite makes it; Windows removes no file that is open
+        sweep.study.write_bytes(content)
+        with pytest.raises(DataError, match=r"optuna\.sqlite") as caught:
+            _search(sweep, asked)
+        assert "-o" in str(caught.value.hint)
     asked = asked.replace("seed: 1", "seed: 2")
-    search = _search(sweep, asked)
+    search = OptunaSearch(yaml(asked), sweep, [])  # as one that knows older trials alone
     search.tell(lost)  # of a number that there is not yet
     first = search.propose()
     assert first is not None and first.trial == lost.trial and first.key != lost.key

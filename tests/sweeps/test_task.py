@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmf_win.errors import UsageError
+from mmf_win.errors import DataError, UsageError
+from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.sweeps.folder import SweepFolder, read_yaml, write_yaml
 from mmf_win.sweeps.planning import all_tasks, plan
 from mmf_win.sweeps.running import News, Runner, Slot
-from mmf_win.sweeps.specification import Specification
-from mmf_win.sweeps.task import Task, begun, joined, recorded
-from tests.worlds.sweeping import ended, never_resumed, python, yaml
+from mmf_win.sweeps.specification import Choice, Specification
+from mmf_win.sweeps.task import Task, begun, joined, recorded, require_known
+from tests.worlds.sweeping import ended, never_resumed, python, trained, yaml
 
 _CPU = Slot(0, "cpu", {})
 _FAILS = "import sys; sys.exit('no')"
@@ -156,6 +158,50 @@ def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, conten
     assert _now(sweep)[0].left == ["train", "test"]
     sweep.task("A_1").param.write_text("a: 1\nb: 0\n_scripts: 3\n", encoding="utf-8")
     assert _run(sweep, _now(sweep)[0])[0].state == "success"
+
+
+@pytest.mark.parametrize("name", ["param", "stat", "task.json"])
+@pytest.mark.parametrize("content", [None, "", "{cut"])
+def test_a_task_whose_files_are_lost_is_named_before_it_runs_again(
+    sweep: SweepFolder, name: str, content: str | None
+) -> None:
+    folder = sweep.task("A_1")
+    _run(sweep, _now(sweep)[0], _FAILS)
+    trained(folder, 0.5)
+    require_known(folder)
+    _now(sweep)[0].anew(["train", "test"]).forget(folder, UsageError("busy"))
+    require_known(folder)  # what was to be forgotten is not lost
+    (folder.path / name).unlink()
+    if content is not None:
+        (folder.path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=re.escape(str(folder.path / name))):
+        require_known(folder)
+
+
+def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: SweepFolder) -> None:
+    (sweep.path.parent / "victim").mkdir()
+    odd = [
+        "..",
+        "../victim",
+        "/",
+        "/etc",
+        "C:\\x",
+        "..\\victim",
+        "\\\\host\\x",
+        "",
+        "nul",
+        "a/../../victim/..",
+    ]
+    for value in [*odd, str(sweep.path.parent / "victim" / "..")]:
+        for key in ("a", "../../victim", "/victim", ".."):
+            asked = Specification({"t": "echo"}, (Choice({key: [value]}),))
+            for task in plan(asked).tasks:
+                assert sweep.task(task.name).path.resolve().parent == sweep.path.resolve()
+                assert sweep.task(task.told_apart().name).path.resolve().parent == sweep.path.resolve()
+    task = ended(sweep, _now(sweep)[0])
+    write_json(sweep.task(task.name).record, {"name": "../victim", "runs": {"train": {"run": "../victim"}}})
+    write_yaml(sweep.task(task.name).param, {**task.values, "_name": "../victim", "_output": "../victim"})
+    assert [known.name for known in begun(sweep)] == [task.name]
 
 
 def test_a_folder_of_mlrunner_tells_how_far_it_is_by_param_and_stat(sweep: SweepFolder) -> None:
