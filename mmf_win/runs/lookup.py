@@ -19,8 +19,17 @@ _T = TypeVar("_T")
 def all_runs(folder: Path) -> list[Run]:
     """Every run in a save dir but those of sweeps, or in the folder of a sweep, the newest first."""
     deep = ("*/*", "*/*/*") if (folder / SPECIFICATION).is_file() else ("*/*",)
-    runs = [Run(file.parent) for below in deep for file in folder.glob(f"{below}/request.json")]
+    runs = [run for below in deep for run in map(Run, folder.glob(below)) if _is_there(run.request_file)]
     return sorted(runs, key=lambda run: (run.path.name, run.path.parent.name), reverse=True)
+
+
+def _is_there(file: Path) -> bool:
+    """Whether a file is there, also where this user may not look: whoever reads it is told so."""
+    try:
+        file.stat()
+    except OSError as error:
+        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
+    return True
 
 
 def sweeps_in(save_dir: Path) -> list[Path]:

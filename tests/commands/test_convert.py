@@ -16,7 +16,7 @@ from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, image, lay_out, memes, without_images
 from tests.worlds.odd_names import ALONE
-from tests.worlds.tools import Mmfw, requires_tool, typed
+from tests.worlds.tools import Mmfw, requires_tool, typed, without_privileges
 
 
 @pytest.fixture
@@ -163,11 +163,7 @@ def test_a_folder_that_may_not_be_read_is_named_and_its_images_are_not_called_mi
     source = lay_out(memes(top=""), user_dir / "memes")
     images = source / "img"
     images.chmod(0)
-    # Without these even the administrator may not read it.
-    command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
-    command += [sys.executable, "-m", "mmf_win", "convert", "--zip", str(source), "--data-dir", str(data_dir)]
-    environ = {**os.environ, "PYTHONUTF8": "1"}
-    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=environ)
+    done = without_privileges("convert", "--zip", source, "--data-dir", data_dir)
     images.chmod(0o700)
     assert done.returncode == 3, done.stderr
     assert f"error: {images}: Permission denied" in done.stderr and "missing" not in done.stderr

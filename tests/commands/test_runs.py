@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import os
 import re
 import sys
@@ -25,7 +26,7 @@ from tests.worlds import hostile
 from tests.worlds.damaged_runs import DamagedRuns
 from tests.worlds.memes import SLOTS
 from tests.worlds.requests import request
-from tests.worlds.tools import Mmfw, typed
+from tests.worlds.tools import Mmfw, requires_tool, typed, without_privileges
 from tests.worlds.torch_files import checkpoint, laid_out_as_by_torch
 
 
@@ -78,6 +79,18 @@ def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(save: Path, name: 
     assert states["b/2026-01-03T00-00-00"] == "unreadable"
     assert states["a/2026-01-01T00-00-00"] == "done"
     mmfw("runs", "show", "b", code=3)
+
+
+@requires_tool("setpriv", on_windows=False)
+def test_a_run_that_may_not_be_read_is_listed_with_the_reason(save: Path) -> None:
+    folder = save / "b/2026-01-03T00-00-00"
+    folder.chmod(0)
+    listed, shown = (without_privileges("runs", *words) for words in (("--json",), ("show", "b")))
+    folder.chmod(0o700)
+    states = {run["id"]: run["state"] for run in json.loads(listed.stdout)}
+    assert (states["b/2026-01-03T00-00-00"], states["a/2026-01-01T00-00-00"]) == ("unreadable", "done")
+    assert "b/2026-01-03T00-00-00 cannot be read" in listed.stderr and "Permission denied" in listed.stderr
+    assert shown.returncode == 3 and f"error: {folder}" in shown.stderr
 
 
 @pytest.mark.parametrize("words", [("runs", "show"), ("report",), ("predict",)])

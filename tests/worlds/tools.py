@@ -53,6 +53,15 @@ requires_console_events = pytest.mark.skipif(is_wine(), reason="Wine sends no co
 """For a test that sends Ctrl+Break on Windows."""
 
 
+def without_privileges(*words: object) -> subprocess.CompletedProcess[str]:
+    """A command of mmfw's, for which no file is readable that its mode forbids, even to the administrator."""
+    bare = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    is_root = sys.platform != "win32" and os.geteuid() == 0
+    command = [*(bare if is_root else ()), sys.executable, "-m", "mmf_win", *map(str, words)]
+    environ = {**os.environ, "PYTHONUTF8": "1"}
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environ)
+
+
 class Mmfw:
     """Runs commands in this process, as a user types them; none may end in a traceback.
 
