@@ -13,8 +13,9 @@ from typing import Any
 
 from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
+from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import where_to_get
-from mmf_win.doctor.system import survey_machine, survey_settings, survey_torch, unused_gpu
+from mmf_win.doctor.system import BUILDS, pip_line, survey_machine, survey_settings, survey_torch, unused_gpu
 from mmf_win.errors import DatasetError, MmfError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
@@ -130,10 +131,14 @@ def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> 
     if not required_packages():
         message = "mmfw itself is not installed, so it is not known which packages are missing"
         yield MmfError(message, hint=pip_hint())
-    for extra in ("", "train"):
-        absent = [name for name in required_packages(extra) if found["versions"][name] is None]
-        if absent:
-            yield MmfError(f"not installed: {', '.join(absent)}", hint=pip_hint(extra and f"[{extra}]"))
+    absent = [name for name, installed in found["versions"].items() if installed is None]
+    # PyTorch first, since with the rest pip would bring the build for CUDA on any Linux.
+    hints: dict[tuple[str, ...], str] = {BUILDS: f"run `{shell_line(*pip_line())}`"}
+    hints |= {tuple(required_packages(extra)): pip_hint(extra and f"[{extra}]") for extra in ("", "train")}
+    for names, hint in hints.items():
+        if missing := [name for name in names if name in absent]:
+            absent = [name for name in absent if name not in missing]
+            yield MmfError(f"not installed: {', '.join(missing)}", hint=hint)
     yield from (error for error in (unused, found["mmf"].error) if error is not None)
     try:
         require_finished(places.dataset.root)

@@ -19,6 +19,8 @@ if sys.platform == "win32":
     import ctypes
     import winreg
 
+BUILDS = ("torch", "torchvision")
+"""The packages that are built for a GPU or the CPU."""
 _INDEX = "https://download.pytorch.org/whl/"
 _BUILT_FOR = re.compile(r"^(cuda|hip)\b[^=\n]*= *(?:['\"]([^'\"]+)['\"]|None)", re.MULTILINE)
 # https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation
@@ -122,9 +124,8 @@ def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> MmfError | None:
 
 def pip_line() -> tuple[str, ...]:
     """The words of the command that gets the build for this machine, at the tested version."""
-    pins = constraints_file().read_text(encoding="utf-8")
-    wanted = re.findall(r"^(?:torch|torchvision)==\S+$", pins, re.MULTILINE)
-    index: list[str] = []
+    pins = dict(re.findall(r"^(\S+)==(\S+)$", constraints_file().read_text(encoding="utf-8"), re.MULTILINE))
+    index, wanted = [], [f"{package}=={pins[package]}" for package in BUILDS]
     if sys.platform != "darwin":  # which has one build, on PyPI
         name = _best_build(gpus.cuda())
         # A local version is above the same without one, and named it is sure to come from PyTorch's index.

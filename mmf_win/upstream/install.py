@@ -89,7 +89,9 @@ def require_packages(*packages: str, extra: str = "[train]") -> None:
     """Raise an :class:`MmfError` if packages, of an ``extra`` of mmfw, are not installed; imports none."""
     missing = [package for package in packages if find_spec(_MODULES.get(package, package)) is None]
     if missing:
-        raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=pip_hint(extra))
+        # Alone, pip would bring PyTorch for CUDA on any Linux.
+        hint = "`mmfw doctor` names the commands that install it" if "torch" in missing else pip_hint(extra)
+        raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=hint)
 
 
 def text_in_package(package: str, *parts: str) -> str:

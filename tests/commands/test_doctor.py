@@ -78,6 +78,19 @@ def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
     assert f"torch {torch}" in mmfw("--version")
 
 
+def test_without_pytorch_it_names_the_build_for_this_machine_and_then_the_rest(
+    home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+) -> None:
+    absent = ["no-such-package", "torch", "torchvision"]
+    monkeypatch.setattr(survey, "version", lambda name: None if name in absent else "1")
+    required = ["click", *(f'{name}; extra == "train"' for name in absent)]
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: required)
+    first, second, *_ = mmfw.json("doctor")["missing"]
+    line = mmfw.json("setup", "--torch")["pip"]
+    assert first == {"what": "not installed: torch, torchvision", "hint": f"run `{shell_line(*line)}`"}
+    assert second["what"] == "not installed: no-such-package" and "mmf-win[train]" in second["hint"]
+
+
 def test_a_missing_dataset_is_repaired_by_convert(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
     data = user_dir / "data"
     assert any("mmfw convert" in hint for hint in _hints(mmfw.json("doctor", "--data-dir", data)))

@@ -170,6 +170,7 @@ NOT_RUN = {
     "network": "the hint names no command",
     "mmf": _READS,
     "runs/outcomes: mmfw doctor": _READS,
+    "upstream/install: mmfw doctor": _READS,
     "commands/demo: mmfw doctor": _READS,
     "errors: mmfw verify": _READS,
     "commands/doctor: mmfw doctor": _READS,

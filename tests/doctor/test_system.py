@@ -150,5 +150,14 @@ def test_the_build_is_the_newest_that_the_driver_and_the_best_gpu_run_fake_nvml(
     assert all(wanted.endswith(f"+{build}") for wanted in line[-2:])
     pins = constraints_file().read_text(encoding="utf-8").splitlines()
     assert {wanted.partition("+")[0] for wanted in line[-2:]} <= set(pins)
+    assert [wanted.partition("==")[0] for wanted in line[-2:]] == ["torch", "torchvision"]
     monkeypatch.setattr(sys, "platform", "darwin")  # which has one build, on PyPI
     assert pip_line() == (*line[:4], *(wanted.partition("+")[0] for wanted in line[-2:]))
+
+
+def test_pytorch_without_a_pin_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "constraints.txt"
+    file.write_text("torch>=2.6\ntorchvision==0.21.0\n", encoding="utf-8")
+    monkeypatch.setattr(system, "constraints_file", lambda: file)
+    with pytest.raises(KeyError, match="torch"):
+        pip_line()
