@@ -5,6 +5,7 @@ from __future__ import annotations
 import tarfile
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from errno import EINVAL
 from pathlib import Path
 from typing import NoReturn
 
@@ -126,7 +127,10 @@ class TarArchive(Archive):
         try:
             yield
         except _DAMAGE as error:
-            if getattr(error, "errno", None) is not None:
+            if getattr(error, "errno", None) not in (
+                None,
+                EINVAL,
+            ):  # that is a place too far away to be sought
                 raise
             self._require_unchanged()
             raise self._error(f"not a valid {self.format}: {error}") from error

@@ -101,11 +101,17 @@ def test_a_tar_whose_headers_would_fill_the_memory_is_refused(kind: bytes, user_
 @pytest.mark.parametrize(
     "infos",
     [
+        [hostile.tar_member("x", told={"size": str(1 << 60)})],
         [hostile.tar_member("x", told={"size": str(1 << 90)})],
         [hostile.tar_member("x", told={"size": "-512"})],
         [hostile.tar_member("x", tarfile.GNUTYPE_LONGNAME)] * 5000,
     ],
-    ids=["a size beyond all files", "a negative size", "a header before a header, and so on"],
+    ids=[
+        "a size beyond all disks",
+        "a size beyond all files",
+        "a negative size",
+        "a header before a header, and so on",
+    ],
 )
 @pytest.mark.parametrize("mode", ["w", "w:gz"])
 def test_a_tar_whose_headers_make_no_sense_is_refused(
