@@ -26,6 +26,9 @@ from random import Random
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+import py7zr  # noqa: E402
+
+from mmf_win.archives import open_archive  # noqa: E402
 from mmf_win.dataset.convert import convert  # noqa: E402
 from mmf_win.errors import MmfwError  # noqa: E402
 from mmf_win.paths import Places  # noqa: E402
@@ -44,7 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("kinds", nargs="*", metavar="archives|kills|pickles|runs", help="all if none")
+    parser.add_argument("kinds", nargs="*", metavar="archives|headers|kills|pickles|runs", help="all if none")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long altogether (default 2)")
     parser.add_argument("--seed", type=int, help="the number of the first case")
     parser.add_argument("--cases", type=int, metavar="N", help="only so many of each, however long they take")
@@ -102,6 +105,33 @@ def _archives(folder: Path) -> Iterator[Case]:
 
 
 @contextmanager
+def _headers(folder: Path) -> Iterator[Case]:
+    """7z with changed headers, by right checksums: what they list comes out, or an error names the file."""
+    packers = (
+        {"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16},
+        {"id": py7zr.FILTER_BROTLI, "level": 3},
+        {"id": py7zr.FILTER_ZSTD, "level": 3},
+        *({"id": packer} for packer in (py7zr.FILTER_LZMA2, py7zr.FILTER_BZIP2, py7zr.FILTER_DEFLATE)),
+    )
+    intact = [
+        hostile.seven_zip_with_packed_list(folder / f"{number}.7z", memes(), packer)
+        for number, packer in enumerate(packers)
+    ]
+
+    def case(chance: Random) -> None:
+        damaged = hostile.mutate_header(Path(shutil.copy(chance.choice(intact), folder / "a.7z")), chance)
+        try:
+            with open_archive(damaged, lambda: PASSWORD) as archive:
+                list(archive.extract(lambda member: folder / "out" / member.name))
+        except MmfwError as error:
+            assert damaged.name in str(error), error
+        finally:
+            shutil.rmtree(folder / "out", ignore_errors=True)
+
+    yield case
+
+
+@contextmanager
 def _kills(folder: Path) -> Iterator[Case]:
     """Installations that are killed at any step on the disk."""
     kinds = list(installations(folder).values())
@@ -134,7 +164,7 @@ def _pickles(_: Path) -> Iterator[Case]:
     reader.close()
 
 
-_KINDS = {"archives": _archives, "kills": _kills, "pickles": _pickles, "runs": _runs}
+_KINDS = {"archives": _archives, "headers": _headers, "kills": _kills, "pickles": _pickles, "runs": _runs}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,51 +1,44 @@
-"""7z, read by py7zr."""
+"""7z, decoded by other processes: py7zr's decoders are native, and damage may end whoever runs them."""
 
 from __future__ import annotations
 
-import tempfile
+import atexit
+import json
+import os
+import signal
+import struct
+import subprocess
+import zlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial, reduce
+from itertools import chain
 from pathlib import Path
-from typing import IO, Any
-
-import py7zr
-import py7zr.archiveinfo
-import py7zr.compressor
-from py7zr.exceptions import CrcError, PasswordRequired
-from py7zr.helpers import calculate_key
-from py7zr.io import NullIO, Py7zIO, WriterFactory
+from typing import Any
 
 from mmf_win.archives.base import (
-    MOST_DICTIONARY,
-    MOST_MEMBERS,
     Archive,
     Ask,
     Choose,
     Extracted,
     Member,
-    Output,
     with_problems,
+    write_member,
     wrong_password,
 )
-from mmf_win.archives.names import safe_name
-from mmf_win.errors import ArchiveError, MmfwError
+from mmf_win.errors import ArchiveError, NoPassword
+from mmf_win.paths import module_command
 from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
 
-# DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD, LZMA, LZMA2
-_AES, _PPMD = b"\x06\xf1\x07\x01", b"\x03\x04\x01"
-_LZMA, _LZMA2 = b"\x03\x01\x01", b"\x21"
+HEAD = struct.Struct("<?I")
+"""Stands before each part of an answer: whether it is the last, and how many bytes it has."""
 
-_SMALLEST_SHARE = 8 << 20
+_SMALLEST_SHARE = 32 << 20  # another decoder takes half a second to start and to derive the key
+_INTERRUPTED = (-signal.SIGINT, 0xC000013A)  # https://learn.microsoft.com/windows/win32/debug/ntstatus-values
 
-# py7zr's own limits allow lists that take gigabytes.
-py7zr.archiveinfo.MAX_NUMFILES = py7zr.archiveinfo.MAX_SUBSTREAMS = MOST_MEMBERS
-py7zr.archiveinfo.MAX_NUMFOLDERS = MOST_MEMBERS
-py7zr.archiveinfo.MAX_HEADER_SIZE = 1 << 25
-
-# py7zr 1.0 and 1.1 make a key, by half a million steps of SHA-256, again for each solid block and each pass.
-py7zr.compressor.calculate_key = lru_cache(maxsize=4)(calculate_key)
+_idle: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True)
@@ -53,12 +46,12 @@ class SevenZipMember(Member):
     """A file in a 7z.
 
     Attributes:
-        raw_name: how the archive spells its name.
-        stream: which compressed stream it is in.
+        number: its place in the archive.
+        stream: which compressed stream it is in; None for an empty file.
     """
 
-    raw_name: str = field(kw_only=True)
-    stream: int = field(kw_only=True)
+    number: int = field(kw_only=True)
+    stream: int | None = field(kw_only=True)
 
 
 class SevenZipArchive(Archive):
@@ -71,151 +64,126 @@ class SevenZipArchive(Archive):
 
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         super().__init__(path, ask)
-        with path.open("rb") as file:
-            try:
-                opened = self._open(file)
-            except PasswordRequired:  # even the list of members is encrypted
-                self._require_password()
-                file.seek(0)
-                try:
-                    opened = self._open(file)
-                except ArchiveError:
-                    raise wrong_password(path) from None
-            self.members: Sequence[SevenZipMember] = with_problems(self._list(opened))
-
-    def _open(self, file: IO[bytes]) -> Any:
-        # A file object, not a path: py7zr would unpack a path in threads of its own.
         try:
-            return py7zr.SevenZipFile(file, password=self._password)
-        except PasswordRequired:
-            raise
-        except Exception as error:  # on nonsense py7zr's parser fails with whatever it stumbles over
-            raise self._error(f"not a valid 7z: {error}") from error
+            listed = self._list()
+        except NoPassword:  # even the list of members is encrypted
+            self._require_password()
+            try:
+                listed = self._list()
+            except ArchiveError:
+                raise wrong_password(path) from None
+        self._require_few(len(listed))
+        self.members: Sequence[SevenZipMember] = with_problems(
+            SevenZipMember(**told | {"name": self._safe_name(told["name"])}) for told in listed
+        )
 
-    def _list(self, archive: Any) -> Iterator[SevenZipMember]:
-        for file in archive.files:
-            if file.is_directory:
-                continue
-            stream = None if file.emptystream else file.folder
-            coders = [] if stream is None else stream.coders
-            methods = {coder["method"] for coder in coders}
-            problem = "it is a link" if file.is_symlink or file.is_junction else None
-            if _PPMD in methods:  # pyppmd 1.3 ends the whole process on damage, or on a wrong password
-                problem = "it is compressed by PPMd, whose decoder may crash; pack it again by LZMA2"
-            elif any(_dictionary(coder) > MOST_DICTIONARY for coder in coders):
-                problem = "it takes too much memory to unpack; pack it again with a smaller dictionary"
-            yield SevenZipMember(
-                self._safe_name(file.filename),
-                file.uncompressed,
-                _AES in methods,
-                file.crc32,
-                problem,
-                raw_name=file.filename,
-                stream=id(stream),
-            )
+    def _list(self) -> Any:
+        return json.loads(b"".join(self._decoded()))
 
     def _password_fits(self) -> bool:
-        first: dict[int, SevenZipMember] = {}  # only the first of a stream can be read cheaply
-        for member in self.members:
-            if member.encrypted and not member.problem:
-                first.setdefault(member.stream, member)
+        # Only the first member of a stream can be read cheaply.
+        first = {m.stream: m for m in reversed(self.members) if m.encrypted and not m.problem}
         if not first:  # nothing of it will be extracted
             return True
         cheapest = min(first.values(), key=lambda member: member.size)
         try:
-            self._unpack([cheapest.name], lambda _: NullIO())
-        except Exception as error:
-            if not _is_damage(error):
-                raise
+            crc = reduce(lambda crc, block: zlib.crc32(block, crc), self._decoded([cheapest.number]), 0)
+        except ArchiveError:
             return False
-        return True
+        return cheapest.crc32 in (None, crc)
 
     def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
         targets = self._chosen(self.members, choose)
-        by_stream: dict[int, list[SevenZipMember]] = defaultdict(list)
+        by_stream: dict[int | None, list[SevenZipMember]] = defaultdict(list)
         for member in targets:
             by_stream[member.stream].append(member)
         count = max(1, min(worker_count(), sum(member.size for member in targets) // _SMALLEST_SHARE))
         shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
-        chosen = [{m.name: (m, targets[m]) for members in share for m in members} for share in shares]
         group: ThreadGroup[Extracted] = ThreadGroup()
-        yield from group.run([partial(self._extract_share, share, group) for share in chosen], progress)
+        jobs = [partial(self._extract_share, list(chain(*share)), targets, group) for share in shares]
+        yield from group.run(jobs, progress)
 
     def _extract_share(
-        self, wanted: Mapping[str, tuple[Member, Path]], group: ThreadGroup[Extracted]
+        self,
+        share: list[SevenZipMember],
+        targets: Mapping[SevenZipMember, Path],
+        group: ThreadGroup[Extracted],
     ) -> None:
         """A thread's work."""
-        current: Output | None = None
+        share.sort(key=lambda member: member.number)
+        with closing(self._decoded([member.number for member in share])) as blocks:
+            for member in share:
+                content = _up_to(member.size, blocks)
+                group.report(write_member(self.path, member, targets[member], content, group.advance))
+            for _ in blocks:  # the answer's end
+                pass
 
-        def finish_current() -> None:
-            if current is not None:
-                group.report(current.finish())
-
-        def open_next(name: str) -> Py7zIO:
-            nonlocal current
-            finish_current()
-            current = Output(self.path, *wanted[name], group.advance)
-            return _Sink(current.write)
-
+    def _decoded(self, numbers: Sequence[int] | None = None) -> Generator[bytes, None, None]:
+        """What a decoder answers: the content of members, one after another, or the list of all."""
+        request = {
+            "path": os.fsencode(self.path.absolute()).hex(),
+            "password": self._password,
+            "numbers": numbers,
+        }
+        is_last, decoder = False, _decoder()
+        assert decoder.stdin and decoder.stdout
         try:
-            self._unpack(wanted, open_next)
-            finish_current()
-        except CrcError as error:
-            raise self._error("its checksum (CRC-32) is wrong", error.args[2]) from error
-        except Exception as error:
-            if not _is_damage(error):
-                raise
-            raise self._error(f"damaged: {error}") from error
+            with suppress(OSError):  # it has ended, which its answer tells
+                decoder.stdin.write(json.dumps(request).encode() + b"\n")
+                decoder.stdin.flush()
+            while head := decoder.stdout.read(HEAD.size):
+                is_last, size = HEAD.unpack(head)
+                content = decoder.stdout.read(size)
+                if is_last:
+                    break
+                yield content
         finally:
-            if current is not None:
-                current.close()
-
-    def _unpack(self, names: Collection[str], into: Callable[[str], Py7zIO]) -> None:
-        """One pass over the archive; ``into`` is asked for each member's writer when its turn comes."""
-        with self.path.open("rb") as file, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as nowhere:
-            # py7zr judges names by the folder that it would unpack to, following the links there. Nothing is
-            # written to this empty one; it keeps that judgement from depending on the user's folders.
-            root = Path(nowhere).resolve()
-            factory = _Factory(lambda joined: into(safe_name(Path(joined).relative_to(root).as_posix())))
-            targets = {member.raw_name for member in self.members if member.name in names}
-            with self._open(file) as archive:
-                archive.extract(path=root, targets=targets, factory=factory)
-
-
-def _dictionary(coder: Mapping[str, Any]) -> int:
-    """Bytes of the dictionary of LZMA or LZMA2; 0 for anything else."""
-    properties: bytes = coder.get("properties") or b""
-    if coder["method"] == _LZMA:
-        return int.from_bytes(properties[1:5], "little")
-    if coder["method"] == _LZMA2 and properties:
-        return (2 | properties[0] & 1) << (properties[0] // 2 + 11)
-    return 0
+            if is_last:
+                _idle.append(decoder)
+            else:
+                _end(decoder)
+        if not is_last:
+            if decoder.returncode in _INTERRUPTED:
+                raise KeyboardInterrupt
+            raise self._error(f"it cannot be decoded (exit code {decoder.returncode} of the decoder)")
+        kind, text, errno = json.loads(content)
+        if kind == "PasswordRequired":
+            raise NoPassword(f"{self.path}: {text}")
+        if kind == "MemoryError":
+            raise MemoryError(text)
+        if errno is not None:
+            raise OSError(errno, text, str(self.path))
+        if kind is not None:
+            raise self._error(f"{'cannot be read as a 7z' if numbers is None else 'damaged'}: {text}")
 
 
-def _is_damage(error: Exception) -> bool:
-    """Whether py7zr, or a library below it, stumbled over the content: each has errors of its own for that.
-
-    For bz2, damage is an OSError; unlike those of the system it has no number.
-    """
-    return not isinstance(error, (MmfwError, MemoryError)) and getattr(error, "errno", None) is None
-
-
-class _Factory(WriterFactory):  # type: ignore[misc]  # py7zr has no types for us
-    """A function in the form that py7zr wants."""
-
-    def __init__(self, create: Callable[[str], Py7zIO]) -> None:
-        self._create = create
-
-    def create(self, filename: str) -> Py7zIO:
-        return self._create(filename)
+def _up_to(size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The blocks of the next so many bytes; a member ends where a block does."""
+    while size > 0 and (block := next(blocks, None)) is not None:
+        size -= len(block)
+        yield block
 
 
-class _Sink(NullIO):  # type: ignore[misc]
-    """Hands what py7zr unpacks to a function."""
+def _decoder() -> subprocess.Popen[bytes]:
+    """A process that waits for a request; one that was here before need not start, and remembers keys."""
+    while _idle:
+        decoder = _idle.pop()
+        if decoder.poll() is None:
+            return decoder
+        _end(decoder)
+    command = module_command("mmf_win.archives.sevenzip_decoder")
+    pipe, here = subprocess.PIPE, Path(__file__).parent  # Windows keeps a process's folder from being removed
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd=here)
 
-    def __init__(self, write: Callable[[bytes], None]) -> None:
-        self._write = write
 
-    def write(self, s: bytes | bytearray) -> int:
-        self._write(bytes(s))
-        return len(s)
+def _end(decoder: subprocess.Popen[bytes]) -> None:
+    """End it, unless it has ended by itself."""
+    decoder.kill()
+    with suppress(OSError), decoder:  # a request that nobody has read cannot be flushed
+        pass
+
+
+@atexit.register
+def _end_idle() -> None:
+    while _idle:
+        _end(_idle.pop())

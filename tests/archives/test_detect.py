@@ -59,7 +59,7 @@ def test_the_content_decides_not_the_suffix(
         (b"\n<!DOCTYPE html><html>please log in", "web page"),
         (bytes(2048), "not an archive"),
         (b"PK\x03\x04" + bytes(500), "not a valid zip"),
-        (b"7z\xbc\xaf\x27\x1c" + bytes(500), "not a valid 7z"),
+        (b"7z\xbc\xaf\x27\x1c" + bytes(500), "cannot be read as a 7z"),
         (b"\x1f\x8b" + bytes(500), "not a valid tar.gz"),
         (gzip.compress(b"a text that is no tar", mtime=0), "not a valid tar.gz"),
     ],

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import py7zr
 import pytest
-from py7zr.io import Py7zIO
 
 from mmf_win.archives import open_archive, sevenzip
 from mmf_win.archives.base import Output
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out, tree
-from tests.worlds.packing import FILES, into, only, unpack, write_7z, write_tar
+from tests.worlds.packing import COPY, FILES, into, only, unpack, write_7z, write_tar
 from tests.worlds.tools import call, requires_tool
 
 
@@ -80,40 +81,106 @@ TWO_STREAMS: Files = {"x": FILES["hateful_memes/img/00001.png"], "y": b"y" * 500
 def test_streams_of_a_7z_are_extracted_apart(
     two_streams: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    passes: list[set[str]] = []
-    unpack_names = sevenzip.SevenZipArchive._unpack
+    passes: list[list[str]] = []
+    extract_share = sevenzip.SevenZipArchive._extract_share
 
-    def noting(self: sevenzip.SevenZipArchive, names: Iterable[str], into: Callable[[str], Py7zIO]) -> None:
-        passes.append(set(names))
-        unpack_names(self, names, into)
+    def noting(self: sevenzip.SevenZipArchive, share: list[sevenzip.SevenZipMember], *rest: Any) -> None:
+        passes.append([member.name for member in share])
+        extract_share(self, share, *rest)
 
-    with open_archive(two_streams, lambda: "secret") as archive:
-        archive.check_password()
-        monkeypatch.setattr(sevenzip.SevenZipArchive, "_unpack", noting)
-        list(archive.extract(into(user_dir / "out")))
-    assert sorted(map(sorted, passes)) == [["x"], ["y", "z"]]
-    assert tree(user_dir / "out") == TWO_STREAMS
-
-
-def test_the_key_of_a_7z_is_derived_once(two_streams: Path, user_dir: Path) -> None:
-    before = py7zr.compressor.calculate_key.cache_info().misses
+    monkeypatch.setattr(sevenzip.SevenZipArchive, "_extract_share", noting)
     assert unpack(two_streams, user_dir / "out", "secret") == TWO_STREAMS
-    assert py7zr.compressor.calculate_key.cache_info().misses <= before + 1
+    assert sorted(passes) == [["x"], ["y", "z"]]
 
 
-def test_whoever_wants_no_more_of_a_7z_gets_no_more(two_streams: Path, user_dir: Path) -> None:
+def test_one_decoder_reads_7z_after_7z_and_derives_the_key_once(
+    user_dir: Path, decoders: list[subprocess.Popen[bytes]]
+) -> None:
+    from mmf_win.archives import sevenzip_decoder
+
+    path = write_7z(user_dir / "a.7z", FILES, "secret", hide_names=True)
+    for _ in range(2):
+        assert unpack(path, user_dir / "out", "secret") == FILES
+    assert len(set(decoders)) == 1
+    request = {"path": os.fsencode(path).hex(), "password": "secret"}
+    for numbers in (None, [0], [1]):
+        assert list(sevenzip_decoder.answer(**request, numbers=numbers))
+    assert py7zr.compressor.calculate_key.cache_info().misses == 1
+
+
+@pytest.fixture
+def decoders(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Those that were asked, once for each time."""
+    asked: list[subprocess.Popen[bytes]] = []
+    decoder = sevenzip._decoder
+    monkeypatch.setattr(sevenzip, "_decoder", lambda: asked.append(decoder()) or asked[-1])
+    return asked
+
+
+LARGE: Files = {"x": bytes(50 << 20)}
+"""So much that a decoder cannot have written all of it before somebody reads."""
+
+
+@pytest.fixture
+def after_first_block(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """What is in this list is called once, by the thread that has written the first block of a member."""
+    calls: list[Callable[[], object]] = []
+    write = Output.write
+
+    def then(output: Output, block: bytes | memoryview) -> None:
+        write(output, block)
+        while calls:
+            calls.pop()()
+
+    monkeypatch.setattr(Output, "write", then)
+    return calls
+
+
+def test_whoever_wants_no_more_of_a_7z_gets_no_more(
+    user_dir: Path, decoders: list[subprocess.Popen[bytes]], after_first_block: list[Callable[[], object]]
+) -> None:
+    interrupted = threading.Event()
+    after_first_block.append(interrupted.wait)
+
     def interrupt(amount: int) -> None:
+        interrupted.set()
         raise KeyboardInterrupt
 
-    with open_archive(two_streams, lambda: "secret") as archive, pytest.raises(KeyboardInterrupt):
+    with (
+        open_archive(write_7z(user_dir / "a.7z", LARGE, filters=COPY)) as archive,
+        pytest.raises(KeyboardInterrupt),
+    ):
         list(archive.extract(into(user_dir / "out"), interrupt))
+    assert decoders[-1].returncode is not None, "it runs on"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
-    assert tree(user_dir / "out").items() <= TWO_STREAMS.items()
+    assert tree(user_dir / "out") == {}
+
+
+def test_a_decoder_that_dies_is_told_and_leaves_no_file(
+    user_dir: Path, decoders: list[subprocess.Popen[bytes]], after_first_block: list[Callable[[], object]]
+) -> None:
+    path = write_7z(user_dir / "a.7z", LARGE, filters=COPY)
+    with open_archive(path) as archive:
+        decoders[-1].kill()
+        decoders[-1].wait()  # an idle one may die unnoticed
+        after_first_block.append(lambda: decoders[-1].kill())
+        with pytest.raises(ArchiveError, match=r"a\.7z: it cannot be decoded"):
+            list(archive.extract(into(user_dir / "out")))
+    assert tree(user_dir / "out") == {}
+    assert unpack(path, user_dir / "out") == LARGE
+
+
+def test_a_list_of_members_is_not_decoded_by_what_may_crash_or_fill_the_memory(user_dir: Path) -> None:
+    ppmd = {"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16}
+    with pytest.raises(ArchiveError, match=r"a\.7z: .*PPMd"):
+        open_archive(hostile.seven_zip_with_packed_list(user_dir / "a.7z", WORDS, ppmd))
+    with pytest.raises(ArchiveError, match=r"a\.7z: .*memory"):
+        open_archive(hostile.seven_zip_with_dictionary(user_dir / "a.7z", WORDS, 40, of_list=True))  # 4 GiB
 
 
 def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
     files = {"good": b"fine " * 100, "bad": b"fine " * 99 + b"LAST!"}
-    path = write_7z(user_dir / "a.7z", files, filters=[{"id": py7zr.FILTER_COPY}])
+    path = write_7z(user_dir / "a.7z", files, filters=COPY)
     hostile.flip_byte(path, path.read_bytes().index(b"LAST"))
     with open_archive(path) as opened, pytest.raises(ArchiveError, match=r"member bad: .*checksum"):
         list(opened.extract(into(user_dir / "out")))

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from mmf_win.paths import Places
 from tests.worlds.memes import memes, tar_gz
+from tests.worlds.packing import COPY, write_7z
 
 if sys.platform == "win32":
     pytest.skip("a Windows program cannot send another one Ctrl+C alone", allow_module_level=True)
@@ -46,7 +49,12 @@ def typed(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
     """A command in a process of its own."""
     command = [sys.executable, "-c", program + _RUN, *words]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             yield process
@@ -88,6 +96,23 @@ def test_a_signal_while_files_are_extracted_leaves_nothing_that_looks_finished(
     dataset = Places.resolve(data).dataset
     assert not dataset.split("train").exists()
     assert not (dataset.features / "detectron.lmdb").exists()
+
+
+@pytest.mark.parametrize("send", [os.kill, os.killpg])  # the terminal sends it to the whole group
+def test_a_signal_while_a_7z_is_extracted_ends_its_decoder(
+    user_dir: Path, send: Callable[[int, int], None]
+) -> None:
+    data = user_dir / "data"
+    packed = write_7z(user_dir / "lmdb.7z", {"detectron.lmdb/data.mdb": bytes(50 << 20)}, filters=COPY)
+    with typed(_WAITS, "features", "extract", str(packed), "--data-dir", str(data)) as process:
+        reads(process, "at work")
+        (decoder,) = psutil.Process(process.pid).children()
+        send(process.pid, signal.SIGINT)
+        _, said = process.communicate()
+        assert process.returncode == 130, said
+        decoder.wait()
+    assert "interrupted" in said and "Traceback" not in said
+    assert not [*data.rglob("data.mdb")]
 
 
 def test_a_second_signal_does_not_wait_for_the_cleaning_up(packed: Path, user_dir: Path) -> None:

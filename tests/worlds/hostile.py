@@ -9,9 +9,12 @@ import warnings
 import zipfile
 import zlib
 from pathlib import Path
+from random import Random
 from typing import Literal
+from unittest import mock
 
 import py7zr
+from py7zr.properties import DefaultFilters
 
 from tests.worlds.memes import Files
 
@@ -131,16 +134,49 @@ def tar_member(
     return info
 
 
-def seven_zip_with_dictionary(path: Path, files: Files, code: int) -> Path:
-    """A 7z in which LZMA2 declares a dictionary of this code: 32 for 256 MiB, 34 for twice as much."""
+def seven_zip_with_dictionary(path: Path, files: Files, code: int, *, of_list: bool = False) -> Path:
+    """A 7z in which LZMA2 declares a dictionary of this code: 32 for 256 MiB, 34 for twice as much.
+
+    It packs the files, or the list of members.
+    """
     with py7zr.SevenZipFile(path, "w", filters=[{"id": py7zr.FILTER_LZMA2, "preset": 1}]) as archive:
-        archive.set_encoded_header_mode(False)
+        archive.set_encoded_header_mode(of_list)
         for name, content in files.items():
             archive.writestr(content, name)
     data = bytearray(path.read_bytes())
+    data[data.index(b"\x21\x21\x01", _header_of(data).start) + 3] = code
+    return _sealed(path, data)
+
+
+def seven_zip_with_packed_list(path: Path, files: Files, *filters: dict[str, int]) -> Path:
+    """A 7z in which these filters of py7zr's have packed the list of members."""
+    with (
+        mock.patch.object(DefaultFilters, "ENCODED_HEADER_FILTER", [*filters]),
+        py7zr.SevenZipFile(path, "w") as archive,
+    ):
+        for name, content in files.items():
+            archive.writestr(content, name)
+    return path
+
+
+def mutate_header(path: Path, chance: Random) -> Path:
+    """Change bytes of a 7z's header and of the packed list of members before it, with right checksums."""
+    data = bytearray(path.read_bytes())
+    header = _header_of(data)
+    for _ in range(chance.choice((1, 2, 4, 8))):
+        data[chance.randrange(max(32, header.start - 60), header.stop)] = chance.randrange(256)
+    return _sealed(path, data)
+
+
+def _header_of(data: bytes) -> range:
     start, size = struct.unpack_from("<QQ", data, 12)
-    data[data.index(b"\x21\x21\x01", 32 + start) + 3] = code
-    struct.pack_into("<I", data, 28, zlib.crc32(data[32 + start : 32 + start + size]))
+    return range(32 + start, 32 + start + size)
+
+
+def _sealed(path: Path, data: bytearray) -> Path:
+    """A 7z's file with right checksums of its headers."""
+    header = _header_of(data)
+    struct.pack_into("<I", data, 28, zlib.crc32(data[header.start : header.stop]))
     struct.pack_into("<I", data, 8, zlib.crc32(data[12:32]))
     path.write_bytes(data)
     return path

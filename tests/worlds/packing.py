@@ -20,6 +20,9 @@ from mmf_win.archives import open_archive
 from mmf_win.archives.base import Choose
 from tests.worlds.memes import Files, memes, tar_gz, tree
 
+COPY = [{"id": py7zr.FILTER_COPY}]
+"""For :func:`write_7z`: nothing is compressed."""
+
 FILES: Files = {**memes(), "hateful_memes/empty": b""}
 
 

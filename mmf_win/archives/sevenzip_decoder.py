@@ -1,0 +1,138 @@
+"""A process that lists and decodes 7z by py7zr, for :mod:`mmf_win.archives.sevenzip`; damage may end it.
+
+Each line of standard input is a request, as JSON: the ``path`` in hex, the ``password``, and the ``numbers``
+of the members that are wanted, or null for the list of all. Of the answer's parts, on standard output, the
+last tells as JSON how it ended: the class, text and number of an error, or nulls.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import py7zr
+from py7zr import archiveinfo, compressor
+
+from mmf_win.archives.base import BLOCK, MOST_DICTIONARY, MOST_MEMBERS
+from mmf_win.archives.sevenzip import HEAD
+
+# DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD, LZMA, LZMA2
+_AES, _PPMD = b"\x06\xf1\x07\x01", b"\x03\x04\x01"
+_LZMA, _LZMA2 = b"\x03\x01\x01", b"\x21"
+
+# py7zr's own limits allow lists that take gigabytes.
+archiveinfo.MAX_NUMFILES = archiveinfo.MAX_SUBSTREAMS = archiveinfo.MAX_NUMFOLDERS = MOST_MEMBERS
+archiveinfo.MAX_HEADER_SIZE = 1 << 25
+
+# py7zr 1.0 and 1.1 make a key, by half a million steps of SHA-256, again for each solid block and each pass.
+compressor.calculate_key = lru_cache(maxsize=4)(compressor.calculate_key)
+
+
+class _Judged(compressor.SevenZipDecompressor):  # type: ignore[misc]  # py7zr has no types for us
+    """What py7zr makes before it decodes anything, the list of members included."""
+
+    def __init__(self, coders: Sequence[Mapping[str, Any]], *rest: Any) -> None:
+        if problem := _problem(coders):
+            raise py7zr.Bad7zFile(problem)
+        super().__init__(coders, *rest)
+
+
+archiveinfo.SevenZipDecompressor = _Judged
+
+
+def main() -> None:
+    """Answer until nobody asks any more."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for line in sys.stdin.buffer:
+        ended: Sequence[Any] = (None, None, None)
+        try:
+            for content in answer(**json.loads(line)):
+                _send(False, content)
+        except Exception as error:  # on nonsense, py7zr fails with whatever it stumbles over
+            text = getattr(error, "strerror", None) or str(error)
+            ended = type(error).__name__, text, getattr(error, "errno", None)
+        _send(True, json.dumps(ended).encode())
+
+
+def _send(is_last: bool, content: bytes) -> None:
+    sys.stdout.buffer.write(HEAD.pack(is_last, len(content)) + content)
+    sys.stdout.buffer.flush()
+
+
+def answer(path: str, password: str | None, numbers: Sequence[int] | None) -> Iterator[bytes]:
+    """What is asked for."""
+    with Path(os.fsdecode(bytes.fromhex(path))).open("rb") as file:
+        archive = py7zr.SevenZipFile(file, password=password)
+        if numbers is None:
+            yield json.dumps(list(_members(archive))).encode()
+        elif archive.header.main_streams:
+            yield from _contents(archive, set(numbers))
+
+
+def _members(archive: Any) -> Iterator[dict[str, Any]]:
+    """All files, as :class:`~mmf_win.archives.sevenzip.SevenZipMember` has them."""
+    for file in archive.files:
+        if not file.is_directory:
+            coders = file.folder.coders if file.folder else []
+            yield {
+                "name": file.filename,
+                "size": file.uncompressed,
+                "encrypted": any(coder["method"] == _AES for coder in coders),
+                "crc32": file.crc32,
+                "problem": "it is a link" if file.is_symlink or file.is_junction else _problem(coders),
+                "number": file.id,
+                "stream": id(file.folder) if file.folder else None,
+            }
+
+
+def _contents(archive: Any, wanted: Collection[int]) -> Iterator[bytes]:
+    """The blocks of the wanted members in the order of the archive, and an empty one for any other block."""
+    streams = archive.header.main_streams
+    places = zip(streams.packinfo.packpositions, streams.packinfo.packsizes, strict=False)
+    place_of = dict(zip(streams.unpackinfo.folders, places, strict=False))
+    for folder, group in groupby((file for file in archive.files if file.folder), lambda file: file.folder):
+        files = list(group)
+        last = max((at for at, file in enumerate(files, 1) if file.id in wanted), default=0)
+        start, packed = place_of[folder]
+        archive.fp.seek(archive.afterheader + start)
+        for at, file in enumerate(files[:last], 1):
+            decoder, left = folder.get_decompressor(packed), file.uncompressed
+            while left > 0:
+                consumed = decoder.consumed
+                block = decoder.decompress(archive.fp, min(left, BLOCK))
+                left -= len(block)
+                if not block and decoder.consumed == consumed:
+                    raise py7zr.Bad7zFile("its compressed data ends too early")
+                if not left and at == len(files) and folder.digestdefined and not decoder.check_crc():
+                    raise py7zr.Bad7zFile("the checksum of its compressed data is wrong")
+                yield bytes(block) if file.id in wanted else b""
+
+
+def _problem(coders: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why nothing is decoded that went through these."""
+    if any(coder["method"] == _PPMD for coder in coders):  # pyppmd 1.3 ends the process, or worse, on damage
+        return "it is compressed by PPMd, whose decoder may crash; pack it again by LZMA2"
+    if any(_dictionary(coder) > MOST_DICTIONARY for coder in coders):
+        return "it takes too much memory to unpack; pack it again with a smaller dictionary"
+    return None
+
+
+def _dictionary(coder: Mapping[str, Any]) -> int:
+    """Bytes of the dictionary of LZMA or LZMA2; 0 for anything else."""
+    properties: bytes = coder.get("properties") or b""
+    if coder["method"] == _LZMA:
+        return int.from_bytes(properties[1:5], "little")
+    if coder["method"] == _LZMA2 and properties:
+        return (2 | properties[0] & 1) << (properties[0] // 2 + 11)
+    return 0
+
+
+if __name__ == "__main__":
+    main()
