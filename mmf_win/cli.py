@@ -53,6 +53,13 @@ COMMANDS = {
     "bug-report": "Write a zip for a bug report, without known secrets.",
 }
 
+# What options were called in an earlier version → their names.
+_RENAMED = {
+    "--keep": "--keep-checkpoints",
+    "--no-memory": "--ignore-known-fits",
+    "--csv": "--format csv",
+}
+
 
 class _LazyGroup(click.Group):
     """A group whose commands are imported only when they are run, so that ``--help`` answers at once."""
@@ -133,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MmfwError as error:
         return report(error)
     except click.ClickException as error:
-        return report(_usage_error(error))
+        return report(_usage_error(error, words))
     except (KeyboardInterrupt, click.Abort):
         return report(Interrupted("interrupted"))
     except SystemExit:  # how click leaves when the reader of our output has seen enough
@@ -205,7 +212,7 @@ def _report(error: MmfwError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _usage_error(error: click.ClickException) -> MmfwError:
+def _usage_error(error: click.ClickException, words: Sequence[str]) -> MmfwError:
     """What click says of a mistake, in the form of ours."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     hint = f"`{ctx.command_path} --help` shows what it takes" if ctx else None
@@ -214,6 +221,13 @@ def _usage_error(error: click.ClickException) -> MmfwError:
         message = f"{ctx.command_path if ctx else 'mmfw'} has no option {error.option_name}"
         if error.possibilities:
             hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
+        taken = {name for option in ctx.command.params for name in option.opts} if ctx else set()
+        renamed = _RENAMED.get(error.option_name, "")
+        if renamed.partition(" ")[0] in taken:
+            hint = f"it is now called {renamed}"
+        elif ctx is not None and ctx.parent is None:
+            command = next((word for word in words if word in COMMANDS), "COMMAND")
+            hint = f"options follow the command: mmfw {command} {error.option_name} ..."
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 

@@ -46,20 +46,21 @@ def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> t
     seeds: list[int] = []
     for part in [] if value is None else value.split(","):
         found = _SEEDS.fullmatch(part.strip())
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
-        if not 0 < first <= last < 2**32 or last - first >= _MOST_SEEDS:
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not first <= last < 2**32 or last - first >= _MOST_SEEDS:
             raise click.BadParameter(f"{value} is no list of seeds, such as 1-5 or 1,2,7")
         seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))
 
 
 @click.group(
+    cls=options.Group,
     epilog="""\b
 Examples:
   mmfw sweep run mmbt_grid --seeds 1-5 optimizer.params.lr=1e-5,5e-5
   mmfw sweep run params.yaml --dry-run
   mmfw sweep status
-  mmfw sweep table --baseline lr=1e-05"""
+  mmfw sweep table --baseline lr=1e-05""",
 )
 def command() -> None:
     """Run many experiments: grids, seeds and searches, one process per GPU."""

@@ -16,7 +16,7 @@ from mmf_win.commands.overrides import require_optimizer_kept, require_trainable
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, duration, print_json, print_tree, say, shell_line
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.paths import Places, name_part
+from mmf_win.paths import DatasetPaths, Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import summarize
@@ -80,7 +80,7 @@ Examples:
 )
 @options.number("--updates", meaning="Total updates of the run, including those before a resume.")
 @options.number("--epochs", meaning="The same total in epochs.")
-@options.number("--seed", meaning="The random seed.  [default: a new one]")
+@options.number("--seed", least=0, meaning="The random seed.  [default: a new one]")
 @options.number(
     "--keep-checkpoints",
     "keep",
@@ -243,4 +243,7 @@ def _print_result(run: Run, as_json: bool) -> None:
             say(f"  {note}")
     updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"
     say(f"{updates} in {duration(summary.seconds)}: {run.path}")
-    say(f"next: {shell_line('mmfw', 'predict', run.path)}")
+    request = run.request()
+    has_test = DatasetPaths.below(Path(request.data_dir)).split(request.splits["test"]).is_file()
+    split = [] if has_test else ["--split", request.splits["val"]]
+    say(f"next: {shell_line('mmfw', 'predict', run.path, *split)}")

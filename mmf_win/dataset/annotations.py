@@ -155,15 +155,17 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     """
     require_finished(paths.root)
     file = paths.split(split)
-    if "," in split:
-        raise DatasetError(f"{file}: MMF takes no comma in the name of a split", hint="rename the file")
     if file.stem == split and file.is_file():  # a split is a name, not a path
         return file
     there = splits_on_disk(paths)
     if not there:
         raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=where_to_get(paths))
     near = get_close_matches(Path(split).stem, there, n=1)
-    hint = f"{f'did you mean {near[0]}? ' if near else ''}there are: {', '.join(there)}"
+    meant = f"did you mean {near[0]}? " if near else ""
+    if "," in split:
+        each = " ".join(f"--split {name.strip()}" for name in split.split(","))
+        meant = f"--split takes one name: {each}; "
+    hint = f"{meant}there are: {', '.join(there)}"
     raise DatasetError(f"{paths.annotations}: there is no such split: {split}", hint=hint)
 
 

@@ -23,6 +23,7 @@ from mmf_win.errors import DatasetError
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
+_VALIDATION = {"val", "valid", "validation"}  # which some call dev
 _NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
 _README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
@@ -56,18 +57,26 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
     """Recognise the dataset by its members' names.
 
     Raises:
-        DatasetError: there is no ``train.jsonl`` or ``train.csv``.
+        DatasetError: there is no ``train.jsonl`` or ``train.csv``, or several of them, or a split has a name
+            that MMF does not know.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
-    annotations, ignored = _find_annotations(names)
+    annotations, ignored = _find_annotations(source, names)
     if "train" not in annotations:
         raise DatasetError(
             f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
             hint=f"it holds {first_few(names) or 'nothing'}",
         )
+    folder = annotations["train"].rpartition("/")[0]
+    for name in names:
+        stem = PurePosixPath(name).stem.lower()
+        if name.rpartition("/")[0] == folder and _is_annotations(name) and stem in _VALIDATION:
+            raise DatasetError(
+                f"{source}: {name}: no split has this name",
+                hint=f"call it dev{PurePosixPath(name).suffix}; splits are called {', '.join(SPLITS)}",
+            )
     images = find_images(names)
     packed = min((n for n in names if n.rpartition("/")[2] in _PACKED_IMAGES), key=_depth, default=None)
-    folder = annotations["train"].rpartition("/")[0]
     readmes = (n for n in names if n.rpartition("/")[0] == folder and _README.fullmatch(n.rpartition("/")[2]))
     return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
 
@@ -124,17 +133,31 @@ def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
     return None
 
 
-def _find_annotations(names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The annotation files of the folder that holds most of them, the outermost if there are several."""
+def _find_annotations(source: Path, names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The annotation files of the folder that holds most of them.
+
+    Raises:
+        DatasetError: several folders hold those of a whole dataset.
+    """
     folders: dict[str, dict[str, list[str]]] = {}
     for name in names:
         path = PurePosixPath(name)
-        if (path.suffix == ".jsonl" or _is_table(name)) and path.stem in SPLITS:
+        if _is_annotations(name) and path.stem in SPLITS:
             folders.setdefault(str(path.parent), {}).setdefault(path.stem, []).append(name)
+    whole = sorted(folder for folder, splits in folders.items() if "train" in splits and len(splits) > 1)
+    if len(whole) > 1:
+        raise DatasetError(
+            f"{source}: several datasets are in it: {first_few(whole)}",
+            hint="convert one of them, as a folder or archive of its own",
+        )
     best = max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
     chosen = {split: min(best[split], key=_is_table) for split in SPLITS if split in best}
     rest = (name for found in best.values() for name in found)
     return chosen, tuple(name for name in rest if name not in chosen.values())
+
+
+def _is_annotations(name: str) -> bool:
+    return name.endswith(".jsonl") or _is_table(name)
 
 
 def _is_table(name: str) -> bool:

@@ -137,6 +137,9 @@ def read_tables(
     for split, member in tables.items():
         shown = f"{source}: {member}"
         memes = read_table(staged[split], shown=shown)
+        if not split.startswith("test") and all(meme.label is None for meme in memes):
+            columns = read_text(staged[split], shown).partition("\n")[0].strip()
+            raise DatasetError(f"{shown}: no row has a label; its columns are {columns}", hint=_COLUMNS)
         memes = [_in_layout(meme, member, shown, names, images) for meme in memes]
         if (without := [meme for meme in memes if meme.label is None]) and len(without) < len(memes):
             raise DatasetError(

@@ -33,8 +33,8 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
             error, and the rest is repaired.
 
     Raises:
-        MmfError: something cannot be downloaded.
-        DataError: something cannot be repaired, or what came is not what it should be.
+        MmfError: something cannot be downloaded; all else was got before.
+        DataError: something cannot be repaired, or what came is not what it should be; also after all else.
         ResourceError: it does not fit on the disk; nothing was downloaded.
     """
     places.data_dir.mkdir(parents=True, exist_ok=True)
@@ -55,11 +55,15 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
             try:
                 each.fetch(mirror, found[each])
             except (DataError, MmfError, PasswordError) as error:
-                if not repairs:
-                    raise
                 found[each] = replace(found[each], error=error)
             else:
                 found[each] = replace(each.verify(), repaired=found[each].problems)
+        failed = [finding.error for finding in found.values() if finding.error is not None]
+        if len(failed) == 1 and not repairs:
+            raise failed[0]
+        if failed and not repairs:
+            hints = dict.fromkeys(error.hint for error in failed if error.hint)
+            raise type(failed[0])("\n".join(map(str, failed)), hint="; ".join(hints))
         return [found[each] for each in inputs]
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from mmf_win.console import first_few
 from mmf_win.dataset.predictions import COLUMNS
 from mmf_win.errors import DataError
+from mmf_win.files import require_end
 
 ORDER = "its rows are in another order than the annotations"
 """A problem of those who read by place; whoever reads by id can score the file."""
@@ -28,10 +29,14 @@ def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> li
         DataError: the file cannot be read, or is no CSV file in UTF-8.
     """
     try:
+        require_end(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")
             header, rows = reader.fieldnames, [(str(reader.line_num), row) for row in reader]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise DataError(f"{path}: {'there is no such file' if missing else error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from None
     if header != list(COLUMNS):
         return [f"its first line must be {','.join(COLUMNS)}"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mmf_win.dataset.annotations import Row, count_rows, is_unicode, read_rows, require_split
 from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
-from mmf_win.errors import DatasetError, UsageError
+from mmf_win.errors import DatasetError, UnreadableImage, UsageError
 from mmf_win.paths import Places, name_part
 from mmf_win.upstream import settings
 from mmf_win.upstream.settings import Settings
@@ -50,13 +50,14 @@ class Target:
         """One image and its text.
 
         Raises:
-            DatasetError: there is no such image.
+            DatasetError: there is no such image, or it is none.
             UsageError: the text is none.
         """
         if not image.is_file():
             raise DatasetError(f"{image}: there is no such image")
         if not is_unicode(text):
             raise UsageError("the text holds half of a surrogate pair, which is no letter")
+        _require_picture(image)
         return cls._own(image, [Row(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch)
 
     @classmethod
@@ -91,3 +92,19 @@ class Target:
         if self.is_own:  # their images are named by absolute paths
             return settings.for_every_split(annotations=self.annotations, images=self.annotations.parent)
         return settings.for_every_split(annotations=settings.ANNOTATIONS.format(self.name))
+
+
+def _require_picture(path: Path) -> None:
+    """Refuse what is no picture before MMF is loaded, which takes a minute."""
+    try:
+        import PIL.Image
+
+        with PIL.Image.open(path) as picture:
+            picture.load()
+    except ImportError:  # without which nothing predicts
+        return
+    except Exception as error:  # Pillow raises whatever a broken file leads it to
+        reason = " ".join(str(error).split()) or type(error).__name__
+        is_table = path.suffix.lower() in (".csv", ".jsonl")
+        hint = f"--memes {path} predicts a table of memes" if is_table else None
+        raise UnreadableImage(f"{path}: not a picture that can be read ({reason})", hint=hint) from None

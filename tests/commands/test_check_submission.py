@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,13 @@ def test_a_right_file_is_right_and_a_warning_alone_is_no_error(data_dir: Path, m
     found = check(mmfw, data_dir, "id,proba,label\n1,0.2,0\n3,0.1,0\n2,0.9,1\n", split="test_seen")
     assert "warning: its rows are in another order" in mmfw.err
     assert found["usable"] is True and found["problems"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes among files")
+def test_a_pipe_is_not_waited_for(data_dir: Path, mmfw: Mmfw) -> None:
+    os.mkfifo(data_dir / "pipe")
+    words = ("--split", "test_seen", "--data-dir", data_dir)
+    assert "pipe: not a file" in mmfw("check-submission", data_dir / "pipe", *words, code=3)
 
 
 def csv_of(ids: Iterable[int]) -> str:

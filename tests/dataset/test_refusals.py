@@ -28,7 +28,9 @@ from tests.worlds.memes import (
     RELEASE,
     Files,
     encrypted_zip,
+    image,
     laid_out,
+    lay_out,
     memes,
     tar_gz,
     tree,
@@ -49,6 +51,34 @@ def test_an_archive_of_something_else(user_dir: Path, places: Places) -> None:
         convert(path, places)
     assert "holiday/1.png" in (caught.value.hint or "")
     assert not places.data_dir.exists()
+
+
+def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places: Places) -> None:
+    lay_out(memes(top="a/"), user_dir / "both")
+    lay_out(memes(top="b/old/"), user_dir / "both")
+    with pytest.raises(DatasetError, match="several datasets are in it: a, b/old"):
+        convert(user_dir / "both", places)
+    assert not places.data_dir.exists()
+    convert(user_dir / "both" / "a", places)
+
+
+@pytest.mark.parametrize(
+    ("split", "column", "told"),
+    [
+        ("dev", "hateful", "train.csv: no row has a label; its columns are image,text,hateful"),
+        ("val", "label", "val.csv: no split has this name"),
+        ("Validation", "label", "Validation.csv: no split has this name"),
+    ],
+)
+def test_tables_whose_names_or_columns_are_not_known_are_refused(
+    user_dir: Path, places: Places, split: str, column: str, told: str
+) -> None:
+    table = f"image,text,{column}\n1.png,a,1\n2.png,b,0\n".encode()
+    files = {"train.csv": table, f"{split}.csv": table, "1.png": image(1), "2.png": image(2)}
+    with pytest.raises(DatasetError, match=told) as caught:
+        convert(lay_out(files, user_dir / "own"), places)
+    assert "label" in (caught.value.hint or "") or "dev.csv" in (caught.value.hint or "")
+    assert not places.dataset.annotations.exists()
 
 
 def test_annotations_without_images(user_dir: Path, places: Places) -> None:

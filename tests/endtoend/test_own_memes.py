@@ -68,6 +68,10 @@ def test_one_image_and_its_text_get_a_probability_without_a_dataset_and_leave_no
     assert "--output" in tool.errors and not Path("new").exists()
     assert tool.code("predict", "--image", str(image)) == 2
     assert "--text" in tool.errors
+    (tool.folder / "no.png").write_text("hello", encoding="utf-8")
+    for other, told in (("no.png", "no.png: not a picture"), ("mine/мои мемы.csv", "--memes ")):
+        assert tool.code("predict", "--image", str(tool.folder / other), "--text", "") == 3
+        assert told in tool.errors and "row" not in tool.errors
     assert tool.code("predict", "--memes", str(table), "--memes", str(table)) == 2
     assert "2 times" in tool.errors
 
@@ -206,6 +210,16 @@ def test_a_set_of_csv_files_is_trained_on_and_predicted_by_its_own_ids(tool: Too
     tool.read()
     assert own("train", own.preset("concat_bert"), "--updates", "2")["state"] == "done"
     assert ids(own("predict")) == ["test-0", "test-1", "test-2"]
+
+
+def test_what_is_to_do_next_without_a_test_split_goes_well(tool: Tool) -> None:
+    own = tool.in_a_copy("world")
+    for split in own.world.dataset.glob("annotations/test*.jsonl"):
+        split.unlink()
+    assert own.code("train", own.preset("bert"), "--updates", "1") == 0
+    [command] = re.findall("^next: mmfw (.*)", own.errors, re.MULTILINE)
+    assert own.code(*typed(command)) == 0
+    assert "dev_unseen" in own.output
 
 
 def test_a_split_that_lies_beside_the_others_is_predicted(tool: Tool) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from mmf_win import __version__
 from mmf_win.dataset.annotations import read_rows
+from mmf_win.demo.folder import PASSWORD
 from mmf_win.locking import locked
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import read_events
@@ -176,7 +177,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     annotations = demo.places.dataset.split("dev_seen")
     intact = annotations.read_bytes()
     annotations.write_bytes(b"")
-    demo.mmfw("repair", "dataset")
+    demo.mmfw("repair", "dataset", "--password", PASSWORD)
     assert annotations.read_bytes() == intact
     again = demo.mmfw("predict", run.id, "--split", "dev_seen")
     assert again["auroc"] >= 0.8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -39,6 +40,20 @@ def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_publishe
     zoo.server.asked.clear()
     assert fetch(zoo, zoo.features)[0].state == "intact"
     assert zoo.server.asked == []
+
+
+def test_what_cannot_be_had_keeps_nothing_else_from_being_fetched(zoo: Zoo) -> None:
+    features, fc7 = zoo.features, zoo.fc7
+    archive = zoo.server.files.pop("features.tar.gz")
+    with pytest.raises(MmfError, match=r"features\.tar\.gz"):
+        fetch(zoo, features, fc7)
+    assert {path.name: path.read_bytes() for path in fc7.files()} == FC7
+    shutil.rmtree(fc7.folder)
+    zoo.server.files.clear()
+    with pytest.raises(MmfError, match=r"features\.tar\.gz.*\n.*fc7\.tar\.gz"):
+        fetch(zoo, features, fc7)
+    zoo.server.files["features.tar.gz"] = archive
+    assert fetch(zoo, features)[0].state == "intact"
 
 
 def test_the_archive_stays_to_mend_from_unless_it_is_not_wanted(zoo: Zoo) -> None:

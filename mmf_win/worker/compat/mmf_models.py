@@ -27,6 +27,11 @@ def is_bert(name: str) -> bool:
 
 PATCHES = (
     Patch(
+        name="seed-0",
+        problem="set_seed: takes the seed 0 for none, and so draws other numbers each time",
+        edits=(Edit("mmf.utils.env", "if seed:", "if seed is not None:"),),
+    ),
+    Patch(
         name="bert-cache",
         problem="VisualBERT, ViLBERT, MMBT, …: a BERT that transformers has comes again, into MMF's cache",
         edits=tuple(

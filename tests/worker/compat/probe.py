@@ -188,6 +188,14 @@ def text_link(root: Path, world: TinyWorld) -> Any:
     return dict(load_yaml(str(link)))
 
 
+def seeds(root: Path, world: TinyWorld) -> Any:
+    """How many numbers are drawn after the seed 0, twice, and after none, twice."""
+    import torch
+    from mmf.utils.env import set_seed
+
+    return [len({(set_seed(seed), torch.rand(1).item())[1] for _ in range(2)}) for seed in (0, None)]
+
+
 def csv_report(root: Path, world: TinyWorld) -> Any:
     """A report with texts of any language, as it is on the disk."""
     from mmf.common.test_reporter import TestReporter
@@ -255,7 +263,7 @@ def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
 
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     *(imported, adamw, small_batches, features, hostile_files, word_vectors, random_vectors, text_link),
-    *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler),
+    *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler, seeds),
 )
 
 
