@@ -57,7 +57,7 @@ class DamagedManifest(DataError):
 
 
 class HostileFeatures(DatasetError):
-    """Region features hold what would run code.
+    """Region features hold what could run code.
 
     The message is enough to make it, so that it comes out of a DataLoader's worker with its hint.
     """

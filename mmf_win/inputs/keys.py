@@ -36,7 +36,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
 
     Raises:
         DamagedFeatures: it is cut off or damaged.
-        HostileFeatures: what is in it would run code.
+        HostileFeatures: what is in it could run code.
         MmfError: lmdb is not installed.
         OSError: the system refuses to open it.
     """

@@ -70,7 +70,7 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
 
     Raises:
         DamagedFeatures: it is no LMDB, is truncated, or lacks or holds what it should not.
-        HostileFeatures: what is in it would run code.
+        HostileFeatures: what is in it could run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
     options = {"readonly": True, "lock": False, "subdir": folder.is_dir()}

@@ -15,6 +15,7 @@ from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.integrity.verify import record_hashes
 from tests.endtoend.conftest import Tool, ids, probabilities
+from tests.worlds import pickles
 
 
 @pytest.fixture
@@ -78,10 +79,9 @@ def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_wit
 
     trained = tool.trained("regions")
     features = own.world.dataset / "features" / "detectron.lmdb"
-    record = pickle.dumps({"features": MakesFolder(tmp_path / "made")}) if hostile else b"\x80\x04cut"
-    said = (
-        "what is in it could run code: the record of {}: it names" if hostile else "of {}: it cannot be read"
-    )
+    runs_code = pickle.dumps({"features": MakesFolder(tmp_path / "made")})
+    record = (pickles.HOSTILE["too few objects"] if workers else runs_code) if hostile else b"\x80\x04cut"
+    said = "what is in it could run code: the record of {}: it" if hostile else "of {}: it cannot be read"
     train = ("train", own.preset("regions"), "--updates", "4")
     for split, command in (("train", train), ("test_unseen", ("predict", trained.id))):
         name = Path(rows(annotations(own, split))[0]["img"]).stem

@@ -46,7 +46,7 @@ _ADDRESSES = bytes(range(8, 16))
 
 def _value(value: object) -> bytes:
     """The instructions for a plain value, or given ones."""
-    return value.code if isinstance(value, Code) else pickle.dumps(value, 2)[2:-1].replace(b"q\x00", b"")
+    return value.code if isinstance(value, Code) else pickle.dumps(value, 3)[2:-1].replace(b"q\x00", b"")
 
 
 class Code:
