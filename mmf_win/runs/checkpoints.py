@@ -16,7 +16,7 @@ from mmf_win.integrity import torch_file
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.scores import val_auroc
-from mmf_win.upstream.checkpoint_files import counts, numbered
+from mmf_win.upstream.checkpoint_files import counts, numbered, set_aside
 
 _log = logging.getLogger(__name__)
 
@@ -106,27 +106,29 @@ def checked(file: str, hint: str = "give the file of an intact checkpoint") -> P
     return path
 
 
-def share_best(checkpoint: Path, run: Run) -> None:
-    """Give a new run that starts from ``checkpoint``, which is intact, the best that was reached by then.
-
-    So a run that never gets better still predicts with its best. One that was reached later, or is not
-    intact, is of no use; the new run then finds its own.
-    """
-    here = counts(checkpoint)
-    for best in (checkpoint, checkpoint.parent / "best.ckpt", checkpoint.parent.parent / "best.ckpt"):
-        there = counts(best)
-        is_it = here and there and there.update == here.best_update
-        if is_it and (best == checkpoint or problem(best) is None):
-            run.checkpoints.mkdir(exist_ok=True)
-            share(best, run.checkpoints / "best.ckpt")
-            return
+def keep_last(run: Run, checkpoint: Path) -> str:
+    """Keep the last checkpoint of a run that goes on from an earlier one, and say what is set aside."""
+    last = run.checkpoints / "current.ckpt"
+    here, there = counts(checkpoint), counts(last)
+    if here is None or there is None or there.update <= here.update:
+        return ""
+    kept = run.checkpoints / "models" / f"model_{there.update}.ckpt"
+    if not kept.exists():
+        kept.parent.mkdir(exist_ok=True)
+        share(last, kept)
+    after = there.update - here.update
+    updates = "the update" if after == 1 else f"the {after} updates"
+    return f", update {here.update}; {updates} after it {'is' if after == 1 else 'are'} set aside as {kept}"
 
 
 def _candidates(run: Run, wanted: str) -> list[Path]:
-    """Existing files, the preferred one first."""
-    folder = run.checkpoints
-    last = [folder / "current.ckpt", *numbered(folder)]
-    best = folder / "best.ckpt"
+    """Existing files, the preferred one first; none that a resume from an earlier one has set aside."""
+    folder, aside = run.checkpoints, set_aside(read_events(run.events))
+    current, best = folder / "current.ckpt", folder / "best.ckpt"
+    last = [path for path in numbered(folder) if int(path.stem.rpartition("_")[2]) not in aside]
+    counted = counts(current) if aside else None
+    if counted is None or counted.update not in aside:
+        last.insert(0, current)
     ordered = [best, *last] if wanted == "best" else [*last, best]
     return [path for path in ordered if path.exists()]
 

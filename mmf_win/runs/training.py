@@ -21,6 +21,7 @@ from mmf_win.runs.history import changed_splits, events_of
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import Job, Once, Request
 from mmf_win.unpacking.staging import reading, require_finished
+from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, Tree, merge
 
 _log = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ def resumed(
         run, checkpoint = found
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
+        _require_seed_kept(once, checkpoint, run.request().seed)
         start = of_request(run.request(), once, data_dir, save_dir)
         begun = [event for event in events_of(run) if event["kind"] == "train_started"]
         now = once.options.get(OURS, {}).get("precision")
@@ -155,6 +157,7 @@ def resumed(
             _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
     checkpoint = checkpoints.checked(wanted)
+    _require_seed_kept(once, checkpoint)
     owner = lookup.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
@@ -187,6 +190,19 @@ def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[
         return run, checkpoints.choose(run, wanted if newest else "last")
 
     return lookup.newest(save_dir, None if newest else wanted, of, preset.name if preset else None)
+
+
+def _require_seed_kept(once: Once, checkpoint: Path, known: int | None = None) -> None:
+    """Refuse a seed, other than the run's, beside a checkpoint whose random state would take its place."""
+    seed = once.options.get("training", {}).get("seed")
+    typed = [f"--seed {seed}"] if seed not in (None, known) else []
+    typed += [word for word in once.overrides if word.startswith("training.seed=")]
+    resets = ("checkpoint.reset.all=", "checkpoint.reset.counts=")
+    if not typed or any(word.startswith(resets) for word in once.overrides):
+        return
+    if (counted := counts(checkpoint)) is not None and counted.has_state:
+        message = f"{typed[0]}: what is resumed goes on with the random state of {checkpoint}"
+        raise UsageError(message, hint="leave it out")
 
 
 def _of_preset(preset: Preset, once: Once, places: Places) -> Request:
@@ -244,7 +260,8 @@ def carry_out(prepared: Prepared, display: Display, lock: int | None = None) -> 
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
         if run is not None and checkpoint is not None:
-            _log.info("resuming run %s from %s", run.id, checkpoint.name)
+            aside = checkpoints.keep_last(run, checkpoint)
+            _log.info("resuming run %s from %s%s", run.id, checkpoint.name, aside)
             for name in changed_splits(run, inputs.data):
                 _log.warning(
                     "%s is not what it was when this run trained: its scores are not comparable", name
@@ -252,8 +269,8 @@ def carry_out(prepared: Prepared, display: Display, lock: int | None = None) -> 
         if run is None:
             run = Run.create(places.save_dir, prepared.name or request.preset)
             lock = stack.enter_context(training_alone(run))
-            if checkpoint is not None and not prepared.weights_alone:
-                checkpoints.share_best(checkpoint, run)
+            if request.start and (counted := counts(Path(request.start))):
+                _log.info("run %s starts from %s, update %d", run.id, request.start, counted.update)
 
         def attempt(asked: Attempt) -> Exit:
             annotations = inputs.settings(asked.attempt.path / "annotations")

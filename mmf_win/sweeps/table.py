@@ -272,7 +272,9 @@ def _line(
 
 
 def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:
-    asked = dict(word.split("=", 1) for word in baseline if "=" in word)
+    if wrong := [word for word in baseline if "=" not in word]:
+        raise UsageError(f"--baseline takes PARAMETER=VALUE, and {wrong[0]!r} is not")
+    asked = dict(word.split("=", 1) for word in baseline)
     fit = [
         line
         for line in found

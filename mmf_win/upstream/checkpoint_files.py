@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mmf_win.integrity import torch_file
+from mmf_win.protocol import Event
+
+STATE = "mmfw"
+"""The key of what mmfw adds to a checkpoint, to resume as if nothing had happened."""
 
 _NUMBERED = re.compile(r"model_(\d+)\.ckpt")
 
@@ -17,7 +22,8 @@ class Counts:
     """How far training was when a checkpoint was saved, and what was best until then.
 
     Epochs count from 1. The best validation, by the criterion that MMF watches, has its score as
-    ``best_value``; it was after ``best_update`` updates, or ``best_iteration`` batches.
+    ``best_value``; it was after ``best_update`` updates, or ``best_iteration`` batches. With ``has_state``,
+    the random state is in it, which a resume restores.
     """
 
     update: int
@@ -25,6 +31,7 @@ class Counts:
     best_update: int
     best_iteration: int
     best_value: float
+    has_state: bool = False
 
 
 def counts(path: Path) -> Counts | None:
@@ -37,9 +44,25 @@ def counts(path: Path) -> Counts | None:
             best_update=int(contents["best_update"]),
             best_iteration=int(contents["best_iteration"]),
             best_value=float(contents["best_metric_value"]),
+            has_state=STATE in contents,
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
+
+
+def set_aside(events: Iterable[Event]) -> set[int]:
+    """The updates whose checkpoints a resume from an earlier one has set aside, until it is as far itself."""
+    saved: set[int] = set()
+    aside: set[int] = set()
+    for event in events:
+        update = event.get("update", 0)
+        if event["kind"] == "checkpoint":
+            saved.add(update)
+            aside = {other for other in aside if other > update}
+        elif event["kind"] == "train_started":
+            aside |= {other for other in saved if other > update}
+            saved -= aside
+    return aside
 
 
 def numbered(folder: Path) -> list[Path]:

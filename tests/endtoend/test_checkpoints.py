@@ -13,6 +13,7 @@ from mmf_win.cli import main
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.digest import file_digest
 from mmf_win.runs.folder import Run
+from mmf_win.runs.scores import AUROC
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds import hostile
@@ -102,20 +103,54 @@ def test_a_run_that_stopped_early_says_where_and_resumes_only_to_train_on(tool: 
     assert starts(tool.run_of(result)) == [0, 6]
 
 
-def test_a_run_that_begins_at_a_checkpoint_of_another_has_its_best_and_without_it_finds_a_new_one(
-    tool: Tool,
-) -> None:
+def test_a_run_that_begins_at_a_checkpoint_of_another_has_a_best_of_its_own(tool: Tool) -> None:
     old = tool.train(tool.preset("vilbert"), "--updates", "3", *NOTHING_IS_LEARNED)
     start = str(old.checkpoints / "current.ckpt")
-    new = tool.train("--resume", start, "--updates", "4")
+    new = tool.train("--resume", start, "--updates", "5")
     assert new.path != old.path and new.request().start == start and starts(new) == [3]
-    assert known(new, "best.ckpt") == known(old, "best.ckpt")
-    assert known(new, "current.ckpt").best_update == 1
+    assert f"starts from {start}, update 3" in tool.errors
+    assert "update 4: validation AUROC" in tool.errors and tool.errors.count("(best)") == 1
+    assert known(new, "best.ckpt").update == 4
+    best = max(e["metrics"][AUROC] for e in events(new, "val"))
+    assert tool("runs")[0]["best_auroc"] == best
     (member,) = tool("predict")["members"]
     assert member["checkpoint"] == str(new.checkpoints / "best.ckpt")
     (new.checkpoints / "best.ckpt").unlink()
-    tool("train", "--resume", "last", "--updates", "6")
-    assert known(new, "best.ckpt").update == 5
+    tool("train", "--resume", "last", "--updates", "7")
+    assert known(new, "best.ckpt").update == 6
+
+
+def test_what_a_resume_from_the_best_leaves_behind_is_kept_until_the_run_is_as_far_again(
+    tool: Tool, faulty: Faulty
+) -> None:
+    run = tool.train(tool.preset("vilbert"), "--updates", "4", *NOTHING_IS_LEARNED)
+    left_behind = run.checkpoints / "models" / "model_4.ckpt"
+    before = file_digest(left_behind)
+    faulty({"at": "stepped", "do": "stop", "update": 3})
+    assert tool.code("train", "--resume", "best", "--updates", "5") == 130
+    assert f"best.ckpt, update 1; the 3 updates after it are set aside as {left_behind}" in tool.errors
+    assert {name for name in files(run) if name.startswith("models")} == {
+        f"models/model_{update}.ckpt" for update in (2, 3, 4)
+    }
+    assert file_digest(left_behind) == before
+    for name in ("current.ckpt", "models/model_3.ckpt", "models/model_2.ckpt"):
+        hostile.cut(run.checkpoints / name)
+    faulty()
+    tool("train", "--resume", "last")
+    assert starts(run) == [0, 1, 1], "not from what was set aside"
+    assert {name for name in files(run) if name.startswith("models")} == {
+        f"models/model_{update}.ckpt" for update in (4, 5)
+    }
+    assert file_digest(left_behind) != before
+
+
+def test_a_seed_that_would_not_hold_is_refused_beside_what_is_resumed(tool: Tool) -> None:
+    run = tool.train(tool.preset("bert"), "--updates", "1", "--seed", "1")
+    for wanted in ("last", str(run.checkpoints / "current.ckpt")):
+        for seed in (("--seed", "2"), ("training.seed=2",)):
+            assert tool.code("train", "--resume", wanted, "--updates", "2", *seed) == 2
+            assert "random state" in tool.errors
+    assert tool("train", "--resume", "last", "--updates", "2", "--seed", "1")["seed"] == 1
 
 
 def test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says(tool: Tool) -> None:

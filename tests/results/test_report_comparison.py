@@ -185,9 +185,12 @@ def test_a_run_beside_itself_does_not_differ(world: World) -> None:
 
 
 def test_runs_without_predictions_are_compared_by_their_training(world: World) -> None:
-    page = pages.of_runs([world.run("a"), world.run("b")], world.save).read_text(encoding="utf-8")
+    runs = [world.run("a"), world.run("b"), world.run("c")]
+    tell(runs[2], attempt("1", 0, 0, None))
+    page = pages.of_runs(runs, world.save).read_text(encoding="utf-8")
     assert "compared by their training alone" in page
     assert 'id="validation"' in page and "Differences in AUROC" not in page
+    assert page.count("2 of 3 runs over their updates") == 4, "of two plots, and as their text alternative"
 
 
 @pytest.mark.parametrize("label", [{"label": 1}, {}], ids=["one class", "no labels"])

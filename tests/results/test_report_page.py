@@ -189,9 +189,10 @@ def test_labels_of_one_class_leave_the_auroc_undefined(world: World, label: int)
 
 
 def test_a_run_without_predictions_gets_its_curves(world: World) -> None:
-    page = pages.of_run(world.run()).read_text(encoding="utf-8")
+    page = pages.of_run(world.run(seed=None, start="other/best.ckpt")).read_text(encoding="utf-8")
     assert "Nothing has been predicted" in page
     assert 'id="loss"' in page and "Do not publish" not in page
+    assert "Seed 4000, drawn" in text_of(page) and "Started from other/best.ckpt" in text_of(page)
 
 
 def test_published_weights_are_said_to_be_untrained(world: World) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import CheckpointError
+from mmf_win.protocol import EventLog
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
@@ -41,6 +42,27 @@ def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
     assert checkpoints.choose(run, "last") == newest
     [note] = caplog.messages
     assert str(broken) in note and newest.name in note
+
+
+def test_the_last_of_a_run_that_went_back_to_its_best_is_not_what_it_had_set_aside(run: Run) -> None:
+    log = EventLog(run.events, "1")
+    best = checkpoint(run.checkpoints / "best.ckpt", 20)
+    old = checkpoint(run.checkpoints / "current.ckpt", 100)
+    for kind, update in (("checkpoint", 20), ("checkpoint", 100)):
+        log.write(kind, update=update)
+    assert checkpoints.choose(run, "last") == old
+    assert "80 updates after it" in checkpoints.keep_last(run, best)
+    kept = run.checkpoints / "models" / "model_100.ckpt"
+    assert kept.samefile(old)
+    log.write("train_started", update=20)  # and killed before it saved
+    assert checkpoints.choose(run, "last") == best
+    log.write("checkpoint", update=30)
+    old.unlink()
+    hostile.cut(checkpoint(old, 30))
+    assert checkpoints.choose(run, "last") == best
+    log.write("checkpoint", update=110)
+    assert checkpoints.choose(run, "last") == kept, "the only intact one but for the best"
+    assert checkpoints.keep_last(run, checkpoint(old, 110)) == ""
 
 
 def test_without_an_intact_checkpoint_the_error_names_the_run_or_the_first_broken_one(run: Run) -> None:

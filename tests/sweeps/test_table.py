@@ -79,7 +79,7 @@ def test_combinations_are_compared_with_a_baseline_seed_by_seed(sweep: SweepFold
         ({"metric": "test_auroc"}, "test set"),
         ({"metric": "nope"}, "no metric nope"),
         ({"baseline": ["lr=7"]}, "matches 0 combinations"),
-        ({"baseline": ["seven"]}, "combinations"),
+        *(({"baseline": [word]}, f"PARAMETER=VALUE, and '{word}' is not") for word in ("seven", "")),
     ],
 )
 def test_what_cannot_be_ranked_or_compared_is_refused(

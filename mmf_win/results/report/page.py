@@ -195,6 +195,7 @@ def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurve
     facts = [
         Fact("MMF", request.mmf or "unknown"),
         *_versions(curves.versions),
+        *([Fact("Started from", request.start, "")] if request.start else []),
         Fact("Began", moment(summary.started)),
         Fact("Training took", duration(summary.seconds)),
         Fact("Updates", f"{summary.updates or 0:,}{total}"),

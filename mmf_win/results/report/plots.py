@@ -182,8 +182,10 @@ def histogram(
 
 
 def overlaid(name: str, title: str, lines: Sequence[tuple[Points, str]]) -> Plot:
-    """The same curve of several runs, each in the colour of its role."""
-    plot = Plot(name, title, f"{len(lines)} runs over their updates, one line a run.")
+    """The same curve of several runs, each in the colour of its role; some runs may have no points."""
+    drawn = sum(bool(points) for points, _ in lines)
+    amount = f"{drawn} of {len(lines)}" if drawn < len(lines) else f"{drawn}"
+    plot = Plot(name, title, f"{amount} runs over their updates, one line per run.")
     with plot.drawing() as axes:
         for points, role in lines:
             _line(axes, points, role, alpha=0.85, dots=True)

@@ -21,13 +21,13 @@ from torch import nn
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.integrity import torch_file
-from mmf_win.upstream.checkpoint_files import counts, numbered
+from mmf_win.protocol import read_events
+from mmf_win.upstream.checkpoint_files import STATE, counts, numbered, set_aside
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.resume import ResumeState
 from mmf_win.worker.outcome import Diverged, WeightsMissing
 
-_KEY = "mmfw"
 _SCALER = "fp16_scaler"  # of MMF 1.0.0rc12
 
 
@@ -63,13 +63,13 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         state = self.resume_state.state() if self.resume_state else None
 
         def write_all(value: dict[str, Any], path: Path) -> None:
-            write(value if state is None else {**value, _KEY: state}, path)
+            write(value if state is None else {**value, STATE: state}, path)
 
         with _writing_by(write_all):
             super().save(update, iteration, update_best=update_best)
+        self._observer.event("checkpoint", update=update, sha256=write.sha256, best=bool(update_best))
         if self._observer.is_main:
             self._prune(update)
-        self._observer.event("checkpoint", update=update, sha256=write.sha256, best=bool(update_best))
 
     def finalize(self) -> None:
         """Write the weights alone, at the end of training."""
@@ -98,7 +98,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         if self.resume_state is None or not counted or loaded.get("num_updates") != counted:
             return
         self._restore_best()
-        if _KEY in loaded and not self.resume_state.resume(loaded[_KEY]):
+        if STATE in loaded and not self.resume_state.resume(loaded[STATE]):
             self._observer.event("note", text="the training rows have changed; their order is drawn again")
 
     def restore(self) -> None:
@@ -131,8 +131,9 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         stopping.best_monitored_value = known.best_value if known else worst
 
     def _prune(self, update: int) -> None:
-        newest = f"model_{update}.ckpt"
-        older = [path for path in numbered(self._folder) if path.name != newest]
+        aside = set_aside(read_events(self._observer.request.events))
+        kept = {f"model_{number}.ckpt" for number in (update, max(aside, default=update))}
+        older = [path for path in numbered(self._folder) if path.name not in kept]
         for path in older[self._observer.request.keep :]:
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
                 path.unlink()
