@@ -67,8 +67,9 @@ def _sections(found: Mapping[str, Any]) -> Iterator[str]:
     folders = []
     for folder in found["folders"]:
         free = None if folder["free"] is None else size(folder["free"])
-        folders.append((folder["name"], folder["path"], "yes" if folder["exists"] else "not yet", free))
-    yield aligned(("folder", "path", "exists", "free"), folders)
+        exists = "yes" if folder["exists"] else "not yet"
+        folders.append((folder["name"], folder["path"], folder["named_by"], exists, free))
+    yield aligned(("folder", "path", "named by", "exists", "free"), folders)
     dataset = found["dataset"]
     splits = ", ".join(dataset["splits"]) or "no splits"
     features = "with" if dataset["features"] else "without"

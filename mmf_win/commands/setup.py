@@ -31,16 +31,8 @@ Examples:
     help="Where to get MMF.  [default: where it came from last time, at first pypi]",
 )
 @click.option("--force", is_flag=True, help="Fetch it again even though it is intact.")
-@click.option(
-    "--torch",
-    is_flag=True,
-    help="Only print the pip command that installs PyTorch for this machine's GPU or CPU.",
-)
-@click.option(
-    "--constraints",
-    is_flag=True,
-    help="Only print the path of the file with the tested versions, for pip install -c.",
-)
+@click.option("--torch", is_flag=True, help="Only print the pip command for PyTorch for this machine.")
+@click.option("--constraints", is_flag=True, help="Only print the path of the tested versions, for pip -c.")
 @as_json
 def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_json: bool) -> None:
     """Get MMF into this Python environment and check every file of it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import re
 import sys
@@ -113,9 +114,20 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
         "decoded images": places.images,
         "mmf": mmf.installed.root if mmf.installed else None,
     }
+    by = _named_by(places)
     for name, path in named.items():
         if path is not None:
-            yield {"name": name, "path": path, "exists": path.is_dir(), "free": free_space(path)}
+            there = {"exists": path.is_dir(), "free": free_space(path)}
+            yield {"name": name, "path": path, "named_by": by.get(name), **there}
+
+
+def _named_by(places: Places) -> dict[str, str]:
+    """The option or variable that names MMF's folders, or that it is the default."""
+    usual, of_cache = Places.resolve(), ("MMF_CACHE_DIR", "TORCH_HOME", "XDG_CACHE_HOME")
+    by = {"data": ("MMF_DATA_DIR", *of_cache), "cache": of_cache, "runs": ("MMF_SAVE_DIR",)}
+    named = {name: next(filter(os.environ.get, variables), "default") for name, variables in by.items()}
+    data_option = {"data": "--data-dir"} if places.data_dir != usual.data_dir else {}
+    return named | data_option | ({"runs": "--save-dir"} if places.save_dir != usual.save_dir else {})
 
 
 def _dataset(paths: DatasetPaths) -> dict[str, Any]:

@@ -34,7 +34,41 @@ def test_it_names_every_path_with_its_free_space(home: Path, user_dir: Path, mmf
     assert folders["tool home"]["path"] == str(home)
     assert folders["presets"]["exists"]
     assert all(folder["free"] > 0 for folder in folders.values())
+    assert [folders[name]["named_by"] for name in ("data", "runs", "dataset")] == [
+        "--data-dir",
+        "--save-dir",
+        None,
+    ]
     assert not data.exists(), "looking must not make anything"
+
+
+@pytest.mark.parametrize(
+    ("variables", "data", "cache", "runs"),
+    [
+        ((), "default", "default", "default"),
+        (("MMF_DATA_DIR", "MMF_SAVE_DIR"), "MMF_DATA_DIR", "default", "MMF_SAVE_DIR"),
+        (("MMF_CACHE_DIR", "TORCH_HOME"), "MMF_CACHE_DIR", "MMF_CACHE_DIR", "default"),
+        (("XDG_CACHE_HOME", "TORCH_HOME"), "TORCH_HOME", "TORCH_HOME", "default"),
+    ],
+)
+def test_it_says_which_variable_names_a_folder(
+    home: Path,
+    user_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    mmfw: Mmfw,
+    variables: tuple[str, ...],
+    data: str,
+    cache: str,
+    runs: str,
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("TORCH_HOME", raising=False)
+    for name in variables:
+        monkeypatch.setenv(name, str(user_dir / name))
+    folders = {folder["name"]: folder for folder in mmfw.json("doctor")["folders"]}
+    assert [folders[name]["named_by"] for name in ("data", "cache", "runs")] == [data, cache, runs]
+    for folder in ("data", "cache", "runs"):  # and it is true
+        assert folders[folder]["named_by"] in (*Path(folders[folder]["path"]).parts, "default")
 
 
 def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(home: Path, mmfw: Mmfw) -> None:
