@@ -219,7 +219,7 @@ def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: object) 
     cells = math.prod(n or 1 for n in shape)
     if math.prod(shape) * dtype.itemsize != len(data) or cells > max(len(data), _MOST_EMPTY):
         raise ValueError(f"an array of {shape} has {len(data)} bytes")
-    array: Any = np.ndarray(shape, dtype, bytearray(data), order="F" if order == "F" else "C")
+    array: Any = np.ndarray(shape, dtype, data, order="F" if order == "F" else "C").copy("K")
     if dtype.kind == "U":
         array.tolist()  # else its readers would meet what is no character
     return array
