@@ -73,6 +73,13 @@ def without_control_characters(text: object) -> str:
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))  # as JSON may have it
 
 
+SECRET = (
+    r"(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|token|credentials?|authorization|cookie|amz-signature"
+    r"|(?:api|access|auth|private|secret|wandb)[_-]?key(?:[_-]id|s)?)"
+)
+"""The pattern of what names of secrets end in."""
+
+
 def without_secrets(text: str) -> str:
     """A text without the user, the password and the query of addresses in it."""
     return _ADDRESS.sub(_bare, text)

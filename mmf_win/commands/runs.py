@@ -78,10 +78,7 @@ def command(
     save_dir: Path,
     as_json: bool,
 ) -> None:
-    """List what ran and how well, the newest first.
-
-    A sweep is one line at the end, where runs are not chosen and printed for people; --sweep lists its runs.
-    """
+    """List what ran and how well, the newest first, and then each sweep on one line."""
     if ctx.invoked_subcommand is not None:
         if preset or state or limit or sweep or form != "text":
             of_list = "--preset, --state, --limit, --sweep and --format are for the list"

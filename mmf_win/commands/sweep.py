@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SWEEPS
+from mmf_win.runs.lookup import sweep_named, sweeps_in
 from mmf_win.runs.request import Once
 from mmf_win.sweeps import grid, on_ray, specification, templates
 from mmf_win.sweeps.driver import Driver
@@ -168,6 +170,8 @@ def run(
         if not dry_run and any(task.state == "running" for task in entered):
             raise busy
         entered = [task.anew(chosen) for task in entered]
+    names_data = any("--data-dir" in command for command in asked.template.values())
+    of_file = None if names_data or data_dir is None else data_dir.absolute()
     runner = Runner(
         sweep=folder,
         template={name: asked.template[name] for name in chosen},
@@ -175,6 +179,7 @@ def run(
         resume=resumed,
         time=time.strftime("%Y%m%d.%H%M%S"),
         patience=stop_timeout,
+        data_dir=of_file,
     )
     _note(asked, planned.orphans, title)
     if dry_run:
@@ -197,7 +202,6 @@ def run(
     if force or debug:
         for task in entered:
             task.forget(folder.task(task.name), busy)
-    entered += [] if search is None else search.unbegun()
     wanted = _to_run(entered, chosen)
     for task in [] if force or debug else wanted:
         require_known(folder.task(task.name))
@@ -209,10 +213,10 @@ def run(
     now = {**{task.key: task for task in [*of_others, *entered]}, **driver.tasks}
     again = [*(["--slots", count] if count else []), *(word for name in resources for word in ("-r", name))]
     again += [word for name in commands for word in ("-c", name)]
-    for option, value in (("--on", cluster), ("-t", title), ("--sample", sample)):
-        again += [option, value] if value else []
+    for option, value in (("--on", cluster), ("-t", title), ("--sample", sample), ("--data-dir", of_file)):
+        again += [option, str(value)] if value else []
     go_on = shell_line("mmfw", "sweep", "run", folder.path, *again)
-    _report(folder, list(now.values()), chosen, go_on if stopped else None, as_json)
+    _report(folder, list(now.values()), chosen, go_on, stopped, as_json)
 
 
 command.add_command(status)
@@ -234,10 +238,12 @@ def _read(
         What is asked for now; the text of it, with what was asked for before in the same folder; the folder.
     """
     path = Path(what).expanduser()
-    earlier = SweepFolder(path) if path.is_dir() else SweepFolder(save_dir / SWEEPS / what)
-    is_earlier = earlier.specification.is_file() and (path.is_dir() or what not in presets.names())
-    if is_earlier or _is_specification(path):
-        given = next((name for name, value in typed.items() if value), None)
+    there = path if path.is_dir() else save_dir / SWEEPS / what
+    earlier = SweepFolder(sweep_named(save_dir, what) or there)
+    by_folder = earlier.path == path.absolute()
+    is_earlier = earlier.specification.is_file() and (by_folder or what not in presets.names())
+    if is_earlier or (path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE)):
+        given = next((name for name, value in typed.items() if value and name != "--data-dir"), None)
         if given is not None:
             raise UsageError(f"{given} is for a preset; {what} says which values to combine")
         file = earlier.specification if is_earlier else path
@@ -245,10 +251,18 @@ def _read(
             raise UsageError(f"{what} is a sweep, which goes on in its own folder, not in {output}")
         text = read_text(file)
         folder = earlier if is_earlier else SweepFolder(output or save_dir / SWEEPS / name_part(path.stem))
-        return specification.parse(text, file), text, folder
-    if what not in presets.names() and begun(earlier):
-        message = f"{earlier.path} is a sweep that has lost its {earlier.specification.name}"
-        raise UsageError(message, hint="run the file that it was made of again, into this folder")
+        asked = specification.parse(text, file)
+        if typed["--data-dir"] and any("--data-dir" in command for command in asked.template.values()):
+            raise UsageError(f"{file}: its commands have a --data-dir of their own", hint="change it there")
+        return asked, text, folder
+    if what not in presets.names() and not path.is_file():
+        if earlier.path.is_dir():
+            hint = "run the file that it was made of again, with -o and this folder"
+            raise UsageError(f"{earlier.path}: no sweep, or one that has lost its sweep.yaml", hint=hint)
+        known = [*presets.names(), *(folder.name for folder in sweeps_in(save_dir))]
+        near = get_close_matches(path.stem.casefold(), known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "`mmfw sweep run --help` has examples"
+        raise UsageError(f"{what}: there is no such preset, file or sweep", hint=hint)
     preset = presets.load(what)
     seeds, updates, data_dir = (typed[option] for option in ("--seeds", "--updates", "--data-dir"))
     _, overrides = split_words(typed["KEY=VALUE"], names=0)
@@ -256,7 +270,7 @@ def _read(
     words += ["--data-dir", str(data_dir.absolute())] if data_dir else []
     asked = grid.of_preset(str(Path(preset.file)) if preset.file else preset.name, seeds, overrides, words)
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
-    text = specification.dump(_joined(asked, folder))
+    asked, text = _joined(asked, folder)
     places = Places.resolve(data_dir, save_dir)
     for each in [] if failed else _one_by_one(overrides):  # one error now instead of one a task
         require_trainable(each, {"updates": updates, "seeds": seeds}, resumes=False)
@@ -286,21 +300,16 @@ def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> No
             say(f"note: {name} saves its runs elsewhere, where the table does not look for them")
 
 
-def _is_specification(path: Path) -> bool:
-    """Whether a file is one of a sweep, and no preset."""
-    return path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE) is not None
-
-
-def _joined(asked: Specification, folder: SweepFolder) -> Specification:
-    """What is asked for now, and what was before in the same folder."""
-    before = specification.load(folder)
-    if before is None:
-        return asked
-    if (before.template, before.default) != (asked.template, asked.default):
-        message = f"{folder.path} has another sweep: {' '.join(before.template.values())}"
-        raise UsageError(message, hint=specification.ELSEWHERE)
-    new = [choice for choice in asked.choices if choice not in before.choices]
-    return replace(before, choices=(*before.choices, *new))
+def _joined(asked: Specification, folder: SweepFolder) -> tuple[Specification, str]:
+    """What is asked for now, as the folder's file has the rest, and the text of that file with it."""
+    before, text = specification.load(folder), specification.dump(asked)
+    if before is not None:
+        if (before.template, before.default) != (asked.template, asked.default):
+            message = f"{folder.path} has another sweep: {' '.join(before.template.values())}"
+            raise UsageError(message, hint=specification.ELSEWHERE)
+        new = "" if asked.choices[0] in before.choices else "---\n" + text.partition("\n---\n")[2]
+        text = f"{read_text(folder.specification).rstrip()}\n{new}"
+    return replace(specification.parse(text, folder.specification), choices=asked.choices), text
 
 
 def _preset_of(asked: Specification) -> str | None:
@@ -320,21 +329,20 @@ def _to_run(entered: Sequence[Task], chosen: Sequence[str]) -> list[Task]:
 
 
 def _report(
-    folder: SweepFolder, found: Sequence[Task], chosen: Sequence[str], go_on: str | None, as_json: bool
+    folder: SweepFolder, found: Sequence[Task], names: Sequence[str], again: str, stopped: bool, as_json: bool
 ) -> None:
-    """Print the table, and end with an error where not all went well; ``go_on`` is how, if it was stopped."""
-    done = (task.state == "queued" and not set(task.left) & set(chosen) for task in found)  # others are left
+    """Print the table, and end with an error where not all went well; ``again`` is how to go on then."""
+    done = (task.state == "queued" and not set(task.left) & set(names) for task in found)  # others are left
     states = Counter("success" if over else task.state for task, over in zip(found, done, strict=True))
     if as_json:
         print_json({"sweep": folder.path, "states": states, "table": [flat(line) for line in lines(folder)]})
     elif states["success"]:
         print_lines(folder)
     told = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
-    if go_on is not None:
-        raise Interrupted(f"stopped: {told}", hint=f"go on with: {go_on}" if states["queued"] else None)
+    if stopped:
+        raise Interrupted(f"stopped: {told}", hint=f"go on with: {again}" if states["queued"] else None)
     say(f"{tasks(len(found))} in {folder.path}: {told}")
     if failed := states["failed"]:
         show = shell_line("mmfw", "sweep", "status", folder.path, "--state", "failed")
-        repeat = shell_line("mmfw", "sweep", "run", folder.path, "--failed")
-        hint = f"`{show}` shows why; `{repeat}` runs them again"
+        hint = f"`{show}` shows why; `{again} --failed` runs them again"
         raise TrainingError(f"{failed} of {tasks(len(found))} failed", hint=hint)

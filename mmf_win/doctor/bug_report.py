@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from mmf_win.console import without_control_characters, without_secrets
+from mmf_win.console import SECRET, without_control_characters, without_secrets
 from mmf_win.errors import DataError
 from mmf_win.files import replacing, require_end
 from mmf_win.paths import new_file
@@ -21,13 +21,9 @@ from mmf_win.protocol import AttemptFolder
 from mmf_win.runs.folder import Run
 
 _MOST = 1 << 20  # of a file; what went wrong is at its end
-_NAMES = (
-    r"(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|token|credentials?|authorization|cookie|amz-signature"
-    r"|(?:api|access|auth|private|secret|wandb)[_-]?key(?:[_-]id|s)?)"
-)
-_SECRET_NAME = re.compile(rf"(?i){_NAMES}$")
+_SECRET_NAME = re.compile(rf"(?i){SECRET}$")
 # To the end of the line, or of a JSON text that ends there: a password may hold blanks and quotation marks.
-_NAMED = rf"(?im)({_NAMES}[\\\"']*\s*[=:]\s*\"?|--[\w-]{{0,40}}{_NAMES}[\"',\s]+).+?(?=\"[\]}},]*$|$)"
+_NAMED = rf"(?im)({SECRET}[\\\"']*\s*[=:]\s*\"?|--[\w-]{{0,40}}{SECRET}[\"',\s]+).+?(?=\"[\]}},]*$|$)"
 _TOKEN = (
     r"(?i:\bbearer)(?:\s|\\t)+\S+"
     r"|\b(?:hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,})"

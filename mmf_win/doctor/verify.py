@@ -75,7 +75,7 @@ def _runs(save_dir: Path, name: str) -> list[Run]:
         if sweep := lookup.sweep_named(save_dir, name):
             return lookup.all_runs(sweep)
         message = f"{name}: no part, preset or run of this name"
-        if near := get_close_matches(name, [*PARTS, *presets.names()], n=1):
+        if near := get_close_matches(name.casefold(), [*PARTS, *presets.names()], n=1):
             raise UsageError(message, hint=f"did you mean {near[0]}?") from None
         raise NoRun(message, hint=error.hint) from None
 

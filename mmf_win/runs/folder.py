@@ -62,10 +62,7 @@ class Run(RunFolder):
 
     @property
     def id(self) -> str:
-        """``<name>/<time>``, which every command understands; of a sweep's run ``sweeps/<sweep>/<task>``.
-
-        Of several runs of a task, ``/<name>/<time>`` follows. Of a sweep elsewhere, it is the task's folder.
-        """
+        """``<name>/<time>``, or that of its task for the only run of one; every command understands it."""
         own, task = "/".join(self.path.parts[-2:]), self.path.parent.parent
         if not (task / PARAMETERS).is_file():
             return own
@@ -117,7 +114,7 @@ class Run(RunFolder):
 
 
 def task_id(folder: Path) -> str:
-    """What every command understands as the newest run of a sweep's task."""
+    """``sweeps/<sweep>/<task>``, or the folder of a task elsewhere: for every command its newest run."""
     return "/".join(folder.parts[-3:]) if folder.parts[-3:-2] == (SWEEPS,) else str(folder)
 
 

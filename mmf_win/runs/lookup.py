@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -44,10 +45,7 @@ def sweep_named(save_dir: Path, wanted: str) -> Path | None:
 
 
 def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
-    """The runs that an id, a name, a time, or the folder of a run or a task may mean, the newest first.
-
-    For None these are all of the save dir's, without those of sweeps.
-    """
+    """The runs that an id, a name, a time, or a run's or task's folder may mean, the newest first."""
     for path in (Path(wanted).expanduser().absolute(), save_dir / wanted) if wanted else ():
         own = Run(path.resolve() if ".." in path.parts else path)
         if own.request_file.is_file():
@@ -118,7 +116,10 @@ def _instead(save_dir: Path, wanted: str | None) -> str:
         return f"`{shell_line('mmfw', 'train', wanted or 'PRESET', '--save-dir', save_dir)}` makes one"
     if wanted.endswith((".ckpt", ".pth", ".pt")):
         return f"`{shell_line('mmfw', 'predict', '--checkpoint', wanted)}` predicts with a checkpoint"
-    return f"`{shell_line('mmfw', 'runs', '--save-dir', save_dir)}` lists the runs"
+    names = [*(run.path.parent.name for run in all_runs(save_dir)), *presets.names()]
+    near = get_close_matches(wanted.casefold(), names, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{meant}`{shell_line('mmfw', 'runs', '--save-dir', save_dir)}` lists the runs"
 
 
 def owner(file: Path) -> Run | None:

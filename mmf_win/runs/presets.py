@@ -111,7 +111,7 @@ def _find(name: str) -> Path:
         raise UsageError(f"{name} is a run, not a preset", hint=f"`{resume}`")
     if own.is_dir():
         raise UsageError(f"{name} is a folder, not a preset", hint=LIST)
-    near = difflib.get_close_matches(own.stem, names(), n=1, cutoff=0.4)
+    near = difflib.get_close_matches(own.stem.casefold(), names(), n=1, cutoff=0.4)
     meant = f"did you mean {near[0]}? " if near else ""
     is_file = own.suffix in (".yaml", ".yml")
     missing = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"

@@ -14,11 +14,12 @@ from mmf_win.protocol import Event
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import task_of
 from mmf_win.sweeps.specification import ELSEWHERE, Specification
-from mmf_win.sweeps.table import objective, validation
+from mmf_win.sweeps.table import lines, objective, validation
 from mmf_win.sweeps.task import State, Task, recorded
 
 _log = logging.getLogger(__name__)
 
+_ENOUGH = 3
 _REPETITIONS = 50  # of known combinations, one after the other, that end a search
 _RESTORE = f"put it back from a copy, or begin the search anew: {ELSEWHERE}"
 _REPEATS = "repeats"  # marks a trial that is one
@@ -48,6 +49,7 @@ class OptunaSearch:
         }
         self._asked, self._specification, self._sweep = asked, specification, sweep
         self._known = {task.key: task for task in tasks}
+        self._without = 0  # trials that ended well without the metric
         self._states = optuna.trial.TrialState
         self._trial_of = optuna.trial.Trial
         url = URL.create("sqlite", database=str(sweep.study)).render_as_string()
@@ -139,11 +141,17 @@ class OptunaSearch:
         return bool(trial.should_prune())
 
     def tell(self, task: Task) -> None:
-        """Learn how a task ended."""
+        """Learn how a task ended. Raises UsageError where several ended well, and none has the metric."""
+        value = objective(self._asked, self._sweep.task(task.name))
         with locked(self._sweep.study_lock, math.inf):  # others may see it end, too
             trial = self._trial_with(task)
             if trial is not None:
-                self._tell(trial.number, task.state, objective(self._asked, self._sweep.task(task.name)))
+                self._tell(trial.number, task.state, value)
+        self._without += task.state == "success" and value is None
+        if self._without >= min(_ENOUGH, self._asked.trials):
+            metric = self._asked.metric  # which is refused with those that there are, if there are some
+            if not any(metric in line.metrics for line in lines(self._sweep, metric=metric)):
+                raise UsageError(f"the first {self._without} trials have no {metric}")
 
     def _trial_with(self, task: Task) -> Any:
         """The trial of a task; None where it has none, or had it in a study that was lost."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from mmf_win.console import SECRET
 from mmf_win.errors import UsageError
 from mmf_win.protocol import is_a
 from mmf_win.sweeps.folder import SweepFolder
@@ -263,6 +264,9 @@ def _require_parameter(name: str, value: Any, where: str) -> None:
     where = f"{where}: {name}"
     if name in (*RESERVED, SCRIPTS):
         raise UsageError(f"{where} is set by mmfw")
+    if re.search(f"{SECRET}$", name.lower()):
+        hint = "its values would be in names of folders and in logs; let the command read a variable"
+        raise UsageError(f"{where} is named like a secret", hint=hint)
     if not isinstance(value, (str, int, float)):
         hint = "quote it, for a text" if value is not None else "'' is an empty text"
         raise UsageError(f"{where}: {value!r:.40} is no text, number, true or false", hint=hint)

@@ -98,6 +98,15 @@ def test_a_sweep_where_a_run_is_meant_names_the_command_that_lists_them(
     assert TASK in mmfw(*typed(command))
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["train", "predict", "runs show", "report", "verify", "sweep run", "features status", "profile"],
+)
+def test_a_name_in_capitals_is_told_what_it_may_be(mmfw: Mmfw, save: Path, command: str) -> None:
+    pytest.importorskip("matplotlib")
+    assert "did you mean mmbt_grid?" in mmfw(*command.split(), "MMBT_GRID", code=2)
+
+
 def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: Mmfw, save: Path) -> None:
     second = Run(save / TASK / "demo" / "2026-01-02T00-00-00")
     second.path.mkdir()

@@ -12,7 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.commands.sweep import _joined as joined
+from mmf_win.sweeps import grid
 from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.specification import parse
 from mmf_win.sweeps.task import begun
 from tests.worlds.sweeping import python, tasks, trained
 from tests.worlds.tools import Mmfw, typed
@@ -164,7 +167,12 @@ def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
         ((), "name a preset"),
         (("params.yaml", "--seeds", "1-3"), "--seeds is for a preset"),
         (("params.yaml", "lr=1,2"), "KEY=VALUE is for a preset"),
-        (("no-such-preset",), "no preset named"),
+        (("no-such-preset",), "no such preset, file or sweep"),
+        (("nope.yaml",), "mmfw sweep run --help"),
+        (("/no/such/folder",), "no such preset, file or sweep"),
+        ((".",), "sweep.yaml"),
+        (("MMBT_GRID",), "did you mean mmbt_grid?"),
+        (("demo", "logger.wandb.api_key=1,2"), "api_key is named like a secret"),
         (("params.yaml", "-t", "z"), "title z"),
         (("params.yaml", "-c", "z"), "no command z"),
     ],
@@ -228,6 +236,48 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
     sweep.run(code=2)
     assert "minimize" in sweep.err and "-o" in sweep.err
     sweep.run("-o", sweep.folder / "other")
+
+
+@pytest.mark.parametrize("metric", ["r.json:y", "no_metric"])
+def test_a_search_whose_metric_never_appears_ends_after_its_first_trials(sweep: Sweep, metric: str) -> None:
+    pytest.importorskip("optuna")
+    head = f"search: {{trials: 30, metric: '{metric}', parameters: {{a: {{low: 1, high: 1000}}}}}}\n"
+    sweep.write(python(sweep.folder, "print(1)", "{a}"), head=head)
+    assert metric in sweep.run(code=2)
+    assert 3 <= len(begun(SweepFolder(sweep.output))) < 6
+
+
+def test_the_data_folder_is_the_default_of_a_files_commands_and_goes_on_with_them(sweep: Sweep) -> None:
+    program = """
+import os, pathlib, sys
+print(os.environ["MMF_DATA_DIR"])
+sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
+"""
+    sweep.write(python(sweep.folder, program), "a: 1")
+    data = sweep.folder / "my data"
+    data.mkdir()
+    sweep.run("--data-dir", data, code=7)
+    _, again = sweep.hinted
+    (data / "luck").touch()
+    sweep(*again)
+    logs = [*(sweep.output / "A_1").glob("log.*")]
+    assert {line for log in logs for line in log.read_text(encoding="utf-8").split("\n")} == {str(data), ""}
+    sweep.write("mmfw train demo --data-dir data", "a: 1")
+    told = sweep.run("--data-dir", data, code=2)
+    assert str(sweep.file) in told and "--data-dir of their own" in told
+
+
+def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_path: Path) -> None:
+    folder = SweepFolder(tmp_path)
+    first = grid.of_preset("demo", [1, 2], ["training.batch_size=8"], [])
+    _, text = joined(first, folder)
+    by_hand = text.replace("---", "resource: [cpu, cpu]  # mine\n---", 1)
+    folder.specification.write_text(by_hand, encoding="utf-8")
+    again, text = joined(first, folder)
+    assert (again.resource, text) == (("cpu", "cpu"), by_hand)
+    more, text = joined(grid.of_preset("demo", [3], ["training.batch_size=8"], []), folder)
+    assert more.resource == ("cpu", "cpu") and len(more.choices) == 1 and text.startswith(by_hand)
+    assert len(parse(text, folder.specification).choices) == 2
 
 
 def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:

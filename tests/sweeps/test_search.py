@@ -151,7 +151,7 @@ def _tell_of_all(folder: Path) -> list[str]:
 def test_drivers_that_see_a_task_end_together_tell_of_it_once(sweep: SweepFolder) -> None:
     search = _search(sweep, _asked(_MANY))
     while (task := search.propose()) is not None:
-        ended(sweep, task)
+        ended(sweep, task, "failed")
     assert len(compete(_tell_of_all, sweep.path)) == COUNT * 9
     assert _search(sweep, _asked(_MANY)).unbegun() == []
 
