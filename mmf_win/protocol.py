@@ -298,6 +298,8 @@ class EventLog:
         event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.attempt, **values}
         with naming(self.path), self.path.open("a+b", buffering=0) as file:
             file.write(b"\n" * _is_torn(file) + json_bytes(event))
+            if kind == "saving":  # no power cut may leave a checkpoint of which nothing tells
+                os.fsync(file.fileno())
 
 
 def _is_torn(file: BinaryIO) -> bool:

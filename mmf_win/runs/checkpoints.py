@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,8 @@ from mmf_win.console import Progress
 from mmf_win.errors import CheckpointError
 from mmf_win.files import share
 from mmf_win.integrity import torch_file
-from mmf_win.protocol import read_events
+from mmf_win.integrity.digest import file_digest
+from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.scores import val_auroc
 from mmf_win.upstream.checkpoint_files import counts, numbered, set_aside
@@ -57,8 +58,8 @@ def problem(path: Path) -> str | None:
 def choose(run: Run, wanted: str) -> Path:
     """The checkpoint that ``best``, ``last`` or a path stands for.
 
-    A broken ``last`` falls back to the newest intact one, and ``best`` to ``last`` in a run too short to have
-    a best; a note names what is passed over.
+    A broken ``last``, or one that is not the run's own, falls back to the newest intact one, and ``best`` to
+    ``last`` in a run too short to have a best; a note names what is passed over.
 
     Raises:
         CheckpointError: there is none, or the only ones are broken.
@@ -66,8 +67,9 @@ def choose(run: Run, wanted: str) -> Path:
     if wanted not in ("best", "last"):
         return checked(wanted, "give best, last, or the file of an intact checkpoint")
     broken: list[tuple[Path, str]] = []
+    events = read_events(run.events)
     for path in _candidates(run, wanted):
-        reason = problem(path)
+        reason = problem(path) or _foreign(path, events)
         if reason is None:
             for file, why in broken:
                 _log.warning("%s: %s; using %s instead", file, why, path.name)
@@ -79,6 +81,21 @@ def choose(run: Run, wanted: str) -> Path:
     raise CheckpointError(
         f"run {run.id} has no checkpoint", hint=f"training makes one; see {run.log} for how the run went"
     )
+
+
+def _foreign(path: Path, events: Sequence[Event]) -> str | None:
+    """Why an intact checkpoint is not the run's own, by the hashes in its events; None where it may be.
+
+    Nobody knows where a hash is missing, as of earlier versions, or the worker died before it told one.
+    """
+    saved = [event for event in events if event["kind"] == "checkpoint"]
+    hashes = {event.get("sha256") for event in saved}
+    if not saved or None in hashes or (counted := counts(path)) is None:
+        return None
+    begun = Counter(event.get("update") for event in events if event["kind"] == "saving")
+    if counted.update in begun - Counter(event.get("update") for event in saved):
+        return None
+    return None if file_digest(path).hex() in hashes else "this run has not saved it, by its record of hashes"
 
 
 def require_names(run: Run) -> None:
@@ -147,14 +164,15 @@ def listed(run: Run) -> list[SavedCheckpoint]:
     for path, stat in stats.items():
         names[stat.st_dev, stat.st_ino].append(path)
     # The final validation is of the best checkpoint, whatever the update.
-    events = [event for event in read_events(run.events) if not event.get("final")]
-    scores = {event.get("update"): score for event in events if (score := val_auroc(event)) is not None}
+    events = read_events(run.events)
+    scored = ((event, val_auroc(event)) for event in events if not event.get("final"))
+    scores = {event.get("update"): score for event, score in scored if score is not None}
     found = {}
     with Progress(
         "checking checkpoints", sum(stats[paths[0]].st_size for paths in names.values())
     ) as progress:
         for paths in names.values():
-            problem = torch_file.problem(paths[0], progress.advance)
+            problem = torch_file.problem(paths[0], progress.advance) or _foreign(paths[0], events)
             counted = None if problem else counts(paths[0])
             shown = {path: path.relative_to(folder).as_posix() for path in paths}
             for path in paths:

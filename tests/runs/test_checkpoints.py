@@ -1,5 +1,6 @@
 """Choosing a checkpoint by its file alone."""
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,28 @@ def test_the_last_of_a_run_that_went_back_to_its_best_is_not_what_it_had_set_asi
     log.write("checkpoint", update=110)
     assert checkpoints.choose(run, "last") == kept, "the only intact one but for the best"
     assert checkpoints.keep_last(run, checkpoint(old, 110)) == ""
+
+
+def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_recorded_is_not(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    best = checkpoint(run.checkpoints / "best.ckpt", 10)
+    current = checkpoint(run.checkpoints / "current.ckpt", 20)
+    log = EventLog(run.events, "1")
+    for path, update in ((best, 10), (current, 20)):
+        log.write("saving", update=update)
+        log.write("checkpoint", update=update, sha256=sha256(path.read_bytes()).hexdigest())
+    log.write("saving", update=30)
+    assert (checkpoints.choose(run, "best"), checkpoints.choose(run, "last")) == (best, current)
+    assert [each.problem for each in checkpoints.listed(run)] == [None, None]
+
+    checkpoint(current, 30)  # and then the worker was killed
+    assert checkpoints.choose(run, "last") == current
+    checkpoint(best, 20, epoch=7)
+    assert checkpoints.choose(run, "best") == current
+    [note] = caplog.messages
+    assert f"{best}: this run has not saved it" in note and "current.ckpt instead" in note
+    assert [each.name for each in checkpoints.listed(run) if each.problem] == ["best.ckpt"]
 
 
 def test_without_an_intact_checkpoint_the_error_names_the_run_or_the_first_broken_one(run: Run) -> None:
