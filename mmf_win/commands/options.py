@@ -70,6 +70,8 @@ class Group(click.Group):
             hint = f"`{ctx.command_path} --help` shows its commands"
             if near:
                 hint = f"did you mean {ctx.command_path} {near[0]}?"
+            elif "run" in self.commands:
+                hint = f"did you mean {ctx.command_path} run {cmd_name}?"
             elif self.invoke_without_command:
                 hint = f"`{ctx.command_path}` alone shows the list; {hint}"
             raise UsageError(f"{ctx.command_path} has no command {cmd_name}", hint=hint)

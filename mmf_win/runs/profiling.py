@@ -112,13 +112,9 @@ def profile(
 def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
     """The run that is meant; None where it is a preset. The name of both is the preset."""
     places = Places.resolve(None, save_dir)
-    if wanted is None:
-        return lookup.find_run(places.save_dir, None)
-    if wanted in presets.names() or Path(wanted).expanduser().is_file():
+    if wanted is not None and (wanted in presets.names() or Path(wanted).expanduser().is_file()):
         return None
-    if (run := next(lookup.named(places.save_dir, wanted), None)) is None:
-        raise UsageError(f"there is neither a preset nor a run named {wanted}", hint=presets.LIST)
-    return run
+    return lookup.find_run(places.save_dir, wanted)
 
 
 def _intervals(config: Tree) -> tuple[int, int, int | None]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
         where = save_dir / SWEEPS
         missing = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {where}"
-        raise UsageError(missing, hint=f"`{makes}` makes one")
+        near = get_close_matches((wanted or "").casefold(), [path.name for path in sweeps_in(save_dir)], n=1)
+        raise UsageError(missing, hint=f"did you mean {near[0]}?" if near else f"`{makes}` makes one")
     return SweepFolder(max(found, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime))
 
 

@@ -86,6 +86,8 @@ def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: Mmfw, save: Pat
     mmfw("runs", "rm", listed[0]["id"], "--yes")
     assert len(mmfw.json("runs", "--sweep", "grid")) == 3
     assert "no such sweep" in mmfw("runs", "--sweep", "nope", code=2)
+    assert "did you mean grid?" in mmfw("sweep", "status", "GRID", code=2)
+    assert "did you mean mmfw sweep run demo?" in mmfw("sweep", "demo", code=2)
 
 
 @pytest.mark.parametrize("words", [("predict",), ("runs", "show"), ("report",)], ids=" ".join)

@@ -108,7 +108,7 @@ def test_a_mistake_is_named_at_once(
     assert tool.code("profile", preset, *words) == 2
     assert said in tool.errors
     assert tool.code("profile", "nosuch", "-o", "new") == 2
-    assert "neither a preset nor a run named nosuch" in tool.errors
+    assert "no run named nosuch" in tool.errors
     assert set(tool.folder.rglob("*")) - before <= {own_code.file()}, "the tests' own code is trusted"
 
 
