@@ -25,6 +25,7 @@ ALONE = [
         *(f"a{letter}b" for letter in string.punctuation.replace("/", "") + _CONTROLS),
         *("[a]", "{a: b}", "%USERPROFILE%", "!x", "a: b", "a #b", "1e5", "null", "😀", "x" * 200),
     )
-    if sys.platform != "win32" or is_portable(name)
+    # Paths of Windows end at 260 characters, unless somebody has told it otherwise.
+    if sys.platform != "win32" or (is_portable(name) and len(name) < 100)
 ]
 """Each of them, and what else is odd, in a name of its own."""
