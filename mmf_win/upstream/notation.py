@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from typing import Any
 
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 
@@ -12,6 +13,15 @@ _INTERPOLATION = re.compile(r"(\\*)\$\{")
 def literal(path: object) -> str:
     """A path as a value of OmegaConf's, which takes ``${x}`` in a text for the value of a key ``x``."""
     return _INTERPOLATION.sub(r"\1\1\\${", str(path))
+
+
+def literals(tree: Any) -> Any:
+    """The same tree, with each text in it as a value that stands for itself."""
+    if isinstance(tree, dict):
+        return {key: literals(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [literals(value) for value in tree]
+    return literal(tree) if isinstance(tree, str) else tree
 
 
 def as_yaml(value: object) -> str:

@@ -159,6 +159,18 @@ PATCHES = (
         ),
     ),
     Patch(
+        name="brackets-in-paths",
+        problem="load_pretrained_model: takes brackets in the name of a folder for a pattern",
+        edits=tuple(
+            Edit(
+                "mmf.utils.checkpoint",
+                f"glob.glob(os.path.join({folder}, ",
+                f"glob.glob(os.path.join(glob.escape({folder}), ",
+            )
+            for folder in ("download_path", "folder")
+        ),
+    ),
+    Patch(
         name="image-paths",
         problem="ImageDatabase: loads cat.jpg for cat.png where both exist; rc10 looks in the current folder",
         edits=(

@@ -196,6 +196,18 @@ def seeds(root: Path, world: TinyWorld) -> Any:
     return [len({(set_seed(seed), torch.rand(1).item())[1] for _ in range(2)}) for seed in (0, None)]
 
 
+def weights_in_brackets(root: Path, world: TinyWorld) -> Any:
+    """The weights in a folder whose name is a pattern."""
+    import torch
+    from mmf.utils.checkpoint import load_pretrained_model
+
+    folder = world.root / "[a] ?"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("model_config: {a: 1}", encoding="utf-8")
+    torch.save({"model": {"weight": torch.ones(1)}}, folder / "model.pth")
+    return list(load_pretrained_model(str(folder))["checkpoint"])
+
+
 def csv_report(root: Path, world: TinyWorld) -> Any:
     """A report with texts of any language, as it is on the disk."""
     from mmf.common.test_reporter import TestReporter
@@ -264,6 +276,7 @@ def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     *(imported, adamw, small_batches, features, hostile_files, word_vectors, random_vectors, text_link),
     *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler, seeds),
+    weights_in_brackets,
 )
 
 

@@ -79,6 +79,7 @@ def _of_a_batch(rows: int) -> dict[str, Any]:
         (probe.random_vectors, pytest.approx([0, 1], abs=0.1)),
         (probe.text_link, {"a": 1, "b": 2}),
         (probe.seeds, [1, 2]),
+        (probe.weights_in_brackets, ["weight"]),
         (probe.csv_report, 'id,text\r\n8291,a\r\n1,"Привет,\n世界"\r\n'),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
