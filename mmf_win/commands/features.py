@@ -122,13 +122,18 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     with suppress(MmfError):  # there is no MMF yet
         entry = Zoo(find_mmf().root, places).dataset("features")
     version = entry.version if entry else None
-    target = extract_features(archive, places, version=version, ask=ask, force=force)
-    # Without lmdb they are read before a run, which also tells what is wrong with an LMDB that came so.
-    with suppress(MmfError, DamagedFeatures):
-        image_keys(target, walk=True)
+    target = extract_features(
+        archive, places, version=version, ask=ask, force=force, require_harmless=_require_harmless
+    )
     say(f"features: {target}")
     if version is None:
         say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")
+
+
+def _require_harmless(lmdb: Path) -> None:
+    # Without the package lmdb they are read before a run, which also tells what is wrong with damaged ones.
+    with suppress(MmfError, DamagedFeatures):
+        image_keys(lmdb, walk=True)
 
 
 @command.command(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 
 from mmf_win.archives import Ask
-from mmf_win.errors import ArchiveError, DatasetError
+from mmf_win.errors import ArchiveError, DatasetError, HostileFeatures
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places
@@ -25,6 +25,7 @@ def extract_features(
     version: Version | None,
     ask: Ask | None = None,
     force: bool = False,
+    require_harmless: Callable[[Path], None] = lambda _: None,
 ) -> Path:
     """Unpack an LMDB of region features and return its folder.
 
@@ -34,10 +35,11 @@ def extract_features(
         version: of MMF's download; with it MMF's own marker is written, so that it downloads nothing.
         ask: answers with the password; called only for an encrypted archive.
         force: replace features that came from elsewhere.
+        require_harmless: is given the LMDB before it takes its place, and may refuse it.
 
     Raises:
         ArchiveError: the archive is damaged, hostile or none at all.
-        DatasetError: there are no features in it, or there are others in place already.
+        DatasetError: there are no features in it, hostile ones, or others are in place already.
         PasswordError: the password is missing or wrong; nothing was written.
         ResourceError: they do not fit on the disk; nothing was written.
     """
@@ -55,10 +57,15 @@ def extract_features(
                 hint="--force replaces it; --data-dir chooses another folder",
             )
 
-    def check(files: Mapping[str, Entry]) -> None:
+    def check(files: Mapping[str, Entry], staged: Path) -> None:
         if _DATA not in files:
             hint = "MMF's archive of region features is called features.tar.gz or features_2020_10_01.tar.gz"
             raise DatasetError(f"{archive}: there is no {_DATA} in it", hint=hint)
+        lmdb = (staged / _DATA).parent
+        try:
+            require_harmless(lmdb)
+        except HostileFeatures as error:
+            raise HostileFeatures(f"{archive}: {str(error).removeprefix(f'{lmdb}: ')}") from None
 
     extract_verified(archive, features, ask=ask, choose=choose_features, check=check, replaces=[marker])
     if version is not None:

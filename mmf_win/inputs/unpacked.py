@@ -187,7 +187,7 @@ class Unpacked(Input):
         """Refuse to download what may not be what the files came out of."""
 
     def _unpack(self, archive: Path, mirror: Mirror, sha256: str | None) -> None:
-        def check(files: Mapping[str, Entry]) -> None:
+        def check(files: Mapping[str, Entry], _: Path) -> None:
             found = [self.folder / name for name in files]
             if not (set(self.files()) <= set(found) if self.names else any(map(_is_checkpoint, found))):
                 message = f"{archive}: it does not hold the {self.title}"

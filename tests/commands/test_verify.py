@@ -17,7 +17,7 @@ from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import Places
 from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile, pickles
-from tests.worlds.memes import lay_out, memes
+from tests.worlds.memes import lay_out, memes, tar_gz, tree
 from tests.worlds.tools import Mmfw
 
 RUN = "run mmbt_grid/2026-01-01T00-00-00"
@@ -117,6 +117,23 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
     assert hostile_ones["state"] == "damaged"
     assert "the record 00001: it makes an array" in hostile_ones["problems"][0]
     assert "somebody you trust" in hostile_ones["hint"]
+
+
+def test_an_archive_of_hostile_features_is_refused_before_they_take_their_place(
+    world: Places, user_dir: Path, mmfw: Mmfw
+) -> None:
+    pytest.importorskip("lmdb")
+    from mmf_win.worker import feature_lmdb
+
+    lmdb, features = user_dir / "packed/detectron.lmdb", world.dataset.features
+    feature_lmdb.write(lmdb, [("00001", pickles.HOSTILE["too few objects"])], 1 << 20)
+    archive = user_dir / "own.tar.gz"
+    archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": (lmdb / "data.mdb").read_bytes()}))
+    before = tree(features)
+    mmfw("features", "extract", archive, "--force", code=3)
+    assert f"{archive}: not used" in mmfw.err and "somebody you trust" in mmfw.err
+    assert tree(features) == before
+    assert states(verified(mmfw, "features"))["region features"] == "intact"
 
 
 def test_a_name_that_stands_for_nothing_is_a_usage_error(world: Places, mmfw: Mmfw) -> None:

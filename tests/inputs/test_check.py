@@ -288,13 +288,14 @@ def test_a_record_that_would_run_code_is_named_and_not_run(
     key = min(image_keys(dataset.lmdb))
     dataset.put(key.encode(), pickle.dumps({"features": Hostile(tmp_path / "done")}))
     record_hashes(dataset.lmdb.parent, ["detectron.lmdb/data.mdb"], title="Recording")
-    refused = rf"detectron\.lmdb: not used.* the record {key}: it names .*mkdir"
+    refused = rf": not used.* the record {key}: it names .*mkdir"
     words = ("vilbert", "--data-dir", str(dataset.places.data_dir))
     assert main(["verify", *words, "--full"]) == 3
     assert re.search(refused, capsys.readouterr().err)
     archive = shutil.make_archive(str(tmp_path / "features"), "zip", dataset.lmdb.parent)
     assert main(["features", "extract", archive, "--data-dir", str(tmp_path / "another")]) == 3
-    assert re.search(refused, capsys.readouterr().err)
+    said = capsys.readouterr().err
+    assert re.search(refused, said) and archive in said
     assert not (tmp_path / "done").exists()
 
 
