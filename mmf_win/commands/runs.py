@@ -36,7 +36,6 @@ from mmf_win.runs.history import Record, Summary, details, differences, size_of,
 from mmf_win.runs.lookup import find_run, named, sweeps_in
 from mmf_win.runs.outcomes import use_intact
 from mmf_win.runs.request import as_typed
-from mmf_win.runs.scores import told
 from mmf_win.sweeps.folder import SweepFolder, find_sweep
 from mmf_win.sweeps.task import begun
 
@@ -103,8 +102,7 @@ def command(
         train = shell_line("mmfw", "train", "PRESET", "--save-dir", save_dir)
         say(f"there are no runs in {save_dir}; `{train}` makes one")
     else:
-        split = next((summary.test_split for summary in found if summary.test_split), "test")
-        lines = [*(_line(summary, split) for summary in found), *sweeps]
+        lines = [*map(_line, found), *sweeps]
         shown = [name for name in lines[0] if any(line.get(name) is not None for line in lines)]
         print(aligned(shown, [[line.get(name) for name in shown] for line in lines], optional=_LEFT_OUT))
 
@@ -113,7 +111,7 @@ def command(
 _LEFT_OUT = ("size", "time", "MMF", "seed", "preset", "updates")
 
 
-def _line(s: Summary, split: str) -> dict[str, object]:
+def _line(s: Summary) -> dict[str, object]:
     trained = s.state not in ("published", "unreadable")
     return {
         "run": s.id,
@@ -122,8 +120,9 @@ def _line(s: Summary, split: str) -> dict[str, object]:
         "updates": f"{s.updates or 0}/{s.max_updates or '?'}" if trained else None,
         "best AUROC": s.best_auroc,
         "on": None if s.best_auroc is None else s.validated_on,
-        f"{split} AUROC": s.test_auroc,
-        "by": s.tested_by,
+        "test AUROC": s.test_auroc,
+        "of": s.tested_on,
+        "by": s.test_checkpoint,
         "seed": s.seed,
         "MMF": s.mmf,
         "what differs": s.differs,
@@ -308,7 +307,7 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     for split in sorted(set().union(*(each.scores.splits for each in known))):
         both = [each.scores.of(split) for each in known]
         scores[f"{split}_auroc"] = [each and each.auroc for each in both]
-        scores[f"{split}_by"] = [each and each.on and told(each.checkpoint, each.on) for each in both]
+        scores[f"{split}_by"] = [each and f"{each.checkpoint}, {each.on}" for each in both]
     if as_json:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
         return

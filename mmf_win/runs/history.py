@@ -19,7 +19,7 @@ from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.request import Request, as_typed
-from mmf_win.runs.scores import UNKNOWN, Scores, common_split, read_scores, told, val_auroc
+from mmf_win.runs.scores import UNKNOWN, Scores, common_split, is_test, read_scores, val_auroc
 from mmf_win.upstream.config import OURS, parse_yaml
 from mmf_win.upstream.install import require_packages
 from mmf_win.upstream.overrides import leaves
@@ -93,12 +93,9 @@ class Summary:
         return _brief(self.val_split, self.val_rows, self.val_full_rows)
 
     @property
-    def tested_by(self) -> str | None:
-        """Which checkpoint predicted the test split, and how many of its rows where some are left out."""
-        if self.test_split is None or self.test_rows is None:
-            return None
-        on = Coverage(self.test_split, self.test_rows, self.test_full_rows)
-        return told(self.test_checkpoint or UNKNOWN, on)
+    def tested_on(self) -> str | None:
+        """The same of the test split."""
+        return _brief(self.test_split, self.test_rows, self.test_full_rows)
 
 
 def _brief(split: str | None, rows: int | None, full_rows: int | None) -> str | None:
@@ -116,12 +113,7 @@ class Record:
 
     @classmethod
     def read(cls, run: Run) -> Record:
-        """Read them.
-
-        Raises:
-            DataError: its request or its events cannot be read.
-            OSError: the system refuses that.
-        """
+        """Read them. Raises DataError or OSError where its request or its events cannot be read."""
         request, events = run.request(), events_of(run)
         return cls(run, request, events, read_scores(run, events, request.published_sha256))
 
@@ -146,7 +138,7 @@ class Record:
             val_split=on.split if on else request.splits.get("val"),
             val_rows=on.rows if on else None,
             val_full_rows=on.full_rows if on else None,
-            **_tested(self.scores, common_split([self.scores.tests])),
+            **_tested(self.scores, common_split([filter(is_test, self.scores.splits)])),
             seed=next(begun, request.seed),
             mmf=request.mmf or None,
             differs=" ".join(_chosen(request).values()) or None,
@@ -186,7 +178,7 @@ def summaries(
             found.append(summary)
             chosen.append(asked)
             measured.append(scores)
-    split = common_split(scores.tests for scores in measured)  # of a table, one
+    split = common_split(filter(is_test, scores.splits) for scores in measured)  # of a table, one
     found = [replace(s, **_tested(scores, split)) for s, scores in zip(found, measured, strict=True)]
     read = [set(asked.items()) for summary, asked in zip(found, chosen, strict=True) if summary.preset]
     common = set.intersection(*read) if len(read) > 1 else set()
@@ -209,15 +201,10 @@ def _chosen(request: Request) -> dict[str, str]:
 
 def _tested(scores: Scores, split: str | None) -> dict[str, Any]:
     """The fields of a summary about a test split, None where there is no score of it."""
-    test = scores.of(split)
-    on = None if test is None or test.auroc is None else test.on
-    return {
-        "test_auroc": test.auroc if test else None,
-        "test_checkpoint": test.checkpoint if test and on else None,
-        "test_split": on.split if on else None,
-        "test_rows": on.rows if on else None,
-        "test_full_rows": on.full_rows if on else None,
-    }
+    test, told = scores.of(split), {}
+    if test is not None and test.on is not None and test.auroc is not None:
+        told = {"auroc": test.auroc, "checkpoint": test.checkpoint, **asdict(test.on)}
+    return {f"test_{name}": told.get(name) for name in ("auroc", "checkpoint", "split", "rows", "full_rows")}
 
 
 def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
@@ -248,7 +235,7 @@ def details(run: Run) -> dict[str, Any]:
     known = Record.read(run)
     request, events = known.request, known.events
     asked = asdict(request)
-    predicted = {each.csv: each.checkpoint for each in known.scores.predicted}
+    predicted = {each.csv: each.checkpoint for each in known.scores.made}
     end = Exit.load(run.exit_file)
     return {
         **asdict(known.summary),

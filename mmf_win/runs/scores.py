@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.own_memes import annotations_beside
@@ -32,11 +31,9 @@ class Predicted:
     """A prediction file of a run.
 
     Attributes:
-        csv: the file.
         split: the annotation file's stem, or what stands for own memes in names.
-        checkpoint: what predicted: ``best`` as it is now, ``update 300`` for another one of the run's, or
-            ``unknown``, where the run has no record of its hash.
-        counts: whether tables and tests take it: it is by what ``best`` stands for, or nobody knows.
+        checkpoint: what predicted: ``best`` as it is now, ``update 300``, or ``unknown``, where the run has
+            no record of its hash.
         auroc: 0 to 1; None without labels.
         on: what it was measured on; None where no record tells.
     """
@@ -44,7 +41,6 @@ class Predicted:
     csv: Path
     split: str
     checkpoint: str
-    counts: bool
     auroc: float | None
     on: Coverage | None
 
@@ -56,13 +52,15 @@ class Scores:
     Attributes:
         validation: the event of the validation of the best checkpoint, or the one with the best AUROC where
             nothing tells which checkpoint that is.
-        predicted: every prediction of its own, the newest first.
-        names: what :class:`Predicted` calls its checkpoints, by their hashes.
+        names: what :class:`Predicted` calls the checkpoints, by their hashes.
+        counted: the one that tables and tests take: ``best``, the last until there is one, or ``unknown``.
+        made: all predictions of the run, the newest first.
     """
 
     validation: Event | None = None
-    predicted: Sequence[Predicted] = ()
     names: Mapping[str | None, str] = field(default_factory=dict)
+    counted: str = UNKNOWN
+    made: Sequence[Predicted] = ()
 
     @property
     def best_auroc(self) -> float | None:
@@ -70,33 +68,27 @@ class Scores:
         return None if self.validation is None else val_auroc(self.validation)
 
     def of(self, split: str | None) -> Predicted | None:
-        """The newest prediction of a split by what ``best`` stands for now."""
-        return next((each for each in self.predicted if each.counts and each.split == split), None)
+        """The newest prediction of a split by the checkpoint that is counted."""
+        return next((p for p in self.made if (p.split, p.checkpoint) == (split, self.counted)), None)
 
     @property
     def splits(self) -> set[str]:
         """The splits of which such a prediction has an AUROC; memes of the user's own are none."""
-        scored = (each for each in self.predicted if each.counts and each.auroc is not None)
-        return {each.split for each in scored if not annotations_beside(each.csv).is_file()}
-
-    @property
-    def tests(self) -> set[str]:
-        """The test sets among them."""
-        return set(filter(is_test, self.splits))
+        scored = (p for p in self.made if p.checkpoint == self.counted and p.auroc is not None)
+        return {p.split for p in scored if not annotations_beside(p.csv).is_file()}
 
 
 def read_scores(run: Run, events: Sequence[Event], published: str | None = None) -> Scores:
     """The scores of a run; ``published`` is the hash of its weights where it was never trained."""
     saves = [event for event in events if event["kind"] == "checkpoint"]
-    hashes = [event.get("sha256") for event in saves]
-    names = {sha256: f"update {event.get('update')}" for event, sha256 in zip(saves, hashes, strict=True)}
+    names = {event.get("sha256"): f"update {event.get('update')}" for event in saves}
     best = next((event for event in reversed(saves) if event.get("best") and "sha256" in event), None)
-    chosen: str | None = published if best is None else best["sha256"]
-    if chosen is not None:
-        names[chosen] = BEST
-    elif saves and None not in hashes:  # until there is a best, the last stands for it
-        chosen = hashes[-1]
-    return Scores(_validation(events, best), _predicted(run, names, chosen), names)
+    counted = UNKNOWN
+    if best is not None or published is not None:
+        counted = names[published if best is None else best["sha256"]] = BEST
+    elif saves and None not in names:
+        counted = names[saves[-1]["sha256"]]
+    return Scores(_validation(events, best), names, counted, _made(run, names))
 
 
 def common_split(splits: Iterable[Iterable[str]]) -> str | None:
@@ -108,12 +100,6 @@ def common_split(splits: Iterable[Iterable[str]]) -> str | None:
 def is_test(split: str) -> bool:
     """Whether a split is a test set, by its name."""
     return f"{split}_".startswith("test_")
-
-
-def told(checkpoint: str, on: Coverage | None = None) -> str:
-    """Which checkpoint a score is of, and of how many rows where some are left out, for people."""
-    name = "unknown checkpoint" if checkpoint == UNKNOWN else checkpoint
-    return f"{name}, {on}" if on is not None and on.is_partial else name
 
 
 def val_auroc(event: Event) -> float | None:
@@ -132,33 +118,23 @@ def _validation(events: Sequence[Event], best: Event | None) -> Event | None:
     return next(reversed([*later, *own]), None)
 
 
-def _predicted(run: Run, names: Mapping[str | None, str], chosen: str | None) -> list[Predicted]:
+def _made(run: Run, names: Mapping[str | None, str]) -> list[Predicted]:
     prefix = f"hateful_memes_{run.path.parent.name}_"
     found: list[tuple[str, Predicted]] = []
     for csv in run.reports.glob("*.csv"):
         stamp = _NAME.search(csv.stem)
         if stamp is None or not csv.stem.startswith(prefix):
             continue
-        split = csv.stem[len(prefix) : stamp.start()]
-        auroc, on, sha256 = _recorded(csv)
+        auroc = on = sha256 = None
+        with suppress(OSError, ValueError, TypeError, LookupError):
+            record = read_json(csv.with_suffix(".metrics.json"))
+            on = Coverage.read(record)
+            auroc = _share(record["auroc"]) if on else None
+            [member] = record["members"]
+            sha256 = str(member["checkpoint_sha256"])
         name = UNKNOWN if sha256 is None else names.get(sha256, UNKNOWN)
-        counts = name == UNKNOWN if chosen is None else sha256 == chosen
-        found.append((stamp["stamp"], Predicted(csv, split, name, counts, auroc, on)))
+        found.append((stamp["stamp"], Predicted(csv, csv.stem[len(prefix) : stamp.start()], name, auroc, on)))
     return [each for _, each in sorted(found, key=lambda pair: pair[0], reverse=True)]
-
-
-def _recorded(csv: Path) -> tuple[float | None, Coverage | None, str | None]:
-    """What the record beside a prediction file says: AUROC, what it is of, and the checkpoint's hash."""
-    record: Any = None
-    with suppress(OSError, ValueError):
-        record = read_json(csv.with_suffix(".metrics.json"))
-    on = Coverage.read(record)
-    if on is None:
-        return None, None, None
-    members = record.get("members")
-    alone = members[0] if isinstance(members, list) and len(members) == 1 else None
-    sha256 = alone.get("checkpoint_sha256") if isinstance(alone, dict) else None
-    return _share(record.get("auroc")), on, sha256 if isinstance(sha256, str) else None
 
 
 def _share(value: object) -> float | None:

@@ -20,7 +20,7 @@ from mmf_win.protocol import Event, read_events
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run, task_id
 from mmf_win.runs.history import size_of, summaries
-from mmf_win.runs.scores import UNKNOWN, Scores, read_scores
+from mmf_win.runs.scores import UNKNOWN, Scores, is_test, read_scores
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.planning import all_tasks
@@ -206,7 +206,7 @@ def metrics_of(scores: Scores) -> dict[str, float]:
     Where no record tells which checkpoint predicted a test set, the metric's name does.
     """
     found = {} if scores.validation is None else validation(scores.validation)
-    for test in map(scores.of, sorted(scores.tests)):
+    for test in map(scores.of, filter(is_test, sorted(scores.splits))):
         if test is not None and test.auroc is not None:
             by = " (unknown checkpoint)" if test.checkpoint == UNKNOWN else ""
             found[f"{test.split}_{_AUROC}{by}"] = test.auroc

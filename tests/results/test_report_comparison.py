@@ -163,11 +163,11 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None
         EventLog(each.events, "1").write("checkpoint", update=60, best=True, sha256="best")
     known = [Record.read(each) for each in (run, old, last)]
     about = comparison.of_runs([(each, pages._scored(each, SPLIT, None)) for each in known], SPLIT, {})
-    assert [entry.by for entry in about["entries"]] == ["best", "unknown checkpoint", None]
+    assert [entry.by for entry in about["entries"]] == ["best", "unknown", None]
     assert about["entries"][0].scored.csv == best and len(about["contrasts"]) == 1
     page = text_of(pages.of_runs([run, old, last], world.save))
-    assert page.count("by unknown checkpoint") == 1
-    for shown, told in ((best, "best.ckpt (best)"), (newer, "best.ckpt (unknown checkpoint)")):
+    assert page.count("by checkpoint: unknown") == 1
+    for shown, told in ((best, "best.ckpt (best)"), (newer, "best.ckpt (unknown)")):
         assert told in text_of(pages.of_run(run, split=SPLIT, csv=shown))
     with pytest.raises(UsageError, match="by its best checkpoint"):
         pages.of_runs([last, world.run("d")], world.save, split=SPLIT)

@@ -18,7 +18,6 @@ from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record, Summary
 from mmf_win.runs.paper import PAPER, Published, published, why_none
-from mmf_win.runs.scores import told
 
 BEST = len(plots.SERIES)
 """Of how many runs of a sweep the curves and differences are shown."""
@@ -230,7 +229,7 @@ def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
         best=summary.best_auroc,
         best_on=None if summary.best_auroc is None else summary.validated_on,
         scored=scored,
-        by=None if by is None else told(by.checkpoint),
+        by=None if by is None else by.checkpoint,
         rows=None if scored is None else scored.coverage.amount,
         auroc=metrics["auroc"].value if metrics else None,
         accuracy=metrics["accuracy"].value if metrics else None,

@@ -24,7 +24,7 @@ from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs.history import Record, Summary
 from mmf_win.runs.paper import PAPER, published, why_none
 from mmf_win.runs.request import Request
-from mmf_win.runs.scores import UNKNOWN, Scores, told
+from mmf_win.runs.scores import UNKNOWN, Scores
 
 MISTAKES = 12
 """Memes shown of each kind of mistake."""
@@ -229,7 +229,7 @@ def _facts_of(scored: Scored, scores: Scores | None = None) -> list[Fact]:
     for member in scored.saved_metrics.get("members", []):
         name, weights = Path(member["checkpoint"]).name, member["checkpoint_sha256"]
         if scores is not None:  # what had this name then may be another one now
-            name += f" ({told(scores.names.get(weights, UNKNOWN))})"
+            name += f" ({scores.names.get(weights, UNKNOWN)})"
         facts.append(Fact("Checkpoint", f"{name}, sha256 {weights}", f"{name} {weights[:8]}…"))
     origin = scored.saved_metrics.get("threshold_from", "default")
     chosen = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")

@@ -43,7 +43,7 @@ def of_run(
     """
     known = Record.read(run)
     dataset = _dataset(known, data_dir)
-    predicted = [(each.split, each.csv) for each in known.scores.predicted]
+    predicted = [(each.split, each.csv) for each in known.scores.made]
     found = next((each for each in predicted if split in (None, each[0])), None)
     if split is not None and csv is not None:
         found = (split, csv)
@@ -67,7 +67,7 @@ def with_something_to_show(run: Run) -> Run:
         DataError: there is nothing to show, or its files cannot be read.
     """
     known = Record.read(run)
-    if known.scores.predicted or any(event["kind"] in ("train", "val") for event in known.events):
+    if known.scores.made or any(event["kind"] in ("train", "val") for event in known.events):
         return run
     raise DataError(f"run {run.id} has neither updates nor predictions to show")
 
@@ -112,7 +112,9 @@ def of_runs(
     if len(runs) < 2:
         raise UsageError("the same run was named twice", hint="name another one beside it")
     found = [Record.read(run) for run in runs]
-    chosen = split or common_split([p.split for p in known.scores.predicted if p.counts] for known in found)
+    chosen = split or common_split(
+        {p.split for p in known.scores.made if known.scores.of(p.split)} for known in found
+    )
     scored = [(known, _scored(known, chosen, data_dir)) for known in found]
     if split is not None and not any(predictions for _, predictions in scored):
         message = f"none of these runs has predictions for {split} by its best checkpoint"
