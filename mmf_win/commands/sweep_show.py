@@ -47,12 +47,12 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
     say(f"{folder.path}: {tasks(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}")
-    header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "left", "time", "why")
+    header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "on", "left", "time", "why")
     table = [
         (
             *(run, task.state, task.slot, task.command),
             None if where.update is None else f"{where.update}/{where.max_updates or '?'}",
-            *(where.loss, where.auroc),
+            *(where.loss, where.auroc, where.on),
             duration(where.left) if where.left and task.state == "running" else None,
             duration(task.seconds) if task.seconds else None,
             task.message,

@@ -123,8 +123,7 @@ class Record:
         run, request, events = self.run, self.request, self.events
         # The final validation is of the best checkpoint, which may lie behind.
         counted = [event for event in events if "update" in event and not event.get("final")]
-        best = self.scores.validation
-        on = Coverage.read(best and best.get("data"))
+        on = self.scores.validated_on
         limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
         begun = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
         return Summary(

@@ -67,6 +67,11 @@ class Scores:
         """The validation AUROC of the best checkpoint."""
         return None if self.validation is None else val_auroc(self.validation)
 
+    @property
+    def validated_on(self) -> Coverage | None:
+        """The validation split, and how many of its rows were used; None where the event does not say."""
+        return Coverage.read(self.validation and self.validation.get("data"))
+
     def of(self, split: str | None) -> Predicted | None:
         """The newest prediction of a split by the checkpoint that is counted."""
         return next((p for p in self.made if (p.split, p.checkpoint) == (split, self.counted)), None)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import seeds
@@ -73,7 +72,8 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Position:
-    """How far a task's newest training is, with the last loss, the best AUROC and the seconds that are left.
+    """How far a task's newest training is, with the last loss, the AUROC of the best checkpoint and the split
+    that it was measured on, and the seconds that are left.
 
     What is not known is None.
     """
@@ -82,6 +82,7 @@ class Position:
     max_updates: int | None = None
     loss: float | None = None
     auroc: float | None = None
+    on: str | None = None
     left: float | None = None
 
 
@@ -182,8 +183,9 @@ def position(folder: TaskFolder) -> Position:
     last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
     update, total, speed = last.get("update"), last.get("max_updates"), last.get("updates_per_s")
     left = (total - update) / speed if total and speed else None
-    auroc = None if run is None else read_scores(run, events).best_auroc
-    return Position(update, total, last.get("loss"), auroc, left)
+    scores = Scores() if run is None else read_scores(run, events)
+    on = scores.validated_on
+    return Position(update, total, last.get("loss"), scores.best_auroc, on.brief if on else None, left)
 
 
 def cost(sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path) -> Cost | None:
@@ -256,8 +258,7 @@ def _line(
     for task in tasks:
         scores = _scores(folder.task(task.name))
         found = metrics_of(scores)
-        if on := Coverage.read(scores.validation and scores.validation.get("data")):
-            validated.add(on.brief)
+        validated |= {on.brief for on in (scores.validated_on,) if on}
         if search is not None and search.metric not in found:
             value = objective(search, folder.task(task.name))
             found |= {} if value is None else {search.metric: value}

@@ -98,7 +98,7 @@ def test_the_page_gets_the_runs_with_what_differs(sweep: SweepFolder) -> None:
 def test_where_a_training_is_comes_from_its_events(sweep: SweepFolder) -> None:
     where = position(sweep.task(begun(sweep)[0].name))
     assert (where.update, where.max_updates, where.loss, where.left) == (30, 40, 0.5, 5.0)
-    assert where.auroc == pytest.approx(0.60)
+    assert where.auroc == pytest.approx(0.60) and where.on == "dev_seen"
 
 
 def test_the_guides_lines_for_a_notebook_run(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
