@@ -155,10 +155,10 @@ def command(
     if best_of is not None:
         if runs or published is not None:
             raise UsageError("--best-of names the runs, so no other weights can be named")
-        ranked = lines(find_sweep(save_dir, best_of), metric="auroc")
+        ranked = lines(sweep := find_sweep(save_dir, best_of), metric="auroc")
         if not ranked:
             raise UsageError(f"{best_of}: no task has ended well so far")
-        runs = ranked[0].tasks
+        runs = tuple(str(sweep.path / Path(task).name) for task in ranked[0].tasks)
     if published is not None:
         _require_alone(published, runs, checkpoint, ensemble)
         places = Places.resolve(data_dir, save_dir)

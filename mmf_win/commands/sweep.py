@@ -179,7 +179,6 @@ def run(
         resume=resumed,
         time=time.strftime("%Y%m%d.%H%M%S"),
         patience=stop_timeout,
-        data_dir=of_file,
     )
     _note(asked, planned.orphans, title)
     if dry_run:
@@ -194,6 +193,8 @@ def run(
         places = slots_here(given, count)
     else:
         places = on_cluster.slots(given, count, folder, Places.resolve(data_dir, save_dir).data_dir)
+    if of_file is not None:
+        places = [replace(p, environment={**p.environment, "MMF_DATA_DIR": str(of_file)}) for p in places]
     if searches:
         require_packages("optuna", extra="[search]")  # before there is a folder
     folder.path.mkdir(parents=True, exist_ok=True)

@@ -78,10 +78,9 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     found = list(filter(None, [sweep_named(save_dir, wanted)] if wanted else sweeps_in(save_dir)))
     if not found:
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-        where = save_dir / SWEEPS
-        missing = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {where}"
+        told = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
         near = get_close_matches((wanted or "").casefold(), [path.name for path in sweeps_in(save_dir)], n=1)
-        raise UsageError(missing, hint=f"did you mean {near[0]}?" if near else f"`{makes}` makes one")
+        raise UsageError(told, hint=f"did you mean {near[0]}?" if near else f"`{makes}` makes one")
     return SweepFolder(max(found, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime))
 
 
@@ -95,8 +94,9 @@ def remove_sweep(sweep: SweepFolder) -> None:
             raise UsageError(f"{path} is running", hint="stop it first, or wait until it has ended")
     for run in all_runs(sweep.path):
         require_unused(run)
-    doomed = sweep.path.resolve()
-    rename(doomed, doomed := doomed.with_name(f"{doomed.name}.removed"))
+    folder = sweep.path.resolve()
+    doomed = folder.with_name(f"{folder.name}.removed")
+    rename(folder, doomed)
     remove(doomed / SPECIFICATION)  # so what an interruption leaves is no longer listed
     remove_tree(doomed)
 

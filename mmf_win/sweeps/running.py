@@ -108,7 +108,6 @@ class Runner:
         shell: give them to a shell.
         time: when the sweep was started, for the names of logs.
         patience: seconds without progress after which a command that was asked to leave is killed.
-        data_dir: MMF's data folder for the commands that name none; None for the default.
     """
 
     sweep: SweepFolder
@@ -117,7 +116,6 @@ class Runner:
     resume: Resume
     time: str
     patience: float = 60.0
-    data_dir: Path | None = None
 
     def words(self, task: Task, name: str) -> list[str]:
         """The words of a task's command; one for a shell is a single line."""
@@ -296,7 +294,6 @@ class _Turn:
             **os.environ,
             **self.slot.environment,
             "MMFW_STOP_TIMEOUT": str(self.how.patience),
-            **({"MMF_DATA_DIR": str(self.how.data_dir)} if self.how.data_dir else {}),
             "MMF_SAVE_DIR": str(self.folder.path.absolute()),
             "MMFW_STOP_FILE": str(self.folder.stop.absolute()),
         }

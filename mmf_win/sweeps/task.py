@@ -110,10 +110,10 @@ class Task:
 
     def forget(self, folder: TaskFolder, refused: Exception) -> None:
         """Have the folder tell no more than what has finished, unless somebody runs the task."""
-        finished = dict.fromkeys(self.finished, "finished")
         if folder.param.exists():
             with locked(folder.lock, refused=refused):
-                write_yaml(folder.stat, {name: "queued" for name in self.commands} | finished)
+                finished = dict.fromkeys(self.finished, "finished")
+                write_yaml(folder.stat, dict.fromkeys(self.commands, "queued") | finished)
                 self.record(folder)
 
     def record(self, folder: TaskFolder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -149,8 +150,10 @@ def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(mm
     facts = {"auroc": 1.0, "split": "test_seen", "rows": 8, "full_rows": 8, "created": 1e9}
     write_json(worse.reports / "hateful_memes_demo_test_seen_2026.metrics.json", facts)
     (find_run(save, "sweeps/grid/Lr_0.2-Seed_2").checkpoints / "best.ckpt").unlink()
-    told = mmfw("predict", "--best-of", "grid", code=3)
-    assert "run sweeps/grid/Lr_0.2-Seed_2 has no checkpoint" in told
+    elsewhere = shutil.copytree(save / "sweeps" / "grid", save.parent / "sweeps" / "copy")
+    for sweep in ("grid", elsewhere):
+        told = mmfw("predict", "--best-of", sweep, code=3)
+        assert f"run sweeps/{Path(sweep).name}/Lr_0.2-Seed_2 has no checkpoint" in told
     assert "names the runs" in mmfw("predict", "demo", "--best-of", "grid", code=2)
 
 
