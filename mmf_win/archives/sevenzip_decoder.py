@@ -41,7 +41,8 @@ class _Judged(compressor.SevenZipDecompressor):  # type: ignore[misc]  # py7zr h
     def __init__(self, coders: Sequence[Mapping[str, Any]], *rest: Any) -> None:
         if problem := _problem(coders):
             raise py7zr.Bad7zFile(problem)
-        super().__init__(coders, *rest)
+        # It reads one each time, whatever is left of the last: with py7zr's megabytes, that fills the memory.
+        super().__init__(coders, *rest, blocksize=1 << 16)
 
 
 archiveinfo.SevenZipDecompressor = _Judged
@@ -49,7 +50,8 @@ archiveinfo.SevenZipDecompressor = _Judged
 
 def main() -> None:
     """Answer until nobody asks any more."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # native code does not wait for Python's own handler
     for line in sys.stdin.buffer:
         ended: Sequence[Any] = (None, None, None)
         try:
@@ -61,12 +63,12 @@ def main() -> None:
         _send(True, json.dumps(ended).encode())
 
 
-def _send(is_last: bool, content: bytes) -> None:
+def _send(is_last: bool, content: bytes | memoryview) -> None:
     sys.stdout.buffer.write(HEAD.pack(is_last, len(content)) + content)
     sys.stdout.buffer.flush()
 
 
-def answer(path: str, password: str | None, numbers: Sequence[int] | None) -> Iterator[bytes]:
+def answer(path: str, password: str | None, numbers: Sequence[int] | None) -> Iterator[bytes | memoryview]:
     """What is asked for."""
     with Path(os.fsdecode(bytes.fromhex(path))).open("rb") as file:
         archive = py7zr.SevenZipFile(file, password=password)
@@ -92,7 +94,7 @@ def _members(archive: Any) -> Iterator[dict[str, Any]]:
             }
 
 
-def _contents(archive: Any, wanted: Collection[int]) -> Iterator[bytes]:
+def _contents(archive: Any, wanted: Collection[int]) -> Iterator[bytes | memoryview]:
     """The blocks of the wanted members in the order of the archive, and an empty one for any other block."""
     streams = archive.header.main_streams
     places = zip(streams.packinfo.packpositions, streams.packinfo.packsizes, strict=False)
@@ -102,17 +104,22 @@ def _contents(archive: Any, wanted: Collection[int]) -> Iterator[bytes]:
         last = max((at for at, file in enumerate(files, 1) if file.id in wanted), default=0)
         start, packed = place_of[folder]
         archive.fp.seek(archive.afterheader + start)
-        for at, file in enumerate(files[:last], 1):
-            decoder, left = folder.get_decompressor(packed), file.uncompressed
+        decoder, block = folder.get_decompressor(packed), memoryview(b"")
+        rest = max(0, sum(file.uncompressed for file in files[:last]))
+        for file in files[:last]:
+            left = file.uncompressed
             while left > 0:
-                consumed = decoder.consumed
-                block = decoder.decompress(archive.fp, min(left, BLOCK))
-                left -= len(block)
-                if not block and decoder.consumed == consumed:
-                    raise py7zr.Bad7zFile("its compressed data ends too early")
-                if not left and at == len(files) and folder.digestdefined and not decoder.check_crc():
-                    raise py7zr.Bad7zFile("the checksum of its compressed data is wrong")
-                yield bytes(block) if file.id in wanted else b""
+                if not block:
+                    consumed = decoder.consumed
+                    block = memoryview(bytes(decoder.decompress(archive.fp, min(rest, BLOCK))))
+                    rest -= len(block)
+                    if not block and decoder.consumed == consumed:
+                        raise py7zr.Bad7zFile("its compressed data ends too early")
+                    if not rest and last == len(files) and folder.digestdefined and not decoder.check_crc():
+                        raise py7zr.Bad7zFile("the checksum of its compressed data is wrong")
+                part, block = block[:left], block[left:]
+                left -= len(part)
+                yield part if file.id in wanted else b""
 
 
 def _problem(coders: Sequence[Mapping[str, Any]]) -> str | None:

@@ -8,8 +8,10 @@ import os
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any, NoReturn
 
 import py7zr
@@ -115,6 +117,21 @@ def decoders(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     decoder = sevenzip._decoder
     monkeypatch.setattr(sevenzip, "_decoder", lambda: asked.append(decoder()) or asked[-1])
     return asked
+
+
+def test_a_decoder_takes_no_more_memory_for_a_larger_archive(user_dir: Path) -> None:
+    from mmf_win.archives import sevenzip_decoder
+
+    files = {"x": Random(1).randbytes(8 << 20).hex().encode()}
+    path = write_7z(user_dir / "a.7z", files, filters=[{"id": py7zr.FILTER_LZMA2, "preset": 0}])
+    tracemalloc.start()
+    blocks = sevenzip_decoder.answer(os.fsencode(path).hex(), None, [0])
+    next(blocks)
+    tracemalloc.reset_peak()  # the list of members was decoded with a larger dictionary
+    assert sum(map(len, blocks)) > 14 << 20
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20
 
 
 LARGE: Files = {"x": bytes(50 << 20)}
