@@ -22,20 +22,23 @@ GUIDE = Path(__file__).parents[2] / "docs" / "own-model.md"
 def guide(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files of the guide's page; the commands below them are in the tests."""
     monkeypatch.setenv("MMF_CACHE_DIR", str(tmp_path / "without GloVe"))
+    for name in ("HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # no network
     text = GUIDE.read_text(encoding="utf-8")
     code, preset = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("python", "yaml"))
     folder = tmp_path / "моя work, 1=2"
     (folder / "my_models").mkdir(parents=True)
     (folder / "my_models" / "__init__.py").write_text(code[0], encoding="utf-8")
     (folder / "small_cnn.yaml").write_text(preset[0], encoding="utf-8")
-    assert "mmfw train small_cnn.yaml --trust\nmmfw predict\n" in text
+    assert "mmfw train small_cnn.yaml --trust\nmmfw predict\nmmfw predict small_cnn --image" in text
     return folder
 
 
 def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its_code_has_moved(
     tool: Tool, guide: Path, phase_1: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.rmtree(phase_1.world.dataset / "extras")  # the guide's model needs no vocabulary
+    for name in ("extras", "features"):  # the guide's model needs neither vocabulary nor region features
+        shutil.rmtree(phase_1.world.dataset / name)
     monkeypatch.chdir(guide)
     assert tool.code("train", "small_cnn.yaml", "--updates", "1") == 3
     assert "--trust" in tool.errors
@@ -44,6 +47,9 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
     run = tool.train("small_cnn.yaml", "--trust", "--updates", "1")
     monkeypatch.chdir(tmp_path)
     assert phase_1("predict", "--split", "test")["rows"] == SPLITS["test_seen"]
+    image = next(phase_1.world.dataset.glob("images/img/*"))
+    for text in ("look how many people love you", ""):
+        assert 0 < tool("predict", "small_cnn", "--image", str(image), "--text", text)["proba"] < 1
 
     moved = (guide / "my_models").rename(tmp_path / "elsewhere")
     for words in (["predict"], ["train", "--resume", "last", "--updates", "2"]):
