@@ -24,6 +24,8 @@ _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 # Where a member's header has the lengths of its name and its extra field, which end it:
 # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7
 _LENGTHS = 26
+_DESCRIPTORS = (0, 16, 24)  # bytes of what may follow a member and repeat its checksum and sizes
+_MASKED, _FOLDER = 0x2000, 0x10  # flags that only a changed bit can have set
 _PIECE = 1 << 20
 
 
@@ -78,10 +80,13 @@ def _problem(file: BinaryIO, advance: Advance) -> str | None:
         return "it is cut off or not a checkpoint"
     except KeyError:
         return "it is a zip file but not a checkpoint"
-    for member in archive.infolist():
+    members = archive.infolist()
+    ends = [*(member.header_offset for member in members[1:]), archive.start_dir]
+    for member, end in zip(members, ends, strict=True):
         try:
             archive.open(member).close()  # compares its header with the directory
-            intact = _is_intact(file, member, advance)
+            # Where the directory hides a member, there is a gap.
+            intact = _is_intact(file, member, advance) and end - file.tell() in _DESCRIPTORS
         except OSError:
             raise
         except Exception:  # whatever a damaged header leads to
@@ -94,6 +99,8 @@ def _problem(file: BinaryIO, advance: Advance) -> str | None:
 def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance) -> bool:
     """Whether a member is stored as it is, as torch does, with the size and checksum in the directory."""
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
+        return False
+    if member.volume or member.flag_bits & _MASKED or member.external_attr & _FOLDER:  # torch refuses them
         return False
     file.seek(member.header_offset + _LENGTHS)
     file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)

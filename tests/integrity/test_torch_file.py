@@ -55,6 +55,19 @@ def test_a_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) ->
     assert problem(path) == f"it is damaged at {last}"
 
 
+@pytest.mark.parametrize(
+    ("place", "bit"),
+    [(33, 1), (34, 1), (9, 0x20), (38, 0x10)],
+    ids=["hides all others", "on another disk", "encrypted", "a folder"],
+)
+def test_what_only_torch_would_refuse_in_the_directory_is_found(tmp_path: Path, place: int, bit: int) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + place] ^= bit
+    path.write_bytes(content)
+    assert problem(path) == "it is damaged at model/data.pkl"
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_one_changed_bit_anywhere_is_found_or_harms_nothing(tmp_path: Path, seed: int) -> None:
     path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3})
