@@ -129,7 +129,7 @@ def print_lines(
     header = [*found[0].parameters, "runs", "on", *metrics, *(("difference", "p") if baseline else ())]
     rows_of_text = [_texts(line, metrics, compared=bool(baseline)) for line in found]
     if form == "text":
-        named = [[*row, line.tasks[0]] for row, line in zip(rows_of_text, found, strict=True)]
+        named = [[*row, next(iter(line.tasks), None)] for row, line in zip(rows_of_text, found, strict=True)]
         print(aligned([*header, "first task"], named, optional=["first task"]))
         return
     print_line(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")

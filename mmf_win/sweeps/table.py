@@ -43,7 +43,7 @@ class Line:
     Attributes:
         parameters: those that differ within the sweep, but for the seed.
         runs: how many of its tasks ended well, or have a score so far.
-        tasks: these tasks, as other commands know them.
+        tasks: those of them that have trained, as other commands know their runs.
         metrics: name → seed → value; of the validation of the best checkpoint, and what that checkpoint
             reached on test sets, ``test_seen_auroc`` of ``test_seen``. What the combinations are ranked by
             comes first.
@@ -254,7 +254,7 @@ def _line(
 ) -> Line:
     measured: dict[str, dict[str, float]] = defaultdict(dict)
     validated: set[str] = set()
-    counted = []
+    runs, trained = 0, []
     for task in tasks:
         scores = _scores(folder.task(task.name))
         found = metrics_of(scores)
@@ -262,14 +262,14 @@ def _line(
         if search is not None and search.metric not in found:
             value = objective(search, folder.task(task.name))
             found |= {} if value is None else {search.metric: value}
-        if found or task.state == "success":
-            counted.append(task_id(folder.task(task.name).path))
+        runs += bool(found) or task.state == "success"
+        trained += [] if scores.validation is None else [task_id(folder.task(task.name).path)]
         for name, value in found.items():
             measured[name][_seed(task)] = value
     metrics = {name: measured[name] for name in sorted(measured, key=lambda name: (name != metric, name))}
     parameters = {name: tasks[0].values.get(name) for name in differing}
     where = ", ".join(sorted(validated)) or None
-    return Line(parameters, len(counted), tuple(counted), metrics, where)
+    return Line(parameters, runs, tuple(trained), metrics, where)
 
 
 def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:

@@ -142,6 +142,9 @@ def test_the_tables_names_are_those_that_other_commands_take(mmfw: Mmfw, save: P
     for name in [*best["tasks"], *other["tasks"]]:
         mmfw("runs", "show", name)
     assert " ".join(best["tasks"]) in mmfw("sweep", "table", "grid", "--format", "csv")
+    for gone in best["tasks"]:
+        mmfw("runs", "rm", gone, "--yes")
+        assert gone not in mmfw("sweep", "table", "grid")
 
 
 def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(mmfw: Mmfw, save: Path) -> None:
