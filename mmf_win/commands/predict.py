@@ -60,7 +60,9 @@ Examples:
     shell_complete=options.completed_by("PRESET"),
     help="Use the fine-tuned weights that MMF's zoo publishes for PRESET; they are downloaded if need be.",
 )
-@click.option("--best-of", metavar="SWEEP", help="All seeds of the best combination, by mean validation.")
+@click.option(
+    "--best-of", metavar="SWEEP", help="Use all seeds of the best combination, by validation AUROC."
+)
 @options.source
 @options.trust
 @options.split(

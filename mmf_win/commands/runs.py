@@ -187,6 +187,8 @@ def _scores(csv: Path) -> dict[str, Any]:
 def _described(run: dict[str, Any]) -> Iterator[str]:
     best = run["best_auroc"] and f"{run['best_auroc']:.4f} on {_on({k: run[f'val_{k}'] for k in _COVERED})}"
     amount = f"{run['updates'] or 0} of {run['max_updates'] or '?'} updates in {duration(run['seconds'])}"
+    settings = [f"{key}={as_typed(value)}" for key, value in run["settings"].items() if value is not None]
+    splits = [f"{split} for {use.replace('val', 'validation')}" for use, split in run["splits"].items()]
     told = {
         "Run": f"{run['id']}, {run['state']}",
         "Why it ended": run["why"],
@@ -197,18 +199,16 @@ def _described(run: dict[str, Any]) -> Iterator[str]:
         "Created": moment(run["started"]),
         "Checkpoint to start from": run["start"],
         "Weights to start from": run["published_weights"] or run["init"],
-        "Settings": " ".join(f"{key}={as_typed(value)}" for key, value in run["settings"].items()),
+        "Settings": " ".join(settings),
         "Training rows": run["trained_on"] and _on(run["trained_on"]),
-        "Splits": ", ".join(f"{split} for {use}" for use, split in run["splits"].items()),
+        "Splits": ", ".join(splits),
         "Data": run["data_dir"],
         "Files": f"{run['path']}, {size(run['size'])}",
     }
-    yield "\n".join(f"{name}: {value}" for name, value in told.items() if value)
+    yield "\n".join(f"{name}: {value}" for name, value in told.items() if value not in (None, "", []))
     if validations := [(each["update"], each["auroc"], _on(each)) for each in run["validations"]]:
         yield aligned(("update", "AUROC", "on"), validations)
-    if made := [
-        (each["csv"], each.get("auroc"), _on(each), each["checkpoint"]) for each in run["predictions"]
-    ]:
+    if made := [(p["csv"], p.get("auroc"), _on(p), p["checkpoint"]) for p in run["predictions"]]:
         yield aligned(("prediction", "AUROC", "on", "by"), made)
 
 

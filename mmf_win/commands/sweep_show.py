@@ -99,8 +99,8 @@ def table(
 ) -> None:
     """Show the results of a sweep: each combination with the means of its metrics over the seeds.
 
-    Only tasks that ended well count. The metrics are those of each run's best checkpoint, of the validation
-    and, named by their splits, of the test sets that it predicted. Nothing is ranked by a test set. SWEEP
+    Only tasks that ended well count. The metrics are those of each run's best checkpoint, on the validation
+    split and on the test splits that it has predicted. Nothing is ranked by a test split. SWEEP
     is as for `mmfw sweep status`.
     """
     folder = find_sweep(save_dir, sweep)

@@ -223,10 +223,10 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: 
     assert "    20  0.7500  433 of 540 rows of dev_unseen\n" in text
     assert f"{csv}  0.6250  1,593 of 2,000 rows of test_unseen  unknown\n" in text
     assert "0.5000  \\u001b[31mtrain" in text and "\x1b" not in text
-    other = make(user_dir, "b/2026-01-01T00-00-00")
+    other = make(user_dir, "b/2026-01-01T00-00-00", seed=0)
     shown = mmfw.json("runs", "show", "b")
     assert [shown[key] for key in ("val_split", "val_rows", "val_full_rows")] == ["dev", None, None]
-    assert shown["trained_on"] is None
+    assert shown["trained_on"] is None and "Seed: 0\n" in mmfw("runs", "show", "b")
     found = mmfw.json("runs", "compare", run.id, other.id)
     assert found["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
 
