@@ -24,9 +24,8 @@ from mmf_win.runs.lookup import owner
 def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> None:
     """Check that the challenge would accept a prediction file for a split.
 
-    Lists what is wrong with ids, probabilities and labels. If only the order differs from that of the
-    annotations, that is a warning. The challenge takes full submissions only, so memes left out at conversion
-    count as missing.
+    Lists what is wrong with ids, probabilities and labels; another order than that of the annotations is only
+    a warning. The challenge takes full submissions only: memes left out at conversion count as missing.
     """
     places = Places.resolve(data_dir)
     ids = [row.shown_id for row in read_rows(require_split(places.dataset, split))]

@@ -31,9 +31,7 @@ It is neither shown nor stored.""",
 @options.ask
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
-@click.option(
-    "--allow-missing", is_flag=True, help="Leave out memes without an image, and splits that are missing."
-)
+@click.option("--allow-missing", is_flag=True, help="Leave out memes without an image, and missing splits.")
 @options.as_json
 def command(
     words: tuple[str, ...], source: str | None, data_dir: Path | None, as_json: bool, **how: Any

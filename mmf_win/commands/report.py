@@ -28,7 +28,7 @@ Examples:
   mmfw report sweeps/mmbt_grid vilbert      ... with another run"""
 )
 @click.argument("runs", nargs=-1, metavar="[RUN ...]", shell_complete=options.completed_by("RUN"))
-@options.split("The split whose predictions to show.  [default: that of the newest]")
+@options.split("The split whose predictions to show.  [default: the newest]")
 @options.output("Where the page goes.", "FILE")
 @click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")

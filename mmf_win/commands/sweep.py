@@ -93,8 +93,7 @@ Examples:
     "resources",
     multiple=True,
     metavar="GPUS",
-    help="The GPUs of a slot: one, several as 0,1, or cpu; repeat it for each slot.  [default: the file's, "
-    "else one slot per GPU]",
+    help="The GPUs of a slot: one, several as 0,1, or cpu; once per slot.  [default: the file's or each GPU]",
 )
 @click.option(
     "--on",
@@ -110,7 +109,7 @@ Examples:
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
 @options.number("--sample", meaning="Only N combinations of each choice, drawn at random.")
 @click.option(
-    "--dry-run", is_flag=True, help="Show the tasks with their estimated time and disk space; run nothing."
+    "--dry-run", is_flag=True, help="Show the tasks with expected time and disk space; run nothing."
 )
 @click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
 @options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")

@@ -72,8 +72,7 @@ Examples:
     "--batch-size",
     type=_BatchSize(),
     metavar="N|auto",
-    help="Rows per update, over all GPUs. auto keeps the preset's number and finds the largest micro-batch "
-    "that fits.",
+    help="Rows per update, over all GPUs. auto keeps the preset's, in the largest micro-batches that fit.",
 )
 @click.option(
     "--name", metavar="NAME", help="The run's folder in the save dir.  [default: the preset's name]"

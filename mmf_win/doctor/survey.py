@@ -117,8 +117,8 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
     by = _named_by(places)
     for name, path in named.items():
         if path is not None:
-            there = {"exists": path.is_dir(), "free": free_space(path)}
-            yield {"name": name, "path": path, "named_by": by.get(name), **there}
+            exists, free = path.is_dir(), free_space(path)
+            yield {"name": name, "path": path, "named_by": by.get(name), "exists": exists, "free": free}
 
 
 def _named_by(places: Places) -> dict[str, str]:
@@ -143,14 +143,13 @@ def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> 
     if not required_packages():
         message = "mmfw itself is not installed, so it is not known which packages are missing"
         yield MmfError(message, hint=pip_hint())
-    absent = [name for name, installed in found["versions"].items() if installed is None]
     # PyTorch first, since with the rest pip would bring the build for CUDA on any Linux.
     hints: dict[tuple[str, ...], str] = {BUILDS: f"run `{shell_line(*pip_line())}`"}
     hints |= {tuple(required_packages(extra)): pip_hint(extra and f"[{extra}]") for extra in ("", "train")}
     for names, hint in hints.items():
-        if missing := [name for name in names if name in absent]:
-            absent = [name for name in absent if name not in missing]
-            yield MmfError(f"not installed: {', '.join(missing)}", hint=hint)
+        missing = [name for name in names if found["versions"].get(name, "") is None]
+        if rest := [name for name in missing if names is BUILDS or name not in BUILDS]:
+            yield MmfError(f"not installed: {', '.join(rest)}", hint=hint)
     yield from (error for error in (unused, found["mmf"].error) if error is not None)
     try:
         require_finished(places.dataset.root)
