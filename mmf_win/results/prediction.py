@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -189,8 +189,10 @@ class _Team:
         """Keep the members' runs, and those that have their checkpoints, from being removed meanwhile."""
         with ExitStack() as stack:
             for member in self.members:
-                for run in {member.run, lookup.owner(member.checkpoint) or member.run}:
-                    stack.enter_context(reading(run))
+                stack.enter_context(reading(member.run))
+                if other := lookup.owner(member.checkpoint):
+                    with suppress(OSError):  # of somebody else, who lets this user read
+                        stack.enter_context(reading(other))
             yield
 
     def checked_target(self, split: str) -> Target:

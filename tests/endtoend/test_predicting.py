@@ -20,7 +20,7 @@ from mmf_win.results.probabilities import best_accuracy, blend
 from tests.endtoend.conftest import Tool, ids, probabilities
 from tests.worlds import hostile
 from tests.worlds.memes import memes
-from tests.worlds.tools import requires_tool, typed
+from tests.worlds.tools import requires_tool, typed, without_privileges
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,6 +146,19 @@ def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Too
         assert "--save-dir or MMF_SAVE_DIR" in done.stderr
     made = set(run.path.rglob("*")).difference(before)
     assert made <= {run.lock, run.readers}
+
+
+@requires_tool("setpriv", on_windows=False)
+def test_a_checkpoint_of_a_run_that_may_only_be_read_predicts(tool: Tool) -> None:
+    run, other = (tool.trained("vilbert", seed=seed, run=name) for seed, name in ((1, "a"), (2, "b")))
+    places = ("--data-dir", tool.world.data, "--save-dir", tool.save_dir)
+    other.path.chmod(0o555)
+    done = without_privileges(
+        "predict", run.id, "--checkpoint", other.checkpoints / "best.ckpt", "--no-report", *places
+    )
+    other.path.chmod(0o755)
+    assert done.returncode == 0, done.stderr
+    assert not other.readers.exists()
 
 
 def predicted_by_mmf(tool: Tool, run: Path, split: str) -> list[Prediction]:
