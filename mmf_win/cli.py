@@ -52,12 +52,11 @@ COMMANDS = {
     "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
     "bug-report": "Write a zip for a bug report, without known secrets.",
 }
-
-# What options were called in an earlier version → their names.
+# What options of commands were called in an earlier version → their names.
 _RENAMED = {
-    "--keep": "--keep-checkpoints",
-    "--no-memory": "--ignore-known-fits",
-    "--csv": "--format csv",
+    "train --keep": "--keep-checkpoints",
+    "train --no-memory": "--ignore-known-fits",
+    "runs --csv": "--format csv",
 }
 
 
@@ -140,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MmfwError as error:
         return report(error)
     except click.ClickException as error:
-        return report(_usage_error(error, words))
+        return report(_usage_error(error))
     except (KeyboardInterrupt, click.Abort):
         return report(Interrupted("interrupted"))
     except SystemExit:  # how click leaves when the reader of our output has seen enough
@@ -212,22 +211,22 @@ def _report(error: MmfwError, *, as_json: bool) -> int:
     return error.exit_code
 
 
-def _usage_error(error: click.ClickException, words: Sequence[str]) -> MmfwError:
+def _usage_error(error: click.ClickException) -> MmfwError:
     """What click says of a mistake, in the form of ours."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
-    hint = f"`{ctx.command_path} --help` shows what it takes" if ctx else None
+    path = ctx.command_path if ctx else "mmfw"
+    hint = f"`{path} --help` shows what it takes" if ctx else None
+    if ctx is not None and isinstance(ctx.command, click.Group) and ctx.command.invoke_without_command:
+        hint = f"`{path}` alone shows the list; {hint}"
     message = error.format_message().rstrip(".")
     if isinstance(error, click.NoSuchOption):
-        message = f"{ctx.command_path if ctx else 'mmfw'} has no option {error.option_name}"
-        if error.possibilities:
-            hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
-        taken = {name for option in ctx.command.params for name in option.opts} if ctx else set()
-        renamed = _RENAMED.get(error.option_name, "")
-        if renamed.partition(" ")[0] in taken:
+        message = f"{path} has no option {error.option_name}"
+        if renamed := _RENAMED.get(f"{path} {error.option_name}".removeprefix("mmfw ")):
             hint = f"it is now called {renamed}"
-        elif ctx is not None and ctx.parent is None:
-            command = next((word for word in words if word in COMMANDS), "COMMAND")
-            hint = f"options follow the command: mmfw {command} {error.option_name} ..."
+        elif path == "mmfw":
+            hint = f"options follow the command: mmfw COMMAND {error.option_name} ..."
+        elif error.possibilities:
+            hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
 
 

@@ -33,7 +33,6 @@ _REGIONS = [100, 100]  # MMF's max_features
 
 
 @click.group(
-    cls=options.Group,
     epilog="""\b
 Examples:
   mmfw features status                          what the newest run's preset needs, or all presets

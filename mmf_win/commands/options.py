@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
@@ -57,25 +56,6 @@ def completed_by(*words: str) -> Callable[[click.Context, click.Parameter, str],
         return found or [CompletionItem(begun, type="file")]
 
     return complete
-
-
-class Group(click.Group):
-    """A group of commands that tells what may be meant by one that it has not."""
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of this name. Raises UsageError where there is none and somebody has typed it."""
-        found = super().get_command(ctx, cmd_name)
-        if found is None and not ctx.resilient_parsing:
-            near = get_close_matches(cmd_name, self.commands, n=1)
-            hint = f"`{ctx.command_path} --help` shows its commands"
-            if near:
-                hint = f"did you mean {ctx.command_path} {near[0]}?"
-            elif "run" in self.commands:
-                hint = f"did you mean {ctx.command_path} run {cmd_name}?"
-            elif self.invoke_without_command:
-                hint = f"`{ctx.command_path}` alone shows the list; {hint}"
-            raise UsageError(f"{ctx.command_path} has no command {cmd_name}", hint=hint)
-        return found
 
 
 def words(metavar: str, *completed: str) -> _Decorator:

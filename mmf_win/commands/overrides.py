@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import say, shell_line
+from mmf_win.console import say
 from mmf_win.errors import UsageError
 from mmf_win.upstream.overrides import RESERVED
 
@@ -68,10 +68,7 @@ def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[s
     overrides = tuple(words[len(first) :])
     for override in overrides:
         if "=" not in override or not key_of(override):
-            hint = "for example training.num_workers=2"
-            if "=" not in override and len(first) != names:
-                others = (word for word in overrides if word != override)
-                hint = f"names come first: {shell_line(override, *others)}"
+            hint = "names come first, and then overrides, for example training.num_workers=2"
             raise UsageError(f"{override}: not a KEY=VALUE of MMF", hint=hint)
     _refuse(overrides, RESERVED)
     last = {key_of(override): override for override in overrides}
@@ -151,8 +148,7 @@ def _refuse(overrides: Sequence[str], reserved: Mapping[str, str]) -> None:
 def _require_one_of(overrides: Sequence[str], options: Mapping[str, Any]) -> None:
     for override in overrides:
         for name, keys in _OPTIONS.items():
-            given = options.get(name)
-            chosen = given not in (None, (), "auto") and given is not False
-            if chosen and _set_by(override, keys) is not None:
+            given = options.get(name)  # which may be the seed 0
+            if given not in (None, (), "auto") and given is not False and _set_by(override, keys) is not None:
                 option = f"--{name.replace('_', '-')}"
                 raise UsageError(f"{option} and {override} both name the same; give one of them")

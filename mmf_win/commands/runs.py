@@ -45,7 +45,6 @@ _STATES = ("running", "done", "interrupted", "killed", "failed", "published", "u
 
 
 @click.group(
-    cls=options.Group,
     invoke_without_command=True,
     epilog="""\b
 Examples:

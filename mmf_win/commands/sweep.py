@@ -56,7 +56,6 @@ def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> t
 
 
 @click.group(
-    cls=options.Group,
     epilog="""\b
 Examples:
   mmfw sweep run mmbt_grid --seeds 1-5 optimizer.params.lr=1e-5,5e-5

@@ -161,10 +161,7 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     if not there:
         raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=where_to_get(paths))
     near = get_close_matches(Path(split).stem, there, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    if "," in split:
-        each = " ".join(f"--split {name.strip()}" for name in split.split(","))
-        meant = f"--split takes one name: {each}; "
+    meant = "give --split once for each; " if "," in split else f"did you mean {near[0]}? " if near else ""
     hint = f"{meant}there are: {', '.join(there)}"
     raise DatasetError(f"{paths.annotations}: there is no such split: {split}", hint=hint)
 

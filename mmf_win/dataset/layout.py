@@ -23,7 +23,7 @@ from mmf_win.errors import DatasetError
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
-_VALIDATION = {"val", "valid", "validation"}  # which some call dev
+_VALIDATION = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
 _NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
 _README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
@@ -57,8 +57,7 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
     """Recognise the dataset by its members' names.
 
     Raises:
-        DatasetError: there is no ``train.jsonl`` or ``train.csv``, or several of them, or a split has a name
-            that MMF does not know.
+        DatasetError: there is no ``train.jsonl`` or ``train.csv``, or several datasets, or an unknown split.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
     annotations, ignored = _find_annotations(source, names)
@@ -68,16 +67,13 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
             hint=f"it holds {first_few(names) or 'nothing'}",
         )
     folder = annotations["train"].rpartition("/")[0]
-    for name in names:
-        stem = PurePosixPath(name).stem.lower()
-        if name.rpartition("/")[0] == folder and _is_annotations(name) and stem in _VALIDATION:
-            raise DatasetError(
-                f"{source}: {name}: no split has this name",
-                hint=f"call it dev{PurePosixPath(name).suffix}; splits are called {', '.join(SPLITS)}",
-            )
+    beside = [name for name in names if name.rpartition("/")[0] == folder]
+    if unknown := [name for name in beside if _VALIDATION.fullmatch(name.rpartition("/")[2])]:
+        known = f"call it dev; splits are called {', '.join(SPLITS)}"
+        raise DatasetError(f"{source}: {unknown[0]}: no split has this name", hint=known)
     images = find_images(names)
     packed = min((n for n in names if n.rpartition("/")[2] in _PACKED_IMAGES), key=_depth, default=None)
-    readmes = (n for n in names if n.rpartition("/")[0] == folder and _README.fullmatch(n.rpartition("/")[2]))
+    readmes = (name for name in beside if _README.fullmatch(name.rpartition("/")[2]))
     return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
 
 
@@ -134,30 +130,20 @@ def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
 
 
 def _find_annotations(source: Path, names: Iterable[str]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """The annotation files of the folder that holds most of them.
-
-    Raises:
-        DatasetError: several folders hold those of a whole dataset.
-    """
+    """The annotation files of the folder that holds most of them, the outermost if there are several."""
     folders: dict[str, dict[str, list[str]]] = {}
     for name in names:
         path = PurePosixPath(name)
-        if _is_annotations(name) and path.stem in SPLITS:
+        if (path.suffix == ".jsonl" or _is_table(name)) and path.stem in SPLITS:
             folders.setdefault(str(path.parent), {}).setdefault(path.stem, []).append(name)
     whole = sorted(folder for folder, splits in folders.items() if "train" in splits and len(splits) > 1)
     if len(whole) > 1:
-        raise DatasetError(
-            f"{source}: several datasets are in it: {first_few(whole)}",
-            hint="convert one of them, as a folder or archive of its own",
-        )
+        several = f"{source}: several datasets are in it: {first_few(whole)}"
+        raise DatasetError(several, hint="convert one of them, as a folder or archive of its own")
     best = max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
     chosen = {split: min(best[split], key=_is_table) for split in SPLITS if split in best}
     rest = (name for found in best.values() for name in found)
     return chosen, tuple(name for name in rest if name not in chosen.values())
-
-
-def _is_annotations(name: str) -> bool:
-    return name.endswith(".jsonl") or _is_table(name)
 
 
 def _is_table(name: str) -> bool:

@@ -33,8 +33,8 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
             error, and the rest is repaired.
 
     Raises:
-        MmfError: something cannot be downloaded; all else was got before.
-        DataError: something cannot be repaired, or what came is not what it should be; also after all else.
+        MmfError: something cannot be downloaded; what can be had is there.
+        DataError: something cannot be repaired, or what came is not what it should be.
         ResourceError: it does not fit on the disk; nothing was downloaded.
     """
     places.data_dir.mkdir(parents=True, exist_ok=True)
@@ -59,8 +59,6 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
             else:
                 found[each] = replace(each.verify(), repaired=found[each].problems)
         failed = [finding.error for finding in found.values() if finding.error is not None]
-        if len(failed) == 1 and not repairs:
-            raise failed[0]
         if failed and not repairs:
             hints = dict.fromkeys(error.hint for error in failed if error.hint)
             raise type(failed[0])("\n".join(map(str, failed)), hint="; ".join(hints))

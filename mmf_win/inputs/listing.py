@@ -81,7 +81,7 @@ def paths_of(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
     listed = (chosen.get(slot) or [] for slot in slots)
     flat = (item for items in listed for item in ([items] if isinstance(items, str) else items))
     base = Path(str(dataset.get("data_dir", "")))
-    return [base / part for item in flat for part in parts(str(item), str(base))]
+    return [base / part for item in flat for part in parts(str(item), base)]
 
 
 def _vocabularies(zoo: Zoo, config: Tree) -> Iterator[Input]:

@@ -34,8 +34,7 @@ def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> li
             reader = csv.DictReader(file, restval="")
             header, rows = reader.fieldnames, [(str(reader.line_num), row) for row in reader]
     except OSError as error:
-        missing = isinstance(error, FileNotFoundError)
-        raise DataError(f"{path}: {'there is no such file' if missing else error.strerror}") from None
+        raise DataError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from None
     if header != list(COLUMNS):

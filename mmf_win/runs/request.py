@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -12,13 +11,10 @@ from typing import Any
 from mmf_win.paths import Places
 from mmf_win.protocol import Precision, known_fields
 from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
-from mmf_win.upstream.notation import as_yaml
 from mmf_win.upstream.overrides import leaves
 
 # What starts a run must not steer where it resumes from.
 _OF_THE_START = ("resume", "reset", "zoo_config_override")
-# What YAML does not read as it stands there.
-_NOT_PLAIN = re.compile(r"""^[\s"'#&*!|>%@`[\]{},]|\s#|:(\s|$)|\s$|[\x00-\x1f\x7f-\x9f\u2028\u2029]""")
 _TOTAL = {"max_updates", "max_epochs"}
 
 
@@ -212,5 +208,5 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 def as_typed(value: Any) -> str:
     """A value as one types it after ``KEY=``."""
     if isinstance(value, str):
-        return as_yaml(value) if _NOT_PLAIN.search(value) else value
+        return value
     return json.dumps(value, ensure_ascii=False)

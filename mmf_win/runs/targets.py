@@ -57,7 +57,14 @@ class Target:
             raise DatasetError(f"{image}: there is no such image")
         if not is_unicode(text):
             raise UsageError("the text holds half of a surrogate pair, which is no letter")
-        _require_picture(image)
+        try:
+            import PIL.Image
+
+            with PIL.Image.open(image) as picture:
+                picture.load()
+        except Exception as error:  # Pillow raises whatever a broken file leads it to
+            hint = "--image takes a picture, and --memes a table of memes"
+            raise UnreadableImage(f"{image}: cannot be read as a picture ({error})", hint=hint) from None
         return cls._own(image, [Row(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch)
 
     @classmethod
@@ -92,19 +99,3 @@ class Target:
         if self.is_own:  # their images are named by absolute paths
             return settings.for_every_split(annotations=self.annotations, images=self.annotations.parent)
         return settings.for_every_split(annotations=settings.ANNOTATIONS.format(self.name))
-
-
-def _require_picture(path: Path) -> None:
-    """Refuse what is no picture before MMF is loaded, which takes a minute."""
-    try:
-        import PIL.Image
-
-        with PIL.Image.open(path) as picture:
-            picture.load()
-    except ImportError:  # without which nothing predicts
-        return
-    except Exception as error:  # Pillow raises whatever a broken file leads it to
-        reason = " ".join(str(error).split()) or type(error).__name__
-        is_table = path.suffix.lower() in (".csv", ".jsonl")
-        hint = f"--memes {path} predicts a table of memes" if is_table else None
-        raise UnreadableImage(f"{path}: not a picture that can be read ({reason})", hint=hint) from None

@@ -15,7 +15,7 @@ from typing import Any
 
 from mmf_win.console import first_few, shell_line
 from mmf_win.errors import UsageError
-from mmf_win.upstream.notation import literal
+from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import versions_with
 
 _IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
@@ -79,11 +79,11 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: boo
         value: Any = text
         may_be_new = own_code and key.startswith(_OF_CODE)
         try:
-            if Path(text).is_absolute() and Path(text).exists():  # as it is, whatever YAML makes of its name
-                value = literal(text)
-            else:
-                read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
-                value = read["value"]
+            # A path that is there means itself, whatever YAML makes of its name.
+            is_path = Path(text).is_absolute() and Path(text).exists()
+            word = as_yaml(literal(text)) if is_path else text
+            read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={word}"]))
+            value = read["value"]
             before = _value_there(plain, key, version, may_be_new=may_be_new)
             if "None" in (value if isinstance(value, list) else [value]):
                 null = re.sub(r"\bNone\b", "null", text)

@@ -69,7 +69,7 @@ def test_one_image_and_its_text_get_a_probability_without_a_dataset_and_leave_no
     assert tool.code("predict", "--image", str(image)) == 2
     assert "--text" in tool.errors
     (tool.folder / "no.png").write_text("hello", encoding="utf-8")
-    for other, told in (("no.png", "no.png: not a picture"), ("mine/мои мемы.csv", "--memes ")):
+    for other, told in (("no.png", "no.png: cannot be read as a picture"), ("mine/мои мемы.csv", "--memes ")):
         assert tool.code("predict", "--image", str(tool.folder / other), "--text", "") == 3
         assert told in tool.errors and "row" not in tool.errors
     assert tool.code("predict", "--memes", str(table), "--memes", str(table)) == 2

@@ -11,14 +11,13 @@ from typing import Any
 
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
-from mmf_win.upstream.notation import parts
+from mmf_win.upstream.notation import literal, parts
 from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
 from mmf_win.worker.numpy_only import Refused, load_npy, loads, told_of
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
 _FEATURES = "mmf.datasets.databases.readers.feature_readers"
-_FEATURES_OF = "mmf.datasets.databases.features_database"
 _MEMES = "mmf.datasets.builders.hateful_memes.dataset"
 _PREDICTIONS = ("generate_prediction", "generate_binary_prediction")  # of 1.0.0rc10 and of 1.0.0rc12
 _CHECK = "PathManager.exists(test_path)"
@@ -146,28 +145,20 @@ PATCHES = (
         ),
     ),
     Patch(
-        name="commas-in-paths",
-        problem="MMFDataset, FeaturesDatabase: a comma in the name of a folder ends the path",
-        edits=(
-            Edit(
-                "mmf.datasets.mmf_dataset",
-                'path.split(",")',
-                "parts(path, self.config.data_dir)",
-                {"parts": parts},
-            ),
-            Edit(_FEATURES_OF, 'path.split(",")', "parts(path)", {"parts": parts}),
-        ),
-    ),
-    Patch(
-        name="brackets-in-paths",
-        problem="load_pretrained_model: takes brackets in the name of a folder for a pattern",
+        name="names-of-folders",
+        problem="MMFDataset and others: take a comma, brackets and ${...} in a path for something else",
         edits=tuple(
-            Edit(
-                "mmf.utils.checkpoint",
-                f"glob.glob(os.path.join({folder}, ",
-                f"glob.glob(os.path.join(glob.escape({folder}), ",
+            Edit(f"mmf.{module}", old, new.format(old), {"parts": parts, "literal": literal})
+            for module, old, new in (
+                ("datasets.mmf_dataset", 'path.split(",")', "parts(path, self.config.data_dir)"),
+                ("datasets.databases.features_database", 'path.split(",")', "parts(path)"),
+                ("utils.checkpoint", "join(download_path, ", "join(glob.escape(download_path), "),
+                ("utils.checkpoint", "glob(os.path.join(folder, ", "glob(os.path.join(glob.escape(folder), "),
+                # 1.0.0rc12 makes a configuration of what it has resolved.
+                ("utils.configuration", "OmegaConf.to_container(self.config, resolve=True)", "literal({})"),
+                ("utils.env", '"user_dir": user_dir', '"user_dir": literal(user_dir)'),
+                ("utils.env", "user_dir = user_dir\n", "user_dir = literal(user_dir)\n"),
             )
-            for folder in ("download_path", "folder")
         ),
     ),
     Patch(

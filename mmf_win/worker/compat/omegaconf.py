@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmf_win.upstream.notation import literal, literals
 from mmf_win.upstream.versions import follow_text_links
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
+from mmf_win.worker.compat.patch import RC10, Edit, Patch
 
 _CONFIGURATION = "mmf.utils.configuration"
-_ENV = "mmf.utils.env"
 _LIST_CHECK = """                        (collections.abc.Mapping, collections.abc.Sequence),
                     ):
                         print("""
@@ -72,21 +70,6 @@ PATCHES = (
                 "self.config.pretty(resolve=True)",
                 "OmegaConf.to_yaml(self.config, resolve=True)",
             ),
-        ),
-    ),
-    Patch(
-        name="resolved-paths",
-        problem="Configuration: a ${...} in a path is resolved again",
-        mmf=RC12,
-        edits=(
-            Edit(
-                _CONFIGURATION,
-                "OmegaConf.to_container(self.config, resolve=True)",
-                "literals(OmegaConf.to_container(self.config, resolve=True))",
-                {"literals": literals},
-            ),
-            Edit(_ENV, '"user_dir": user_dir', '"user_dir": literal(user_dir)', {"literal": literal}),
-            Edit(_ENV, "user_dir = user_dir\n", "user_dir = literal(user_dir)\n", {"literal": literal}),
         ),
     ),
     Patch(
