@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import cache_from_source
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -133,6 +134,8 @@ def test_the_demo_script_says_what_it_takes_and_installs_nothing(
 
 def old_pythons() -> list[Path]:
     """Pythons that are too old for mmfw, as pyenv has them."""
+    if sys.platform == "win32":
+        return []
     root = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     return [file for file in root.glob("versions/*/bin/python") if int(file.parts[-3].split(".")[1]) < 10]
 
@@ -197,7 +200,7 @@ def test_what_a_fake_pip_installs_is_compiled_whatever_the_environment_says_and_
     monkeypatch.setattr(scripts, "run", run_or_pretend)
     monkeypatch.setattr(scripts.Venv, "program", lambda *_: sys.executable)
     venv.ensure()
-    assert list(installed.glob("__pycache__/module.*.pyc"))
+    assert Path(cache_from_source(str(installed / "module.py"))).is_file()
     assert re.search(r"^ +\d+ s: \d+ MB downloaded, \d+ MB installed$", capsys.readouterr().out, re.MULTILINE)
 
 

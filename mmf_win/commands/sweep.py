@@ -107,9 +107,7 @@ Examples:
 @click.option("-f", "--force", is_flag=True, help="Run again, from the beginning, what ended well.")
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
 @options.number("--sample", meaning="Only N combinations of each choice, drawn at random.")
-@click.option(
-    "--dry-run", is_flag=True, help="Show the tasks with expected time and disk space; run nothing."
-)
+@click.option("--dry-run", is_flag=True, help="Show the tasks with expected time and disk; run nothing.")
 @click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
 @options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
 @options.stop_timeout
