@@ -87,7 +87,7 @@ def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: Mmfw, save: Pat
     mmfw("runs", "rm", listed[0]["id"], "--yes")
     assert len(mmfw.json("runs", "--sweep", "grid")) == 3
     assert "no such sweep" in mmfw("runs", "--sweep", "nope", code=2)
-    assert "did you mean grid?" in mmfw("sweep", "status", "GRID", code=2)
+    assert "did you mean grid?" in mmfw("sweep", "status", "GRIDS", code=2)
     assert "did you mean mmfw sweep run demo?" in mmfw("sweep", "demo", code=2)
 
 
@@ -105,9 +105,9 @@ def test_a_sweep_where_a_run_is_meant_names_the_command_that_lists_them(
     "command",
     ["train", "predict", "runs show", "report", "verify", "sweep run", "features status", "profile"],
 )
-def test_a_name_in_capitals_is_told_what_it_may_be(mmfw: Mmfw, save: Path, command: str) -> None:
+def test_a_wrong_name_in_capitals_is_told_what_it_may_be(mmfw: Mmfw, save: Path, command: str) -> None:
     pytest.importorskip("matplotlib")
-    assert "did you mean mmbt_grid?" in mmfw(*command.split(), "MMBT_GRID", code=2)
+    assert "did you mean mmbt_grid?" in mmfw(*command.split(), "MMBT_GRIDS", code=2)
 
 
 def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: Mmfw, save: Path) -> None:

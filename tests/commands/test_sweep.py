@@ -171,7 +171,7 @@ def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
         (("nope.yaml",), "mmfw sweep run --help"),
         (("/no/such/folder",), "no such preset, file or sweep"),
         ((".",), "sweep.yaml"),
-        (("MMBT_GRID",), "did you mean mmbt_grid?"),
+        (("MMBT_GRIDS",), "did you mean mmbt_grid?"),
         (("demo", "logger.wandb.api_key=1,2"), "api_key is named like a secret"),
         (("params.yaml", "-t", "z"), "title z"),
         (("params.yaml", "-c", "z"), "no command z"),
