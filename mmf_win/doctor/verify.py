@@ -208,10 +208,13 @@ def _input(each: Input, full: bool = False) -> Finding:
 
 
 def _checkpoints(run: Run) -> Finding | None:
-    found = listed(run)
+    finding = Finding("runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote")
+    try:
+        found = listed(run)
+    except OSError as refused:
+        return replace(finding, state="damaged", problems=(f"{refused.filename}: {refused.strerror}",))
     if not found:
         return None
-    finding = Finding("runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote")
     damaged = [each for each in found if each.problem]
     if not damaged:
         return finding

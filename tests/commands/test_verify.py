@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,7 +19,7 @@ from mmf_win.paths import Places
 from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile, pickles
 from tests.worlds.memes import lay_out, memes, tar_gz, tree
-from tests.worlds.tools import Mmfw
+from tests.worlds.tools import Mmfw, requires_tool, without_privileges
 
 RUN = "run mmbt_grid/2026-01-01T00-00-00"
 
@@ -234,3 +235,17 @@ def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
         assert "put an intact copy there" in said and "mmfw repair" not in said
     shutil.rmtree(folder)
     assert str(folder) not in mmfw("verify", "features")
+
+
+@requires_tool("setpriv", on_windows=False)
+def test_a_run_that_may_not_be_read_keeps_no_other_from_being_verified(world: Places) -> None:
+    [intact] = world.save_dir.glob("*/*")
+    closed = intact.with_name("2026-01-02T00-00-00")
+    shutil.copytree(intact, closed)
+    closed.chmod(0)
+    done = without_privileges("verify", "runs", "--json")
+    closed.chmod(0o700)
+    *found, _ = done.stdout.splitlines()
+    known = {each["what"]: each["problems"] for each in json.loads("".join(found))}
+    refused = [f"{closed / 'checkpoints'}: Permission denied"]
+    assert (done.returncode, known) == (3, {RUN: [], RUN.replace("-01T", "-02T"): refused})
