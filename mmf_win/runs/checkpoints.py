@@ -101,9 +101,7 @@ def _foreign(path: Path, events: Sequence[Event]) -> str | None:
 def require_names(run: Run) -> None:
     """Raise CheckpointError where a folder has the name under which the run would save a checkpoint."""
     for path in filter(Path.is_dir, _candidates(run, "last")):
-        raise CheckpointError(
-            f"{path}: it is a folder", hint="move it away: a checkpoint is to be saved there"
-        )
+        raise CheckpointError(f"{path}: it is a folder", hint="move it away: a checkpoint is saved there")
 
 
 def can_resume(run: Run) -> bool:

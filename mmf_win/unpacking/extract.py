@@ -245,16 +245,14 @@ def install_repaired(
     mark_intact(replace(manifest, files={**manifest.files, **sizes}), names)
 
 
-def _made_of(
-    archive: Path, folder: Path, expected_sha256: str | None
-) -> tuple[Manifest | None, Collection[str]]:
+def _made_of(archive: Path, folder: Path, expected: str | None) -> tuple[Manifest | None, Collection[str]]:
     """The folder's manifest, if what it lists came out of this archive, and which of its files are wrong."""
     manifest = None
     with suppress(DataError):  # whatever it lists is unpacked again
         manifest = Manifest.load(folder)
     if manifest is None or manifest.source is None or manifest.was_changed:
         return None, ()
-    if expected_sha256 not in (None, manifest.source.sha256) or not manifest.source.is_same(archive):
+    if expected not in (None, manifest.source.sha256) or not manifest.source.is_same(archive):
         return None, ()
     return manifest, dict.fromkeys(difference.path for difference in find_damage(manifest))
 
