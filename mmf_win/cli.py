@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import time
@@ -216,9 +217,13 @@ def _usage_error(error: click.ClickException) -> MmfwError:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     path = ctx.command_path if ctx else "mmfw"
     hint = f"`{path} --help` shows what it takes" if ctx else None
-    if ctx is not None and isinstance(ctx.command, click.Group) and ctx.command.invoke_without_command:
-        hint = f"`{path}` alone shows the list; {hint}"
     message = error.format_message().rstrip(".")
+    unknown = re.fullmatch("No such command '(.*)'", message)  # and none that is nearly called so
+    if unknown and ctx is not None and isinstance(ctx.command, click.Group):
+        if "run" in ctx.command.commands:
+            hint = f"did you mean {path} run {unknown[1]}?"
+        elif ctx.command.invoke_without_command:
+            hint = f"`{path}` alone shows the list; {hint}"
     if isinstance(error, click.NoSuchOption):
         message = f"{path} has no option {error.option_name}"
         if renamed := _RENAMED.get(f"{path} {error.option_name}".removeprefix("mmfw ")):
