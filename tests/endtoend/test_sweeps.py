@@ -70,7 +70,7 @@ def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> N
         ("optimizer.params.lr=1,zwei",): "lr: 'zwei'",
         ("training.batch_sizes=1,2",): "batch_sizes",
         ("training.trainer=x,y",): "set by mmfw",
-        ("--seeds", "0-3"): "0-3",
+        ("--seeds", "1-x"): "1-x",
         ("--seeds", "3-1"): "3-1",
         ("--seeds", "1-3", "training.seed=1,2"): "--seeds and training.seed=1",
         ("--updates", "3", "training.max_updates=1,2"): "--updates and training.max_updates=1",
