@@ -9,28 +9,31 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any
 
 from mmf_win.errors import DamagedFeatures, HostileFeatures
 
-_Unpickler: Any = pickle._Unpickler  # that of C reserves memory for whatever number it reads
-_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode", "__builtin__.bytes"}  # the last two make bytes
-for _core in ("numpy.core", "numpy._core"):  # of numpy 1 and 2
-    _NAMES |= {
-        f"{_core}.multiarray._reconstruct",
-        f"{_core}.multiarray.scalar",
-        f"{_core}.numeric._frombuffer",
-    }
+_NAME = re.compile(
+    r"numpy (ndarray|dtype)|numpy\._?core\.(multiarray (_reconstruct|scalar)|numeric _frombuffer)"
+    r"|_codecs encode|__builtin__ bytes"  # which make bytes
+)
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_PLAIN = _CONSTANTS.keys() | {
+    opcode.name
+    for opcode in pickletools.opcodes
+    if opcode.arg and not opcode.stack_before and opcode.stack_after not in ([], [pickletools.anyobject])
+}
+_TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "STACK_GLOBAL": 2}
+_TAKES |= {"APPEND": 1, "SETITEM": 2, "REDUCE": 1, "BUILD": 1}  # beside what is changed or called
 _TYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU]\d{1,7}|O8?")
-_NEVER = "PERSID BINPERSID INST OBJ NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 NEXT_BUFFER READONLY_BUFFER"
-_NEVER += " EMPTY_SET ADDITEMS FROZENSET"
 _DEEPEST = 30  # parts within parts
-_MOST_READS = 2_000_000  # a list of half a million keys takes as many
+_MOST_PARTS = 2_000_000
 _MOST_EMPTY = 1 << 20  # rows × columns of an array without bytes
 
 
@@ -42,25 +45,12 @@ def _refused(what: str) -> Refused:
     return Refused(f"it {what}, and only plain arrays are loaded")
 
 
-class _Bytes(io.BytesIO):
-    reads = 0
-
-    def read(self, size: int | None = -1) -> bytes:
-        self.reads += 1
-        if self.reads > _MOST_READS:
-            raise ValueError("it has too many parts")
-        return super().read(size)
-
-    def readline(self, size: int | None = -1) -> bytes:
-        """A line that ends: one that was cut off is no name that could be refused."""
-        line = super().readline(size)
-        if not line.endswith(b"\n"):
-            raise EOFError("it is cut off")
-        return line
-
-
 class _Name(str):
     """What a pickle names, and nothing else of Python."""
+
+
+class _Pairs(list[Any]):
+    """The keys and values of a dictionary, in turn; to hash nested tuples would take any stack."""
 
 
 @dataclass(eq=False)
@@ -72,34 +62,60 @@ class _Call:
     state: Any = None
     result: Any = None
 
-    def __setitem__(self, *_: object) -> NoReturn:
-        raise _refused("writes into what is neither a list nor a dictionary")
 
-    append = extend = __setitem__
+def _told(pickled: bytes | memoryview) -> Any:
+    """What a pickle tells of, with nothing of it done; instructions that numpy does not write are refused."""
+    stack: list[Any] = []
+    below: list[list[Any]] = []  # the marks on the stack
+    memo: dict[Any, Any] = {}
+    for number, (opcode, value, _) in enumerate(pickletools.genops(io.BytesIO(pickled))):
+        if number == _MOST_PARTS:
+            raise ValueError("it has too many parts")
+        if pickletools.markobject in opcode.stack_before:
+            taken, stack = stack, below.pop()
+        else:
+            first = len(stack) - _TAKES.get(opcode.name, 0)
+            taken = stack[first:]
+            del stack[first:]
+        match opcode.name:
+            case name if name in _PLAIN:
+                stack.append(_CONSTANTS.get(name, value))
+            case "EMPTY_TUPLE" | "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(taken))
+            case "EMPTY_LIST" | "LIST":
+                stack.append(taken)
+            case "EMPTY_DICT" | "DICT":
+                stack.append(_Pairs(taken))
+            case "APPEND" | "APPENDS" | "SETITEM" | "SETITEMS" if isinstance(stack[-1], list):
+                stack[-1].extend(taken)
+            case "GLOBAL" | "STACK_GLOBAL":
+                named = value or " ".join(taken)
+                if not _NAME.fullmatch(named):
+                    raise _refused(f"names {named.replace(' ', '.'):.100}")
+                stack.append(_Name(named.rpartition(" ")[2]))
+            case "REDUCE":
+                stack[-1] = _Call(stack[-1], *taken)
+            case "BUILD" if type(stack[-1]) is _Call and stack[-1].state is None:
+                [stack[-1].state] = taken
+            case "MARK":
+                below.append(stack)
+                stack = []
+            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
+                memo[len(memo) if value is None else value] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(memo[value])
+            case "PROTO" | "FRAME" | "STOP":
+                pass
+            case _:
+                raise _refused(f"has the instruction {opcode.name} where numpy does not write it")
+    return stack.pop()
 
 
-def _keyed(opcode: str, keys: Callable[[Any], Any]) -> Callable[[Any], None]:
-    """What fills a dictionary; its keys are text, since to hash nested tuples takes any stack."""
-    load = _Unpickler.dispatch[getattr(pickle, opcode)[0]]
+@dataclass
+class _Making:
+    """Makes what a pickle tells of: so many parts, and bytes, since a memo repeats them at no cost."""
 
-    def checked(self: Any) -> None:
-        if any(type(key) is not str for key in keys(self.stack)):
-            raise _refused("has keys that are no text")
-        load(self)
-
-    return checked
-
-
-class _NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
-    def __init__(self, pickled: bytes | memoryview) -> None:
-        super().__init__(_Bytes(pickled))
-        self._left = 3 * len(pickled)  # parts, bytes and what is made of them; names repeat them at no cost
-
-    def find_class(self, module: str, name: str) -> _Name:
-        """Only the name; all but those of numpy's pickles are refused."""
-        if f"{module}.{name}" not in _NAMES:
-            raise Refused(f"it names {f'{module}.{name}':.100}, and only numpy's classes are loaded")
-        return _Name(name)
+    left: int
 
     def made(self, told: Any, depth: int = _DEEPEST) -> Any:
         """What a pickle tells of."""
@@ -107,8 +123,11 @@ class _NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
         self._spend(1)
         if not depth:
             raise ValueError("it is nested too deeply")
-        if kind is dict:
-            return {key: self.made(value, depth - 1) for key, value in told.items()}
+        if kind is _Pairs:
+            if any(type(key) is not str for key in told[::2]):
+                raise _refused("has keys that are no text")
+            values = (self.made(value, depth - 1) for value in told[1::2])
+            return dict(zip(told[::2], values, strict=True))
         if kind in (list, tuple):
             return kind([self.made(value, depth - 1) for value in told])
         if kind is _Call:
@@ -154,39 +173,9 @@ class _NumpyOnly(_Unpickler):  # type: ignore[misc]  # Python has no types of it
         return plain_array(data, dtype, shape, order)
 
     def _spend(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
+        self.left -= size
+        if self.left < 0:
             raise ValueError("what it holds is larger than it")
-
-    def _reduce(self) -> None:
-        args = self.stack.pop()
-        self.stack[-1] = _Call(self.stack[-1], args)
-
-    def _build(self) -> None:
-        state, call = self.stack.pop(), self.stack[-1]
-        if type(call) is not _Call or call.state is not None:
-            raise _refused(f"changes {type(call).__name__}")
-        call.state = state
-
-    def _bytearray(self) -> None:
-        self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
-
-    def _frame(self) -> None:
-        self.read(8)  # its size; all is in memory
-
-    def _never(self) -> None:
-        raise _refused("holds an instruction that numpy does not write")
-
-    dispatch: ClassVar = _Unpickler.dispatch | {
-        **dict.fromkeys((getattr(pickle, name)[0] for name in _NEVER.split()), _never),
-        pickle.REDUCE[0]: _reduce,
-        pickle.BUILD[0]: _build,
-        pickle.BYTEARRAY8[0]: _bytearray,
-        pickle.FRAME[0]: _frame,
-        pickle.DICT[0]: _keyed("DICT", lambda stack: stack[::2]),
-        pickle.SETITEM[0]: _keyed("SETITEM", lambda stack: stack[-2:-1]),
-        pickle.SETITEMS[0]: _keyed("SETITEMS", lambda stack: stack[::2]),
-    }
 
 
 def _dtype(code: str, state: Any) -> Any:
@@ -195,10 +184,10 @@ def _dtype(code: str, state: Any) -> Any:
     if not _TYPE.fullmatch(code):
         raise _refused(f"makes the type {code:.40}")
     dtype = np.dtype(code)
-    own: Any = dtype.__reduce__()[2]
     if state is None:
         return dtype
-    if (state[:1], state[2:]) != (own[:1], own[2:]) or state[1] not in ("<", ">", "|", "="):
+    own: Any = dtype.__reduce__()[2]
+    if state not in [(own[0], order, *own[2:]) for order in "<>|="]:
         raise _refused(f"changes the type {code}")
     return dtype.newbyteorder(state[1])
 
@@ -212,7 +201,7 @@ def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: object) 
     """
     import numpy as np
 
-    if dtype.kind not in "biufSU" or dtype.names or dtype.subdtype:
+    if dtype.kind not in "biufSU":
         raise _refused(f"makes an array of the type {dtype!s:.40}")
     if type(shape) is not tuple or len(shape) > 32 or any(type(n) is not int or n >> 60 for n in shape):
         raise ValueError("the shape of an array is none")
@@ -232,15 +221,14 @@ def loads(pickled: bytes | memoryview) -> Any:
         Refused: it would run code, or write where it should not.
         ValueError: it is damaged.
     """
-    unpickler = _NumpyOnly(pickled)
     try:
-        told = unpickler.load()
+        told = _told(pickled)
     except Refused:
         raise
     except Exception as error:  # whatever a damaged pickle leads to
         raise ValueError(f"it cannot be read: {error or type(error).__name__}") from error
     try:
-        return unpickler.made(told)
+        return _Making(3 * len(pickled)).made(told)
     except Refused:
         raise
     except Exception as error:

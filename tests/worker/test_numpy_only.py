@@ -63,7 +63,7 @@ def test_an_array_of_addresses_is_never_made(made: Made) -> None:
 
 
 def test_what_is_no_array_gets_no_state() -> None:
-    with pytest.raises(Refused, match="it changes"):
+    with pytest.raises(Refused, match="instruction BUILD"):
         loads(b"\x80\x04\x8c\x05numpy\x8c\x05dtype\x93}b.")
 
 
@@ -108,7 +108,7 @@ def test_what_numpy_wrote_in_2020_is_read() -> None:
 
 
 def test_a_name_that_is_cut_off_is_damaged_and_not_refused() -> None:
-    with pytest.raises(ValueError, match="cut off"):
+    with pytest.raises(ValueError, match="no newline"):
         loads(b"\x80\x04cnump")
 
 
