@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 from mmf_win.archives import Ask
 from mmf_win.errors import ArchiveError, DatasetError, HostileFeatures
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity.manifest import Entry, Manifest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import finish_installation
@@ -57,11 +57,11 @@ def extract_features(
                 hint="--force replaces it; --data-dir chooses another folder",
             )
 
-    def check(files: Mapping[str, Entry], staged: Path) -> None:
-        if _DATA not in files:
+    def check(new: Path) -> None:
+        if not (new / _DATA).is_file():
             hint = "MMF's archive of region features is called features.tar.gz or features_2020_10_01.tar.gz"
             raise DatasetError(f"{archive}: there is no {_DATA} in it", hint=hint)
-        lmdb = (staged / _DATA).parent
+        lmdb = (new / _DATA).parent
         try:
             require_harmless(lmdb)
         except HostileFeatures as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from mmf_win.inputs.keys import give_archive, image_keys, remake_features
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.finding import Difference, Finding
-from mmf_win.integrity.manifest import Entry, Manifest, noted
+from mmf_win.integrity.manifest import Manifest, noted
 from mmf_win.integrity.verify import LOCK, find_damage, record_hashes
 from mmf_win.locking import locked
 from mmf_win.unpacking.extract import Choose, everything, extract_verified
@@ -187,9 +187,9 @@ class Unpacked(Input):
         """Refuse to download what may not be what the files came out of."""
 
     def _unpack(self, archive: Path, mirror: Mirror, sha256: str | None) -> None:
-        def check(files: Mapping[str, Entry], _: Path) -> None:
-            found = [self.folder / name for name in files]
-            if not (set(self.files()) <= set(found) if self.names else any(map(_is_checkpoint, found))):
+        def check(new: Path) -> None:
+            named = all((new / name).is_file() for name in self.names)
+            if not (named if self.names else any(map(_is_checkpoint, new.rglob("*")))):
                 message = f"{archive}: it does not hold the {self.title}"
                 raise ArchiveError(message, hint="get another copy of it")
 

@@ -114,7 +114,7 @@ def extract_verified(
     ask: Ask | None = None,
     choose: Choose = everything,
     expected_sha256: str | None = None,
-    check: Callable[[Mapping[str, Entry], Path], None] | None = None,
+    check: Callable[[Path], None] = lambda _: None,
     replaces: Collection[Path] = (),
     title: str = "Extracting",
 ) -> Manifest:
@@ -133,7 +133,7 @@ def extract_verified(
         ask: answers with the password, if the archive needs one.
         choose: which members, and where to.
         expected_sha256: of the archive, as its publisher says, in hex.
-        check: is given what will be in place, and where it is now, and may refuse it by an error of its own.
+        check: is given the folder of what will be in place, and may refuse it by an error of its own.
         replaces: files about what was there before; removed before anything moves.
         title: of the progress bar.
 
@@ -170,8 +170,7 @@ def extract_verified(
             files = unpack_chosen(opened, choose, here, title, digest)
             source = replace(source, sha256=None if digest is None else digest.hexdigest())
             manifest = make_manifest(folder, files, source, expected_sha256)
-            if check is not None:
-                check(files, here.new)
+            check(here.new)
             install(here, manifest, replaces=replaces)
             return manifest
 
