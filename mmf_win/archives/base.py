@@ -230,14 +230,7 @@ def write_member(
 
 
 class Output:
-    """A member on its way to disk; :meth:`close` leaves no file unless :meth:`finish` has verified it.
-
-    Args:
-        archive: where the member comes from, for messages.
-        member: what it should be.
-        target: the file to write; its folder is made.
-        progress: called with the number of bytes just written.
-    """
+    """A member on its way to disk; :meth:`close` leaves no file unless :meth:`finish` has verified it."""
 
     def __init__(self, archive: Path, member: Member, target: Path, progress: Advance) -> None:
         self._archive, self._member, self._target, self._progress = archive, member, target, progress

@@ -17,12 +17,8 @@ _DEPTH = 4
 class ReadAhead:
     """The content of a file for tarfile to walk through, of which a few blocks wait at any time.
 
-    Only one thread may read it, and :meth:`close` ends its own.
-
-    Args:
-        path: the file.
-        is_packed: whether gzip has compressed it.
-        progress: called with the number of the file's own bytes just read, in the thread of the reader.
+    Only one thread may read it, and :meth:`close` ends its own. In the reader's, ``progress`` is called with
+    the number of the file's own bytes that were read.
     """
 
     def __init__(self, path: Path, is_packed: bool, progress: Advance) -> None:

@@ -45,13 +45,8 @@ _DAMAGE: tuple[type[Exception], ...] = (
 class TarArchive(Archive):
     """A tar. A compressed one is read through once to list it, which also verifies its checksum.
 
-    Extracting needs no list: members are chosen as they come, in one pass.
-
-    Args:
-        path: the file.
-        is_packed: whether gzip has compressed it.
-        progress: called with the number of compressed bytes read while listing.
-        listed: whether to list it; without that, ``members`` stays empty.
+    Extracting needs no list: members are chosen as they come, in one pass. Unless it is ``listed``,
+    ``members`` stays empty; while it is, ``progress`` is told of compressed bytes.
     """
 
     def __init__(

@@ -40,12 +40,7 @@ class ZipMember(Member):
 
 
 class ZipReader:
-    """Reads members, one at a time, through a file handle of its own, so each thread has one.
-
-    Args:
-        path: the zip.
-        secret: the password's bytes.
-    """
+    """Reads members, one at a time, through a file handle of its own, so each thread has one."""
 
     def __init__(self, path: Path, secret: bytes = b"") -> None:
         self._path = path

@@ -29,9 +29,6 @@ _CRC = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in ra
 class Cipher:
     """The cipher in pure Python, which is slow. Encrypts one member, from its first byte on.
 
-    Args:
-        password: what the member is encrypted with.
-
     Attributes:
         keys: the state now.
     """

@@ -33,13 +33,7 @@ _SHORTEST = 6  # replacing the value of a shorter secret would tear numbers and 
 
 
 def write(run: Run | None, about: Mapping[str, Any], folder: Path, *, log: bool) -> tuple[Path, list[str]]:
-    """Write ``mmfw-bug-report-<time>.zip``.
-
-    Args:
-        run: whose requests, configurations, events and exits go into it.
-        about: what is known of the machine and the installation, as JSON.
-        folder: where the zip goes.
-        log: whether what the run printed goes into it, too.
+    """Write ``mmfw-bug-report-<time>.zip``; with ``log``, also what the run printed goes into it.
 
     Returns:
         The zip and the names of what is in it.

@@ -86,13 +86,7 @@ def verify(
     """Verify one thing after the other, with a progress bar for each that takes a while.
 
     What is not there is passed over, unless a preset needs it. Checkpoints are read each time, all else only
-    if it was touched since it was last found intact.
-
-    Args:
-        names: of :data:`PARTS`, presets and runs; none for everything.
-        places: MMF's folders.
-        overrides: ``KEY=VALUE`` overrides of the presets.
-        full: read everything.
+    if it was touched since it was last found intact, or with ``full``.
 
     Raises:
         UsageError: a name stands for nothing.
@@ -112,10 +106,6 @@ def repair(names: Sequence[str], places: Places, overrides: Sequence[str], mirro
     """Repair what is damaged, and nothing else; the findings are those afterwards.
 
     What cannot be repaired stays as it is, and its finding has the error.
-
-    Args:
-        names, places, overrides: as for :func:`verify`.
-        mirror: where to look for archives first.
 
     Raises:
         ResourceError: there is not enough room.

@@ -28,11 +28,8 @@ _NOTE = "mmfw-keys.json"
 def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
     """The keys of an LMDB of region features, each of which has a record.
 
-    They are remembered beside it for as long as nobody touches it.
-
-    Args:
-        folder: the LMDB.
-        walk: read every record, whatever is remembered, as MMF does later.
+    They are remembered beside it for as long as nobody touches it. To ``walk`` is to read every record all
+    the same, as MMF does later.
 
     Raises:
         DamagedFeatures: it is cut off or damaged.

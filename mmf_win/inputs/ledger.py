@@ -49,14 +49,8 @@ def compare(
     """Verify files against the hash that is known of them, or else against an earlier reading.
 
     A file without one may be replaced by its owner: then it is recorded again, and that is logged. One whose
-    content changes while its time and size stay is damaged.
-
-    Args:
-        files: what to verify.
-        ledger: what was read so far.
-        full: read files that nobody has touched, too.
-        record: write what was read.
-        title: of the progress bar.
+    content changes while its time and size stay is damaged. With ``full``, files are read that nobody has
+    touched, too; with ``record``, what was read is written.
 
     Returns:
         the ledger with what was read now; and what is wrong.
@@ -113,9 +107,7 @@ def hash_in_name(path: Path) -> str | None:
 def contradicts_hash(path: Path, sha256: str | None = None) -> bool:
     """Whether a file is not what its known hash says; False where none is known.
 
-    Args:
-        path: the file.
-        sha256: of the content that it has or is to get; None to read it.
+    ``sha256`` is of the content that it has or is to get; without, that is read.
 
     Raises:
         OSError: it cannot be read.

@@ -29,11 +29,7 @@ def inputs_of(
 ) -> list[Input]:
     """The files that a run reads, beside the annotations, the images and its own checkpoints.
 
-    Args:
-        root: the folder that holds the package ``mmf``.
-        places: MMF's folders.
-        config: as :func:`mmf_win.upstream.config.resolve` gives it.
-        slots: which of ``train``, ``val`` and ``test`` it reads.
+    Its ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it.
 
     Raises:
         UsageError, MmfError: as :class:`~mmf_win.upstream.zoo.Zoo`.
@@ -70,13 +66,7 @@ def lmdbs_of(dataset: Tree, slots: Sequence[str]) -> set[Path]:
 
 
 def paths_of(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
-    """The paths of annotations, images or features that MMF would join (mmf.datasets.mmf_dataset).
-
-    Args:
-        dataset: the dataset's configuration.
-        attribute: ``annotations``, ``images`` or ``features``.
-        slots: which of ``train``, ``val`` and ``test`` are meant.
-    """
+    """The paths of annotations, images or features that MMF would join (mmf.datasets.mmf_dataset)."""
     chosen = dataset.get(attribute) or {}
     listed = (chosen.get(slot) or [] for slot in slots)
     flat = (item for items in listed for item in ([items] if isinstance(items, str) else items))

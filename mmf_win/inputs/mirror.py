@@ -77,14 +77,9 @@ class Mirror:
     def download(
         self, names: Sequence[str], own: str | None, target: Path, title: str, sha256: str | None
     ) -> None:
-        """Download a file from here, or else from its own address.
+        """Download a file, by any of these names from here, or else from its own address.
 
-        Args:
-            names: what it may be called here.
-            own: its own address, if that is known.
-            target: the file, which is not there before all of it is.
-            title: what it is, for people.
-            sha256: what it must be, or how that begins, where it is known.
+        Arguments are as for :func:`~mmf_win.upstream.download.download`.
 
         Raises:
             MmfError: it cannot be downloaded.

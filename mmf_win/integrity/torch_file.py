@@ -34,10 +34,6 @@ def problem(path: Path, advance: Advance = ignore) -> str | None:
 
     Every byte is read and checked against the checksums that torch wrote. A file of torch before 1.6 has
     none, and passes.
-
-    Args:
-        path: the file.
-        advance: called with the number of bytes checked since the last call.
     """
     if path.is_dir():
         return "it is a folder"

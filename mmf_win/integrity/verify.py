@@ -26,17 +26,12 @@ Hashed: TypeAlias = tuple[str, str | OSError, Check | None]
 def find_damage(
     manifest: Manifest, *, full: bool = False, only: Collection[str] | None = None, title: str = "Verifying"
 ) -> list[Difference]:
-    """Compare files with their manifest.
+    """Compare files with their manifest, ``only`` some of its paths or all.
 
-    A file that has not been touched since it was last found intact is not read again. All others are read,
-    side by side and with a progress bar, and those that are intact are remembered in the manifest and beside
-    it – unless the folder is read-only or another process is at work there; then that is all that is lost.
-
-    Args:
-        manifest: what the files should be.
-        full: read every file.
-        only: check just these paths of the manifest.
-        title: of the bar.
+    Unless ``full``, a file that was not touched since it was last found intact is not read again. All others
+    are, side by side and with a progress bar, and those that are intact are remembered in the manifest and
+    beside it – unless the folder is read-only or another process is at work there; then that is all that is
+    lost.
 
     Returns:
         what is wrong, in the manifest's order: ``missing``, ``changed`` or ``unreadable``.
@@ -124,11 +119,6 @@ def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) 
     """Hash files by SHA-256, several at a time and in any order, with a progress bar.
 
     Whenever this ends, by Ctrl+C too, all threads have ended before.
-
-    Args:
-        files: any key → the file.
-        sizes: key → bytes.
-        title: of the bar.
 
     Yields:
         the key; the hash in hex, or why the file could not be read; the state in which the file was both

@@ -178,10 +178,7 @@ def extract_verified(
 def install(here: Staging, manifest: Manifest, *, replaces: Collection[Path] = ()) -> None:
     """Move staged files to their folder, together with their manifest: all or nothing, the manifest last.
 
-    Args:
-        here: holds the files below ``new``, and nothing else.
-        manifest: of the files, as they will be in place.
-        replaces: files and folders that are removed first.
+    What it ``replaces``, files and folders, is removed first.
     """
     # Else a power cut might leave the manifest and lose the files. Their sizes would not always tell: NTFS
     # may keep a size and lose the content. The moves need no more than that: file systems keep their order.
@@ -220,13 +217,6 @@ def install_repaired(
     here: Staging, manifest: Manifest, files: Mapping[str, Entry], names: Collection[str], archive: Path
 ) -> None:
     """Move the staged files ``names`` to their places, if they are what the manifest says.
-
-    Args:
-        here: holds the files below ``new``.
-        manifest: of the folder.
-        files: what is staged.
-        names: what is to be replaced.
-        archive: where the files come from, for messages.
 
     Raises:
         ArchiveError: a file is not there, or has other content; nothing was changed.

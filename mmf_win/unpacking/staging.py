@@ -217,11 +217,7 @@ def _sync_disk_of(path: Path) -> bool:
 
 
 def require_space(folder: Path, needed: int) -> None:
-    """Refuse to begin what will not fit.
-
-    Args:
-        folder: where it will be written; it need not exist yet.
-        needed: bytes.
+    """Refuse to begin what will not fit: so many bytes in a folder that need not exist yet.
 
     Raises:
         ResourceError: the disk has not that much and a reserve of 64 MiB.

@@ -83,12 +83,7 @@ def resolve(
     of ``training``, how long it lasts and when it saves and validates; as ``user_dir`` the folder of the
     user's own code, as it is named; as ``typed`` the tree that the overrides stand for.
 
-    Args:
-        root: the folder that holds the package ``mmf``.
-        places: MMF's folders.
-        asked: what it is made of.
-        overrides: ``KEY=VALUE``, merged last.
-        checked: those of the settings that MMF must know; None for all of them.
+    Overrides are merged last. Of the settings, MMF must know those that are ``checked``, or all.
 
     Raises:
         UsageError: the configuration cannot be put together, or MMF would refuse or drop a part of it.

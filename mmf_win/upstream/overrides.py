@@ -99,11 +99,7 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: boo
 def require_usable(config: Any, settings: Any, version: str, *, own_code: bool = False) -> None:
     """Refuse settings of a preset that MMF would refuse or drop; it may add keys that code reads.
 
-    Args:
-        config: MMF's own configuration of the experiment, as plain values.
-        settings: a tree of MMF's keys, which is merged over it.
-        version: of MMF.
-        own_code: as for :func:`assign`.
+    Both trees are plain values; ``config`` is MMF's own of the experiment.
 
     Raises:
         UsageError: there is one; it names the key.

@@ -39,10 +39,7 @@ def least_map(count: int, total: int) -> int:
 def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list[str]:
     """Write an LMDB, and return its keys; only one record is in memory at a time.
 
-    Args:
-        folder: made by this; must not exist.
-        records: keys, and pickled dictionaries.
-        size: of the map, as :func:`least_map` has it.
+    The folder must not exist. The ``size`` is that of the map, as :func:`least_map` has it.
 
     Raises:
         lmdb.Error: the disk is full, for example.
@@ -62,11 +59,9 @@ def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list
 
 
 def read_keys(folder: Path, *, records: bool) -> list[str]:
-    """The keys of the images in an LMDB, as MMF's ``LMDBFeatureReader`` finds them.
+    """The keys of the images in an LMDB, a folder or ``data.mdb``, as MMF's ``LMDBFeatureReader`` finds them.
 
-    Args:
-        folder: holds ``data.mdb``; or that file itself.
-        records: read every record, too.
+    With ``records``, every record is read, too.
 
     Raises:
         DamagedFeatures: it is no LMDB, is truncated, or lacks or holds what it should not.

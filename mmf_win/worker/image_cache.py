@@ -29,11 +29,7 @@ _PORTION = 64 << 20  # bytes written, after which those of other processes are c
 
 
 class ImageCache:
-    """The files of a folder, which several runs may share, and which may be removed at any time.
-
-    Args:
-        folder: need not exist.
-    """
+    """The files of a folder, which several runs may share, and which may be removed at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._granted, self._is_full = folder, 0, False

@@ -41,11 +41,6 @@ NEEDED = tuple(patch for patch in PATCHES if not patch.speed)
 def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES) -> None:
     """Make ``import mmf`` find the MMF in ``mmf_root`` and work, in this process.
 
-    Args:
-        mmf_root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        mmf_version: as :func:`mmf_win.upstream.versions.read_version` reads it.
-        patches: to choose from.
-
     Raises:
         RuntimeError: this process has imported MMF already.
     """

@@ -38,12 +38,7 @@ _DISABLE = "    import torch._dynamo\n\n    return torch._dynamo.disable(fn, rec
 
 
 class Late:
-    """Stands for a function or class, and imports it at the first call, attribute access or ``isinstance``.
-
-    Args:
-        module: dotted name.
-        name: of the function or class in it.
-    """
+    """Stands for a function or class; imports it at the first call, attribute access or ``isinstance``."""
 
     def __init__(self, module: str, name: str) -> None:
         self._module, self._name = module, name
@@ -69,12 +64,7 @@ class Late:
 
 
 def later(importer: str, statement: str) -> Edit:
-    """The edit that puts off an import.
-
-    Args:
-        importer: the module that has it.
-        statement: ``from … import …``, as it stands there.
-    """
+    """The edit that puts off an import, whose statement is as it stands in the importer."""
     parsed = ast.parse(statement.strip()).body[0]
     assert isinstance(parsed, ast.ImportFrom)
     names = [alias.name for alias in parsed.names]

@@ -23,13 +23,7 @@ _ALWAYS = {"data", *ASIDE}
 
 
 def register(request: Attempt, version: str, stop: Stop) -> None:
-    """Register the hooks with MMF's registry, in this process.
-
-    Args:
-        request: what the worker is to do.
-        version: the installed MMF's version.
-        stop: asks this process to leave.
-    """
+    """Register the hooks with MMF's registry, in this process."""
     Observer.current = Observer(request, stop)
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself

@@ -27,12 +27,7 @@ _KEYS = (
 
 
 class MicroBatch:
-    """The rows of a forward and backward pass.
-
-    Args:
-        observer: knows the request, and is told of another micro-batch.
-        trainer: MMF's, with a scaler whose factor falls when an update overflows.
-        precision: what the model calculates with.
+    """The rows of a forward and backward pass, in which the model calculates with a ``precision``.
 
     Attributes:
         batch: rows an update, or a step of MMF's own accumulation, over all GPUs.
