@@ -96,11 +96,8 @@ def find_lmdb(path: Path) -> Path:
     lmdb = found[0]
     if len(found) > 1 and lmdb != path:
         raise DatasetError(f"{path}: there are several LMDBs in it", hint=f"name one, such as {lmdb}")
-    if lmdb.suffix != ".lmdb" or "," in str(lmdb):
-        raise DatasetError(
-            f"{lmdb}: MMF takes only a folder whose name ends in .lmdb, and no comma in its path",
-            hint="rename it",
-        )
+    if lmdb.suffix != ".lmdb":
+        raise DatasetError(f"{lmdb}: MMF takes only a folder whose name ends in .lmdb", hint="rename it")
     return lmdb
 
 

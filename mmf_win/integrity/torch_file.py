@@ -117,22 +117,15 @@ def _pickled(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
 
 
 class _Anything:
-    """Stands for an object of any class; takes every state and keeps none."""
+    """Stands for an object of any class; takes every state and item, and keeps none."""
 
     def __new__(cls, *_: object, **__: object) -> _Anything:
         return super().__new__(cls)
 
-    def __setstate__(self, state: object) -> None:
+    def _take(self, *_: object) -> None:
         pass
 
-    def __setitem__(self, key: object, value: object) -> None:
-        pass
-
-    def append(self, value: object) -> None:
-        """As a list does."""
-
-    def extend(self, values: object) -> None:
-        """As a list does."""
+    __setstate__ = __setitem__ = append = extend = _take
 
 
 class _Plain(pickle.Unpickler):

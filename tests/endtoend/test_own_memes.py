@@ -141,7 +141,7 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     assert "visual_bert_coco" not in tool.errors
     assert "mmfw features add" in tool.errors
 
-    other = tmp_path / "own.lmdb"
+    other = tmp_path / "Doe, Jane" / "own, new.lmdb"
     extracted = npy.write_pairs(tmp_path / "extracted", ["новое"], classes=tiny_mmf.CLASSES)
     assert main(["features", "add", str(extracted), "--output", str(other)]) == 0
     tool.read()  # what it has printed
