@@ -83,9 +83,7 @@ _MOST = 2**63
 _TYPES: dict[str, Any] = {
     "t": float,
     "sha256": str,
-    **dict.fromkeys(
-        ("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit", "sha256"), str
-    ),
+    **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
     **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),

@@ -8,6 +8,8 @@ A pickle can run any code, so files are read as tensors and plain values only, u
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,7 +24,6 @@ from mmf_win.console import size
 from mmf_win.errors import CheckpointError, ResourceError
 from mmf_win.files import free_space, replacing, share
 from mmf_win.integrity import torch_file
-from mmf_win.integrity.digest import file_digest
 from mmf_win.worker.outcome import UntrustedCheckpoint
 
 # The real ones, whatever replaces them while MMF loads and saves.
@@ -77,6 +78,18 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+class _Hashing(io.BufferedWriter):
+    """A file that hashes what is written, which torch does in order; to read 700 MB again takes longer."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path.open("wb", buffering=0))
+        self.hash = hashlib.sha256()
+
+    def write(self, piece: Any) -> int:
+        self.hash.update(piece)
+        return super().write(piece)
+
+
 class SingleWrite:
     """Writes one value under one or more names.
 
@@ -107,7 +120,7 @@ class SingleWrite:
         _require(needed, needed, path)
         with replacing(path) as temporary:
             try:
-                with temporary.open("wb") as file:
+                with _Hashing(temporary) as file:
                     _save(value, file)
                     file.flush()
                     os.fsync(file.fileno())
@@ -118,7 +131,7 @@ class SingleWrite:
                 raise
             if damage := torch_file.problem(temporary):
                 raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
-            self.sha256 = file_digest(temporary).hex()
+            self.sha256 = file.hash.hexdigest()
         self._written = path
 
 
