@@ -28,7 +28,6 @@ from mmf_win.console import (
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
-from mmf_win.results import saved_metrics
 from mmf_win.runs import presets
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
 from mmf_win.runs.folder import SWEEPS, Run, remove, require_unused
@@ -168,19 +167,12 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
     found = listed(chosen) if verify else []
     if verify:
         known["checkpoints"] = [asdict(each) for each in found]
-    known["predictions"] = [{**each, **_scores(Path(each["csv"]))} for each in known["predictions"]]
     if as_json:
         print_json(known)
         return
     print(without_control_characters("\n\n".join(_described(known))), end="\n\n" if verify else "\n")
     if verify:
         _show_checkpoints(chosen, found)
-
-
-def _scores(csv: Path) -> dict[str, Any]:
-    """The AUROC of a prediction file and what that was measured on, as the record beside it says."""
-    noted = saved_metrics.read(csv)
-    return {key: noted[key] for key in ("auroc", *_COVERED) if key in noted}
 
 
 def _described(run: dict[str, Any]) -> Iterator[str]:
@@ -207,7 +199,7 @@ def _described(run: dict[str, Any]) -> Iterator[str]:
     yield "\n".join(f"{name}: {value}" for name, value in told.items() if value not in (None, "", []))
     if validations := [(each["update"], each["auroc"], _on(each)) for each in run["validations"]]:
         yield aligned(("update", "AUROC", "on"), validations)
-    if made := [(p["csv"], p.get("auroc"), _on(p), p["checkpoint"]) for p in run["predictions"]]:
+    if made := [(p["csv"], p["auroc"], _on(p), p["checkpoint"]) for p in run["predictions"]]:
         yield aligned(("prediction", "AUROC", "on", "by"), made)
 
 
@@ -303,8 +295,9 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     a, b = (each.summary for each in known)
     compared = ("state", "updates", "best_auroc", "validated_on", "seconds")
     scores: dict[str, Any] = {name: (getattr(a, name), getattr(b, name)) for name in compared}
-    for split in sorted(set().union(*(each.scores.splits for each in known))):
-        both = [each.scores.of(split) for each in known]
+    tested = [each.scores.scored for each in known]
+    for split in sorted(set().union(*tested)):
+        both = [scored.get(split) for scored in tested]
         scores[f"{split}_auroc"] = [each and each.auroc for each in both]
         scores[f"{split}_by"] = [each and f"{each.checkpoint}, {each.on}" for each in both]
     if as_json:

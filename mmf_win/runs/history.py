@@ -6,7 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.request import Request, as_typed
-from mmf_win.runs.scores import UNKNOWN, Scores, common_split, is_test, read_scores, val_auroc
+from mmf_win.runs.scores import Scores, common_split, is_test, read_scores, val_auroc
 from mmf_win.upstream.config import OURS, parse_yaml
 from mmf_win.upstream.install import require_packages
 from mmf_win.upstream.overrides import leaves
@@ -110,45 +110,23 @@ class Record:
     request: Request
     events: Sequence[Event]
     scores: Scores
+    state: str
 
     @classmethod
     def read(cls, run: Run) -> Record:
-        """Read them. Raises DataError or OSError where its request or its events cannot be read."""
+        """Read them. Raises DataError or OSError where its request, events, exit or lock cannot be read."""
         request, events = run.request(), events_of(run)
-        return cls(run, request, events, read_scores(run, events, request.published_sha256))
+        scores = read_scores(run, events, request.published_sha256)
+        return cls(run, request, events, scores, "published" if request.published_weights else state(run))
 
     @cached_property
     def summary(self) -> Summary:
-        """One line about the run; of what ``differs``, all that was chosen. Raises as :func:`state`."""
-        run, request, events = self.run, self.request, self.events
-        # The final validation is of the best checkpoint, which may lie behind.
-        counted = [event for event in events if "update" in event and not event.get("final")]
-        on = self.scores.validated_on
-        limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
-        begun = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
-        return Summary(
-            id=run.id,
-            path=str(run.path),
-            preset=request.preset,
-            state="published" if request.published_weights else state(run),
-            updates=counted[-1]["update"] if counted else None,
-            max_updates=limits[-1] if limits else request.updates,
-            best_auroc=self.scores.best_auroc,
-            val_split=on.split if on else request.splits.get("val"),
-            val_rows=on.rows if on else None,
-            val_full_rows=on.full_rows if on else None,
-            **_tested(self.scores, common_split([filter(is_test, self.scores.splits)])),
-            seed=next(begun, request.seed),
-            mmf=request.mmf or None,
-            differs=" ".join(_chosen(request).values()) or None,
-            started=request.created,
-            seconds=round(_seconds(events), 1),
-            size=size_of(run),
-        )
+        """One line about the run; of what ``differs``, all that was chosen."""
+        return _lines([self])[self.run]
 
 
 def summarize(run: Run) -> Summary:
-    """What the run's files say about it, as :attr:`Record.summary`, which raises the same errors."""
+    """One line about a run. Raises as :meth:`Record.read`."""
     return Record.read(run).summary
 
 
@@ -159,34 +137,65 @@ def summaries(
 
     Only ``limit`` of them, of this preset, in this state: ``failed`` whatever the class.
     """
-    found: list[Summary] = []
-    chosen: list[dict[str, str]] = []
-    measured: list[Scores] = []
+    found: dict[Run, Record | None] = {}
     for run in all_runs(save_dir):
         if len(found) == limit:
             break
-        asked: dict[str, str] = {}
-        scores = Scores()
+        known = None
         try:
             known = Record.read(run)
-            summary, scores, asked = known.summary, known.scores, _chosen(known.request)
         except (DataError, OSError) as error:
             _log.warning("run %s cannot be read: %s", run.id, error)
-            summary = Summary(run.id, str(run.path), size=size_of(run))
-        if preset in (None, summary.preset) and state in (None, summary.state.partition(":")[0]):
-            found.append(summary)
-            chosen.append(asked)
-            measured.append(scores)
-    split = common_split(filter(is_test, scores.splits) for scores in measured)  # of a table, one
-    found = [replace(s, **_tested(scores, split)) for s, scores in zip(found, measured, strict=True)]
-    read = [set(asked.items()) for summary, asked in zip(found, chosen, strict=True) if summary.preset]
-    common = set.intersection(*read) if len(read) > 1 else set()
-    apart = [[word for key, word in asked.items() if (key, word) not in common] for asked in chosen]
-    return [replace(s, differs=" ".join(differ) or None) for s, differ in zip(found, apart, strict=True)]
+        what, how = (known.request.preset, known.state) if known else ("", "unreadable")
+        if preset in (None, what) and state in (None, how.partition(":")[0]):
+            found[run] = known
+    lines = _lines([known for known in found.values() if known])
+    return [lines.get(run) or Summary(run.id, str(run.path), size=size_of(run)) for run in found]
 
 
-def _chosen(request: Request) -> dict[str, str]:
-    """What the user chose, as ``KEY=VALUE`` by their keys."""
+def _lines(runs: Sequence[Record]) -> dict[Run, Summary]:
+    """One line about each, with tests of one split, and with what was not chosen for all of them."""
+    split = common_split(filter(is_test, known.scores.scored) for known in runs)
+    chosen = [_chosen(known.request) for known in runs]
+    common = set.intersection(*map(set, chosen)) if len(runs) > 1 else set()
+    differ = [" ".join(word for word in words if word not in common) for words in chosen]
+    return {known.run: _line(known, split, words or None) for known, words in zip(runs, differ, strict=True)}
+
+
+def _line(known: Record, test_split: str | None, differs: str | None) -> Summary:
+    run, request, events, scores = known.run, known.request, known.events, known.scores
+    # The final validation is of the best checkpoint, which may lie behind.
+    counted = [event for event in events if "update" in event and not event.get("final")]
+    on = scores.validated_on
+    limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
+    begun = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
+    test = scores.scored.get(test_split) if test_split else None
+    tested: dict[str, Any] = {}
+    if test is not None and test.on is not None:
+        tested = {"auroc": test.auroc, "checkpoint": scores.counted, **asdict(test.on)}
+    return Summary(
+        id=run.id,
+        path=str(run.path),
+        preset=request.preset,
+        state=known.state,
+        updates=counted[-1]["update"] if counted else None,
+        max_updates=limits[-1] if limits else request.updates,
+        best_auroc=scores.best_auroc,
+        val_split=on.split if on else request.splits.get("val"),
+        val_rows=on.rows if on else None,
+        val_full_rows=on.full_rows if on else None,
+        **{f"test_{name}": value for name, value in tested.items()},
+        seed=next(begun, request.seed),
+        mmf=request.mmf or None,
+        differs=differs,
+        started=request.created,
+        seconds=round(_seconds(events), 1),
+        size=size_of(run),
+    )
+
+
+def _chosen(request: Request) -> list[str]:
+    """What the user chose, as ``KEY=VALUE``."""
     started = {"init": request.init, "start": request.start}
     chosen: dict[str, Any] = {name: Path(file).name for name, file in started.items() if file}
     ours = f"{OURS}."
@@ -195,15 +204,7 @@ def _chosen(request: Request) -> dict[str, str]:
         for key, value in request.chosen.items()
         if key not in _TOLD_ELSEWHERE and not (key.startswith(ours) and value in (None, False))
     }
-    return {key: f"{key}={as_typed(value)}" for key, value in chosen.items()}
-
-
-def _tested(scores: Scores, split: str | None) -> dict[str, Any]:
-    """The fields of a summary about a test split, None where there is no score of it."""
-    test, told = scores.of(split), {}
-    if test is not None and test.on is not None and test.auroc is not None:
-        told = {"auroc": test.auroc, "checkpoint": test.checkpoint, **asdict(test.on)}
-    return {f"test_{name}": told.get(name) for name in ("auroc", "checkpoint", "split", "rows", "full_rows")}
+    return [f"{key}={as_typed(value)}" for key, value in chosen.items()]
 
 
 def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
@@ -234,28 +235,28 @@ def details(run: Run) -> dict[str, Any]:
     known = Record.read(run)
     request, events = known.request, known.events
     asked = asdict(request)
-    predicted = {each.csv: each.checkpoint for each in known.scores.made}
+    trained = [event.get("data") for event in reversed(events) if event["kind"] == "train_started"]
     end = Exit.load(run.exit_file)
     return {
         **asdict(known.summary),
         "why": end.message or None if end else None,
         **{key: asked[key] for key in asked if key in _ASKED},
         "settings": request.chosen,
-        "trained_on": next((on for event in reversed(events) if (on := _data(event, "train_started"))), None),
+        "trained_on": next((asdict(on) for on in map(Coverage.read, trained) if on is not None), None),
         "attempts": [
             {key: event[key] for key in ("attempt", "t") if key in event}
             for event in events
             if event["kind"] == "run_started"
         ],
         "validations": [
-            {"update": event.get("update"), "auroc": score, **_data(event)}
+            {"update": event.get("update"), "auroc": score, **_covered(Coverage.read(event.get("data")))}
             for event in events
             if (score := val_auroc(event)) is not None and not event.get("final")
         ],
         "checkpoints": [str(path) for path in sorted(run.checkpoints.glob("*.ckpt"))],
         "predictions": [
-            {"csv": str(path), "checkpoint": predicted.get(path, UNKNOWN)}
-            for path in sorted(run.reports.glob("*.csv"))
+            {"csv": str(p.csv), "checkpoint": p.checkpoint, "auroc": p.auroc, **_covered(p.on)}
+            for p in sorted(known.scores.made, key=lambda p: p.csv)
         ],
     }
 
@@ -341,9 +342,7 @@ def attempt_started(events: list[Event]) -> Event | None:
     return started
 
 
-def _data(event: Event, kind: str = "val") -> dict[str, Any]:
-    """What an event of this kind says it read: split, rows and full_rows; empty where it does not say."""
-    on = Coverage.read(event.get("data")) if event["kind"] == kind else None
+def _covered(on: Coverage | None) -> dict[str, Any]:
     return {} if on is None else asdict(on)
 
 

@@ -55,12 +55,14 @@ class Scores:
         names: what :class:`Predicted` calls the checkpoints, by their hashes.
         counted: the one that tables and tests take: ``best``, the last until there is one, or ``unknown``.
         made: all predictions of the run, the newest first.
+        newest: by their splits, the newest predictions by the checkpoint that is counted.
     """
 
     validation: Event | None = None
     names: Mapping[str | None, str] = field(default_factory=dict)
     counted: str = UNKNOWN
     made: Sequence[Predicted] = ()
+    newest: Mapping[str, Predicted] = field(default_factory=dict)
 
     @property
     def best_auroc(self) -> float | None:
@@ -72,15 +74,11 @@ class Scores:
         """The validation split, and how many of its rows were used; None where the event does not say."""
         return Coverage.read(self.validation and self.validation.get("data"))
 
-    def of(self, split: str | None) -> Predicted | None:
-        """The newest prediction of a split by the checkpoint that is counted."""
-        return next((p for p in self.made if (p.split, p.checkpoint) == (split, self.counted)), None)
-
     @property
-    def splits(self) -> set[str]:
-        """The splits of which such a prediction has an AUROC; memes of the user's own are none."""
-        scored = (p for p in self.made if p.checkpoint == self.counted and p.auroc is not None)
-        return {p.split for p in scored if not annotations_beside(p.csv).is_file()}
+    def scored(self) -> dict[str, Predicted]:
+        """Those of ``newest`` that have an AUROC, but for memes of the user's own."""
+        scored = ((split, each) for split, each in self.newest.items() if each.auroc is not None)
+        return {split: each for split, each in scored if not annotations_beside(each.csv).is_file()}
 
 
 def read_scores(run: Run, events: Sequence[Event], published: str | None = None) -> Scores:
@@ -93,7 +91,9 @@ def read_scores(run: Run, events: Sequence[Event], published: str | None = None)
         counted = names[published if best is None else best["sha256"]] = BEST
     elif saves and None not in names:
         counted = names[saves[-1]["sha256"]]
-    return Scores(_validation(events, best), names, counted, _made(run, names))
+    made = _made(run, names)
+    newest = {each.split: each for each in reversed(made) if each.checkpoint == counted}
+    return Scores(_validation(events, best), names, counted, made, newest)
 
 
 def common_split(splits: Iterable[Iterable[str]]) -> str | None:

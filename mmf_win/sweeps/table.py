@@ -208,10 +208,10 @@ def metrics_of(scores: Scores) -> dict[str, float]:
     Where no record tells which checkpoint predicted a test set, the metric's name does.
     """
     found = {} if scores.validation is None else validation(scores.validation)
-    for test in map(scores.of, filter(is_test, sorted(scores.splits))):
-        if test is not None and test.auroc is not None:
-            by = " (unknown checkpoint)" if test.checkpoint == UNKNOWN else ""
-            found[f"{test.split}_{_AUROC}{by}"] = test.auroc
+    by = " (unknown checkpoint)" if scores.counted == UNKNOWN else ""
+    for split, test in sorted(scores.scored.items()):
+        if is_test(split) and test.auroc is not None:
+            found[f"{split}_{_AUROC}{by}"] = test.auroc
     return found
 
 

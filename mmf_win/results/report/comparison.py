@@ -218,7 +218,6 @@ def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
     run, request, summary = known.run, known.request, known.summary
     curves = read_curves(known.events)
-    by = None if scored is None else known.scores.of(scored.split)
     return ComparedRun(
         run,
         summary,
@@ -229,7 +228,7 @@ def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
         best=summary.best_auroc,
         best_on=None if summary.best_auroc is None else summary.validated_on,
         scored=scored,
-        by=None if by is None else by.checkpoint,
+        by=None if scored is None else known.scores.counted,
         rows=None if scored is None else scored.coverage.amount,
         auroc=metrics["auroc"].value if metrics else None,
         accuracy=metrics["accuracy"].value if metrics else None,

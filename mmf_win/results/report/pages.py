@@ -112,9 +112,7 @@ def of_runs(
     if len(runs) < 2:
         raise UsageError("the same run was named twice", hint="name another one beside it")
     found = [Record.read(run) for run in runs]
-    chosen = split or common_split(
-        {p.split for p in known.scores.made if known.scores.of(p.split)} for known in found
-    )
+    chosen = split or common_split(known.scores.newest for known in found)
     scored = [(known, _scored(known, chosen, data_dir)) for known in found]
     if split is not None and not any(predictions for _, predictions in scored):
         message = f"none of these runs has predictions for {split} by its best checkpoint"
@@ -137,5 +135,5 @@ def _dataset(known: Record, data_dir: Path | None) -> DatasetPaths:
 
 def _scored(known: Record, split: str | None, data_dir: Path | None) -> Scored | None:
     """A run's predictions of the split by its best checkpoint."""
-    found = known.scores.of(split)
+    found = known.scores.newest.get(split) if split else None
     return None if found is None else read_scored(found.csv, found.split, _dataset(known, data_dir))
