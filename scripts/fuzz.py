@@ -1,4 +1,4 @@
-"""Damage archives and runs, and kill installations at random, and see whether anything false is believed.
+"""Damage archives, runs and sweeps, and kill installations; see whether anything false is believed.
 
 python scripts/fuzz.py                            two minutes, shared by all kinds
 python scripts/fuzz.py --minutes 30 archives      archives alone
@@ -34,6 +34,7 @@ from mmf_win.errors import MmfwError  # noqa: E402
 from mmf_win.paths import Places  # noqa: E402
 from tests.worlds import hostile  # noqa: E402
 from tests.worlds.damaged_runs import DamagedRuns  # noqa: E402
+from tests.worlds.damaged_sweeps import DamagedSweeps  # noqa: E402
 from tests.worlds.kills import installations  # noqa: E402
 from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, memes, tree  # noqa: E402
 from tests.worlds.packing import write_7z, write_tar  # noqa: E402
@@ -47,7 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("kinds", nargs="*", metavar="archives|headers|kills|pickles|runs", help="all if none")
+    parser.add_argument("kinds", nargs="*", metavar="|".join(_KINDS), help="all if none")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long altogether (default 2)")
     parser.add_argument("--seed", type=int, help="the number of the first case")
     parser.add_argument("--cases", type=int, metavar="N", help="only so many of each, however long they take")
@@ -157,6 +158,18 @@ def _runs(folder: Path) -> Iterator[Case]:
 
 
 @contextmanager
+def _sweeps(folder: Path) -> Iterator[Case]:
+    """The same of a sweep, from which no name leads to files outside."""
+    world = DamagedSweeps(folder)
+
+    def case(chance: Random) -> None:
+        wrong = world.wrong(chance)
+        assert not wrong, "\n".join(wrong)
+
+    yield case
+
+
+@contextmanager
 def _pickles(_: Path) -> Iterator[Case]:
     """Pickles of region features, made to harm or damaged: all are read or refused."""
     reader = Reader()
@@ -164,7 +177,14 @@ def _pickles(_: Path) -> Iterator[Case]:
     reader.close()
 
 
-_KINDS = {"archives": _archives, "headers": _headers, "kills": _kills, "pickles": _pickles, "runs": _runs}
+_KINDS = {
+    "archives": _archives,
+    "headers": _headers,
+    "kills": _kills,
+    "pickles": _pickles,
+    "runs": _runs,
+    "sweeps": _sweeps,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -328,7 +328,14 @@ def test_under_wine_a_process_that_did_not_start_is_started_again_with_a_fake_fa
 @pytest.mark.skipif(sys.platform == "win32", reason="other tests try the same on Windows, and Wine is slow")
 @pytest.mark.parametrize(
     ("kind", "cases"),
-    [("archives", "12"), ("headers", "500"), ("kills", "2"), ("pickles", "200"), ("runs", "2")],
+    [
+        ("archives", "12"),
+        ("headers", "500"),
+        ("kills", "2"),
+        ("pickles", "200"),
+        ("runs", "2"),
+        ("sweeps", "2"),
+    ],
 )
 def test_fuzzing_finds_nothing(kind: str, cases: str) -> None:
     command = [sys.executable, str(SCRIPTS / "fuzz.py"), "--seed", "1", "--cases", cases, kind]

@@ -45,7 +45,7 @@ class DamagedRuns:
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._intact, self._copy)
         file = random.choice(self._names)
-        damage = _damage(self._copy / file, random)
+        told = damage(self._copy / file, random)
         first, second = self._first.id, self._second.id
         data = ["--data-dir", str(self._nothing)]
         listing = ["runs", "--format", "csv"]
@@ -65,18 +65,19 @@ class DamagedRuns:
             commands += [["report", first, "--no-images"], ["report", first, second]]
         wrong = []
         for words in (*commands, ["runs", "rm", first, "--yes"]):
-            code, output, errors = _run([*words, "--save-dir", str(self._copy / "save")])
+            code, output, errors = run_command([*words, "--save-dir", str(self._copy / "save")])
             is_well = code in (0, 2, 3) and errors.count("error:") == (code != 0)
             if words == listing:
                 listed = {line["id"]: line for line in csv.DictReader(io.StringIO(output))}
                 is_well &= code == 0 and listed[second]["state"] == "done"
-                is_well &= first in listed or (file.name, damage) == ("request.json", "gone")
+                is_well &= first in listed or (file.name, told) == ("request.json", "gone")
             if not is_well:
-                wrong.append(f"{file.name}: {damage}: {' '.join(words)}: {code}\n{errors[-1500:]}")
+                wrong.append(f"{file.name}: {told}: {' '.join(words)}: {code}\n{errors[-1500:]}")
         return wrong
 
 
-def _run(words: list[str]) -> tuple[int, str, str]:
+def run_command(words: list[str]) -> tuple[int, str, str]:
+    """Its exit code, and what it printed as its result and beside it."""
     output, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors):
         code = main(words)
@@ -104,7 +105,7 @@ def _make(folder: Path) -> tuple[Run, Run]:
     return runs
 
 
-def _damage(file: Path, random: Random) -> str:
+def damage(file: Path, random: Random) -> str:
     """Damage a file, and say how."""
     content = file.read_bytes()
     kinds = {
