@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
+from difflib import get_close_matches
 from io import StringIO
 from itertools import zip_longest
 from textwrap import wrap
@@ -211,6 +212,12 @@ def size(n: float) -> str:
 def first_few(names: Sequence[str], shown: int = 3) -> str:
     """The first of some names, for people: ``a, b, c …``."""
     return ", ".join(names[:shown]) + (" …" if len(names) > shown else "")
+
+
+def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """``did you mean NAME? ``, to be followed by more; empty where no known name is near."""
+    near = get_close_matches(word.casefold(), list(known), n=1, cutoff=cutoff)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def iso(seconds: float | None) -> str | None:

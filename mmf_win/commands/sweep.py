@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, rm, status, table, tasks
 from mmf_win.commands.train import resumed
-from mmf_win.console import print_json, say, shell_line
+from mmf_win.console import did_you_mean, print_json, say, shell_line
 from mmf_win.errors import Interrupted, TrainingError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, name_part
@@ -257,8 +256,7 @@ def _read(
             hint = "run the file that it was made of again, with -o and this folder"
             raise UsageError(f"{earlier.path}: no sweep, or one that has lost its sweep.yaml", hint=hint)
         known = [*presets.names(), *(folder.name for folder in sweeps_in(save_dir))]
-        near = get_close_matches(path.stem.casefold(), known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`mmfw sweep run --help` has examples"
+        hint = f"{did_you_mean(path.stem, known)}`mmfw sweep run --help` has examples"
         raise UsageError(f"{what}: there is no such preset, file or sweep", hint=hint)
     preset = presets.load(what)
     seeds, updates, data_dir = (typed[option] for option in ("--seeds", "--updates", "--data-dir"))

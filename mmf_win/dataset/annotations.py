@@ -20,11 +20,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import shell_line
+from mmf_win.console import did_you_mean, shell_line
 from mmf_win.errors import DatasetError, NoValidation
 from mmf_win.paths import DatasetPaths, data_option
 from mmf_win.unpacking.staging import require_finished
@@ -160,8 +159,7 @@ def require_split(paths: DatasetPaths, split: str) -> Path:
     there = splits_on_disk(paths)
     if not there:
         raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=where_to_get(paths))
-    near = get_close_matches(Path(split).stem, there, n=1)
-    meant = "give --split once for each; " if "," in split else f"did you mean {near[0]}? " if near else ""
+    meant = "give --split once for each; " if "," in split else did_you_mean(Path(split).stem, there)
     hint = f"{meant}there are: {', '.join(there)}"
     raise DatasetError(f"{paths.annotations}: there is no such split: {split}", hint=hint)
 

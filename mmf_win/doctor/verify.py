@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
+from mmf_win.console import did_you_mean
 from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.errors import (
@@ -75,8 +75,8 @@ def _runs(save_dir: Path, name: str) -> list[Run]:
         if sweep := lookup.sweep_named(save_dir, name):
             return lookup.all_runs(sweep)
         message = f"{name}: no part, preset or run of this name"
-        if near := get_close_matches(name.casefold(), [*PARTS, *presets.names()], n=1):
-            raise UsageError(message, hint=f"did you mean {near[0]}?") from None
+        if meant := did_you_mean(name, [*PARTS, *presets.names()]):
+            raise UsageError(message, hint=meant.strip()) from None
         raise NoRun(message, hint=error.hint) from None
 
 

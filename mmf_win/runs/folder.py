@@ -149,22 +149,24 @@ def _being_trained(run: Run) -> UsageError:
     return UsageError(f"run {run.id} is being trained", hint="stop it first, or wait until it has ended")
 
 
+def discard(folder: Path, marker: str) -> None:
+    """Remove a folder, or what a link leads to. What an interruption leaves lacks its name and ``marker``."""
+    folder = folder.resolve()
+    doomed = folder.with_name(f"{folder.name}.removed")
+    files.rename(folder, doomed)
+    files.remove(doomed / marker)
+    files.remove_tree(doomed)
+
+
 def remove(run: Run) -> None:
     """Remove the run's folder, and its name's where that was the last run of the name.
-
-    Of a link, what it leads to is removed, too. It is renamed first, so that what an interrupted removal
-    leaves is no longer listed as a run.
 
     Raises:
         UsageError: the run is being trained, or predicts.
         OSError: it cannot be removed; Windows refuses that for files that are open.
     """
     require_unused(run)
-    folder = run.path.resolve()
-    doomed = folder.with_name(f"{folder.name}.removed")
-    files.rename(folder, doomed)
-    files.remove(doomed / run.request_file.name)
-    files.remove_tree(doomed)
+    discard(run.path, run.request_file.name)
     with suppress(OSError):
         if os.path.lexists(run.path):  # a link, or a junction of Windows, which now leads nowhere
             run.path.unlink()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
-from mmf_win.console import shell_line
+from mmf_win.console import did_you_mean, shell_line
 from mmf_win.errors import DataError, NoRun
 from mmf_win.runs import presets
 from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run
@@ -117,9 +116,9 @@ def _instead(save_dir: Path, wanted: str | None) -> str:
     if wanted.endswith((".ckpt", ".pth", ".pt")):
         return f"`{shell_line('mmfw', 'predict', '--checkpoint', wanted)}` predicts with a checkpoint"
     names = [*(run.path.parent.name for run in all_runs(save_dir)), *presets.names()]
-    near = get_close_matches(wanted.casefold(), names, n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    return f"{meant}`{shell_line('mmfw', 'runs', '--save-dir', save_dir)}` lists the runs"
+    return (
+        f"{did_you_mean(wanted, names)}`{shell_line('mmfw', 'runs', '--save-dir', save_dir)}` lists the runs"
+    )
 
 
 def owner(file: Path) -> Run | None:

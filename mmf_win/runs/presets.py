@@ -14,14 +14,13 @@ A preset holds
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from mmf_win.console import shell_line
+from mmf_win.console import did_you_mean, shell_line
 from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places, name_part, presets_dir
@@ -111,11 +110,9 @@ def _find(name: str) -> Path:
         raise UsageError(f"{name} is a run, not a preset", hint=f"`{resume}`")
     if own.is_dir():
         raise UsageError(f"{name} is a folder, not a preset", hint=LIST)
-    near = difflib.get_close_matches(own.stem.casefold(), names(), n=1, cutoff=0.4)
-    meant = f"did you mean {near[0]}? " if near else ""
     is_file = own.suffix in (".yaml", ".yml")
     missing = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"
-    raise UsageError(missing, hint=f"{meant}{LIST}")
+    raise UsageError(missing, hint=did_you_mean(own.stem, names(), 0.4) + LIST)
 
 
 def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -174,8 +171,7 @@ def _meant(path: Path, own: Mapping[str, Any], key: str) -> str:
             "this is a configuration of MMF's own; a preset is a file of its own that names it, with the "
             f"lines\n  model: {model}\n  config: {path}"
         )
-    near = difflib.get_close_matches(key, _KEYS, n=1)
-    return f"did you mean {near[0]}?" if near else f"a preset has the keys {', '.join(_KEYS)}"
+    return f"{did_you_mean(key, _KEYS)}a preset has the keys {', '.join(_KEYS)}"
 
 
 def _load_yaml(path: Path) -> Any:

@@ -20,16 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import shell_line
+from mmf_win.console import did_you_mean, shell_line
 from mmf_win.errors import UsageError
-from mmf_win.files import remove, remove_tree, rename, write_bytes
+from mmf_win.files import write_bytes
 from mmf_win.locking import is_locked
 from mmf_win.paths import Inside
-from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run, require_unused
+from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run, discard, require_unused
 from mmf_win.runs.lookup import all_runs, sweep_named, sweeps_in
 
 _BY_LIBYAML = 4096  # characters; of more, something nested too deeply might crash it
@@ -79,8 +78,8 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     if not found:
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
         told = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
-        near = get_close_matches((wanted or "").casefold(), [path.name for path in sweeps_in(save_dir)], n=1)
-        raise UsageError(told, hint=f"did you mean {near[0]}?" if near else f"`{makes}` makes one")
+        meant = did_you_mean(wanted or "", [path.name for path in sweeps_in(save_dir)])
+        raise UsageError(told, hint=f"{meant}`{makes}` makes one")
     return SweepFolder(max(found, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime))
 
 
@@ -94,11 +93,7 @@ def remove_sweep(sweep: SweepFolder) -> None:
             raise UsageError(f"{path} is running", hint="stop it first, or wait until it has ended")
     for run in all_runs(sweep.path):
         require_unused(run)
-    folder = sweep.path.resolve()
-    doomed = folder.with_name(f"{folder.name}.removed")
-    rename(folder, doomed)
-    remove(doomed / SPECIFICATION)  # so what an interruption leaves is no longer listed
-    remove_tree(doomed)
+    discard(sweep.path, SPECIFICATION)
 
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
