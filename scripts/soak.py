@@ -232,7 +232,7 @@ class Soak:
         others = {update for update, loss in losses if loss != there[update]}
         self.faults += [f"update {update} is missing" for update in sorted(missing)]
         self.faults += [f"update {update} has another loss" for update in sorted(others)]
-        if history.summarize(run).updates != self._updates:
+        if history.Record.read(run).summary.updates != self._updates:
             self.faults.append("it did not come to its end")
 
     def _finish(self, words: Sequence[str]) -> None:

@@ -19,7 +19,7 @@ from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import DatasetPaths, Places, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import summarize
+from mmf_win.runs.history import Record
 from mmf_win.runs.paper import PAPER, SPLITS, Published, published, why_none
 from mmf_win.runs.published_weights import weights_of
 from mmf_win.runs.request import Once
@@ -232,7 +232,7 @@ def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str
 
 
 def _print_result(run: Run, as_json: bool) -> None:
-    summary = summarize(run)
+    summary = Record.read(run).summary
     if as_json:
         print_json(asdict(summary))
         return

@@ -125,11 +125,6 @@ class Record:
         return _lines([self])[self.run]
 
 
-def summarize(run: Run) -> Summary:
-    """One line about a run. Raises as :meth:`Record.read`."""
-    return Record.read(run).summary
-
-
 def summaries(
     save_dir: Path, *, preset: str | None = None, state: str | None = None, limit: int | None = None
 ) -> list[Summary]:
@@ -230,7 +225,7 @@ def details(run: Run) -> dict[str, Any]:
     """All that a run's files say about it: its summary, what was asked for, attempts, scores and predictions.
 
     Raises:
-        DataError, OSError: as for :func:`summarize`.
+        DataError, OSError: as for :meth:`Record.read`.
     """
     known = Record.read(run)
     request, events = known.request, known.events

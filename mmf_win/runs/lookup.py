@@ -116,9 +116,8 @@ def _instead(save_dir: Path, wanted: str | None) -> str:
     if wanted.endswith((".ckpt", ".pth", ".pt")):
         return f"`{shell_line('mmfw', 'predict', '--checkpoint', wanted)}` predicts with a checkpoint"
     names = [*(run.path.parent.name for run in all_runs(save_dir)), *presets.names()]
-    return (
-        f"{did_you_mean(wanted, names)}`{shell_line('mmfw', 'runs', '--save-dir', save_dir)}` lists the runs"
-    )
+    lists = shell_line("mmfw", "runs", "--save-dir", save_dir)
+    return f"{did_you_mean(wanted, names)}`{lists}` lists the runs"
 
 
 def owner(file: Path) -> Run | None:

@@ -20,7 +20,7 @@ from mmf_win.inputs.listing import inputs_of, paths_of
 from mmf_win.paths import Places, data_option
 from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import own_code, presets
-from mmf_win.runs.history import summarize
+from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import owner
 from mmf_win.runs.request import Job, Request, as_typed
 from mmf_win.runs.targets import Target
@@ -154,7 +154,7 @@ def _require_updates_left(asked: Attempt, job: Job, config: Tree, total: int | N
         return
     if counted.update <= counted.best_update + patience or Exit.load(run.exit_file) != Exit("ok"):
         return
-    summary = summarize(run)
+    summary = Record.read(run).summary
     if (summary.updates or 0) < (summary.max_updates or 0):
         raise UsageError(
             f"{checkpoint}: training has stopped early at update {counted.update}, as no validation after "

@@ -18,7 +18,7 @@ from mmf_win.errors import (
 from mmf_win.protocol import Attempt, Exit, Outcome, read_events
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import attempt_started, summarize
+from mmf_win.runs.history import Record, attempt_started
 from mmf_win.runs.lookup import all_runs
 from mmf_win.supervise import Ended
 
@@ -117,7 +117,7 @@ def resume(run: Run) -> str:
 def use_intact(run: Run, update: int | None) -> str:
     """Which command goes on with a run that has damaged checkpoints, and intact ones up to an update."""
     with suppress(DataError):
-        known = summarize(run)
+        known = Record.read(run).summary
         if known.state == "done" and known.updates == update:  # nothing is left to train
             predict = shell_line("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
             return f"`{predict}` predicts with what is intact"

@@ -20,7 +20,7 @@ import pytest
 from mmf_win.locking import locked
 from mmf_win.protocol import Exit, read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import state, summarize
+from mmf_win.runs.history import Record, state
 from mmf_win.runs.lookup import all_runs
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds.held import Witness, witness
@@ -93,7 +93,7 @@ def endless(tool: Tool, workers: int = 0) -> list[str]:
 
 def goes_on(tool: Tool, run: Run) -> None:
     """The run can be resumed, and counts on from what it had."""
-    reached = summarize(run).updates
+    reached = Record.read(run).summary.updates
     result = tool("train", "--resume", "last", "--updates", str(reached + 1), "training.num_workers=0")
     assert (result["state"], result["updates"]) == ("done", reached + 1)
     assert starts(run) == [0, reached]
@@ -107,10 +107,10 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
         somebody.process.send_signal(number)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "saving… press Ctrl+C again to end at once" in somebody.read
-    updates = summarize(run).updates
+    updates = Record.read(run).summary.updates
     assert f"stopped at update {updates}, which is saved\nresume with: mmfw train" in somebody.read
     assert "--resume last" in somebody.read and "error" not in somebody.read
-    assert summarize(run).state == "interrupted"
+    assert state(run) == "interrupted"
     goes_on(tool, run)
 
 
@@ -166,7 +166,7 @@ def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
         somebody.reads("press Ctrl+C again")
         here.with_name("here.go").touch()
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert summarize(run).updates >= 2
+    assert Record.read(run).summary.updates >= 2
     goes_on(tool, run)
 
 
@@ -181,7 +181,7 @@ def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Fa
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "stopping" in somebody.read and "--resume" not in somebody.read
     assert not list(run.reports.glob("*.csv"))
-    assert summarize(run).state == "done", "an interrupted prediction is not an interrupted training"
+    assert state(run) == "done", "an interrupted prediction is not an interrupted training"
 
 
 def connecting(held: Witness, hangs: Path) -> list[dict[str, Any]]:
@@ -243,7 +243,7 @@ def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
         dies(somebody)
     with locked(run.lock, patience=120):
         assert Exit.load(run.exit_file), "the lock is held until the worker has ended"
-    assert summarize(run).state == "interrupted"
+    assert state(run) == "interrupted"
     goes_on(tool, run)
 
 

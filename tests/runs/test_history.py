@@ -93,7 +93,7 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
         {"kind": "of a later version", "whatever": True},
     )
     with locked(run.lock):
-        summary = history.summarize(run)
+        summary = history.Record.read(run).summary
     assert (summary.state, summary.updates, summary.max_updates) == ("running", 20, 30)
     assert summary.best_auroc == 0.7
 
@@ -118,7 +118,7 @@ def test_the_state_of_a_run_that_no_process_holds_comes_from_its_exit(
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     if outcome is not None:
         Exit(outcome).save(run.exit_file)
-    assert history.summarize(run).state == state
+    assert history.Record.read(run).summary.state == state
 
 
 def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, U
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places
 from mmf_win.runs import presets, published_weights
-from mmf_win.runs.history import state, summarize
+from mmf_win.runs.history import Record, state
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
@@ -80,7 +80,7 @@ def test_the_second_call_reuses_the_run_and_downloads_nothing(shop: Shop) -> Non
     run = published_weights.run_of("mmbt_grid", shop.places)
     request = run.request()
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
-    assert (run.path.parent.name, summarize(run).state) == ("mmbt_grid-published", "published")
+    assert (run.path.parent.name, Record.read(run).summary.state) == ("mmbt_grid-published", "published")
     assert (request.published_weights, request.published_sha256) == (KEY, file_digest(weights).hex())
     assert (run.checkpoints / "best.ckpt").samefile(weights)
     assert (request.splits["val"], request.splits["test"]) == ("dev_seen", "test_seen")

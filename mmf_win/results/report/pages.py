@@ -44,9 +44,8 @@ def of_run(
     known = Record.read(run)
     dataset = _dataset(known, data_dir)
     predicted = [(each.split, each.csv) for each in known.scores.made]
-    found = next((each for each in predicted if split in (None, each[0])), None)
-    if split is not None and csv is not None:
-        found = (split, csv)
+    named = [(split, csv)] if split is not None and csv is not None else predicted
+    found = next((each for each in named if split in (None, each[0])), None)
     if found is None and split is not None:
         there = splits_on_disk(dataset)
         message = f"run {run.id} has no predictions for {split}"
