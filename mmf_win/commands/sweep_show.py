@@ -43,7 +43,7 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     shown = [(task, folder.task(task.name)) for task in found if state in (None, task.state)]
     told = [(task_id(of.path), task, position(of)) for task, of in shown]
     if as_json:
-        listed = [{**asdict(task), **asdict(where), "run": run} for run, task, where in told]
+        listed = [{**asdict(task), **where, "run": run} for run, task, where in told]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
     say(f"{folder.path}: {tasks(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}")
@@ -51,9 +51,9 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     table = [
         (
             *(run, task.state, task.slot, task.command),
-            None if where.update is None else f"{where.update}/{where.max_updates or '?'}",
-            *(where.loss, where.auroc, where.on),
-            duration(where.left) if where.left and task.state == "running" else None,
+            None if where["update"] is None else f"{where['update']}/{where['max_updates'] or '?'}",
+            *(where["loss"], where["auroc"], where["on"]),
+            duration(where["left"]) if where["left"] and task.state == "running" else None,
             duration(task.seconds) if task.seconds else None,
             task.message,
         )

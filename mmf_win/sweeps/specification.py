@@ -16,6 +16,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from mmf_win.console import SECRET
 from mmf_win.errors import UsageError
 from mmf_win.protocol import is_a
+from mmf_win.runs.scores import is_test
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
@@ -73,21 +74,13 @@ class Specification:
 
 
 def load(sweep: SweepFolder) -> Specification | None:
-    """What a sweep was asked for last; None where nothing says so.
-
-    Raises:
-        UsageError: its file is no specification.
-    """
+    """What a sweep was asked for last; None where nothing says so."""
     path = sweep.specification
     return parse(read_text(path), path) if path.is_file() else None
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """A file's text. Raises UsageError where it is none."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -95,15 +88,7 @@ def read_text(path: Path) -> str:
 
 
 def parse(text: str, path: Path) -> Specification:
-    """Read a file's text.
-
-    Args:
-        text: the YAML.
-        path: the file's name, for errors.
-
-    Raises:
-        UsageError: it is no specification; the message names the file and the place.
-    """
+    """Read the YAML of a file. Raises UsageError with the path and the place where it is no specification."""
     first, *rest = _documents(text, path) or [None]
     head = _mapping(first, f"{path}: the first document")
     unknown = [key for key in head if key not in _KEYS]
@@ -225,11 +210,19 @@ def _search(document: Any, path: Path) -> Search:
             raise UsageError(
                 f"{where}: '{key}' cannot be {value!r:.40}", hint=known and f"it is one of {known}"
             )
+    require_validation(values.get("metric", ""), f"{where}: ")
     if values.get("trials", 0) < 1:
         raise UsageError(f"{where}: 'trials' must be a number above 0")
     for name, domain in values["parameters"].items():
         _require_domain(name, domain, where)
     return Search(**values)
+
+
+def require_validation(metric: str, where: str = "") -> None:
+    """Raise UsageError for a metric that nothing is ranked by."""
+    if is_test(metric):
+        message = f"{where}{metric} is measured on a test set, which must not choose a model"
+        raise UsageError(message, hint="rank by a validation metric")
 
 
 def _require_domain(name: str, domain: Any, where: str) -> None:

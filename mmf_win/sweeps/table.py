@@ -23,7 +23,7 @@ from mmf_win.runs.scores import UNKNOWN, Scores, is_test, read_scores
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.planning import all_tasks
-from mmf_win.sweeps.specification import Search, load
+from mmf_win.sweeps.specification import Search, load, require_validation
 from mmf_win.sweeps.task import Task
 from mmf_win.upstream.install import require_packages
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import pandas
 
 _AUROC = "auroc"
-_TEST = "test_"  # how the metrics of test sets begin; nothing is ranked by them
 _SAMPLE = 20  # tasks whose files are counted
 _NAMES = {"roc_auc": _AUROC, "total_loss": "loss"}
 
@@ -70,22 +69,6 @@ class Cost(NamedTuple):
     size: float
 
 
-@dataclass(frozen=True)
-class Position:
-    """How far a task's newest training is, with the last loss, the AUROC of the best checkpoint and the split
-    that it was measured on, and the seconds that are left.
-
-    What is not known is None.
-    """
-
-    update: int | None = None
-    max_updates: int | None = None
-    loss: float | None = None
-    auroc: float | None = None
-    on: str | None = None
-    left: float | None = None
-
-
 def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()) -> list[Line]:
     """The combinations of a sweep, the best first; those without the metric come last.
 
@@ -100,9 +83,7 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     search = asked.search if asked is not None else None
     searched = search.metric if search is not None else _AUROC
     metric = metric or searched
-    if metric.startswith(_TEST):
-        message = f"{metric} is measured on a test set, which must not choose a model"
-        raise UsageError(message, hint="rank by a validation metric")
+    require_validation(metric)
     done = [task for task in all_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
     shown = ((task, json.dumps([task.values.get(name) for name in differing]), _seed(task)) for task in done)
@@ -160,11 +141,7 @@ def differing_parameters(tasks: Sequence[Task]) -> list[str]:
 
 
 def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
-    """The newest run of each task that ended well or was pruned, with the parameters that differ.
-
-    Raises:
-        UsageError: the sweep's specification is invalid.
-    """
+    """The newest run of each task that ended well or was pruned, with the parameters that differ."""
     tasks = [task for task in all_tasks(sweep) if task.state in ("success", "pruned")]
     differing = differing_parameters(tasks)
     found = [(sweep.task(task.name).newest_run(), task) for task in tasks]
@@ -173,19 +150,18 @@ def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
     }
 
 
-def position(folder: TaskFolder) -> Position:
-    """How far a task is."""
-    try:
-        run = folder.newest_run()
-        events = [] if run is None else read_events(run.events)
-    except (DataError, OSError):
-        return Position()
+def position(folder: TaskFolder) -> dict[str, Any]:
+    """How far a task's newest training is; what is not known is None.
+
+    ``auroc`` is that of the best checkpoint, measured ``on`` a split, and ``left`` is in seconds.
+    """
+    scores, events = measured(folder)
     last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
-    update, total, speed = last.get("update"), last.get("max_updates"), last.get("updates_per_s")
-    left = (total - update) / speed if total and speed else None
-    scores = Scores() if run is None else read_scores(run, events)
+    known = {name: last.get(name) for name in ("update", "max_updates", "loss")}
+    total, speed = known["max_updates"], last.get("updates_per_s")
+    left = (total - known["update"]) / speed if total and speed else None
     on = scores.validated_on
-    return Position(update, total, last.get("loss"), scores.best_auroc, on.brief if on else None, left)
+    return {**known, "auroc": scores.best_auroc, "on": on.brief if on else None, "left": left}
 
 
 def cost(sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path) -> Cost | None:
@@ -226,7 +202,7 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
     """What a search maximizes or minimizes, of a task that ended; None where there is none."""
     file, found, keys = asked.metric.partition(".json:")
     if not found:
-        return metrics_of(_scores(folder)).get(asked.metric)
+        return metrics_of(measured(folder)[0]).get(asked.metric)
     try:
         value = json.loads((folder.path / f"{file}.json").read_text(encoding="utf-8"))
         for key in keys.split("."):
@@ -236,13 +212,14 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
         return None
 
 
-def _scores(folder: TaskFolder) -> Scores:
-    """Those of a task's newest run; none where there is none that can be read."""
+def measured(folder: TaskFolder) -> tuple[Scores, Sequence[Event]]:
+    """The scores and events of a task's newest run; none where there is none that can be read."""
     with suppress(DataError, OSError):
         run = folder.newest_run()
         if run is not None:
-            return read_scores(run, read_events(run.events))
-    return Scores()
+            events = read_events(run.events)
+            return read_scores(run, events), events
+    return Scores(), ()
 
 
 def _seed(task: Task) -> str:
@@ -252,24 +229,26 @@ def _seed(task: Task) -> str:
 def _line(
     folder: SweepFolder, tasks: Sequence[Task], differing: Sequence[str], metric: str, search: Search | None
 ) -> Line:
-    measured: dict[str, dict[str, float]] = defaultdict(dict)
-    validated: set[str] = set()
+    values: dict[str, dict[str, float]] = defaultdict(dict)
+    validated_on: set[str] = set()
     runs, trained = 0, []
     for task in tasks:
-        scores = _scores(folder.task(task.name))
+        of_task = folder.task(task.name)
+        scores, _ = measured(of_task)
         found = metrics_of(scores)
-        validated |= {on.brief for on in (scores.validated_on,) if on}
+        if scores.validated_on is not None:
+            validated_on.add(scores.validated_on.brief)
         if search is not None and search.metric not in found:
-            value = objective(search, folder.task(task.name))
+            value = objective(search, of_task)
             found |= {} if value is None else {search.metric: value}
         runs += bool(found) or task.state == "success"
-        trained += [] if scores.validation is None else [task_id(folder.task(task.name).path)]
+        if scores.validation is not None:
+            trained.append(task_id(of_task.path))
         for name, value in found.items():
-            measured[name][_seed(task)] = value
-    metrics = {name: measured[name] for name in sorted(measured, key=lambda name: (name != metric, name))}
+            values[name][_seed(task)] = value
+    metrics = {name: values[name] for name in sorted(values, key=lambda name: (name != metric, name))}
     parameters = {name: tasks[0].values.get(name) for name in differing}
-    where = ", ".join(sorted(validated)) or None
-    return Line(parameters, runs, tuple(trained), metrics, where)
+    return Line(parameters, runs, tuple(trained), metrics, ", ".join(sorted(validated_on)) or None)
 
 
 def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:

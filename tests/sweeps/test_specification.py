@@ -64,6 +64,10 @@ WRONG = {
     "no trials": (HEAD + "search: {trials: 0, parameters: {lr: [1]}}\n", "'trials'"),
     "half a trial": (HEAD + "search: {trials: 0.5, parameters: {lr: [1]}}\n", "'trials'"),
     "a metric without a name": (HEAD + "search: {trials: 1, metric: 3, parameters: {lr: [1]}}\n", "'metric'"),
+    "a search by a test set": (
+        HEAD + "search: {trials: 1, metric: test_seen_auroc, parameters: {lr: [1]}}\n",
+        "test_seen_auroc is measured on a test set",
+    ),
     "an unknown key of a search": (HEAD + "search: {trial: 3, parameters: {lr: [1]}}\n", "key 'trial'"),
     "a list of GPUs in a list": (HEAD + "resource: [[0, 1]]\n---\nlr: 1\n", "'resource'"),
     "an endless range": (
