@@ -53,12 +53,6 @@ COMMANDS = {
     "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
     "bug-report": "Write a zip for a bug report, without known secrets.",
 }
-# What options of commands were called in an earlier version → their names.
-_RENAMED = {
-    "train --keep": "--keep-checkpoints",
-    "train --no-memory": "--ignore-known-fits",
-    "runs --csv": "--format csv",
-}
 
 
 class _LazyGroup(click.Group):
@@ -69,11 +63,7 @@ class _LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
-            if ctx.resilient_parsing:  # the shell asks what could follow
-                return None
-            near = get_close_matches(cmd_name, COMMANDS, n=1)
-            hint = f"did you mean mmfw {near[0]}?" if near else "`mmfw --help` lists the commands"
-            raise UsageError(f"there is no command {cmd_name}", hint=hint)
+            return None
         command = importlib.import_module(f"mmf_win.commands.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         return command
@@ -218,17 +208,18 @@ def _usage_error(error: click.ClickException) -> MmfwError:
     path = ctx.command_path if ctx else "mmfw"
     hint = f"`{path} --help` shows what it takes" if ctx else None
     message = error.format_message().rstrip(".")
-    unknown = re.fullmatch("No such command '(.*)'", message)  # and none that is nearly called so
+    unknown = re.match("No such command '(.*?)'", message)
     if unknown and ctx is not None and isinstance(ctx.command, click.Group):
-        if "run" in ctx.command.commands:
+        message = unknown[0]
+        if near := get_close_matches(unknown[1], ctx.command.list_commands(ctx), n=1):
+            hint = f"did you mean {path} {near[0]}?"
+        elif "run" in ctx.command.commands:
             hint = f"did you mean {path} run {unknown[1]}?"
         elif ctx.command.invoke_without_command:
             hint = f"`{path}` alone shows the list; {hint}"
     if isinstance(error, click.NoSuchOption):
         message = f"{path} has no option {error.option_name}"
-        if renamed := _RENAMED.get(f"{path} {error.option_name}".removeprefix("mmfw ")):
-            hint = f"it is now called {renamed}"
-        elif path == "mmfw":
+        if path == "mmfw":
             hint = f"options follow the command: mmfw COMMAND {error.option_name} ..."
         elif error.possibilities:
             hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"

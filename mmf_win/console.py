@@ -175,11 +175,7 @@ def print_json(value: object, *, on_one_line: bool = False) -> None:
 
     ASCII only: a Windows pipe may not speak UTF-8.
     """
-    _print_as_it_is(_timed(value), None if on_one_line else 2)
-
-
-def _print_as_it_is(value: object, indent: int | None = 2) -> None:
-    print(json.dumps(value, indent=indent, default=os.fspath), flush=True)
+    print(json.dumps(_timed(value), indent=None if on_one_line else 2, default=os.fspath), flush=True)
 
 
 def _timed(value: Any) -> Any:
@@ -197,7 +193,7 @@ def print_tree(tree: dict[str, Any], as_json: bool) -> None:
     """A tree of settings on stdout, as JSON or as YAML, in ASCII as well."""
     from yaml import safe_dump
 
-    _print_as_it_is(tree) if as_json else print(safe_dump(tree, sort_keys=False), end="", flush=True)
+    print(json.dumps(tree, indent=2) if as_json else safe_dump(tree, sort_keys=False).rstrip(), flush=True)
 
 
 def size(n: float) -> str:

@@ -329,10 +329,11 @@ def _report(
     """Print the table, and end with an error where not all went well; ``again`` is how to go on then."""
     done = (task.state == "queued" and not set(task.left) & set(names) for task in found)  # others are left
     states = Counter("success" if over else task.state for task, over in zip(found, done, strict=True))
+    table_of = lines(folder) if as_json or states["success"] else []
     if as_json:
-        print_json({"sweep": folder.path, "states": states, "table": [flat(line) for line in lines(folder)]})
-    elif states["success"]:
-        print_lines(folder)
+        print_json({"sweep": folder.path, "states": states, "table": [flat(line) for line in table_of]})
+    elif table_of:
+        print_lines(table_of)
     told = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
     if stopped:
         raise Interrupted(f"stopped: {told}", hint=f"go on with: {again}" if states["queued"] else None)

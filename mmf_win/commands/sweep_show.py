@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -15,7 +15,7 @@ from mmf_win.commands.runs import remove_asked
 from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, size
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import task_id
-from mmf_win.sweeps.folder import SweepFolder, find_sweep, remove_sweep
+from mmf_win.sweeps.folder import find_sweep, remove_sweep
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.running import Runner
 from mmf_win.sweeps.table import Cost, Line, flat, lines, position
@@ -90,12 +90,7 @@ Examples:
 @options.runs_dir
 @options.as_json
 def table(
-    sweep: str | None,
-    metric: str | None,
-    baseline: tuple[str, ...],
-    form: str,
-    save_dir: Path,
-    as_json: bool,
+    sweep: str | None, metric: str | None, baseline: Sequence[str], form: str, save_dir: Path, as_json: bool
 ) -> None:
     """Show the results of a sweep: each combination with the means of its metrics over the seeds.
 
@@ -104,52 +99,45 @@ def table(
     is as for `mmfw sweep status`.
     """
     folder = find_sweep(save_dir, sweep)
-    if as_json:
-        found = lines(folder, metric=metric, baseline=baseline)
-        print_json([flat(line, compared=bool(baseline)) for line in found])
-        return
-    print_lines(folder, metric=metric, baseline=baseline, form=form)
-
-
-def print_lines(
-    folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = (), form: str = "text"
-) -> None:
-    """Print the table of a sweep."""
     found = lines(folder, metric=metric, baseline=baseline)
-    if not found:
+    if as_json:
+        print_json([flat(line, compared=bool(baseline)) for line in found])
+    elif found:
+        print_lines(found, form, compared=bool(baseline))
+    else:
         say(f"{folder.path}: no task has ended well so far")
-        return
+
+
+def print_lines(found: Sequence[Line], form: str = "text", *, compared: bool = False) -> None:
+    """Print the table of a sweep, of one line at least."""
     if form in ("csv", "tsv"):
-        rows = [flat(line, compared=bool(baseline)) for line in found]
+        rows = [{**flat(line, compared=compared), "tasks": " ".join(line.tasks)} for line in found]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        rows = [{**row, "tasks": " ".join(row["tasks"])} for row in rows]
         print_csv(names, rows, "," if form == "csv" else "\t")
         return
     metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
-    header = [*found[0].parameters, "runs", "on", *metrics, *(("difference", "p") if baseline else ())]
-    rows_of_text = [_texts(line, metrics, compared=bool(baseline)) for line in found]
+    header = [*found[0].parameters, "runs", "on", *metrics, *(("difference", "p") if compared else ())]
+    cells = [_cells(line, metrics, compared=compared) for line in found]
     if form == "text":
-        named = [[*row, next(iter(line.tasks), None)] for row, line in zip(rows_of_text, found, strict=True)]
+        named = [[*row, next(iter(line.tasks), None)] for row, line in zip(cells, found, strict=True)]
         print(aligned([*header, "first task"], named, optional=["first task"]))
         return
     print_line(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
-    for cells in rows_of_text:
-        texts = ("" if cell is None else str(cell).replace("|", r"\|") for cell in cells)
+    for row in cells:
+        texts = ("" if cell is None else str(cell).replace("|", r"\|") for cell in row)
         print_line(f"| {' | '.join(texts)} |")
 
 
-def _texts(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
-    cells = [None if value is None else str(value) for value in of.parameters.values()]
-    spreads = [_spread(of.metrics.get(name, {}).values(), of.runs) for name in metrics]
-    ends = [
-        None if of.difference is None else f"{of.difference:+.4f}",
-        None if of.p is None else f"{of.p:.3g}",
-    ]
-    return [*cells, of.runs, of.validated_on, *spreads, *(ends if compared else ())]
+def _cells(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
+    parameters = [None if value is None else str(value) for value in of.parameters.values()]
+    spreads = [_spread([*of.metrics.get(name, {}).values()], of.runs) for name in metrics]
+    difference = None if of.difference is None else f"{of.difference:+.4f}"
+    p = None if of.p is None else f"{of.p:.3g}"
+    return [*parameters, of.runs, of.validated_on, *spreads, *((difference, p) if compared else ())]
 
 
-def _spread(values: Collection[float], runs: int) -> str | None:
-    mean, sd, count = seeds.spread([*values])
+def _spread(values: Sequence[float], runs: int) -> str | None:
+    mean, sd, count = seeds.spread(values)
     deviation = "" if sd is None else f" ± {sd:.4f}"
     fewer = f" (of {count})" if count < runs else ""
     return None if mean is None else f"{mean:.4f}{deviation}{fewer}"
@@ -187,18 +175,11 @@ def print_plan(
 
     ``trials`` are those of a search that are still to be proposed.
     """
-    plans: list[dict[str, Any]] = [
-        {
-            "task": task.name,
-            "state": task.state,
-            "commands": {
-                name: runner.script(runner.words(task, name))
-                for name in runner.template
-                if name in task.left and task.state != "pruned"
-            },
-        }
-        for task in entered
-    ]
+    plans: list[dict[str, Any]] = []
+    for task in entered:
+        left = [name for name in runner.template if name in task.left and task.state != "pruned"]
+        commands = {name: runner.script(runner.words(task, name)) for name in left}
+        plans.append({"task": task.name, "state": task.state, "commands": commands})
     left_over = sum(bool(entry["commands"]) for entry in plans)
     runs = left_over + trials
     seconds = None if expected is None else expected.seconds * -(-runs // slots)

@@ -55,11 +55,7 @@ def of_preset(
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:
-    """The keys and values of ``KEY=VALUE,VALUE``.
-
-    Raises:
-        UsageError: a list has an empty value.
-    """
+    """The keys and values of ``KEY=VALUE,VALUE``. Raises UsageError where a list has an empty value."""
     found = {}
     for key, _, text in (word.partition("=") for word in overrides):
         values = [number(part) for part in _parts(text)]

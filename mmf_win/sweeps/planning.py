@@ -88,11 +88,7 @@ def plan(
 
 
 def all_tasks(sweep: SweepFolder) -> list[Task]:
-    """The tasks of a sweep: those that it was asked for last, in their order, then others that have begun.
-
-    Raises:
-        UsageError: the specification in its folder is invalid.
-    """
+    """The tasks of a sweep: those that it was asked for last, in their order, then others that have begun."""
     last, before = load(sweep), begun(sweep)
     asked = joined(plan(last).tasks, before) if last is not None else []
     keys = {task.key for task in asked}
@@ -102,11 +98,7 @@ def all_tasks(sweep: SweepFolder) -> list[Task]:
 def task_of(
     specification: Specification, parameters: Values, commands: Collection[str] | None = None
 ) -> Task:
-    """The task of one combination; ``commands`` None for all.
-
-    Raises:
-        UsageError: a template needs a parameter that nothing sets, or an alias has no such case.
-    """
+    """The task of one combination; ``commands`` None for all. Raises UsageError for an unknown case."""
     values: Values = {}
     for name, value in parameters.items():
         cases = specification.alias.get(name)
@@ -132,11 +124,7 @@ def _combinations(choice: Choice, sample: int | None) -> Sequence[Values]:
 
 
 def _used(specification: Specification, task: Task) -> set[str]:
-    """The parameters that the task's templates use.
-
-    Raises:
-        UsageError: one of them has no value.
-    """
+    """The parameters that the task's templates use. Raises UsageError where one has no value."""
     used: set[str] = set()
     for command in task.commands:
         for name in placeholders(specification.template[command]):
