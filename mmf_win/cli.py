@@ -29,11 +29,6 @@ _GLANCE = 0.2  # seconds
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
 _HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
-_HELD_HINT = "close the program that has it open, if there is one, and run the same command again"
-_NO_LOCKS_HINT = (
-    "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, "
-    "--data-dir or MMF_DATA_DIR that of the data"
-)
 
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
 COMMANDS = {
@@ -237,11 +232,12 @@ def _system_error(error: OSError) -> MmfwError:
     elif error.errno == errno.ENOMEM:
         kind, hint = ResourceError, _MEMORY_HINT
     elif getattr(error, "winerror", None) in _HELD:
-        hint = _HELD_HINT
+        hint = "close the program that has it open, if there is one, and run the same command again"
     elif error.errno in NO_ROOM:
         kind, hint = ResourceError, "free some space and run the same command again"
     elif error.errno == errno.ENOLCK:
-        hint = _NO_LOCKS_HINT
+        hint = "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, "
+        hint += "--data-dir or MMF_DATA_DIR that of the data"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         hint = "see who may read and write there, or name another folder"
     return kind(f"{where}{what}", hint=hint)

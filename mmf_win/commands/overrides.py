@@ -79,15 +79,12 @@ def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[s
 
 
 def require_trainable(overrides: Sequence[str], options: Mapping[str, Any], *, resumes: bool) -> None:
-    """Refuse overrides that training would undo.
+    """Refuse overrides that training would undo, by UsageError.
 
     Args:
         overrides: what was typed now.
         options: the command's options → what was given.
         resumes: an option names the checkpoint or the weights that training begins from.
-
-    Raises:
-        UsageError: there is one.
     """
     _refuse(overrides, _IN_TRAINING | (_IN_RESUMING if resumes else {}))
     _require_one_of(overrides, options)
@@ -102,13 +99,10 @@ def require_trainable(overrides: Sequence[str], options: Mapping[str, Any], *, r
 
 
 def require_optimizer_kept(overrides: Sequence[str]) -> None:
-    """Refuse overrides of the optimizer beside a checkpoint that brings its own.
+    """Refuse overrides of the optimizer beside a checkpoint that brings its own, unless it starts afresh.
 
     MMF makes the optimizer as the overrides say, and then puts back what the checkpoint has of it, its
     learning rate included.
-
-    Raises:
-        UsageError: there is one, and nothing says that the optimizer starts afresh.
     """
     typed = [override.lower() for override in overrides]  # true is True, too
     if any(reset.lower() in typed for reset in _RESETS):

@@ -157,7 +157,8 @@ def command(
     if best_of is not None:
         if runs or published is not None:
             raise UsageError("--best-of names the runs, so no other weights can be named")
-        ranked = lines(sweep := find_sweep(save_dir, best_of), metric="auroc")
+        sweep = find_sweep(save_dir, best_of)
+        ranked = lines(sweep, metric="auroc")
         if not ranked:
             raise UsageError(f"{best_of}: no task has ended well so far")
         runs = tuple(str(sweep.path / Path(task).name) for task in ranked[0].tasks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -149,13 +149,13 @@ def run(
         raise UsageError(f"{words[0]}: {error}", hint=error.hint) from None
     if debug and not planned.tasks:
         raise UsageError("there is no task to debug: a search has none before it runs")
-    given, search_for, every = resources or asked.resource, asked.search, tuple(asked.template)
+    given, every = resources or asked.resource, tuple(asked.template)
     before, chosen = begun(folder), commands or every
     entered = joined(planned.tasks, before)
     known = {task.key for task in entered}
     trials = [task for task in before if task.trial is not None and not title and task.key not in known]
-    searches = search_for is not None and not (title or debug or failed)
-    more = max(0, search_for.trials - len(trials)) if search_for is not None and searches else 0
+    search_for = None if title or debug or failed else asked.search
+    more = 0 if search_for is None else max(0, search_for.trials - len(trials))
     entered += [task.asked_for(replace(task, commands=every)) for task in trials]
     entered = entered[:1] if debug else entered
     if failed:
@@ -180,20 +180,21 @@ def run(
         with suppress(UsageError):  # it is shown on another machine
             count = len(slots_here(given, count))
         expected = cost(folder, before, _preset_of(asked), save_dir)
-        places_of_plan = count or len(given or "x")
-        print_plan(runner, entered, more, planned.orphans, places_of_plan, expected, as_json)
+        print_plan(runner, entered, more, planned.orphans, count or len(given or "x"), expected, as_json)
         return
-    on_cluster = click.get_current_context().with_resource(on_ray.connected()) if cluster else None
-    if on_cluster is None:
-        places = slots_here(given, count)
-    else:
+    execute: Callable[..., Task] = runner.run
+    if cluster:
+        on_cluster = click.get_current_context().with_resource(on_ray.connected())
         places = on_cluster.slots(given, count, folder, Places.resolve(data_dir, save_dir).data_dir)
+        execute = partial(on_cluster.run, runner)
+    else:
+        places = slots_here(given, count)
     if of_file is not None:
         places = [replace(p, environment={**p.environment, "MMF_DATA_DIR": str(of_file)}) for p in places]
-    if searches:
+    if search_for is not None:
         require_packages("optuna", extra="[search]")  # before there is a folder
     folder.path.mkdir(parents=True, exist_ok=True)
-    search = OptunaSearch(asked, folder, [*entered, *before]) if searches else None
+    search = None if search_for is None else OptunaSearch(asked, folder, [*entered, *before])
     write_bytes(folder.specification, text.encode())
     if force or debug:
         for task in entered:
@@ -201,7 +202,6 @@ def run(
     wanted = _to_run(entered, chosen)
     for task in [] if force or debug else wanted:
         require_known(folder.task(task.name))
-    execute = partial(on_cluster.run, runner) if on_cluster is not None else runner.run
     with SweepDisplay(sum(task.state == "queued" for task in wanted) + more, aloud=debug) as display:
         driver = Driver(folder, places, execute, display, display.stopping, search)
         stopped = driver.run(wanted)

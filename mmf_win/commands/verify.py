@@ -61,11 +61,7 @@ def command(
 def meant(
     words: Sequence[str], data_dir: Path | None, save_dir: Path | None
 ) -> tuple[Sequence[str], Sequence[str], Places]:
-    """The names and overrides among the words, and the folders.
-
-    Raises:
-        UsageError: a folder that was named is not there, so that nothing would be found in it.
-    """
+    """The names and overrides among the words, and the folders; those that are named must exist."""
     names, overrides = split_words(words)
     for folder in (data_dir, save_dir if "runs" in names else None):
         if folder is not None and not folder.is_dir():

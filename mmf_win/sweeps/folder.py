@@ -69,18 +69,16 @@ class TaskFolder:
 
 
 def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
-    """A sweep by its folder or its name in the save dir; without one, the newest there.
-
-    Raises:
-        UsageError: there is none.
-    """
-    found = list(filter(None, [sweep_named(save_dir, wanted)] if wanted else sweeps_in(save_dir)))
-    if not found:
+    """A sweep by its folder or its name in the save dir; without one, the newest. UsageError for none."""
+    known = sweeps_in(save_dir)
+    newest = max(known, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime, default=None)
+    found = sweep_named(save_dir, wanted) if wanted else newest
+    if found is None:
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
         told = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
-        meant = did_you_mean(wanted or "", [path.name for path in sweeps_in(save_dir)])
+        meant = did_you_mean(wanted or "", [path.name for path in known])
         raise UsageError(told, hint=f"{meant}`{makes}` makes one")
-    return SweepFolder(max(found, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime))
+    return SweepFolder(found)
 
 
 def remove_sweep(sweep: SweepFolder) -> None:

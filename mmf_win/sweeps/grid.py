@@ -29,9 +29,6 @@ def of_preset(
         seeds: one training of each combination with each; without any, one with a random seed.
         overrides: ``KEY=VALUE,VALUE``; a comma within brackets or quotes is part of a value.
         options: more words for each training.
-
-    Raises:
-        UsageError: a list has an empty value.
     """
     listed = values_of(overrides)
     default: Values = {}

@@ -70,11 +70,7 @@ class OnNode:
 
 @contextmanager
 def connected() -> Iterator[Cluster]:
-    """Be connected to the cluster that this machine is part of, until the block ends.
-
-    Raises:
-        MmfError: Ray is not installed, or there is no such cluster.
-    """
+    """Be connected to the cluster that this machine is part of, within the block; MmfError without one."""
     named = os.environ.get("RAY_ADDRESS") or "auto"
     os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # or a call after the connection was lost may start a cluster
     require_packages("ray", extra="[ray]")

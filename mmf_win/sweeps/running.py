@@ -62,9 +62,6 @@ def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]
     Args:
         resources: what each slot has; None for one slot a GPU, or one without where there is no GPU.
         count: how many slots; they share the resources in turn. None for one slot a resource.
-
-    Raises:
-        UsageError: a resource is not there.
     """
     found = [str(number) for number in range(len(gpus.installed()))]
     if resources is None:
