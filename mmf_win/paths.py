@@ -176,10 +176,10 @@ class Places:
         environ = os.environ
         user_cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
         torch_home = environ.get("TORCH_HOME") or str(Path(user_cache, "torch"))
-        cache = Path(environ.get("MMF_CACHE_DIR") or Path(torch_home, "mmf")).expanduser().absolute()
+        cache = expanded(environ.get("MMF_CACHE_DIR") or Path(torch_home, "mmf")).absolute()
         data = data_dir or Path(environ.get("MMF_DATA_DIR") or cache / "data")
         save = save_dir or Path(environ.get("MMF_SAVE_DIR") or "save")
-        return cls(cache, data.expanduser().absolute(), save.expanduser().absolute())
+        return cls(cache, expanded(data).absolute(), expanded(save).absolute())
 
     @property
     def dataset(self) -> DatasetPaths:
@@ -228,10 +228,15 @@ class DatasetPaths:
         return self.annotations / f"{name}.jsonl"
 
 
+def expanded(path: str | Path) -> Path:
+    """A path in which ``~`` is the home folder; what is no user's, as in ``~$memes.zip``, stays as it is."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib refuses the name of no user
+
+
 def tool_home() -> Path:
     """Where mmfw keeps what it installs: ``MMFW_HOME``, else inside the Python environment."""
     chosen = os.environ.get("MMFW_HOME")
-    return Path(chosen).expanduser().absolute() if chosen else Path(sys.prefix, "share", "mmfw")
+    return expanded(chosen).absolute() if chosen else Path(sys.prefix, "share", "mmfw")
 
 
 def no_datasets() -> Path:

@@ -11,7 +11,7 @@ from mmf_win.console import print_json, say, shell_line
 from mmf_win.dataset.annotations import read_rows, require_split
 from mmf_win.dataset.coverage import converted
 from mmf_win.errors import DataError
-from mmf_win.paths import Places, data_option
+from mmf_win.paths import Places, data_option, expanded
 from mmf_win.results.submission import ORDER, problems
 from mmf_win.runs.lookup import owner
 
@@ -47,7 +47,7 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
         lacking = f"{len(left_out)} memes of {split} have no image here"
         hint = f"{lacking}; convert a complete copy of the dataset and predict again: {convert}"
     else:
-        run = owner(file.expanduser().absolute())
+        run = owner(expanded(file).absolute())
         predict = shell_line("mmfw", "predict", *([run.path] if run else []), "--split", split, *where)
         hint = f"a run's prediction is written right by: {predict}"
     raise DataError(f"{file}: it cannot be scored on {split}", hint=hint)

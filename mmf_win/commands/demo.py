@@ -19,7 +19,7 @@ from mmf_win.console import duration, print_json, say, shell_line
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
-from mmf_win.paths import new_file
+from mmf_win.paths import expanded, new_file
 from mmf_win.results import saved_metrics
 from mmf_win.upstream.install import require_packages, usable_mmf
 
@@ -74,7 +74,7 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
 def _folder(chosen: Path | None) -> Iterator[Path]:
     """The chosen folder; without one a temporary one, which stays only when something in it went wrong."""
     if chosen is not None:
-        yield chosen.expanduser().absolute()
+        yield expanded(chosen).absolute()
         return
     temporary = Path(tempfile.mkdtemp(prefix="mmfw-demo-"))
     try:

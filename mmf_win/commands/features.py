@@ -22,7 +22,7 @@ from mmf_win.inputs.given import Input
 from mmf_win.inputs.keys import image_keys
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding
-from mmf_win.paths import Places, data_option
+from mmf_win.paths import Places, data_option, expanded
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files
 from mmf_win.upstream.install import find_mmf
@@ -166,7 +166,7 @@ def add(
     places = Places.resolve(data_dir)
     if output is not None and output.suffix != ".lmdb":
         raise UsageError(f"{output}: MMF takes a folder for an LMDB only if its name ends in .lmdb")
-    lmdb = places.dataset.features / "detectron.lmdb" if output is None else output.expanduser().absolute()
+    lmdb = places.dataset.features / "detectron.lmdb" if output is None else expanded(output).absolute()
     added = add_features(folders, lmdb, places, force=force)
     if as_json:
         print_json(added)

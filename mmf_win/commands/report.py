@@ -10,6 +10,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import print_json, print_line, say
 from mmf_win.errors import UsageError
+from mmf_win.paths import expanded
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import SPECIFICATION, SWEEPS, Run
 from mmf_win.sweeps.folder import find_sweep
@@ -58,14 +59,14 @@ def command(
     from mmf_win.results.report import pages
 
     if output is not None:
-        output = output.expanduser().absolute()
+        output = expanded(output).absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file, so the page cannot take its place")
     found: list[Run] = [] if runs else [lookup.newest(save_dir, None, pages.with_something_to_show)]
     settings: dict[Run, dict[str, Any]] = {}
     beside = save_dir
     for wanted in runs:
-        path = Path(wanted).expanduser()
+        path = expanded(wanted)
         if not ((path / SPECIFICATION).is_file() or path.parts[:-1] == (SWEEPS,)):
             found.append(lookup.find_run(save_dir, wanted))
             continue

@@ -22,7 +22,7 @@ from mmf_win.commands.train import resumed
 from mmf_win.console import did_you_mean, print_json, say, shell_line
 from mmf_win.errors import Interrupted, TrainingError, UsageError
 from mmf_win.files import write_bytes
-from mmf_win.paths import Places, name_part
+from mmf_win.paths import Places, expanded, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SWEEPS
 from mmf_win.runs.lookup import sweep_named, sweeps_in
@@ -233,7 +233,7 @@ def _read(
     Returns:
         What is asked for now; the text of it, with what was asked for before in the same folder; the folder.
     """
-    path = Path(what).expanduser()
+    path = expanded(what)
     there = path if path.is_dir() else save_dir / SWEEPS / what
     earlier = SweepFolder(sweep_named(save_dir, what) or there)
     by_folder = earlier.path == path.absolute()

@@ -10,7 +10,7 @@ from mmf_win.archives import Ask
 from mmf_win.errors import ArchiveError, DatasetError, HostileFeatures
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.paths import Places
+from mmf_win.paths import Places, expanded
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import finish_installation
 from mmf_win.upstream.zoo import Version
@@ -87,7 +87,7 @@ def find_lmdb(path: Path) -> Path:
     Raises:
         DatasetError: there is none, or MMF would not take it for one.
     """
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     inside = [path, path / "detectron.lmdb", *sorted(path.glob("*.lmdb"))]
     found = list(dict.fromkeys(folder for folder in inside if (folder / "data.mdb").is_file()))
     if not found:

@@ -23,7 +23,7 @@ from mmf_win.inputs.given import Input
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding
-from mmf_win.paths import Places
+from mmf_win.paths import Places, expanded
 from mmf_win.upstream.install import require_packages
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -180,7 +180,7 @@ def _cache() -> Path:
         home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     names = ("TRANSFORMERS_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
     chosen = next((os.environ[name] for name in names if os.environ.get(name)), str(Path(home, "hub")))
-    return Path(os.path.expandvars(chosen)).expanduser()
+    return expanded(os.path.expandvars(chosen))
 
 
 def _is_offline() -> bool:

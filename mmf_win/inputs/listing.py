@@ -14,7 +14,7 @@ from mmf_win.inputs.ledger import read_ledger
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
 from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
-from mmf_win.paths import Places
+from mmf_win.paths import Places, expanded
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.notation import parts
@@ -114,7 +114,7 @@ def _pretrained(zoo: Zoo, checkpoint: Tree) -> Iterator[Input]:
     key = checkpoint.get("resume_zoo")
     if not key or checkpoint.get("resume_file"):
         return
-    local = Path(str(key)).expanduser()
+    local = expanded(str(key))
     if local.is_file():
         yield Unpacked("pretrained weights", local.parent, zoo.places, (local.name,))
     elif local.is_dir():
@@ -152,7 +152,7 @@ def _encoders(zoo: Zoo, model: Tree) -> Iterator[Input]:
         if params.get("pretrained", True):
             home = os.environ.get("TORCH_HOME")
             home = home or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch"))
-            yield resnet152(Path(home, "hub", "checkpoints").expanduser(), zoo.places)
+            yield resnet152(expanded(Path(home, "hub", "checkpoints")), zoo.places)
 
 
 def resnet152(folder: Path, places: Places) -> UrlFile:

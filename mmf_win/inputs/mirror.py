@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from mmf_win.archives import Ask
 from mmf_win.errors import MmfError, UsageError
+from mmf_win.paths import expanded
 from mmf_win.upstream.download import download, remote_size
 
 _log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Mirror:
                 message = f"{host}: a URL with a password or a query cannot be a mirror"
                 raise UsageError(message, hint="download the file yourself, and name its folder")
             return cls(url=parts.geturl(), **how)
-        path = Path(where).expanduser()
+        path = expanded(where)
         if not path.exists():
             raise UsageError(f"{where}: no such file or folder", hint="name a file, a folder or a URL")
         return cls(path=path, **how)

@@ -21,7 +21,7 @@ from mmf_win.dataset.predictions import Prediction, read_predictions, write_pred
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import write_json
 from mmf_win.integrity.digest import file_digest
-from mmf_win.paths import Places, new_file, new_folder
+from mmf_win.paths import Places, expanded, new_file, new_folder
 from mmf_win.protocol import Event
 from mmf_win.results import probabilities, saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
@@ -120,7 +120,7 @@ def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
         run.request()  # tells how the model is made
         return RunCheckpoint(run, checkpoints.choose(run, which))
 
-    own = None if name else lookup.owner(Path(which).expanduser().absolute())
+    own = None if name else lookup.owner(expanded(which).absolute())
     if own is None and which in ("best", "last"):
         return lookup.newest(save_dir, name, of)
     return of(own or lookup.find_run(save_dir, name))

@@ -14,6 +14,7 @@ from mmf_win.errors import CheckpointError
 from mmf_win.files import share
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.digest import file_digest
+from mmf_win.paths import expanded
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.scores import val_auroc
@@ -115,7 +116,7 @@ def checked(file: str, hint: str = "give the file of an intact checkpoint") -> P
     Raises:
         CheckpointError: it cannot be an intact checkpoint.
     """
-    path = Path(file).expanduser().absolute()
+    path = expanded(file).absolute()
     if reason := problem(path):
         raise CheckpointError(f"{path}: {reason}", hint=hint)
     return path

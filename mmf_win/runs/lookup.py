@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from mmf_win.console import did_you_mean, shell_line
 from mmf_win.errors import DataError, NoRun
+from mmf_win.paths import expanded
 from mmf_win.runs import presets
 from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run
 
@@ -39,13 +40,13 @@ def sweeps_in(save_dir: Path) -> list[Path]:
 
 def sweep_named(save_dir: Path, wanted: str) -> Path | None:
     """The sweep that its folder, its name or ``sweeps/NAME`` means; None where there is none."""
-    places = (Path(wanted).expanduser().absolute(), save_dir / wanted, save_dir / SWEEPS / wanted)
+    places = (expanded(wanted).absolute(), save_dir / wanted, save_dir / SWEEPS / wanted)
     return next((place for place in places if (place / SPECIFICATION).is_file()), None)
 
 
 def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
     """The runs that an id, a name, a time, or a run's or task's folder may mean, the newest first."""
-    for path in (Path(wanted).expanduser().absolute(), save_dir / wanted) if wanted else ():
+    for path in (expanded(wanted).absolute(), save_dir / wanted) if wanted else ():
         own = Run(path.resolve() if ".." in path.parts else path)
         if own.request_file.is_file():
             yield own

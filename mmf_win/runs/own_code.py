@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, write_json
-from mmf_win.paths import tool_home
+from mmf_win.paths import expanded, tool_home
 from mmf_win.runs.request import Once, Request
 
 _log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ def words_for(request: Request) -> list[str]:
 
 def _absolute(named: str) -> Path:
     # resolve() would follow links, and change the name under which the folder is imported.
-    return Path(os.path.abspath(Path(named).expanduser()))  # noqa: PTH100
+    return Path(os.path.abspath(expanded(named)))  # noqa: PTH100
 
 
 def _known() -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 from mmf_win.console import did_you_mean, shell_line
 from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import UsageError
-from mmf_win.paths import Places, name_part, presets_dir
+from mmf_win.paths import Places, expanded, name_part, presets_dir
 from mmf_win.runs.request import Request
 from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
 from mmf_win.upstream.notation import literal
@@ -102,7 +102,7 @@ def _find(name: str) -> Path:
     shipped = presets_dir() / f"{name}.yaml"
     if shipped.parent == presets_dir() and shipped.is_file():
         return shipped
-    own = Path(name).expanduser()
+    own = expanded(name)
     if own.is_file():
         return own.absolute()
     if (own / "request.json").is_file():

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmf_win.errors import Interrupted, MmfwError, UsageError
-from mmf_win.paths import Places, new_folder
+from mmf_win.paths import Places, expanded, new_folder
 from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
 from mmf_win.runs import lookup, presets, training
@@ -85,7 +85,7 @@ def profile(
         start = training.of_request(run.request(), once, data_dir, save_dir)
     prepared = training.prepare(start)
     intervals, first = _intervals(prepared.config["training"]), prepared.first
-    place = output.expanduser().absolute() if output else start.places.save_dir / "profiles"
+    place = expanded(output).absolute() if output else start.places.save_dir / "profiles"
     if output and place.exists():
         raise UsageError(f"{place} is there already", hint="name a new folder")
     disk = next(each for each in (place, *place.parents) if each.exists())
@@ -112,7 +112,7 @@ def profile(
 def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
     """The run that is meant; None where it is a preset. The name of both is the preset."""
     places = Places.resolve(None, save_dir)
-    if wanted is not None and (wanted in presets.names() or Path(wanted).expanduser().is_file()):
+    if wanted is not None and (wanted in presets.names() or expanded(wanted).is_file()):
         return None
     return lookup.find_run(places.save_dir, wanted)
 

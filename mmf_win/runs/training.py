@@ -12,7 +12,7 @@ from pathlib import Path
 from mmf_win.dataset.annotations import choose_splits, where_to_get
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.inputs.check import Inputs
-from mmf_win.paths import Places
+from mmf_win.paths import Places, expanded
 from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
@@ -177,7 +177,7 @@ def resumed(
 
 def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[Run, Path] | None:
     """The run to resume in its folder, and from which of its checkpoints; None for a checkpoint's file."""
-    newest, path = wanted in ("best", "last"), Path(wanted).expanduser()
+    newest, path = wanted in ("best", "last"), expanded(wanted)
     if not newest and (path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir())):
         return None
 

@@ -30,7 +30,7 @@ from mmf_win.errors import DamagedManifest, MmfError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
-from mmf_win.paths import constraints_file, tool_home
+from mmf_win.paths import constraints_file, expanded, tool_home
 from mmf_win.unpacking.staging import flush_all, staging
 from mmf_win.upstream.sources import SOURCES, MmfSource
 from mmf_win.upstream.versions import read_version
@@ -179,7 +179,7 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
 
 def use_checkout(checkout: Path) -> Installed:
     """Use a checkout that the user edits, which is neither copied nor changed; a UsageError if it is none."""
-    root = checkout.expanduser().resolve()
+    root = expanded(checkout).resolve()
     if not root.is_dir():
         raise UsageError(f"there is no folder {checkout}", hint="give pypi, github or a folder")
     if not _holds_mmf(root):

@@ -45,6 +45,8 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
         (["convert", "memes.zip", "--zip", "memes.zip"], 2, "named more than once"),
         (["convert", "--zip", "memes.zip", "--password", "a", "b", "c"], 2, "quotes"),
         (["convert", "--zip", "no.zip"], 3, "no.zip"),
+        (["convert", "--zip", "~$no.zip"], 3, "~$no.zip"),
+        (["train", "--resume", "~nobody/x"], 2, "~nobody/x"),
         (["convert", "--zip", f"{DEFAULTS}/images", "--data-dir", "other"], 3, "no train.jsonl"),
         (["convert", "--zip", "save", "--data-dir", "other"], 3, "no train.jsonl"),
         (["train", "mmbt_grid", "--data-dir", "."], 3, "--data-dir {here}/data"),
