@@ -29,7 +29,7 @@ from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import UsageError
 from mmf_win.paths import make_portable
 from mmf_win.runs import presets
-from mmf_win.runs.checkpoints import SavedCheckpoint, listed, newest_intact
+from mmf_win.runs.checkpoints import SavedCheckpoint, listed
 from mmf_win.runs.folder import SWEEPS, Run, remove, require_unused
 from mmf_win.runs.history import Record, Summary, details, differences, size_of, summaries
 from mmf_win.runs.lookup import find_run, named, sweeps_in
@@ -224,8 +224,8 @@ def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
     damaged = [c for c in found if c.problem]
     for c in damaged:
         say(f"{c.name}: {c.problem}")
-    if damaged and (newest := newest_intact(found)) is not None:
-        say(use_intact(run, newest.update))
+    if damaged and (use := use_intact(run, found)):
+        say(use)
 
 
 @command.command(

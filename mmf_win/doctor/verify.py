@@ -29,7 +29,7 @@ from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places, tool_home
 from mmf_win.runs import lookup, presets
-from mmf_win.runs.checkpoints import listed, newest_intact
+from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import inputs_of_presets
 from mmf_win.runs.outcomes import use_intact
@@ -209,9 +209,8 @@ def _checkpoints(run: Run) -> Finding | None:
     if not damaged:
         return finding
     hint = "there is no intact checkpoint to resume from: train again, and delete the damaged files"
-    if newest := newest_intact(found):
-        use = use_intact(run, newest.update)
-        hint = f"the newest intact one is {newest.name}; {use}; delete the damaged files when you like"
+    if use := use_intact(run, found):
+        hint = f"{use}; delete the damaged files when you like"
     error = CheckpointError("a damaged checkpoint cannot be repaired", hint=hint)
     problems = tuple(f"{each.name}: {each.problem}" for each in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,9 +187,3 @@ def listed(run: Run) -> list[SavedCheckpoint]:
                     problem=problem,
                 )
     return [found[path] for path in stats if found[path].problem is None or path.exists()]
-
-
-def newest_intact(found: Iterable[SavedCheckpoint]) -> SavedCheckpoint | None:
-    """The newest of those that a run can be resumed from, which weights alone are not."""
-    resumable = (checkpoint for checkpoint in found if checkpoint.update is not None)
-    return max(resumable, key=lambda checkpoint: checkpoint.written, default=None)

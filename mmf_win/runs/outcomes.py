@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 from mmf_win.console import shell_line
@@ -114,14 +115,19 @@ def resume(run: Run) -> str:
     return shell_line("mmfw", "train", "--resume", which, "--save-dir", save_dir)
 
 
-def use_intact(run: Run, update: int | None) -> str:
-    """Which command goes on with a run that has damaged checkpoints, and intact ones up to an update."""
+def use_intact(run: Run, found: Iterable[checkpoints.SavedCheckpoint]) -> str | None:
+    """Which checkpoint of a run is the newest intact one, and the command that goes on; None without one."""
+    resumable = (checkpoint for checkpoint in found if checkpoint.update is not None)  # not weights alone
+    newest = max(resumable, key=lambda checkpoint: checkpoint.written, default=None)
+    if newest is None:
+        return None
+    use = f"`{resume(run)}` resumes from what is intact"
     with suppress(DataError):
         known = Record.read(run).summary
-        if known.state == "done" and known.updates == update:  # nothing is left to train
+        if known.state == "done" and known.updates == newest.update:  # nothing is left to train
             predict = shell_line("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
-            return f"`{predict}` predicts with what is intact"
-    return f"`{resume(run)}` resumes from what is intact"
+            use = f"`{predict}` predicts with what is intact"
+    return f"the newest intact one is {newest.name}; {use}"
 
 
 def _died(ended: Ended, memory_ran_out: bool) -> Exit:

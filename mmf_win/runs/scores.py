@@ -22,8 +22,7 @@ from mmf_win.runs.folder import Run
 AUROC = "hateful_memes/roc_auc"
 BEST, UNKNOWN = "best", "unknown"
 
-# As Run.new_report names them; the split is the stem of an annotation file.
-_NAME = re.compile(r"_(?P<stamp>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(-\d+)?)$")
+_STAMP = r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d+)?"
 
 
 @dataclass(frozen=True)
@@ -124,12 +123,13 @@ def _validation(events: Sequence[Event], best: Event | None) -> Event | None:
 
 
 def _made(run: Run, names: Mapping[str | None, str]) -> list[Predicted]:
-    prefix = f"hateful_memes_{run.path.parent.name}_"
+    # As Run.new_report names them; the split is the stem of an annotation file.
+    name = re.compile(f"hateful_memes_{re.escape(run.path.parent.name)}_(.*)_({_STAMP})", re.DOTALL)
     found: list[tuple[str, Predicted]] = []
     for csv in run.reports.glob("*.csv"):
-        stamp = _NAME.search(csv.stem)
-        if stamp is None or not csv.stem.startswith(prefix):
+        if (match := name.fullmatch(csv.stem)) is None:
             continue
+        split, stamp = match.groups()
         auroc = on = sha256 = None
         with suppress(OSError, ValueError, TypeError, LookupError):
             record = read_json(csv.with_suffix(".metrics.json"))
@@ -137,8 +137,8 @@ def _made(run: Run, names: Mapping[str | None, str]) -> list[Predicted]:
             auroc = _share(record["auroc"]) if on else None
             [member] = record["members"]
             sha256 = str(member["checkpoint_sha256"])
-        name = UNKNOWN if sha256 is None else names.get(sha256, UNKNOWN)
-        found.append((stamp["stamp"], Predicted(csv, csv.stem[len(prefix) : stamp.start()], name, auroc, on)))
+        by = UNKNOWN if sha256 is None else names.get(sha256, UNKNOWN)
+        found.append((stamp, Predicted(csv, split, by, auroc, on)))
     return [each for _, each in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
 
