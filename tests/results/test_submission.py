@@ -77,7 +77,8 @@ def test_a_file_that_is_missing_or_no_csv_is_an_error(tmp_path: Path, content: b
     path = tmp_path / "predictions.csv"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DataError, match=r"predictions\.csv: cannot be read as CSV in UTF-8"):
+    told = "No such file" if content is None else "cannot be read as CSV in UTF-8"
+    with pytest.raises(DataError, match=rf"predictions\.csv: {told}"):
         submission.problems(path, IDS)
 
 
