@@ -12,7 +12,7 @@ from mmf_win.console import aligned, duration, print_json, say, shell_line
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.errors import NoValidation, UsageError
-from mmf_win.paths import Places
+from mmf_win.paths import Places, data_option
 
 
 @click.command(
@@ -77,11 +77,11 @@ def _show(result: Conversion, data_dir: Path | None) -> None:
         say(f"it was converted before, and all files are in place: {result.target}")
     else:
         say(f"converted in {duration(result.seconds)}: {result.target}")
-    chosen = ("--data-dir", data_dir) if data_dir else ()
+    places = Places.resolve(data_dir)
     try:
-        choose_splits(Places.resolve(data_dir).dataset)
+        choose_splits(places.dataset)
     except NoValidation as error:
         say(f"note: {error}; {error.hint}")
     else:
-        train = shell_line("mmfw", "train", "PRESET", *chosen)
+        train = shell_line("mmfw", "train", "PRESET", *data_option(places.data_dir))
         say(f"next: {train}    (mmfw train --list shows the presets)")

@@ -222,10 +222,10 @@ def _show(
     presets_to_fetch: dict[str, None] = {}
     for each, finding in found.items():
         if finding.state == "missing":
-            error = each.no_source(finding)
-            presets_to_fetch |= dict.fromkeys([] if error else wanted.inputs[each])
-            if error:
+            if error := each.no_source(finding):
                 say(f"next: {error.hint}")
+            else:
+                presets_to_fetch |= dict.fromkeys(wanted.inputs[each])
     if presets_to_fetch:
         words = [*presets_to_fetch, *wanted.overrides]
         say(f"next: {shell_line('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")

@@ -157,7 +157,8 @@ def run(
     search_for = None if title or debug or failed else asked.search
     more = 0 if search_for is None else max(0, search_for.trials - len(trials))
     entered += [task.asked_for(replace(task, commands=every)) for task in trials]
-    entered = entered[:1] if debug else entered
+    if debug:
+        entered = entered[:1]
     if failed:
         entered = [task for task in entered if task.state == "failed"]
     if force or debug:
@@ -207,11 +208,11 @@ def run(
         stopped = driver.run(wanted)
     of_others = [task for task in begun(folder) if task.trial is not None] if search is not None else []
     now = {**{task.key: task for task in [*of_others, *entered]}, **driver.tasks}
-    again = [*(["--slots", count] if count else []), *(word for name in resources for word in ("-r", name))]
-    again += [word for name in commands for word in ("-c", name)]
-    for option, value in (("--on", cluster), ("-t", title), ("--sample", sample), ("--data-dir", of_file)):
-        again += [option, str(value)] if value else []
-    go_on = shell_line("mmfw", "sweep", "run", folder.path, *again)
+    again: list[tuple[str, Any]] = [("--slots", count), *(("-r", name) for name in resources)]
+    again += [*(("-c", name) for name in commands), ("--on", cluster), ("-t", title)]
+    again += [("--sample", sample), ("--data-dir", of_file)]
+    repeated = [word for option, value in again if value for word in (option, value)]
+    go_on = shell_line("mmfw", "sweep", "run", folder.path, *repeated)
     _report(folder, list(now.values()), chosen, go_on, stopped, as_json)
 
 
@@ -223,12 +224,7 @@ command.add_command(rm)
 def _read(
     what: str, typed: Mapping[str, Any], output: Path | None, save_dir: Path, *, failed: bool, dry_run: bool
 ) -> tuple[Specification, str, SweepFolder]:
-    """What a preset, a file or an earlier sweep stands for.
-
-    Args:
-        what: one of them.
-        typed: what only a preset takes: the seeds, the updates, the data folder, the words after it.
-        output, save_dir, failed, dry_run: as typed.
+    """What a preset, a file or an earlier sweep stands for; of ``typed``, a file takes ``--data-dir`` alone.
 
     Returns:
         What is asked for now; the text of it, with what was asked for before in the same folder; the folder.

@@ -18,7 +18,7 @@ from mmf_win.runs.folder import task_id
 from mmf_win.sweeps.folder import find_sweep, remove_sweep
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.running import Runner
-from mmf_win.sweeps.table import Cost, Line, flat, lines, position
+from mmf_win.sweeps.table import Line, flat, lines, position
 from mmf_win.sweeps.task import State, Task
 
 
@@ -168,12 +168,12 @@ def print_plan(
     trials: int,
     orphans: Sequence[str],
     slots: int,
-    expected: Cost | None,
+    expected: tuple[int, float, float] | None,
     as_json: bool,
 ) -> None:
-    """Print what would run, and what it will take by what earlier tasks or runs took.
+    """Print what would run, and what it will take.
 
-    ``trials`` are those of a search that are still to be proposed.
+    ``trials`` are those of a search that are still to be proposed, ``expected`` is what ``cost`` returns.
     """
     plans: list[dict[str, Any]] = []
     for task in entered:
@@ -182,9 +182,11 @@ def print_plan(
         plans.append({"task": task.name, "state": task.state, "commands": commands})
     left_over = sum(bool(entry["commands"]) for entry in plans)
     runs = left_over + trials
-    seconds = None if expected is None else expected.seconds * -(-runs // slots)
+    seconds = space = None
+    if expected is not None:
+        known, of_one, bytes_of_one = expected
+        seconds, space = of_one * -(-runs // slots), bytes_of_one * runs
     if as_json:
-        space = None if expected is None else expected.size * runs
         print_json({"tasks": plans, "orphans": orphans, "slots": slots, "seconds": seconds, "bytes": space})
         return
     for entry in plans:
@@ -194,8 +196,7 @@ def print_plan(
     say(f"{tasks(len(plans))}, of which {left_over} are to be run, {slots} at a time")
     if trials:
         say(f"and {trials} trials, whose values Optuna chooses one after the other")
-    if expected is None or seconds is None:
+    if seconds is None or space is None:
         say("how long they take is not known: nothing like them has run so far")
-        return
-    told = f"about {duration(seconds)} and {size(expected.size * runs)}"
-    say(f"{told}, by {expected.tasks} that ended well before")
+    else:
+        say(f"about {duration(seconds)} and {size(space)}, by {known} that ended well before")

@@ -41,7 +41,6 @@ class Driver:
         slots: where they run, one at a time in each.
         execute: runs one to its end, as :meth:`mmf_win.sweeps.running.Runner.run` does.
         show: shows what is told of the task in a slot, and the task once more as it ends.
-        on_stop: called when the user asks for an end.
         search: proposes more tasks; None where there is no search.
         tasks: all that were asked of it, by their keys, as they are.
     """

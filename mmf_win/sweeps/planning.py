@@ -63,13 +63,9 @@ def plan(
         )
     tasks: dict[str, Task] = {}
     taken: dict[str, str] = {}
-    used: set[str] = set()
-    given: set[str] = set()
     for choice in choices:
         for parameters in _combinations(choice, sample):
             task = task_of(specification, parameters, commands or choice.commands)
-            given |= task.values.keys()
-            used |= _used(specification, task)
             if (same := tasks.get(task.key)) is not None:
                 both = {*same.commands, *task.commands}
                 task = replace(same, commands=tuple(name for name in specification.template if name in both))
@@ -78,12 +74,13 @@ def plan(
                     task = task.told_apart()
                 task = replace(task, order=len(tasks))
             tasks[task.key] = task
+    every = [*tasks.values()]
     if specification.search is not None and title is None:
         domains = specification.search.parameters.items()
         first = {name: domain[0] if isinstance(domain, list) else domain["low"] for name, domain in domains}
-        trial = task_of(specification, first)
-        given |= trial.values.keys()
-        used |= _used(specification, trial)
+        every.append(task_of(specification, first))
+    used = {name for task in every for name in _used(specification, task)}
+    given = {name for task in every for name in task.values}
     return Plan(tuple(tasks.values()), tuple(sorted(given - used)))
 
 

@@ -44,9 +44,7 @@ class Slot:
     """Room for one task at a time.
 
     Attributes:
-        number: from 0 on.
         resource: the GPUs that it has, as CUDA_VISIBLE_DEVICES names them, or ``cpu``.
-        environment: variables for its tasks.
         gpus: how many of a cluster, which chooses them itself.
     """
 
@@ -102,7 +100,6 @@ class Runner:
 
     Attributes:
         template: the commands that may be run, in order.
-        shell: give them to a shell.
         time: when the sweep was started, for the names of logs.
         patience: seconds without progress after which a command that was asked to leave is killed.
     """

@@ -28,9 +28,7 @@ _REPEATS = "repeats"  # marks a trial that is one
 class OptunaSearch:
     """The search of a specification that has one; Optuna keeps what it knows in the sweep's folder.
 
-    Raises:
-        UsageError: the folder has the study of another search.
-        DataError: its study cannot be read.
+    Raises UsageError where that has the study of another search, and DataError where it cannot be read.
     """
 
     def __init__(self, specification: Specification, sweep: SweepFolder, tasks: Sequence[Task]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import Event, read_events
@@ -59,14 +59,6 @@ class Line:
     validated_on: str | None = None
     difference: float | None = None
     p: float | None = None
-
-
-class Cost(NamedTuple):
-    """What a task takes, by so many earlier ``tasks``: the means of their time and of their bytes on disk."""
-
-    tasks: int
-    seconds: float
-    size: float
 
 
 def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()) -> list[Line]:
@@ -164,18 +156,20 @@ def position(folder: TaskFolder) -> dict[str, Any]:
     return {**known, "auroc": scores.best_auroc, "on": on.brief if on else None, "left": left}
 
 
-def cost(sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path) -> Cost | None:
-    """What one more task will take: by those of the sweep that ended well, else by runs of the preset.
+def cost(
+    sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path
+) -> tuple[int, float, float] | None:
+    """What one more task will take: by how many known ones, and the means of their seconds and bytes.
 
-    None where there is neither.
+    They are those of the sweep that ended well, else runs of the preset; None where there is neither.
     """
     done = [task for task in tasks if task.state == "success"]
-    if done:
-        sizes = [size_of(Run(sweep.task(task.name).path)) for task in done[:_SAMPLE]]
-        return Cost(len(done), statistics.mean(task.seconds for task in done), statistics.mean(sizes))
-    runs = summaries(save_dir, preset=preset, state="done") if preset else []
-    seconds, sizes = [run.seconds for run in runs], [run.size for run in runs]
-    return Cost(len(runs), statistics.mean(seconds), statistics.mean(sizes)) if runs else None
+    seconds = [task.seconds for task in done]
+    sizes = [size_of(Run(sweep.task(task.name).path)) for task in done[:_SAMPLE]]
+    if not done and preset:
+        runs = summaries(save_dir, preset=preset, state="done")
+        seconds, sizes = [run.seconds for run in runs], [run.size for run in runs]
+    return (len(seconds), statistics.mean(seconds), statistics.mean(sizes)) if seconds else None
 
 
 def metrics_of(scores: Scores) -> dict[str, float]:

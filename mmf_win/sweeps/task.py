@@ -46,9 +46,7 @@ class Task:
         full_name: the same before it was cut and made portable.
         values: what its commands may use: aliases replaced, defaults added.
         commands: which templates to run, in their order.
-        order: in which tasks are run.
         trial: Optuna's number; None where the specification names the values.
-        state: how far it is.
         command, message: which runs, or failed, and why.
         slot: where it runs.
         starts, seconds: how often it was begun, and what it took so far.
