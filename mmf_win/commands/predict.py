@@ -158,10 +158,10 @@ def command(
         if runs or published is not None:
             raise UsageError("--best-of names the runs, so no other weights can be named")
         sweep = find_sweep(save_dir, best_of)
-        ranked = lines(sweep, metric="auroc")
-        if not ranked:
-            raise UsageError(f"{best_of}: no task has ended well so far")
-        runs = tuple(str(sweep.path / Path(task).name) for task in ranked[0].tasks)
+        best = next((line.tasks for line in lines(sweep, metric="auroc")), ())
+        if not best:  # without any run, the newest would be predicted
+            raise UsageError(f"{sweep.path}: no task that has ended well has a trained run")
+        runs = tuple(str(sweep.path / Path(task).name) for task in best)
     if published is not None:
         _require_alone(published, runs, checkpoint, ensemble)
         places = Places.resolve(data_dir, save_dir)

@@ -76,25 +76,26 @@ def command(
     as_json: bool,
 ) -> None:
     """List what ran and how well, the newest first, and then each sweep on one line."""
+    of_runs_alone = any(given is not None for given in (preset, state, limit, sweep))
     if ctx.invoked_subcommand is not None:
-        if preset or state or limit or sweep or form != "text":
+        if of_runs_alone or form != "text":
             of_list = "--preset, --state, --limit, --sweep and --format are for the list"
             raise UsageError(f"{of_list}, not for {ctx.invoked_subcommand}")
         return
     if form == "csv" and as_json:
         raise UsageError("--format csv and --json are two forms of the same list", hint="choose one")
-    of_runs_alone = preset or state or limit or sweep or as_json or form == "csv"
+    of_runs_alone |= as_json or form == "csv"
     sweeps = [] if of_runs_alone else [_line_of_sweep(folder) for folder in sweeps_in(save_dir)]
-    save_dir = find_sweep(save_dir, sweep).path if sweep else save_dir
+    save_dir = save_dir if sweep is None else find_sweep(save_dir, sweep).path
     found = summaries(save_dir, preset=preset, state=state, limit=limit)
-    if preset and not (found or state):
+    if preset is not None and not (found or state):
         presets.load(preset)  # refuses what is no preset
     if as_json:
         print_json([asdict(summary) for summary in found])
     elif form == "csv":
         rows = [asdict(summary) | {"started": iso(summary.started)} for summary in found]
         print_csv([field.name for field in fields(Summary)], rows)
-    elif not found and (preset or state or sweep):
+    elif not found and of_runs_alone:
         say(f"there are no such runs in {save_dir}")
     elif not found and not sweeps:
         train = shell_line("mmfw", "train", "PRESET", "--save-dir", save_dir)

@@ -139,7 +139,7 @@ def run(
     with which values (docs/sweeps.md). Each task has a folder that its parameters name. What ended well is
     not run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and exit.
     """
-    if not words:
+    if not any(words[:1]):
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
     typed = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir, "KEY=VALUE": words[1:]}
     asked, text, folder = _read(words[0], typed, output, save_dir, failed=failed, dry_run=dry_run)

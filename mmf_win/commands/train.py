@@ -140,17 +140,17 @@ def command(
     preset = next(iter(names), None)
     if chosen["updates"] and chosen["epochs"]:
         raise UsageError("--updates and --epochs both name the run's total; give one of them")
-    if init and (resume or not preset):
+    if init is not None and (resume is not None or not preset):
         message = "--init begins a new run of a preset, at update 0; --resume keeps the counts"
         raise UsageError(message, hint="mmfw train PRESET --init published|PATH")
     if source and init != training.PUBLISHED:
         raise UsageError("--source is for --init published", hint="mmfw features fetch PRESET --source ...")
-    if not (resume or preset):
+    if resume is None and not preset:
         hint = "`mmfw train --list` shows the presets, `mmfw runs` the runs"
         raise UsageError("name a preset, or --resume", hint=hint)
-    require_trainable(overrides, chosen, resumes=bool(resume or init))
+    require_trainable(overrides, chosen, resumes=(resume, init) != (None, None))
     once = Once.of(overrides, **chosen)
-    if resume:
+    if resume is not None:
         require_optimizer_kept(overrides)
         start = training.resumed(resume, preset, once, name, data_dir, save_dir)
     else:

@@ -120,7 +120,7 @@ def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
         run.request()  # tells how the model is made
         return RunCheckpoint(run, checkpoints.choose(run, which))
 
-    own = None if name else lookup.owner(expanded(which).absolute())
+    own = lookup.owner(expanded(which).absolute()) if name is None else None
     if own is None and which in ("best", "last"):
         return lookup.newest(save_dir, name, of)
     return of(own or lookup.find_run(save_dir, name))

@@ -40,7 +40,7 @@ def sweeps_in(save_dir: Path) -> list[Path]:
 
 def sweep_named(save_dir: Path, wanted: str) -> Path | None:
     """The sweep that its folder, its name or ``sweeps/NAME`` means; None where there is none."""
-    places = (expanded(wanted).absolute(), save_dir / wanted, save_dir / SWEEPS / wanted)
+    places = (expanded(wanted).absolute(), save_dir / wanted, save_dir / SWEEPS / wanted) if wanted else ()
     return next((place for place in places if (place / SPECIFICATION).is_file()), None)
 
 

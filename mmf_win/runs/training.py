@@ -143,7 +143,7 @@ def resumed(
         MmfwError: there is nothing to resume, or it cannot be read.
     """
     places = Places.resolve(data_dir, save_dir)
-    preset = presets.load(preset_name) if preset_name else None
+    preset = None if preset_name is None else presets.load(preset_name)
     found = _run_to_resume(wanted, preset, places.save_dir)
     if found is not None:
         run, checkpoint = found

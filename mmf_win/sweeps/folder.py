@@ -72,10 +72,14 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     """A sweep by its folder or its name in the save dir; without one, the newest. UsageError for none."""
     known = sweeps_in(save_dir)
     newest = max(known, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime, default=None)
-    found = sweep_named(save_dir, wanted) if wanted else newest
+    found = newest if wanted is None else sweep_named(save_dir, wanted)
     if found is None:
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-        told = f"{wanted}: there is no such sweep" if wanted else f"there is no sweep in {save_dir / SWEEPS}"
+        told = (
+            f"there is no sweep in {save_dir / SWEEPS}"
+            if wanted is None
+            else f"there is no such sweep: {wanted}"
+        )
         meant = did_you_mean(wanted or "", [path.name for path in known])
         raise UsageError(told, hint=f"{meant}`{makes}` makes one")
     return SweepFolder(found)

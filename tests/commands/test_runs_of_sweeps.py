@@ -158,6 +158,32 @@ def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(mm
         told = mmfw("predict", "--best-of", sweep, code=3)
         assert f"run sweeps/{Path(sweep).name}/Lr_0.2-Seed_2 has no checkpoint" in told
     assert "names the runs" in mmfw("predict", "demo", "--best-of", "grid", code=2)
+    for events in save.glob("sweeps/grid/*/demo/*/events.jsonl"):
+        events.unlink()
+    assert "no task" in mmfw("predict", "--best-of", "grid", code=2), "and not the newest run"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(("sweep", "rm", "--yes"), ("sweep", "table"), ("sweep", "status"), ("sweep", "run")),
+        *(("runs", "--sweep"), ("runs", "--preset"), ("runs", "show"), ("runs", "rm", "--yes")),
+        *(("predict",), ("predict", "--best-of"), ("verify",), ("report",)),
+        *(("train", "demo", "--resume"), ("train", "--resume", "best")),
+    ],
+    ids=" ".join,
+)
+def test_an_empty_name_means_neither_the_newest_nor_all(
+    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    if words[0] == "report":
+        pytest.importorskip("matplotlib")
+    before = sorted(save.rglob("*"))
+    for here in (save.parent, save / "sweeps" / "grid"):
+        monkeypatch.chdir(here)
+        mmfw(*words, "", code=2)
+        assert mmfw.out == ""
+    assert sorted(save.rglob("*")) == before
 
 
 def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is_there(
