@@ -140,9 +140,11 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
 def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
     try:
         return load(path.read_bytes())
+    except MemoryError:
+        raise
     except Exception as error:  # whatever a damaged file leads to
         raise DatasetError(
-            f"{path}: it cannot be read: {error or type(error).__name__}",
+            f"{path}: it cannot be read: {str(error) or type(error).__name__}",
             hint="extract the features of this image again, or take the file away; "
             "save a tensor as an array, by .numpy()",
         ) from error

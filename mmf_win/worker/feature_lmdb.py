@@ -68,11 +68,7 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
         HostileFeatures: what is in it could run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
-    options = {"readonly": True, "lock": False, "subdir": folder.is_dir()}
-    with (
-        told_of(folder, (lmdb.Error, OSError, ValueError)),
-        lmdb.open(str(folder), **options) as environment,
-    ):
+    with told_of(folder, (lmdb.Error, OSError, ValueError)), _opened(folder) as environment:
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if (there := data.stat().st_size) < needed:
             raise ValueError(f"{there} of {needed} bytes are there")
@@ -95,6 +91,13 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
     return keys
 
 
+def _opened(folder: Path) -> lmdb.Environment:
+    try:
+        return lmdb.open(str(folder), readonly=True, lock=False, subdir=folder.is_dir())
+    except lmdb.MemoryError as error:  # no room for the map; it is an lmdb.Error, as damage is
+        raise MemoryError(str(error)) from None
+
+
 def _loaded(what: str, pickled: memoryview) -> Any:
     try:
         return loads(pickled)
@@ -112,8 +115,9 @@ def answer(target: Path, output: Path, make: Callable[[], object]) -> int:
         found = {"answer": make()}
     except MmfwError as error:
         found = {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
-    except (OSError, lmdb.Error) as error:
-        found = {"error": f"{target}: {error}", "hint": None, "kind": ResourceError.__name__}
+    except (OSError, lmdb.Error, MemoryError) as error:
+        text = str(error) or "not enough memory"
+        found = {"error": f"{target}: {text}", "hint": None, "kind": ResourceError.__name__}
     except KeyboardInterrupt:
         return Interrupted.exit_code
     write_json(output, found)

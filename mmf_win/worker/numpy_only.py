@@ -223,13 +223,13 @@ def loads(pickled: bytes | memoryview) -> Any:
     """
     try:
         told = _told(pickled)
-    except Refused:
+    except (Refused, MemoryError):
         raise
     except Exception as error:  # whatever a damaged pickle leads to
-        raise ValueError(f"it cannot be read: {error or type(error).__name__}") from error
+        raise ValueError(f"it cannot be read: {str(error) or type(error).__name__}") from error
     try:
         return _Making(3 * len(pickled)).made(told)
-    except Refused:
+    except (Refused, MemoryError):
         raise
     except Exception as error:
         raise _refused(f"holds what numpy does not write ({error})") from error
@@ -259,5 +259,7 @@ def told_of(path: Path, damage: tuple[type[Exception], ...] = (ValueError,)) -> 
         yield
     except Refused as error:
         raise HostileFeatures(f"{path}: not used, since what is in it could run code: {error}") from None
+    except MemoryError:
+        raise
     except damage as error:
         raise DamagedFeatures(f"{path}: damaged: {error}") from None

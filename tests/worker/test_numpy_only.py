@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,6 +35,40 @@ class Made:
     def __reduce__(self) -> tuple[Any, ...]:
         return self.parts
 
+
+_STARVED = """
+import mmap, pickle, resource, sys
+from pathlib import Path
+import numpy as np
+from mmf_win.worker import build_features, feature_lmdb
+from mmf_win.worker.compat import mmf_data
+from mmf_win.worker.numpy_only import load_npy, loads
+
+folder = Path(sys.argv[1])
+array = np.zeros((10_000, 1000))
+np.save(folder / "a.npy", array)
+record = pickle.dumps({"features": array})
+feature_lmdb.write(folder / "a.lmdb", [("a", record)], 100 << 20)
+content, np = (folder / "a.npy").read_bytes(), mmf_data.SimpleNamespace(np=np)
+mmf_data._load_only_arrays(np)
+del array
+used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+def limited(more, do):
+    resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
+    try:
+        do()
+    except MemoryError:
+        print("MemoryError")
+
+limited(50 << 20, lambda: loads(record))
+limited(50 << 20, lambda: load_npy(content))
+limited(100 << 20, lambda: np.np.load(str(folder / "a.npy")))
+limited(50 << 20, lambda: feature_lmdb.main(folder / "a.lmdb", "keys", folder / "no map.json"))
+limited(200 << 20, lambda: feature_lmdb.main(folder / "a.lmdb", "records", folder / "no array.json"))
+(folder / "a.lmdb").rename(folder / "before")
+limited(250 << 20, lambda: build_features.main(folder / "a.lmdb", folder, folder / "not built.json"))
+"""
 
 _OF_OBJECTS = Made(np.dtype, ("O",))
 
@@ -117,3 +155,12 @@ def test_other_files_of_arrays_are_refused(kind: str, tmp_path: Any) -> None:
     np.save(tmp_path / "a.npy", np.zeros(3, kind))
     with pytest.raises(Refused):
         load_npy((tmp_path / "a.npy").read_bytes())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits, which Windows has not")
+def test_a_lack_of_memory_is_called_neither_damage_nor_hostile(user_dir: Path) -> None:
+    pytest.importorskip("lmdb")
+    done = subprocess.run([sys.executable, "-c", _STARVED, str(user_dir)], capture_output=True, text=True)
+    assert (done.stdout.split(), done.returncode) == (["MemoryError"] * 3, 0), done.stderr
+    kinds = {path.stem: json.loads(path.read_bytes())["kind"] for path in user_dir.glob("*.json")}
+    assert kinds == dict.fromkeys(["no map", "no array", "not built"], "ResourceError")
