@@ -106,8 +106,9 @@ def require_names(run: Run) -> None:
 
 
 def can_resume(run: Run) -> bool:
-    """Whether the run has an intact checkpoint."""
-    return any(problem(path) is None for path in _candidates(run, "last"))
+    """Whether the run has an intact checkpoint of its own."""
+    events = read_events(run.events)
+    return any((problem(path) or _foreign(path, events)) is None for path in _candidates(run, "last"))
 
 
 def checked(file: str, hint: str = "give the file of an intact checkpoint") -> Path:

@@ -86,6 +86,9 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_r
     [note] = caplog.messages
     assert f"{best}: this run has not saved it" in note and "current.ckpt instead" in note
     assert [each.name for each in checkpoints.listed(run) if each.problem] == ["best.ckpt"]
+    assert checkpoints.can_resume(run)
+    current.unlink()
+    assert not checkpoints.can_resume(run)
 
 
 def test_without_an_intact_checkpoint_the_error_names_the_run_or_the_first_broken_one(run: Run) -> None:
