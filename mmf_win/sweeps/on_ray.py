@@ -130,9 +130,7 @@ class Cluster:
     def run(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
         """Run a task on a node, and on another one when that is lost; as ``runner`` does on this machine.
 
-        Raises:
-            MmfError: no node could run it any more.
-            OSError: the folder cannot be written.
+        Raises MmfError where no node could run it any more.
         """
         runner = replace(runner, sweep=SweepFolder(runner.sweep.path.absolute()))
         folder = runner.sweep.task(task.name)

@@ -40,15 +40,12 @@ def plan(
     commands: Collection[str] = (),
     sample: int | None = None,
 ) -> Plan:
-    """Combine the choices.
+    """Combine the choices. Raises UsageError for what is not known, and where nothing sets a parameter.
 
     Args:
         title: only choices of this title.
         commands: only these commands, instead of those that the choices name.
         sample: only so many of each choice, drawn at random, always the same ones.
-
-    Raises:
-        UsageError: a template needs a parameter that nothing sets, or a name is not known.
     """
     for name in commands:
         if name not in specification.template:

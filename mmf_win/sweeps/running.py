@@ -130,9 +130,6 @@ class Runner:
 
         Returns:
             The task as it is now: ``running`` where somebody else has it, ``queued`` where it was stopped.
-
-        Raises:
-            OSError: the folder cannot be written.
         """
         folder = self.sweep.task(task.name)
         folder.path.mkdir(parents=True, exist_ok=True)

@@ -27,8 +27,7 @@ _PLACE = re.compile(r"(?<!\$)\{([\w-]+)\}|\[([\w-]+)\]")  # ${NAME} is the shell
 def placeholders(template: str) -> frozenset[str]:
     """The names that a template needs values for, those of :data:`RESERVED` among them.
 
-    Raises:
-        UsageError: one stands in both forms, or the template cannot be split into words.
+    Raises UsageError where one stands in both forms, or the template cannot be split into words.
     """
     _split(template)
     braces, brackets = ({found[n] for found in _PLACE.finditer(template) if found[n]} for n in (1, 2))
