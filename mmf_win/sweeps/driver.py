@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from collections import deque
@@ -152,6 +153,8 @@ class Driver:
         try:
             task = future.result()
         except Exception as error:  # of one task; the others go on
+            if isinstance(error, OSError) and error.errno == errno.ENOLCK:  # of the folder: none could run
+                raise
             task = replace(running.task, state="failed", message=f"{type(error).__name__}: {error}")
         if task.state == "running":
             self._set_aside(running.task)

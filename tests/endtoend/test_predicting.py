@@ -135,6 +135,7 @@ def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Too
         (tool.save_dir, ["predict", run.id, *places]),
         (tool.save_dir, ["train", "--resume", run.id, "--updates", "2", *places]),
         (tool.save_dir, ["runs", "show", run.id, *places[2:]]),
+        (tool.save_dir, ["sweep", "run", str(tool.preset("text")), "--seeds", "1,2", *places]),
         (new, ["convert", "--zip", str(archive), "--data-dir", str(new)]),
     ):
         done = subprocess.run(
@@ -148,6 +149,7 @@ def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Too
         assert "--save-dir or MMF_SAVE_DIR" in done.stderr
     made = set(run.path.rglob("*")).difference(before)
     assert made <= {run.lock, run.readers}
+    assert {path.name for path in tool.save_dir.glob("sweeps/text/*/*")} == {"lock"}, "no task has begun"
 
 
 @requires_tool("setpriv", on_windows=False)
