@@ -58,7 +58,6 @@ def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[s
     """The names that come first, and the ``KEY=VALUE`` overrides after them.
 
     Args:
-        words: what was typed.
         names: how many names there may be; None for any number.
 
     Raises:
@@ -82,7 +81,6 @@ def require_trainable(overrides: Sequence[str], options: Mapping[str, Any], *, r
     """Refuse overrides that training would undo, by UsageError.
 
     Args:
-        overrides: what was typed now.
         options: the command's options → what was given.
         resumes: an option names the checkpoint or the weights that training begins from.
     """
