@@ -152,6 +152,8 @@ def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
 
 def _load_info(content: bytes) -> dict[str, Any]:
     found = load_npy(content).item()
+    if np.size(found.get("num_boxes")) > 1:
+        raise ValueError("num_boxes is not one number")
     return {name: found.get(name) for name in _OF_INFO}
 
 

@@ -248,7 +248,9 @@ def load_npy(content: bytes) -> Any:
     np.lib.format.read_magic(file)
     shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     if dtype.hasobject:
-        return loads(file.read())
+        if not isinstance(array := loads(file.read()), np.ndarray):
+            raise ValueError(f"it holds no array, but {type(array).__name__}")
+        return array
     return plain_array(file.read(), dtype, shape, "F" if is_fortran else "C")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,15 @@ def save_object(path: Path, value: Any, protocol: int = 4) -> None:
     """What ``np.save`` of a Python object wrote: first with protocol 3, then 4."""
     array = np.empty((), dtype=object)
     array[()] = value
+    save_pickled(path, array, protocol)
+
+
+def save_pickled(path: Path, value: Any, protocol: int = 4) -> None:
+    """A file that says it holds an object, whatever has been pickled there."""
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
-        pickle.dump(array, file, protocol=protocol)
+        header = np.lib.format.header_data_from_array_1_0(np.empty((), dtype=object))
+        np.lib.format.write_array_header_1_0(file, header)
+        pickle.dump(value, file, protocol=protocol)
 
 
 def test_a_record_is_what_mmf_stores_also_where_there_are_no_boxes(user_dir: Path) -> None:
@@ -138,7 +145,7 @@ def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: hostile.cut(path),
+        hostile.cut,
         lambda path: hostile.cut(path, 0.0),
         lambda path: path.write_bytes(path.read_bytes()[:50]),
         lambda path: path.write_bytes(b"PK\x03\x04 an npz, for example"),
@@ -147,8 +154,23 @@ def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
         lambda path: np.save(path, np.array([["a", "b"]])),
         lambda path: np.save(path, np.array([[1, np.nan]], dtype=np.float32)),
         lambda path: np.save(path, np.array([3], dtype=object)),
+        lambda path: np.save(path, {**npy.info(9), "num_boxes": np.arange(3)}),
+        *(partial(save_pickled, value=value) for value in ([1], None, "x", np.float32(1))),
     ],
-    ids=["half", "empty", "in the header", "another format", "a row", "integers", "text", "NaN", "an object"],
+    ids=[
+        *(
+            "half",
+            "empty",
+            "in the header",
+            "another format",
+            "a row",
+            "integers",
+            "text",
+            "NaN",
+            "an object",
+        ),
+        *("counts", "a pickled list", "a pickled None", "a pickled text", "a pickled number"),
+    ],
 )
 def test_a_file_that_is_damaged_or_holds_something_else_is_named(
     name: str, damage: Callable[[Path], object], user_dir: Path
