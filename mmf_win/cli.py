@@ -209,7 +209,12 @@ def _usage_error(error: click.ClickException) -> MmfwError:
         if near := get_close_matches(unknown[1], ctx.command.list_commands(ctx), n=1):
             hint = f"did you mean {path} {near[0]}?"
         elif "run" in ctx.command.commands:
-            hint = f"did you mean {path} run {unknown[1]}?"
+            from mmf_win.runs import presets
+
+            if unknown[1] in presets.names() or Path(unknown[1]).exists():
+                hint = f"did you mean {path} run {unknown[1]}?"
+            else:
+                hint = f"it has {', '.join(ctx.command.commands)}; {hint}"
         elif ctx.command.invoke_without_command:
             hint = f"`{path}` alone shows the list; {hint}"
     if isinstance(error, click.NoSuchOption):

@@ -250,7 +250,10 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     for name in runs:
         several = [run.id for run in named(save_dir, name)]
         if len(several) > 1:
-            raise UsageError(f"there are {len(several)} runs named {name}", hint=f"name one: {several[0]}")
+            raise UsageError(
+                f"there are {len(several)} runs named {name}",
+                hint=f"name those that are meant: {shell_line(*several)}",
+            )
     for run in chosen:
         require_unused(run)
     remove_asked({run.id: run.path for run in chosen}, lambda: [*map(remove, chosen)], yes, as_json)

@@ -168,6 +168,8 @@ def run(
         entered = [task.anew(chosen) for task in entered]
     names_data = any("--data-dir" in command for command in asked.template.values())
     of_file = None if names_data or data_dir is None else data_dir.absolute()
+    if of_file is not None and not of_file.is_dir():
+        raise UsageError(f"{of_file}: there is no such folder")
     runner = Runner(
         sweep=folder,
         template={name: asked.template[name] for name in chosen},
@@ -181,6 +183,8 @@ def run(
         with suppress(UsageError):  # it is shown on another machine
             count = len(slots_here(given, count))
         expected = cost(folder, before, _preset_of(asked), save_dir)
+        if of_file is not None:
+            say(f"the data folder of its mmfw commands is {of_file}")
         print_plan(runner, entered, more, planned.orphans, count or len(given or "x"), expected, as_json)
         return
     execute: Callable[..., Task] = runner.run

@@ -18,7 +18,7 @@ from mmf_win.console import aligned, duration, print_json, print_tree, say, shel
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import DatasetPaths, Places, name_part
 from mmf_win.runs import presets, training
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import SWEEPS, Run
 from mmf_win.runs.history import Record
 from mmf_win.runs.paper import PAPER, SPLITS, Published, published, why_none
 from mmf_win.runs.published_weights import weights_of
@@ -134,6 +134,7 @@ def command(
     if name is not None:
         # Beside what Windows refuses, a run's id must be neither an option nor an override.
         fit = name_part(name_part(name).replace("=", "-").lstrip("-") or "run")
+        fit = "run" if fit.casefold() == SWEEPS else fit
         if name != fit:
             raise UsageError(f"a run cannot be named {name!r}", hint=shell_line("--name", fit))
     names, overrides = split_words(words, names=1)

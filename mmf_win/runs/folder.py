@@ -64,7 +64,7 @@ class Run(RunFolder):
     def id(self) -> str:
         """``<name>/<time>``, or that of its task for the only run of one; every command understands it."""
         own, task = "/".join(self.path.parts[-2:]), self.path.parent.parent
-        if not (task / PARAMETERS).is_file():
+        if not is_task(task):
             return own
         return f"{task_id(task)}/{own}" if len([*task.glob("*/*/request.json")]) > 1 else task_id(task)
 
@@ -111,6 +111,12 @@ class Run(RunFolder):
                 begin = shell_line("mmfw", "train", "PRESET", "--init", weights)
                 hint = f"`{begin}` begins anew with its weights, and {hint}"
             raise DataError(message, hint=hint) from None
+
+
+def is_task(folder: Path) -> bool:
+    """Whether a folder is that of a task, which may have lost its ``param``."""
+    in_sweep = (folder.parent / SPECIFICATION).is_file() and folder.is_dir()
+    return in_sweep or (folder / PARAMETERS).is_file()
 
 
 def task_id(folder: Path) -> str:

@@ -11,7 +11,7 @@ from mmf_win.console import did_you_mean, shell_line
 from mmf_win.errors import DataError, NoRun
 from mmf_win.paths import expanded
 from mmf_win.runs import presets
-from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run
+from mmf_win.runs.folder import SPECIFICATION, SWEEPS, Run, is_task
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -51,7 +51,7 @@ def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
         if own.request_file.is_file():
             yield own
             return
-        if (own.path / PARAMETERS).is_file():
+        if is_task(own.path):
             yield from all_runs(own.path)
             return
     for run in all_runs(save_dir):

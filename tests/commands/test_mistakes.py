@@ -71,6 +71,8 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
         (["doktor"], 2, "mmfw doctor"),
         (["nosuch"], 2, "no such command nosuch\nhint: `mmfw --help`"),
         (["sweep", "stauts"], 2, "no such command stauts\nhint: did you mean mmfw sweep status?"),
+        (["sweep", "ls"], 2, "no such command ls\nhint: it has run, status, table, rm"),
+        (["sweep", "unpacked"], 2, "did you mean mmfw sweep run unpacked?"),
         (["train", "--seeed", "1"], 2, "train has no option --seeed\nhint: did you mean --seed?"),
         (["train", "--seed", "x"], 2, "error: invalid value for --seed: x is not a valid integer"),
         (["check-submission"], 2, "error: missing argument FILE\nhint: `mmfw check-submission --help`"),
@@ -131,7 +133,7 @@ def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_r
     ("name", "fit"),
     [
         *(("..", "run"), ("", "run"), ("a/b", "a-b"), ("-x", "x")),
-        *(("lr=1", "lr-1"), ("nul", "_nul"), ("-nul", "_nul")),
+        *(("lr=1", "lr-1"), ("nul", "_nul"), ("-nul", "_nul"), ("Sweeps", "run")),
     ],
 )
 def test_a_name_that_no_command_could_take_is_refused_with_one_that_fits(

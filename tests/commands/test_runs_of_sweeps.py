@@ -12,7 +12,7 @@ import pytest
 from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import find_run
+from mmf_win.runs.lookup import find_run, named
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import plan
 from tests.worlds.hostile import cut
@@ -69,12 +69,15 @@ def test_what_every_command_calls_a_run_finds_it_again(save: Path) -> None:
     runs = [find_run(save, str(folder.parent)) for folder in save.glob("sweeps/*/*/param")]
     runs += [second, Run(second.path.with_name("2026-01-01T00-00-00"))]
     runs += [find_run(save, str(folder.parent)) for folder in elsewhere.path.glob("*/param")]
-    named = {run.id: run.path for run in runs}
-    assert len(named) == 9, "no id is that of two runs"
-    assert {name: find_run(save, name).path for name in named} == named
+    ids = {run.id: run.path for run in runs}
+    assert len(ids) == 9, "no id is that of two runs"
+    assert {name: find_run(save, name).path for name in ids} == ids
     task = save / TASK  # what a task's own commands have for their save dir
     assert find_run(task, "demo") == find_run(task, second.id) == second
     assert find_run(save, TASK) == second, "the newest of the task"
+    for param in (*save.glob("sweeps/*/*/param"), *elsewhere.path.glob("*/param")):
+        param.unlink()
+    assert {run.id: find_run(save, run.id).path for run in runs} == ids, "though what a task is for is lost"
 
 
 def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: Mmfw, save: Path) -> None:
@@ -114,7 +117,8 @@ def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: Mmfw, save: Pa
     second = Run(save / TASK / "demo" / "2026-01-02T00-00-00")
     second.path.mkdir()
     second.request_file.write_text("{}", encoding="utf-8")
-    assert "2 runs" in mmfw("runs", "rm", TASK, "--yes", code=2)
+    told = mmfw("runs", "rm", TASK, "--yes", code=2)
+    assert "2 runs" in told and all(run.id in told for run in named(save, TASK))
     mmfw("runs", "rm", second.id, "--yes")
     assert not second.path.exists() and find_run(save, TASK).id == TASK
 

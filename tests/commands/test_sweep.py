@@ -265,6 +265,10 @@ sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
     sweep.write("mmfw train demo --data-dir data", "a: 1")
     told = sweep.run("--data-dir", data, code=2)
     assert str(sweep.file) in told and "--data-dir of their own" in told
+    sweep.write(python(sweep.folder, program), "a: 1")
+    assert "nope" in sweep.run("--data-dir", "nope", "--dry-run", code=2)
+    sweep.run("--data-dir", data, "--dry-run")
+    assert str(data) in sweep.err
 
 
 def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_path: Path) -> None:
