@@ -14,7 +14,15 @@ from click.core import ParameterSource
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import aligned, duration, print_json, print_tree, say, shell_line
+from mmf_win.console import (
+    aligned,
+    duration,
+    print_json,
+    print_tree,
+    say,
+    shell_line,
+    without_control_characters,
+)
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import DatasetPaths, Places, name_part
 from mmf_win.runs import presets, training
@@ -132,8 +140,8 @@ def command(
         _print_presets(as_json)
         return None
     if name is not None:
-        # Beside what Windows refuses, a run's id must be neither an option nor an override.
-        fit = name_part(name_part(name).replace("=", "-").lstrip("-") or "run")
+        # Beside what Windows refuses, a run's id is neither an option nor an override, and is shown as it is.
+        fit = name_part(name_part(without_control_characters(name)).replace("=", "-").lstrip("-") or "run")
         fit = "run" if fit.casefold() == SWEEPS else fit
         if name != fit:
             raise UsageError(f"a run cannot be named {name!r}", hint=shell_line("--name", fit))

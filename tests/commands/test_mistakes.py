@@ -134,6 +134,7 @@ def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_r
     [
         *(("..", "run"), ("", "run"), ("a/b", "a-b"), ("-x", "x")),
         *(("lr=1", "lr-1"), ("nul", "_nul"), ("-nul", "_nul"), ("Sweeps", "run")),
+        ("a\x1b\u202eb", "a-u001b-u202eb"),
     ],
 )
 def test_a_name_that_no_command_could_take_is_refused_with_one_that_fits(
