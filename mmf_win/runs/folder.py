@@ -36,8 +36,8 @@ from mmf_win.runs.request import Request, lasting
 
 SWEEPS = "sweeps"
 """Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie."""
-SPECIFICATION, PARAMETERS = "sweep.yaml", "param"
-"""The files that make a folder that of a sweep, and that of a task."""
+SPECIFICATION, PARAMETERS, RECORD = "sweep.yaml", "param", "task.json"
+"""The file that makes a folder that of a sweep, and those that make one that of a task."""
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,8 @@ class Run(RunFolder):
 
 
 def is_task(folder: Path) -> bool:
-    """Whether a folder is that of a task, which may have lost its ``param``."""
-    in_sweep = (folder.parent / SPECIFICATION).is_file() and folder.is_dir()
-    return in_sweep or (folder / PARAMETERS).is_file()
+    """Whether a folder is that of a task, which may have lost one of its files."""
+    return (folder / PARAMETERS).is_file() or (folder / RECORD).is_file()
 
 
 def task_id(folder: Path) -> str:

@@ -28,7 +28,7 @@ from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes
 from mmf_win.locking import is_locked
 from mmf_win.paths import Inside
-from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, SWEEPS, Run, discard, require_unused
+from mmf_win.runs.folder import PARAMETERS, RECORD, SPECIFICATION, SWEEPS, Run, discard, require_unused
 from mmf_win.runs.lookup import all_runs, sweep_named, sweeps_in
 
 _BY_LIBYAML = 4096  # characters; of more, something nested too deeply might crash it
@@ -55,7 +55,7 @@ class TaskFolder:
     path: Path
     param = Inside(PARAMETERS)
     stat = Inside("stat")
-    record = Inside("task.json")
+    record = Inside(RECORD)
     lock = Inside("lock")
     stop = Inside("stop")
 

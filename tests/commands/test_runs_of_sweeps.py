@@ -77,6 +77,9 @@ def test_what_every_command_calls_a_run_finds_it_again(save: Path) -> None:
     assert find_run(save, TASK) == second, "the newest of the task"
     for param in (*save.glob("sweeps/*/*/param"), *elsewhere.path.glob("*/param")):
         param.unlink()
+    (save.parent / "sweep.yaml").touch()  # a user's, which makes no task of the save dir
+    runs.append(find_run(save, "demo"))
+    ids["demo/2025-01-01T00-00-00"] = runs[-1].path
     assert {run.id: find_run(save, run.id).path for run in runs} == ids, "though what a task is for is lost"
 
 
