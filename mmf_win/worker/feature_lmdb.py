@@ -24,7 +24,7 @@ import lmdb
 from mmf_win.console import Progress
 from mmf_win.errors import Interrupted, MmfwError, ResourceError
 from mmf_win.files import write_json
-from mmf_win.worker.numpy_only import Refused, loads, told_of
+from mmf_win.worker.numpy_only import Refused, loads, require_features, told_of
 
 
 def least_map(count: int, total: int) -> int:
@@ -82,8 +82,10 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
             keys: list[str] = [key.decode() if isinstance(key, bytes) else key for key in plain]
             if records:
                 with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
+                    of_images = set(keys)
                     for key, value in transaction.cursor():
-                        _loaded(f"the record {bytes(key).decode('utf-8', 'replace')}", value)
+                        name = bytes(key).decode("utf-8", "replace")
+                        _loaded(f"the record {name}", value, name in of_images)
                         progress.advance(1)
             absent = next((key for key in keys if transaction.get(key.encode()) is None), None)
             if absent is not None:
@@ -98,9 +100,9 @@ def _opened(folder: Path) -> lmdb.Environment:
         raise MemoryError(str(error)) from None
 
 
-def _loaded(what: str, pickled: memoryview) -> Any:
+def _loaded(what: str, pickled: memoryview, is_record: bool = False) -> Any:
     try:
-        return loads(pickled)
+        return require_features(loads(pickled)) if is_record else loads(pickled)
     except (Refused, ValueError) as error:
         raise type(error)(f"{what}: {error}") from error
 

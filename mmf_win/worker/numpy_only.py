@@ -32,6 +32,7 @@ _PLAIN = _CONSTANTS.keys() | {
 _TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "STACK_GLOBAL": 2}
 _TAKES |= {"APPEND": 1, "SETITEM": 2, "REDUCE": 1, "BUILD": 1}  # beside what is changed or called
 _TYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU]\d{1,7}|O8?")
+_IN_FEATURES = ("features", "feature", "image_feat")  # MMF's names in a dictionary in the place of the array
 _DEEPEST = 30  # parts within parts
 _MOST_PARTS = 2_000_000
 _MOST_EMPTY = 1 << 20  # rows × columns of an array without bytes
@@ -252,6 +253,22 @@ def load_npy(content: bytes) -> Any:
             raise ValueError(f"it holds no array, but {type(array).__name__}")
         return array
     return plain_array(file.read(), dtype, shape, "F" if is_fortran else "C")
+
+
+def require_features(record: Any) -> Any:
+    """A record of an LMDB, if MMF can take features out of it.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    import numpy as np
+
+    features = record.get("features") if isinstance(record, dict) else None
+    if isinstance(features, np.ndarray) and features.dtype == "O":  # of other datasets; load_npy says what
+        features = next((features.item()[name] for name in _IN_FEATURES if name in features.item()), None)
+    if not isinstance(features, np.ndarray) or features.ndim < 2 or features.dtype.kind not in "biuf":
+        raise ValueError("it has no features, which are an array of numbers, regions × numbers")
+    return record
 
 
 @contextmanager

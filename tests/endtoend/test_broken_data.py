@@ -80,8 +80,13 @@ def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_wit
     trained = tool.trained("regions")
     features = own.world.dataset / "features" / "detectron.lmdb"
     runs_code = pickle.dumps({"features": MakesFolder(tmp_path / "made")})
-    record = (pickles.HOSTILE["too few objects"] if workers else runs_code) if hostile else b"\x80\x04cut"
-    said = "what is in it could run code: the record of {}: it" if hostile else "of {}: it cannot be read"
+    record, said = runs_code, "what is in it could run code: the record of {}: it"
+    if hostile and workers:
+        record = pickles.HOSTILE["too few objects"]
+    elif not hostile:
+        record, said = b"\x80\x04cut", "damaged: the record of {}: it cannot be read"
+        if workers:
+            record, said = pickle.dumps([1, 2]), "damaged: the record of {}: it has no features"
     train = ("train", own.preset("regions"), "--updates", "4")
     for split, command in (("train", train), ("test_unseen", ("predict", trained.id))):
         name = Path(rows(annotations(own, split))[0]["img"]).stem

@@ -299,6 +299,26 @@ def test_a_record_that_would_run_code_is_named_and_not_run(
     assert not (tmp_path / "done").exists()
 
 
+@pytest.mark.parametrize(
+    "record",
+    [None, [1, 2], {"a": 1}, {"features": "abc"}, {"features": [[1.0]]}, "a row", "text", "a dictionary"],
+    ids=str,
+)
+def test_a_record_without_features_is_named(
+    dataset: Dataset, record: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import numpy as np
+
+    arrays = {"a row": np.ones(3), "text": np.ones((3, 4), "U1"), "a dictionary": np.array({"a": 1})}
+    dataset.features_without()
+    key = min(image_keys(dataset.lmdb))
+    dataset.put(
+        key.encode(), pickle.dumps({"features": arrays[record]} if isinstance(record, str) else record)
+    )
+    assert main(["verify", "vilbert", "--data-dir", str(dataset.places.data_dir), "--full"]) == 3
+    assert f"{dataset.lmdb}: damaged: the record {key}: it has no features" in capsys.readouterr().err
+
+
 MODELS = {
     "torchvision": {"modal_encoder": {"type": "resnet152", "params": {"pretrained": True}}},
     "transformers": {"bert_model_name": "owner/tiny"},

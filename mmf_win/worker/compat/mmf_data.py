@@ -13,7 +13,7 @@ from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
 from mmf_win.upstream.notation import literal, parts
 from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
-from mmf_win.worker.numpy_only import Refused, load_npy, loads, told_of
+from mmf_win.worker.numpy_only import Refused, load_npy, loads, require_features, told_of
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
@@ -86,7 +86,7 @@ def _unpickle_only_arrays(module: ModuleType) -> None:
     def named(self: Any, image_file_path: str) -> Any:
         with told_of(self.db_path):
             try:
-                return load(self, image_file_path)
+                return require_features(load(self, image_file_path))
             except (Refused, ValueError) as error:
                 kind = Refused if isinstance(error, Refused) else ValueError  # some take more than a text
                 raise kind(f"the record of {Path(image_file_path).stem}: {error}") from None
