@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from errno import EINVAL
 from functools import partial, reduce
 from itertools import chain
 from pathlib import Path
@@ -151,7 +152,7 @@ class SevenZipArchive(Archive):
             raise NoPassword(f"{self.path}: {text}")
         if kind == "MemoryError":
             raise MemoryError(text)
-        if errno is not None:
+        if errno not in (None, EINVAL):  # EINVAL: too far away to be sought
             raise OSError(errno, text, str(self.path))
         if kind is not None:
             raise self._error(f"{'cannot be read as a 7z' if numbers is None else 'damaged'}: {text}")

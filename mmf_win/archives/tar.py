@@ -122,10 +122,7 @@ class TarArchive(Archive):
         try:
             yield
         except _DAMAGE as error:
-            if getattr(error, "errno", None) not in (
-                None,
-                EINVAL,
-            ):  # that is a place too far away to be sought
+            if getattr(error, "errno", None) not in (None, EINVAL):  # EINVAL: too far away to be sought
                 raise
             self._require_unchanged()
             raise self._error(f"not a valid {self.format}: {error}") from error

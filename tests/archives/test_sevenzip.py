@@ -195,6 +195,12 @@ def test_a_list_of_members_is_not_decoded_by_what_may_crash_or_fill_the_memory(u
         open_archive(hostile.seven_zip_with_dictionary(user_dir / "a.7z", WORDS, 40, of_list=True))  # 4 GiB
 
 
+@pytest.mark.parametrize("offset", [1 << 20, 1 << 62, (1 << 63) - 32, 1 << 63])
+def test_a_7z_whose_header_lies_beyond_all_disks_is_refused(offset: int, user_dir: Path) -> None:
+    with pytest.raises(ArchiveError, match=r"a\.7z: cannot be read as a 7z"):
+        open_archive(hostile.seven_zip_with_header_at(user_dir / "a.7z", offset))
+
+
 def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
     files = {"good": b"fine " * 100, "bad": b"fine " * 99 + b"LAST!"}
     path = write_7z(user_dir / "a.7z", files, filters=COPY)

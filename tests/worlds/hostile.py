@@ -159,6 +159,16 @@ def seven_zip_with_packed_list(path: Path, files: Files, *filters: dict[str, int
     return path
 
 
+def seven_zip_with_header_at(path: Path, offset: int) -> Path:
+    """A 7z that says where its header starts, with a right checksum of that."""
+    py7zr.SevenZipFile(path, "w").close()
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<Q", data, 12, offset)
+    struct.pack_into("<I", data, 8, zlib.crc32(data[12:32]))
+    path.write_bytes(data)
+    return path
+
+
 def mutate_header(path: Path, chance: Random) -> Path:
     """Change bytes of a 7z's header and of the packed list of members before it, with right checksums."""
     data = bytearray(path.read_bytes())
