@@ -111,9 +111,14 @@ def say(text: str = "", *, label: str = "", code: int = 0) -> None:
         print(shown, file=_stderr, flush=True)
 
 
+def _is_terminal() -> bool:
+    """Whether stdout is one; it is None where a shell has closed it, and in a program without a console."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def print_line(text: object) -> None:
     """A line on stdout: for a script as it is, on a terminal without what would steer it."""
-    print(without_control_characters(text) if sys.stdout.isatty() else text, flush=True)
+    print(without_control_characters(text) if _is_terminal() else text, flush=True)
 
 
 def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]], delimiter: str = ",") -> None:
@@ -247,7 +252,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional
     """
     cells = [[_cell(name) for name in header], *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
-    room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if sys.stdout.isatty() else sum(widths)
+    room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if _is_terminal() else sum(widths)
     if sum(widths) > room and optional:
         kept = [i for i, name in enumerate(header) if name != optional[0]]
         fewer = [[row[i] for i in kept] for row in rows]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.paths import Places
+
 # One process for all: each command's help, an error that names a folder and one that names a word, and JSON.
 CODE = """
 import sys
@@ -22,6 +24,18 @@ print("\\f", end="")
 codes.append(main(["doctor", "--json", "--data-dir", data]))
 sys.exit(0 if codes == [0] * (len(codes) - 4) + [2, 2, 0, 0] else f"{codes}")
 """
+
+
+@pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["doctor"], ["runs", "--help"]])
+def test_a_closed_stdout_is_no_error(home: Path, world: Places, words: list[str]) -> None:
+    arguments = [*words, *(["--save-dir", str(world.save_dir)] if "--help" not in words else [])]
+    run = [sys.executable, "-c", "import sys; from mmf_win.cli import main; sys.exit(main())", *arguments]
+    if sys.platform == "win32":
+        run[2] = f"import sys; sys.stdout = None; {run[2]}"  # as in a program without a console
+    else:
+        run = ["sh", "-c", 'exec "$@" >&-', "sh", *run]
+    done = subprocess.run(run, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0 and "bug" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
