@@ -6,22 +6,16 @@ from collections.abc import Callable, Iterator
 
 from mmf_win.console import Progress, Unit, say
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.protocol import Event, read_events
+from mmf_win.protocol import Event
 from mmf_win.runs import gpus
-from mmf_win.runs.folder import Run
 from mmf_win.runs.scores import val_auroc
 
 
 class RunDisplay:
-    """Shows the events of one attempt, as :data:`mmf_win.runs.attempts.Display` describes.
+    """Shows the events of one attempt, as :data:`mmf_win.runs.attempts.Display` describes."""
 
-    Args:
-        run: what it holds already is history and not shown.
-    """
-
-    def __init__(self, run: Run) -> None:
-        events = read_events(run.events)
-        self._best = max((score for event in events if (score := val_auroc(event)) is not None), default=None)
+    def __init__(self) -> None:
+        self._best: int | None = None
         self._progress: Progress | None = None
         self._notes: dict[str, str] = {}
         self._gpu: Iterator[str] = iter(())
@@ -64,13 +58,16 @@ class RunDisplay:
             self._notes["loss"] = f"{event['loss']:.4f}"
         self._advance_to(event["update"])
 
+    def _on_checkpoint(self, event: Event) -> None:
+        if event["best"]:  # told before its validation is
+            self._best = event["update"]
+
     def _on_val(self, event: Event) -> None:
         auroc = val_auroc(event)
         if event.get("final"):
             self._end()
         elif auroc is not None and self._progress is not None:
-            best = self._best is None or auroc > self._best
-            self._best = auroc if best else self._best
+            best = event["update"] == self._best
             self._notes["AUROC"] = f"{auroc:.4f}"
             score = f"{auroc:.4f}{_part(event, ' on ')}{' (best)' * best}"
             say(f"update {event['update']}: validation AUROC {score}")

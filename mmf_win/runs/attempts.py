@@ -35,7 +35,7 @@ _SHRINKING = {
     "micro_batch": "out of GPU memory with a micro-batch of %d; trying %d, which does not change the batch",
 }
 
-Display = Callable[[Run], AbstractContextManager[Callable[[Event], None]]]
+Display = Callable[[], AbstractContextManager[Callable[[Event], None]]]
 """Makes what shows an attempt's events while it runs; it is entered when the worker starts."""
 
 
@@ -131,7 +131,7 @@ def run_worker(
             show(event)
         return bool(events) or saving
 
-    with display(run) as show:
+    with display() as show:
         ended = run_child(
             [*_WORKER, str(files.request)],
             log=asked.log,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from mmf_win import console
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.protocol import Event
-from mmf_win.runs.folder import Run
 from tests.worlds.fake_nvml import FakeNvml
 
 STARTED: Event = {
@@ -21,7 +19,6 @@ STARTED: Event = {
 
 @pytest.mark.parametrize(("device", "card"), [("cuda:0", ", GPU 87 %, 10.0 GiB of 24.0 GiB"), ("cpu", "")])
 def test_a_plain_line_tells_all_fake_nvml(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     device: str,
@@ -30,7 +27,7 @@ def test_a_plain_line_tells_all_fake_nvml(
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     now = 0.0
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
-    with RunDisplay(Run(tmp_path)) as show:
+    with RunDisplay() as show:
         show({**STARTED, "device": device})
         show({"kind": "val", "update": 5, "metrics": {"hateful_memes/roc_auc": 0.61}})
         capsys.readouterr()
@@ -40,11 +37,22 @@ def test_a_plain_line_tells_all_fake_nvml(
     assert said == (f"training:  33% 10/30 [00:20<00:40,  2.00s/update, AUROC 0.6100, loss 0.5000{card}]\n")
 
 
+def test_the_best_is_what_was_saved_as_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    with RunDisplay() as show:
+        show(STARTED)
+        for update, auroc, best in ((5, 0.61, True), (10, 0.61, True), (15, 0.7, False)):
+            show({"kind": "checkpoint", "update": update, "best": False})
+            show({"kind": "checkpoint", "update": update, "best": best})
+            show({"kind": "val", "update": update, "metrics": {"hateful_memes/roc_auc": auroc}})
+    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("update")]
+    assert [line.endswith(" (best)") for line in said] == [True, True, False]
+
+
 def test_rows_that_are_left_out_are_told_with_the_training_and_each_validation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     metrics = {"hateful_memes/roc_auc": 0.61}
-    with RunDisplay(Run(tmp_path)) as show:
+    with RunDisplay() as show:
         show({**STARTED, "data": {"split": "train", "rows": 8400, "full_rows": 8500}})
         for rows, full in ((433, 540), (540, 540), (540, None)):
             data = {"split": "dev_unseen", "rows": rows, "full_rows": full}
