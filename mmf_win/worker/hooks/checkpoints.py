@@ -132,7 +132,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
     def _prune(self, update: int) -> None:
         aside = set_aside(read_events(self._observer.request.events))
-        kept = {f"model_{number}.ckpt" for number in (update, max(aside, default=update))}
+        kept = {f"model_{number}.ckpt" for number in (update, *aside)}
         older = [path for path in numbered(self._folder) if path.name not in kept]
         for path in older[self._observer.request.keep :]:
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
