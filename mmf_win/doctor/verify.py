@@ -29,7 +29,7 @@ from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places, tool_home
 from mmf_win.runs import lookup, presets
-from mmf_win.runs.checkpoints import listed
+from mmf_win.runs.checkpoints import FOREIGN, listed
 from mmf_win.runs.folder import Run
 from mmf_win.runs.needs import inputs_of_presets
 from mmf_win.runs.outcomes import use_intact
@@ -208,10 +208,19 @@ def _checkpoints(run: Run) -> Finding | None:
     damaged = [each for each in found if each.problem]
     if not damaged:
         return finding
+    what = "damaged checkpoint"
     hint = "there is no intact checkpoint to resume from: train again, and delete the damaged files"
     if use := use_intact(run, found):
         hint = f"{use}; delete the damaged files when you like"
-    error = CheckpointError("a damaged checkpoint cannot be repaired", hint=hint)
+    if any(each.problem == FOREIGN for each in damaged):
+        finding = replace(finding, against=f"{finding.against}, and the run's record of hashes")
+        what = "checkpoint that is not the run's"
+        hint = (
+            f"move away what the run has not saved; {use}"
+            if use
+            else "the run has none of its own: train again"
+        )
+    error = CheckpointError(f"a {what} cannot be repaired", hint=hint)
     problems = tuple(f"{each.name}: {each.problem}" for each in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)
 

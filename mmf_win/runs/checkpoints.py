@@ -22,6 +22,9 @@ from mmf_win.upstream.checkpoint_files import counts, numbered, set_aside
 
 _log = logging.getLogger(__name__)
 
+FOREIGN = "it is whole, but this run has not saved it, by its record of hashes"
+"""The problem of a file that is whole, but not the run's own."""
+
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
@@ -35,7 +38,7 @@ class SavedCheckpoint:
         size: bytes.
         written: seconds since the epoch.
         same_as: other names of the same bytes, which take no space of their own.
-        problem: why it does not open; None when it is intact.
+        problem: why it does not open, or :data:`FOREIGN`; None when it is intact.
     """
 
     name: str
@@ -66,7 +69,9 @@ def choose(run: Run, wanted: str) -> Path:
         CheckpointError: there is none, or the only ones are broken.
     """
     if wanted not in ("best", "last"):
-        return checked(wanted, "give best, last, or the file of an intact checkpoint")
+        path = checked(wanted, "give best, last, or the file of an intact checkpoint")
+        note_foreign(run, path)
+        return path
     broken: list[tuple[Path, str]] = []
     events = read_events(run.events)
     for path in _candidates(run, wanted):
@@ -96,7 +101,29 @@ def _foreign(path: Path, events: Sequence[Event]) -> str | None:
     begun = Counter(event.get("update") for event in events if event["kind"] == "saving")
     if counted.update in begun - Counter(event.get("update") for event in saved):
         return None
-    return None if file_digest(path).hex() in hashes else "this run has not saved it, by its record of hashes"
+    return None if file_digest(path).hex() in hashes else FOREIGN
+
+
+def note_foreign(run: Run, path: Path) -> None:
+    """Say so where a checkpoint that is used as the run's is not its own."""
+    if reason := _foreign(path, read_events(run.events)):
+        _log.warning("%s: %s (%s)", path, reason, run.id)
+
+
+def require_own_best(run: Run) -> None:
+    """Refuse to train with another run's ``best.ckpt``, which MMF would take as the run's own in the end.
+
+    Raises:
+        CheckpointError: it is not the run's own; the hint names a file that is, if there is one.
+    """
+    best, events = run.checkpoints / "best.ckpt", read_events(run.events)
+    if (reason := _foreign(best, events)) is None:
+        return
+    told = [event["sha256"] for event in events if event["kind"] == "checkpoint" and event.get("best")]
+    own = (path for path in numbered(run.checkpoints) if file_digest(path).hex() in told[-1:])
+    copy = next(own, None)
+    then = f"put a copy of {copy} in its place" if copy else "the next validation makes the best anew"
+    raise CheckpointError(f"{best}: {reason}", hint=f"move it away; {then}")
 
 
 def require_names(run: Run) -> None:

@@ -147,6 +147,7 @@ def resumed(
     found = _run_to_resume(wanted, preset, places.save_dir)
     if found is not None:
         run, checkpoint = found
+        checkpoints.require_own_best(run)
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
         _require_seed_kept(once, checkpoint, run.request().seed)
@@ -161,6 +162,7 @@ def resumed(
     owner = lookup.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
+        checkpoints.note_foreign(owner, checkpoint)
     if preset is not None:
         start = Start(_of_preset(preset, once, places), once, places)
     elif owner is not None:

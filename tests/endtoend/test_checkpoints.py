@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -142,6 +143,40 @@ def test_what_a_resume_from_the_best_leaves_behind_is_kept_until_the_run_is_as_f
         f"models/model_{update}.ckpt" for update in (4, 5)
     }
     assert file_digest(left_behind) != before
+
+
+def test_what_one_resume_from_the_best_has_set_aside_survives_the_next(tool: Tool) -> None:
+    run = tool.train(tool.preset("vilbert"), "--updates", "5", *NOTHING_IS_LEARNED)
+    heads = {}
+    for update, then in ((5, 4), (4, 3)):
+        head = run.checkpoints / "models" / f"model_{update}.ckpt"
+        heads[head] = file_digest(head)
+        tool("train", "--resume", "best", "--updates", str(then))
+        assert f"set aside as {head}" in tool.errors
+    assert {head: file_digest(head) for head in heads} == heads
+
+
+def test_another_runs_best_is_named_and_no_run_goes_on_with_it(tool: Tool) -> None:
+    other = tool.trained("vilbert", run="b")
+    run = tool.train(tool.preset("vilbert"), "--updates", "2", *NOTHING_IS_LEARNED)
+    best, own = run.checkpoints / "best.ckpt", run.checkpoints / "models" / "model_1.ckpt"
+    best.unlink()
+    shutil.copyfile(other.checkpoints / "best.ckpt", best)
+    before = {name: file_digest(run.checkpoints / name) for name in files(run)}
+    assert tool.code("train", "--resume", str(run.path), "--updates", "4") == 3
+    assert str(best) in tool.errors and f"a copy of {own}" in tool.errors
+    assert {name: file_digest(run.checkpoints / name) for name in files(run)} == before
+    for words in (("predict", "--checkpoint", str(best)), ("train", "--resume", str(best), "--dry-run")):
+        assert tool.code(*words) == 0
+        assert f"{best}: it is whole, but this run has not saved it" in tool.errors
+    assert tool.code("verify", run.id) == 3
+    assert "best.ckpt: it is whole" in tool.errors and "a damaged" not in tool.errors
+    assert "move away" in tool.errors and "cut off" not in tool.errors
+    best.unlink()
+    shutil.copyfile(own, best)
+    assert tool.code("verify", run.id) == 0
+    tool("train", "--resume", str(run.path), "--updates", "4")
+    assert known(run, "best.ckpt").update == 1
 
 
 def test_a_seed_that_would_not_hold_is_refused_beside_what_is_resumed(tool: Tool) -> None:

@@ -84,8 +84,11 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_r
     checkpoint(best, 20, epoch=7)
     assert checkpoints.choose(run, "best") == current
     [note] = caplog.messages
-    assert f"{best}: this run has not saved it" in note and "current.ckpt instead" in note
+    assert f"{best}: it is whole, but this run has not saved it" in note and "current.ckpt instead" in note
     assert [each.name for each in checkpoints.listed(run) if each.problem] == ["best.ckpt"]
+    with pytest.raises(CheckpointError, match=r"best\.ckpt: it is whole") as refused:
+        checkpoints.require_own_best(run)
+    assert refused.value.hint == "move it away; the next validation makes the best anew"
     assert checkpoints.can_resume(run)
     current.unlink()
     assert not checkpoints.can_resume(run)
