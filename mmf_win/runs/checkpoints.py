@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from mmf_win.console import Progress
@@ -18,7 +19,7 @@ from mmf_win.paths import expanded
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.scores import val_auroc
-from mmf_win.upstream.checkpoint_files import counts, numbered, set_aside
+from mmf_win.upstream.checkpoint_files import counts, kept_aside, numbered, set_aside
 
 _log = logging.getLogger(__name__)
 
@@ -156,9 +157,11 @@ def keep_last(run: Run, checkpoint: Path) -> str:
     here, there = counts(checkpoint), counts(last)
     if here is None or there is None or there.update <= here.update:
         return ""
-    kept = run.checkpoints / "models" / f"model_{there.update}.ckpt"
+    models = run.checkpoints / "models"
+    models.mkdir(exist_ok=True)
+    names = (models / f"model_{there.update}_aside_{number}.ckpt" for number in count(1))
+    kept = next(path for path in names if not path.exists() or path.samefile(last))
     if not kept.exists():
-        kept.parent.mkdir(exist_ok=True)
         share(last, kept)
     after = there.update - here.update
     updates = "the update" if after == 1 else f"the {after} updates"
@@ -184,7 +187,8 @@ def listed(run: Run) -> list[SavedCheckpoint]:
     """
     folder, stats = run.checkpoints, {}
     # The files with the commonest names first.
-    for path in (*sorted(folder.glob("*.ckpt")), *numbered(folder), *sorted(folder.glob("*_final.pth"))):
+    models = (*numbered(folder), *sorted(kept_aside(folder)))
+    for path in (*sorted(folder.glob("*.ckpt")), *models, *sorted(folder.glob("*_final.pth"))):
         with suppress(FileNotFoundError):
             stats[path] = path.stat()
     names: defaultdict[tuple[int, int], list[Path]] = defaultdict(list)

@@ -15,6 +15,7 @@ STATE = "mmfw"
 """The key of what mmfw adds to a checkpoint, to resume as if nothing had happened."""
 
 _NUMBERED = re.compile(r"model_(\d+)\.ckpt")
+_ASIDE = re.compile(r"model_(\d+)_aside_\d+\.ckpt")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,15 @@ def set_aside(events: Iterable[Event]) -> set[int]:
             aside |= {other for other in saved if other > update}
             saved -= aside
     return aside
+
+
+def kept_aside(folder: Path) -> dict[Path, int]:
+    """The files ``models/model_<update>_aside_<n>.ckpt`` below MMF's folder, and their updates.
+
+    Each was a run's last until it went on from an earlier one.
+    """
+    found = (folder / "models").glob("model_*_aside_*.ckpt")
+    return {path: int(match[1]) for path in found if (match := _ASIDE.fullmatch(path.name))}
 
 
 def numbered(folder: Path) -> list[Path]:

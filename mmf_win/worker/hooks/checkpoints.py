@@ -21,8 +21,7 @@ from torch import nn
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.integrity import torch_file
-from mmf_win.protocol import read_events
-from mmf_win.upstream.checkpoint_files import STATE, counts, numbered, set_aside
+from mmf_win.upstream.checkpoint_files import STATE, counts, kept_aside, numbered
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.resume import ResumeState
@@ -131,10 +130,9 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         stopping.best_monitored_value = known.best_value if known else worst
 
     def _prune(self, update: int) -> None:
-        aside = set_aside(read_events(self._observer.request.events))
-        kept = {f"model_{number}.ckpt" for number in (update, *aside)}
-        older = [path for path in numbered(self._folder) if path.name not in kept]
-        for path in older[self._observer.request.keep :]:
+        older = [path for path in numbered(self._folder) if path.name != f"model_{update}.ckpt"]
+        passed = [path for path, reached in kept_aside(self._folder).items() if reached < update]
+        for path in (*older[self._observer.request.keep :], *passed):
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
                 path.unlink()
 
