@@ -14,7 +14,6 @@ import http
 import http.client
 import logging
 import math
-import os
 import re
 import time
 import urllib.error
@@ -29,6 +28,7 @@ from mmf_win.errors import MmfError, UsageError
 from mmf_win.files import naming, remove, rename
 from mmf_win.integrity.digest import file_digest
 from mmf_win.locking import locked
+from mmf_win.unpacking.staging import flush
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None) -
                 "it was removed",
                 hint="something on the way may change downloads; try another network",
             )
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
+        flush(part)
         rename(part, target)
         return found
 

@@ -112,7 +112,7 @@ def environment(
         offline: MMF must download nothing.
         asks_hub: it may need more of the Hugging Face Hub than what is here.
     """
-    env = {
+    return {
         # How long a thread of GNU's OpenMP spins while it waits for another, unless the user has said so.
         # By default that is 300 times as long, and two trainings at once on two cores then took 2.5 times
         # as long as one after the other. A training alone is slower by no more than 2 %.
@@ -133,10 +133,8 @@ def environment(
         # Nothing that happens to lie in the user's folder may stand in for a library (Python 3.11 and later).
         "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        **({"MMF_DATASET_ZOO": str(no_datasets()), "HF_HUB_OFFLINE": "1"} if offline else {}),
     }
-    if offline:
-        env |= {"MMF_DATASET_ZOO": str(no_datasets()), "HF_HUB_OFFLINE": "1"}
-    return env
 
 
 def on_one_device(environment: Mapping[str, str]) -> dict[str, str]:
