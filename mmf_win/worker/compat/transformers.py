@@ -37,12 +37,6 @@ class _OldNames(MetaPathFinder, Loader):
         sys.modules[module.__name__] = import_module(name)
 
 
-def _add_layer_norm(module: ModuleType) -> None:
-    from torch.nn import LayerNorm
-
-    module.BertLayerNorm = LayerNorm  # type: ignore[attr-defined]
-
-
 def _add_transpose_for_scores(module: ModuleType) -> None:
     method = module.BertSelfAttentionJit.transpose_for_scores
     for attention in (module.BertSelfAttention, module.RobertaSelfAttention):
@@ -100,7 +94,7 @@ PATCHES = (
         problem="mmf.models.m4c, mmf.models.mmf_bert: no BertLayerNorm to import; it always was torch's own",
         mmf=RC10,
         library="transformers >= 3.1",
-        after_import={_BERT: _add_layer_norm},
+        after_import={_BERT: lambda module: setattr(module, "BertLayerNorm", module.nn.LayerNorm)},
     ),
     Patch(
         name="transpose-for-scores",
