@@ -53,14 +53,15 @@ def command(
             hint="put quotes around a name or password that holds blanks, or the password into a file for "
             "--password-file",
         )
-    result = convert(Path(named[0]), Places.resolve(data_dir), **how)
+    places = Places.resolve(data_dir)
+    result = convert(Path(named[0]), places, **how)
     if as_json:
         print_json(result.to_json())
     else:
-        _show(result, data_dir)
+        _show(result, places)
 
 
-def _show(result: Conversion, data_dir: Path | None) -> None:
+def _show(result: Conversion, places: Places) -> None:
     header = ("split", "rows", "hateful", "benign", "left out")
     rows = []
     for name, s in result.splits.items():
@@ -77,7 +78,6 @@ def _show(result: Conversion, data_dir: Path | None) -> None:
         say(f"it was converted before, and all files are in place: {result.target}")
     else:
         say(f"converted in {duration(result.seconds)}: {result.target}")
-    places = Places.resolve(data_dir)
     try:
         choose_splits(places.dataset)
     except NoValidation as error:

@@ -80,8 +80,8 @@ def measure(
     }
 
 
-def auroc_difference(labels: Sequence[int], first: Sequence[float], second: Sequence[float]) -> Score | None:
-    """The first prediction's AUROC less the second's, by DeLong's test; None where there is one class only.
+def auroc_difference(labels: Sequence[int], first: Sequence[float], second: Sequence[float]) -> Score:
+    """The first prediction's AUROC less the second's, by DeLong's test; undefined for one class only.
 
     Args:
         labels: 0 or 1 for each row.
@@ -89,7 +89,7 @@ def auroc_difference(labels: Sequence[int], first: Sequence[float], second: Sequ
     """
     y, p, q = np.asarray(labels), np.asarray(first), np.asarray(second)
     if not 0 < y.sum() < len(y):
-        return None
+        return Score(None)
     value, error = _delong(*(ours - theirs for ours, theirs in zip(_pairs(y, p), _pairs(y, q), strict=True)))
     if not error:
         return Score(value)

@@ -53,9 +53,6 @@ KINDS: dict[str, tuple[Callable[[Column], Column], Callable[[float], float]]] = 
 result is no probability then; ``logit`` the log-odds, which lets a sure member say more.
 """
 
-NO_PROBABILITIES = ("rank",)
-"""The kinds whose result is none; a tuple, since a damaged record may hold what no set can look up."""
-
 
 def label(proba: float, threshold: float = DEFAULT_THRESHOLD) -> int:
     """1 above ``threshold``, else 0; at exactly 0.5 MMF says 0 too."""

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from mmf_win.dataset.annotations import Row, labels_of
 from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
-from mmf_win.results.probabilities import NO_PROBABILITIES
 
 if TYPE_CHECKING:
     from mmf_win.results.metrics import Score
@@ -72,8 +71,8 @@ def scores(
     if labels is not None:
         from mmf_win.results.metrics import measure
 
-        probas, calibrated = [row.proba for row in predictions], kind not in NO_PROBABILITIES
-        found = measure(labels, probas, threshold=threshold, calibrated=calibrated)
+        probas = [row.proba for row in predictions]
+        found = measure(labels, probas, threshold=threshold, calibrated=kind != "rank")
     return {
         **{name: found[name].value if name in found else None for name in METRICS},
         "intervals": {name: [s.low, s.high] for name, s in found.items() if s.low is not None},

@@ -166,7 +166,7 @@ def test_a_model_is_no_better_than_itself_and_better_than_chance() -> None:
     worse = metrics.auroc_difference(labels, noise, probas)
     assert worse.value == -better.value
     assert (worse.low, worse.high, worse.p) == (-better.high, -better.low, better.p)
-    assert metrics.auroc_difference([1, 1], [0.1, 0.2], [0.2, 0.1]) is None
+    assert metrics.auroc_difference([1, 1], [0.1, 0.2], [0.2, 0.1]).value is None
 
 
 def scored(labels: Sequence[int | None]) -> dict[str, Any]:

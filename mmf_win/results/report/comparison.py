@@ -10,7 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
-from mmf_win.results.metrics import auroc_difference, measure
+from mmf_win.results.metrics import Score, auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
@@ -203,7 +203,7 @@ def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     for (first, ours), (second, others) in combinations(ranked, 2):
         theirs = {meme.row.id: meme.proba for meme in others}
         both = [meme for meme in ours if meme.row.id in theirs]
-        labels, difference = labels_of(meme.row for meme in both), None
+        labels, difference = labels_of(meme.row for meme in both), Score(None)
         if labels is not None:
             p, q = [meme.proba for meme in both], [theirs[meme.row.id] for meme in both]
             difference = auroc_difference(labels, p, q)

@@ -20,7 +20,7 @@ from mmf_win.dataset.predictions import in_order, read_predictions
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import saved_metrics
-from mmf_win.results.probabilities import DEFAULT_THRESHOLD, NO_PROBABILITIES
+from mmf_win.results.probabilities import DEFAULT_THRESHOLD
 from mmf_win.unpacking.staging import require_finished
 
 _MOST = 20  # what more memes have in common is a phrase or a placeholder; the challenge's are twos and threes
@@ -95,7 +95,7 @@ class Scored:
     @property
     def value_name(self) -> str:
         """What was predicted for a meme: ``probability`` or ``rank``."""
-        return "rank" if self.saved_metrics.get("ensemble") in NO_PROBABILITIES else "probability"
+        return "rank" if self.saved_metrics.get("ensemble") == "rank" else "probability"
 
     @property
     def threshold(self) -> float:
