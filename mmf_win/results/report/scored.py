@@ -56,7 +56,7 @@ class Scored:
         title: what the user calls it.
         memes: in the order of the annotations.
         saved_metrics: what :func:`mmf_win.results.saved_metrics.read` finds.
-        full_rows: how many rows the full split has; None where that is not known.
+        coverage: how many rows of the split there are predictions for.
     """
 
     csv: Path
@@ -65,12 +65,7 @@ class Scored:
     annotations: Path
     memes: tuple[ScoredMeme, ...]
     saved_metrics: dict[str, Any]
-    full_rows: int | None = None
-
-    @property
-    def coverage(self) -> Coverage:
-        """How many rows of the split there are predictions for."""
-        return Coverage(self.title, len(self.memes), self.full_rows)
+    coverage: Coverage
 
     @property
     def are_own(self) -> bool:
@@ -127,8 +122,10 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     memes = tuple(ScoredMeme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
     facts = saved_metrics.read(csv)
     if annotations == own:
-        return Scored(csv, split, Path(str(facts.get("annotations", split))).name, annotations, memes, facts)
-    return Scored(csv, split, split, annotations, memes, facts, coverage(dataset, split).full_rows)
+        covered = Coverage(Path(str(facts.get("annotations", split))).name, len(memes))
+    else:
+        covered = coverage(dataset, split)
+    return Scored(csv, split, covered.split, annotations, memes, facts, covered)
 
 
 def ranked(memes: Sequence[ScoredMeme], limit: int) -> list[ScoredMeme]:
