@@ -80,7 +80,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     assert "The paper reports dev_seen and test_seen, not test_unseen." in page
     assert "Validated on 3 of 5 rows of dev_unseen" in page and "Trained on 13 of 14 rows of train" in page
     assert tool.code("runs", "show") == 0
-    assert "on 3 of 5 rows of test_unseen" in tool.output
+    assert "  3 of 5 rows of test_unseen" in tool.output
 
     assert tool.code("predict", "--split", "test_seen") == 0, tool.errors
     assert "4 rows of test_seen: " in tool.errors
