@@ -71,7 +71,8 @@ def without_control_characters(text: object) -> str:
 
     Control characters other than ends of lines, and those of writing from right to left, are escaped.
     """
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))  # as JSON may have it
+    lines = str(text).replace("\r\n", "\n")
+    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", lines)  # as JSON may have it
 
 
 SECRET = (

@@ -34,7 +34,7 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     Exit("internal", f"KeyError: {SECRETS[1]!r}", where=f"{Path.home() / 'x.py'}:3").save(attempt.exit)
     log = [f"opts=['training.tracker.api_key={SECRETS[2]}']", f"Using {SECRETS[1]}"]
     log += [f"'training.tracker.api_key', '{SECRETS[2]}'", f"Overriding option x.api_key to {SECRETS[2]}"]
-    run.log.write_text("\n".join([*log, "gnp.\u202eexe\x1b[2J", "Traceback\n"]), encoding="utf-8")
+    run.log.write_text("\r\n".join([*log, "gnp.\u202eexe\x1b[2J", "Traceback\n"]), encoding="utf-8")
     run.reports.mkdir()
     (run.reports / "own.csv").write_text("", encoding="utf-8")
     return run

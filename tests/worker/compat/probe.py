@@ -201,7 +201,7 @@ def weights_in_brackets(root: Path, world: TinyWorld) -> Any:
     import torch
     from mmf.utils.checkpoint import load_pretrained_model
 
-    folder = world.root / "[a] ?"
+    folder = world.root / "[a] b"
     folder.mkdir()
     (folder / "config.yaml").write_text("model_config: {a: 1}", encoding="utf-8")
     torch.save({"model": {"weight": torch.ones(1)}}, folder / "model.pth")
