@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,4 +31,7 @@ def as_yaml(value: object) -> str:
 
 def parts(text: str, base: Path | str = "") -> list[str]:
     """The paths in a text, which MMF sets apart with commas; they may be in one path's name as well."""
-    return [text] if Path(base, text).exists() else text.split(",")
+    with suppress(OSError):  # many names in a row are longer than one may be
+        if Path(base, text).exists():
+            return [text]
+    return text.split(",")

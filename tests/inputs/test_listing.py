@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.inputs.listing import inputs_of
+from mmf_win.inputs.listing import inputs_of, paths_of
 from mmf_win.paths import Places
 from mmf_win.runs import presets
 from mmf_win.upstream.config import merge, resolve
@@ -134,3 +134,9 @@ def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(mmf_root: Pat
     error = weights.no_source(weights.verify())
     assert "weights no.such.key: missing" in str(error)
     assert "nor a key of MMF's zoo, whose keys are in configs/zoo/models.yaml" in error.hint
+
+
+def test_paths_that_one_text_sets_apart_with_commas_may_be_many(tmp_path: Path) -> None:
+    names = [f"part_{number}.jsonl" for number in range(100)]
+    dataset = {"data_dir": str(tmp_path), "annotations": {"train": ",".join(names)}}
+    assert paths_of(dataset, "annotations", ["train"]) == [tmp_path / name for name in names]
