@@ -30,10 +30,9 @@ def _known(word: str, places: Places) -> Iterable[str]:
 
         return presets.names()
     if word == "RUN":
-        from mmf_win.runs.lookup import all_runs, sweeps_in
+        from mmf_win.runs.lookup import with_sweeps
 
-        where = [places.save_dir, *sweeps_in(places.save_dir)]
-        runs = [run for folder in where for run in all_runs(folder)]
+        runs = with_sweeps(places.save_dir)
         return [*(run.path.parent.name for run in runs), *(run.id for run in runs)]
     return splits_on_disk(places.dataset) if word == "SPLIT" else [word]
 

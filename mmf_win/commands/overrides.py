@@ -100,7 +100,7 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
     """Refuse overrides of the optimizer beside a checkpoint that brings its own, unless it starts afresh.
 
     MMF makes the optimizer as the overrides say, and then puts back what the checkpoint has of it, its
-    learning rate included.
+    learning rate included. Raises UsageError.
     """
     typed = [override.lower() for override in overrides]  # true is True, too
     if any(reset.lower() in typed for reset in _RESETS):

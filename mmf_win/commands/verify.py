@@ -61,7 +61,7 @@ def command(
 def meant(
     words: Sequence[str], data_dir: Path | None, save_dir: Path | None
 ) -> tuple[Sequence[str], Sequence[str], Places]:
-    """The names and overrides among the words, and the folders; those that are named must exist."""
+    """The names and overrides among the words, and the folders. Raises UsageError where one is not there."""
     names, overrides = split_words(words)
     for folder in (data_dir, save_dir if "runs" in names else None):
         if folder is not None and not folder.is_dir():

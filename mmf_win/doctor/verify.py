@@ -62,8 +62,7 @@ def _meant(
         inputs += [each for each in inputs_on_disk(places) if each.folder not in folders]
     runs = [run for name in others if name not in of_presets for run in _runs(places.save_dir, name)]
     if "runs" in parts:
-        where = [places.save_dir, *lookup.sweeps_in(places.save_dir)]
-        runs = [run for folder in where for run in lookup.all_runs(folder)]
+        runs = lookup.with_sweeps(places.save_dir)
     return parts, inputs, runs
 
 

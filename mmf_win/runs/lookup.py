@@ -38,6 +38,11 @@ def sweeps_in(save_dir: Path) -> list[Path]:
     return sorted(file.parent for file in save_dir.glob(f"{SWEEPS}/*/{SPECIFICATION}"))
 
 
+def with_sweeps(save_dir: Path) -> list[Run]:
+    """Every run in a save dir, and then those of its sweeps."""
+    return [run for folder in (save_dir, *sweeps_in(save_dir)) for run in all_runs(folder)]
+
+
 def sweep_named(save_dir: Path, wanted: str) -> Path | None:
     """The sweep that its folder, its name or ``sweeps/NAME`` means; None where there is none."""
     places = (expanded(wanted).absolute(), save_dir / wanted, save_dir / SWEEPS / wanted) if wanted else ()

@@ -57,9 +57,9 @@ class Target:
             raise DatasetError(f"{image}: there is no such image")
         if not is_unicode(text):
             raise UsageError("the text holds half of a surrogate pair, which is no letter")
-        try:
-            import PIL.Image
+        import PIL.Image
 
+        try:
             with PIL.Image.open(image) as picture:
                 picture.load()
         except Exception as error:  # Pillow raises whatever a broken file leads it to

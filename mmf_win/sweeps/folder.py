@@ -87,8 +87,9 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
 
 def remove_sweep(sweep: SweepFolder) -> None:
     """Remove a sweep's folder. Raises UsageError where it is in use, or something else lies in it."""
+    own = (SPECIFICATION, "optuna.", "comparison_", "ensembles")
     for path in sweep.path.iterdir():
-        task, own = TaskFolder(path), (SPECIFICATION, "optuna.", "comparison_", "ensembles")
+        task = TaskFolder(path)
         if not (path.name.startswith(own) or task.param.is_file() or task.lock.is_file()):
             raise UsageError(f"{path} is not the sweep's; move it out of the folder that is to be removed")
         if task.lock.is_file() and is_locked(task.lock):

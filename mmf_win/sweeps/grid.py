@@ -22,7 +22,7 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 def of_preset(
     preset: str, seeds: Sequence[int], overrides: Sequence[str], options: Sequence[str]
 ) -> Specification:
-    """Train a preset with every combination.
+    """Train a preset with every combination. Raises UsageError where a list has an empty value.
 
     Args:
         preset: its name or file.

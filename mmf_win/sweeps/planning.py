@@ -82,7 +82,10 @@ def plan(
 
 
 def all_tasks(sweep: SweepFolder) -> list[Task]:
-    """The tasks of a sweep: those that it was asked for last, in their order, then others that have begun."""
+    """The tasks of a sweep: those that it was asked for last, in their order, then others that have begun.
+
+    Raises UsageError where the specification in its folder is invalid.
+    """
     last, before = load(sweep), begun(sweep)
     asked = joined(plan(last).tasks, before) if last is not None else []
     keys = {task.key for task in asked}

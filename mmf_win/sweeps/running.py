@@ -55,7 +55,7 @@ class Slot:
 
 
 def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]:
-    """The slots of this machine.
+    """The slots of this machine. Raises UsageError where it lacks a resource.
 
     Args:
         resources: what each slot has; None for one slot a GPU, or one without where there is no GPU.
@@ -127,6 +127,8 @@ class Runner:
 
     def run(self, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked] = Asked) -> Task:
         """Claim a task, given as it was when the driver began, and run its commands until one fails.
+
+        Raises OSError where its folder cannot be written.
 
         Returns:
             The task as it is now: ``running`` where somebody else has it, ``queued`` where it was stopped.

@@ -74,7 +74,7 @@ class Specification:
 
 
 def load(sweep: SweepFolder) -> Specification | None:
-    """What a sweep was asked for last; None where nothing says so."""
+    """What a sweep was asked for last; None where nothing says so. Raises UsageError as :func:`parse`."""
     path = sweep.specification
     return parse(read_text(path), path) if path.is_file() else None
 

@@ -133,7 +133,10 @@ def differing_parameters(tasks: Sequence[Task]) -> list[str]:
 
 
 def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
-    """The newest run of each task that ended well or was pruned, with the parameters that differ."""
+    """The newest run of each task that ended well or was pruned, with the parameters that differ.
+
+    Raises UsageError where the sweep's specification is invalid.
+    """
     tasks = [task for task in all_tasks(sweep) if task.state in ("success", "pruned")]
     differing = differing_parameters(tasks)
     found = [(sweep.task(task.name).newest_run(), task) for task in tasks]
