@@ -1,5 +1,5 @@
 """Where things are in an archive of the dataset, and whether all images are. Copies differ in their folders,
-so names decide.
+so names decide, in small or capital letters.
 
 ::
 
@@ -134,8 +134,9 @@ def _find_annotations(source: Path, names: Iterable[str]) -> tuple[dict[str, str
     folders: dict[str, dict[str, list[str]]] = {}
     for name in names:
         path = PurePosixPath(name)
-        if (path.suffix == ".jsonl" or _is_table(name)) and path.stem in SPLITS:
-            folders.setdefault(str(path.parent), {}).setdefault(path.stem, []).append(name)
+        split = path.stem.lower()
+        if split in SPLITS and path.suffix.lower() in (".csv", ".jsonl"):
+            folders.setdefault(str(path.parent), {}).setdefault(split, []).append(name)
     whole = sorted(folder for folder, splits in folders.items() if "train" in splits and len(splits) > 1)
     if len(whole) > 1:
         several = f"{source}: several datasets are in it: {first_few(whole)}"

@@ -81,6 +81,13 @@ def test_tables_whose_names_or_columns_are_not_known_are_refused(
     assert not places.dataset.annotations.exists()
 
 
+def test_splits_are_known_in_small_and_capital_letters(user_dir: Path, places: Places) -> None:
+    table = b"image,text,label\n1.png,a,1\n2.png,b,0\n"
+    files = {"Train.CSV": table, "Dev.csv": table, "1.png": image(1), "2.png": image(2)}
+    convert(lay_out(files, user_dir / "own"), places)
+    assert {file.name for file in places.dataset.annotations.iterdir()} == {"train.jsonl", "dev.jsonl"}
+
+
 def test_annotations_without_images(user_dir: Path, places: Places) -> None:
     files = {name: content for name, content in memes().items() if not name.endswith(".png")}
     with pytest.raises(DatasetError, match="no images"):
