@@ -94,11 +94,10 @@ class ZipArchive(Archive):
         with contextlib.closing(ZipReader(self.path, secret)) as reader:
             tried = members[:_MEMBERS_TRIED]
             opened = sum(self._opens_one(member, reader) for member in tried)
-            if opened < len(tried):  # a few that do not open are damaged, if the others do
+            if len(tried) >= _MEMBERS_SUFFICIENT:  # a few that do not open are damaged, if the others do
                 return opened >= _MEMBERS_SUFFICIENT and opened > len(tried) // 2
-            if opened >= _MEMBERS_SUFFICIENT or not tried or tried[0].size > _READ_UP_TO:
-                return True
-            return self._reads(tried[0], reader)
+            is_small = bool(tried) and tried[0].size <= _READ_UP_TO
+            return opened == len(tried) and (not is_small or self._reads(tried[0], reader))
 
     def _opens_one(self, member: ZipMember, reader: ZipReader) -> bool:
         try:

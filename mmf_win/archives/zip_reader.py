@@ -12,7 +12,7 @@ from zlib_ng import zlib_ng
 
 from mmf_win.archives.base import BLOCK, INFLATE_ERROR, Member, damaged
 from mmf_win.archives.winzip_aes import MAC_SIZE, VERIFIER_SIZE, AesDecryptor, AesField
-from mmf_win.archives.zipcrypto import HEADER_SIZE, decrypter
+from mmf_win.archives.zipcrypto import HEADER_SIZE
 from mmf_win.errors import ArchiveError, PasswordError
 
 _HAS_DESCRIPTOR = 1 << 3
@@ -83,7 +83,10 @@ class ZipReader:
             if not aes.authentic(self._read(member, MAC_SIZE)):
                 raise self._error("its authentication code is wrong", member)
         else:
-            decrypt = decrypter(self._secret)
+            # The extension module alone: the wheel's Python part would patch the standard library's zipfile.
+            from _zipdecrypter import StandardZipDecrypter
+
+            decrypt = StandardZipDecrypter(self._secret).decrypt_bytes
             self.check_header(member, decrypt(self._read(member, HEADER_SIZE)))
             yield b""
             for block in self._raw(member, size - HEADER_SIZE):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +21,6 @@ HEADER_SIZE = 12
 Keys = tuple[int, int, int]
 """The state of the cipher: three 32-bit numbers."""
 
-_LIMIT = 0xFFFF
 # The table of CRC-32: what one byte makes of a register of zeros. zlib inverts the register before and after.
 _CRC = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in range(256))
 
@@ -60,43 +59,21 @@ def native() -> ModuleType | None:
     return _zipcrypto
 
 
-def decrypter(password: bytes) -> Callable[[bytes], bytes]:
-    """A function that decrypts the next bytes of one member: the C extension's, else that of a wheel."""
-    if (module := native()) is None:
-        # The extension module alone: the wheel's Python part would patch the standard library's zipfile.
-        from _zipdecrypter import StandardZipDecrypter
-
-        decrypt: Callable[[bytes], bytes] = StandardZipDecrypter(password).decrypt_bytes
-        return decrypt
-    keys, kernel = Cipher(password).keys, module.kernels()[0]
-
-    def decrypt_next(data: bytes) -> bytes:
-        nonlocal keys
-        plain = bytearray(data)
-        [keys] = module.decrypt(plain, [(0, len(plain), keys)], kernel)
-        return bytes(plain)
-
-    return decrypt_next
-
-
-def write_encrypted_zip(
-    path: Path, files: Mapping[str, bytes] | Iterable[tuple[str, bytes]], password: str
-) -> None:
+def write_encrypted_zip(path: Path, files: Iterable[tuple[str, bytes]], password: str) -> None:
     """Write a zip whose members are deflated and encrypted, as ``zip -P`` does. The complete file or none.
 
     Args:
         path: the zip to write; replaced when it exists.
-        files: names with ``/`` between their parts → contents.
+        files: names with ``/`` between their parts, and contents.
         password: encoded as UTF-8.
 
     Raises:
-        ValueError: more than 65,535 files or 4 GiB; this writer is for small sets and knows no Zip64.
+        struct.error: more than 65,535 files or 4 GiB; this writer is for small sets and knows no Zip64.
     """
-    pairs = files.items() if isinstance(files, Mapping) else files
     secret = password.encode()
     directory = []
     with replacing(path) as temporary, temporary.open("wb") as out:
-        for name, content in pairs:
+        for name, content in files:
             offset = out.tell()
             header, data = _member(name.encode(), content, secret)
             out.write(b"PK\x03\x04" + header + name.encode() + data)
@@ -105,8 +82,6 @@ def write_encrypted_zip(
             rest = struct.pack("<3H2I", 0, 0, 0, 0o100644 << 16, offset)  # comment, disk, kind, mode
             directory.append(b"PK\x01\x02" + made_by + header + rest + name.encode())
         start = out.tell()
-        if len(directory) > _LIMIT or start > 0xFFFFFFFF:
-            raise ValueError(f"{path}: too much for a zip without Zip64")
         entries = b"".join(directory)
         count = len(directory)
         out.write(entries)

@@ -43,7 +43,7 @@ def zip64(path: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path], object]] = {
-    "encrypted": lambda path: write_encrypted_zip(path, FILES, PASSWORD),
+    "encrypted": lambda path: write_encrypted_zip(path, FILES.items(), PASSWORD),
     "plain": lambda path: hostile.plain_zip(path, FILES),
     "with descriptors": with_descriptors,
     "zip64": zip64,

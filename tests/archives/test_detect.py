@@ -34,7 +34,7 @@ def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("write", "expected"),
     [
-        (lambda path: write_encrypted_zip(path, FILES, "x"), "zip"),
+        (lambda path: write_encrypted_zip(path, FILES.items(), "x"), "zip"),
         (lambda path: write_7z(path, FILES), "7z"),
         (lambda path: write_tar(path, FILES, ""), "tar"),
         (lambda path: write_tar(path, FILES, "gz"), "tar.gz"),

@@ -42,7 +42,7 @@ def files() -> Files:
 @pytest.fixture
 def archive(user_dir: Path, files: Files) -> Path:
     path = user_dir / "a.zip"
-    write_encrypted_zip(path, files, PASSWORD)
+    write_encrypted_zip(path, files.items(), PASSWORD)
     return path
 
 
@@ -58,14 +58,13 @@ def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["C extension", "wheel"])
 def either_engine(request: pytest.FixtureRequest, tiny_rounds: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the C extension alone, and as if it had not been built."""
+    """With the C extension, and as if it had not been built."""
     if request.param == "wheel":
         monkeypatch.setitem(sys.modules, "mmf_win.archives._zipcrypto", None)
         monkeypatch.delattr("mmf_win.archives._zipcrypto", raising=False)
         assert "fast-zip-decryption" in zip_extract.engine()
     else:
         pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
-        monkeypatch.setitem(sys.modules, "_zipdecrypter", None)
 
 
 def no_thread_is_left() -> bool:
@@ -141,7 +140,7 @@ def test_a_full_disk_is_told_as_such(archive: Path, files: Files, user_dir: Path
 
 def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> None:
     path = user_dir / "a.zip"
-    write_encrypted_zip(path, {"zeros": bytes(100 << 20)}, PASSWORD)
+    write_encrypted_zip(path, [("zeros", bytes(100 << 20))], PASSWORD)
     with open_archive(path, lambda: PASSWORD) as archive:
         tracemalloc.start()
         list(archive.extract(only({"zeros": user_dir / "zeros"})))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,7 @@ FOX = b"The quick brown fox jumps over the lazy dog. The quick brown fox jumps o
 @pytest.fixture
 def encrypted(user_dir: Path) -> Path:
     path = user_dir / "архив 档案.zip"
-    write_encrypted_zip(path, FILES, "пароль 密码")
+    write_encrypted_zip(path, FILES.items(), "пароль 密码")
     return path
 
 
@@ -43,7 +43,7 @@ def test_members_are_files_with_their_sizes_and_checksums(user_dir: Path) -> Non
 @requires_tool("unzip", "7z")
 @pytest.mark.parametrize("command", ["unzip -P secret a.zip -d out", "7z x -psecret -oout a.zip"])
 def test_other_programs_read_our_encrypted_zip(command: str, user_dir: Path) -> None:
-    write_encrypted_zip(user_dir / "a.zip", {"x/文.txt": FOX, "empty": b""}, "secret")
+    write_encrypted_zip(user_dir / "a.zip", [("x/文.txt", FOX), ("empty", b"")], "secret")
     call(*command.split(), cwd=user_dir)
     assert tree(user_dir / "out") == {"x/文.txt": FOX, "empty": b""}
 
@@ -93,14 +93,14 @@ def test_a_password_in_a_code_page_is_found(codec: str, user_dir: Path) -> None:
         def encode(self, *_: object) -> bytes:  # type: ignore[override]
             return "Grüße".encode(codec)
 
-    write_encrypted_zip(user_dir / "a.zip", {"x": FOX}, Encoded())
+    write_encrypted_zip(user_dir / "a.zip", [("x", FOX)], Encoded())
     assert unpack(user_dir / "a.zip", user_dir / "out", "Grüße") == {"x": FOX}
 
 
 @pytest.mark.parametrize("files", [{"x": FOX}, memes()], ids=["one member", "many members"])
 def test_a_wrong_password_is_noticed_before_anything_is_written(files: Files, user_dir: Path) -> None:
     path = user_dir / "a.zip"
-    write_encrypted_zip(path, files, "right")
+    write_encrypted_zip(path, files.items(), "right")
     for number in range(300):  # one header byte alone would let one of 256 through
         ask = partial("wrong {}".format, number)
         with open_archive(path, ask) as archive, pytest.raises(PasswordError, match="wrong"):
@@ -110,7 +110,7 @@ def test_a_wrong_password_is_noticed_before_anything_is_written(files: Files, us
 @pytest.mark.parametrize("count", [4, 20])
 def test_one_damaged_header_does_not_make_the_password_wrong(count: int, user_dir: Path) -> None:
     path = user_dir / "a.zip"
-    write_encrypted_zip(path, {f"{number}": FOX for number in range(count)}, "right")
+    write_encrypted_zip(path, [(f"{number}", FOX) for number in range(count)], "right")
     hostile.flip_byte(path, path.read_bytes().index(b"0") + 12)  # the one that is compared
     with open_archive(path, lambda: "right") as archive:
         (done,) = archive.extract(only({"1": user_dir / "1"}))
@@ -233,10 +233,10 @@ def test_the_writer_leaves_the_old_file_when_it_fails(user_dir: Path) -> None:
     path = user_dir / "a.zip"
     path.write_bytes(b"old")
 
-    def files() -> object:
+    def files() -> Iterator[tuple[str, bytes]]:
         yield "x", FOX
         raise RuntimeError("the source broke")
 
     with pytest.raises(RuntimeError):
-        write_encrypted_zip(path, files(), "secret")  # type: ignore[arg-type]
+        write_encrypted_zip(path, files(), "secret")
     assert [file.name for file in user_dir.iterdir()] == ["a.zip"] and path.read_bytes() == b"old"

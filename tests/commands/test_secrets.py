@@ -57,9 +57,9 @@ def test_a_password_stays_secret_right_or_wrong(
     if how == "variable":
         monkeypatch.setenv("MMFW_PASSWORD", SECRET)
     other, archive, features = (user_dir / name for name in ("other.zip", "memes.zip", "features.zip"))
-    write_encrypted_zip(other, memes(), "another")
-    write_encrypted_zip(archive, memes(), SECRET)
-    write_encrypted_zip(features, {"detectron.lmdb/data.mdb": b"x" * 5000}, SECRET)
+    write_encrypted_zip(other, memes().items(), "another")
+    write_encrypted_zip(archive, memes().items(), SECRET)
+    write_encrypted_zip(features, [("detectron.lmdb/data.mdb", b"x" * 5000)], SECRET)
     assert leaks(4, "convert", "--zip", other, *given) == []
     assert leaks(0, "convert", "--zip", archive, *given) == []
     assert leaks(0, "features", "extract", features, *given) == []

@@ -85,7 +85,7 @@ def with_packed_images(files: Files, *, name: str = f"{TOP}img.tar.gz") -> Files
 
 def encrypted_zip(path: Path, files: Files) -> Path:
     """A zip with the classic encryption, as the published one is; its password is ``PASSWORD``."""
-    write_encrypted_zip(path, files, PASSWORD)
+    write_encrypted_zip(path, files.items(), PASSWORD)
     return path
 
 
