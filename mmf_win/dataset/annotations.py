@@ -9,7 +9,7 @@ Both name the meme 8291: MMF takes ``int`` of either, and writes whole numbers i
 mmfw made of a user's own table may also have ``own_id``, what the user calls the meme instead.
 
 Other programs write a JSON list, a byte order mark, or ``null`` for a label that is not known. All of that is
-read, and a conversion writes it as above.
+read, here and, by a patch, in MMF.
 """
 
 from __future__ import annotations
@@ -110,21 +110,8 @@ def count_rows(path: Path) -> int:
 def keep_rows(path: Path, rows: list[Row]) -> None:
     """Rewrite the file at ``path`` so that it holds only those of its lines that ``rows`` came from."""
     kept = {row.line for row in rows}
-    _write_lines(path, [line for number, line in _lines(path, str(path)) if number in kept])
-
-
-def make_plain(path: Path) -> bool:
-    """Rewrite the file at ``path`` as MMF itself reads it, where it is not so; whether it was rewritten.
-
-    One JSON object a line, in UTF-8 without a byte order mark, with no blank lines and no labels of null.
-    """
-    text = path.read_bytes().decode("utf-8")
-    before = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    lines = [_without_null_label(line) for _, line in _lines(path, str(path))]
-    if not text or lines == before:
-        return False
-    _write_lines(path, lines)
-    return True
+    lines = [f"{line}\n" for number, line in _lines(path, str(path)) if number in kept]
+    path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 
 def objects_for_mmf(path: Path) -> list[dict[str, Any]]:
@@ -233,18 +220,6 @@ def read_text(path: Path, shown: str) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DatasetError(f"{shown}: not a text file in UTF-8", hint=_AS_UTF8) from None
-
-
-def _write_lines(path: Path, lines: Iterable[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
-
-
-def _without_null_label(line: str) -> str:
-    row: dict[str, Any] = json.loads(line) if "null" in line else {}
-    if row.get("label", "") is not None:
-        return line
-    del row["label"]
-    return json.dumps(row, ensure_ascii=False)
 
 
 def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.archives import Archive, Digest
 from mmf_win.console import size
-from mmf_win.dataset.annotations import Row, keep_rows, make_plain, read_rows
+from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.layout import Layout, find_images, missing_splits, require_images
 from mmf_win.dataset.own_memes import read_tables, require_names_apart, write_annotations
 from mmf_win.errors import ArchiveError, DatasetError
@@ -126,11 +126,7 @@ def _unpack_annotations(
     for split, member in layout.annotations.items():
         if split in tables:
             continue
-        path = here.new / names[split]
-        rows[split] = read_rows(path, shown=f"{archive.path}: {member}")
-        if make_plain(path):
-            _log.warning("%s: converted to one JSON object a line in plain UTF-8, as MMF reads it", member)
-            rows[split] = read_rows(path)
+        rows[split] = read_rows(here.new / names[split], shown=f"{archive.path}: {member}")
     staged = {split: here.new / names[split] for split in tables}
     taken = {row.id for listed in rows.values() for row in listed}
     own, images = read_tables(staged, tables, archive.path, sizes, taken)
