@@ -11,7 +11,7 @@ from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, wri
 from mmf_win.errors import DatasetError, UnreadableImage, UsageError
 from mmf_win.paths import Places, name_part
 from mmf_win.upstream import settings
-from mmf_win.upstream.settings import Settings
+from mmf_win.upstream.config import Tree
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Target:
         return read_rows(self.annotations, shown=str(self.source))
 
     @property
-    def settings(self) -> Settings:
+    def settings(self) -> Tree:
         """MMF's keys that name these memes, in place of the run's own splits, which need not be there."""
         if self.is_own:  # their images are named by absolute paths
             return settings.for_every_split(annotations=self.annotations, images=self.annotations.parent)

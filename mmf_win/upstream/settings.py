@@ -6,21 +6,19 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from mmf_win.paths import Places, no_datasets
 from mmf_win.threads import processors
+from mmf_win.upstream.config import Tree
 from mmf_win.upstream.notation import literal
 from mmf_win.upstream.versions import has_key
-
-Settings = dict[str, Any]
 
 ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
 
-def common(model: str, splits: Mapping[str, str], version: str) -> Settings:
+def common(model: str, splits: Mapping[str, str], version: str) -> Tree:
     """What every run needs; ``splits`` has the stems of the files for ``train``, ``val`` and ``test``."""
-    training: Settings = {
+    training: Tree = {
         "num_workers": worker_count(),
         "experiment_name": model,
         # The curves of a run are as fine as this; MMF's own 100 shows nothing of a short one.
@@ -41,7 +39,7 @@ def common(model: str, splits: Mapping[str, str], version: str) -> Settings:
     }
 
 
-def train(updates: int | None) -> Settings:
+def train(updates: int | None) -> Tree:
     """What training needs, unless a preset says otherwise.
 
     Where the user named its total of updates, a short run validates and saves at least five times.
@@ -54,7 +52,7 @@ def train(updates: int | None) -> Settings:
     return {"run_type": "train_val", "training": {**intervals, "log_interval": min(10, interval)}}
 
 
-def with_hooks(settings: Settings, version: str, precision: str | None) -> Settings:
+def with_hooks(settings: Tree, version: str, precision: str | None) -> Tree:
     """``settings`` with our callback beside those that a preset has.
 
     Where the model calculates with a ``precision`` of our options, a hook sees to that, and MMF's own half
@@ -68,7 +66,7 @@ def with_hooks(settings: Settings, version: str, precision: str | None) -> Setti
     return {**settings, "training": {**training, **off, "callbacks": callbacks}}
 
 
-def resume(checkpoint: Path) -> Settings:
+def resume(checkpoint: Path) -> Tree:
     """What resuming from a checkpoint needs.
 
     MMF's ``resume`` takes current.ckpt whatever ``resume_file`` says, ``resume_best`` restarts the counts,
@@ -78,17 +76,17 @@ def resume(checkpoint: Path) -> Settings:
     return {"checkpoint": {**off, "resume_file": literal(checkpoint), "resume_zoo": None}}
 
 
-def predict(checkpoint: Path, version: str) -> Settings:
+def predict(checkpoint: Path, version: str) -> Tree:
     """What prediction with one checkpoint needs, whatever the run had."""
     settings = resume(checkpoint)
     settings["checkpoint"]["reset"] = {"optimizer": True}
-    evaluation: Settings = {"predict": True, "predict_file_format": "csv"}
+    evaluation: Tree = {"predict": True, "predict_file_format": "csv"}
     if has_key(version, "evaluation.reporter"):
         evaluation["reporter"] = {"type": "file"}
     return {"run_type": "test", "evaluation": evaluation, **settings}
 
 
-def for_every_split(**paths: Path | str) -> Settings:
+def for_every_split(**paths: Path | str) -> Tree:
     """The paths of what a prediction reads: MMF loads the splits for training and validation, too."""
     slots = ("train", "val", "test")
     every = {kind: {slot: [literal(path)] for slot in slots} for kind, path in paths.items()}
@@ -96,13 +94,7 @@ def for_every_split(**paths: Path | str) -> Settings:
 
 
 def environment(
-    places: Places,
-    save_dir: Path,
-    logs: Path,
-    raw_reports: Path,
-    *,
-    offline: bool,
-    asks_hub: bool = True,
+    places: Places, save_dir: Path, logs: Path, raw_reports: Path, *, offline: bool, asks_hub: bool = True
 ) -> dict[str, str]:
     """The worker's environment: MMF's folders, UTF-8 files, and no downloads when offline.
 

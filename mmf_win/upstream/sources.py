@@ -147,10 +147,7 @@ def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, str, by
         yield "/".join(parts), mode, content
 
 
-PYPI = PypiWheel(
-    version="1.0.0rc10",
-    wheel_sha256="e416250ea75fd21dc89921f76c280f87c7a60fd1e25287f778bb8f470f83e7a0",
-)
+PYPI = PypiWheel("1.0.0rc10", wheel_sha256="e416250ea75fd21dc89921f76c280f87c7a60fd1e25287f778bb8f470f83e7a0")
 _COMMIT = "b0ffc7fba39f210f833c127362146aec01a2f259"
 GITHUB = GithubArchive(
     version="1.0.0rc12",
