@@ -88,13 +88,13 @@ def check(
     Raises:
         DataError: something is missing or damaged; it names the files.
         DatasetError: rows have no features, or no image.
-        UsageError: ``checkpoint.resume_zoo`` is neither a file nor a key of the zoo.
     """
     _require_named_files(config, slots)
     _require_dataset(places, config["dataset"], slots)
     inputs = inputs_of(root, places, config, slots)
     findings = {each: each.verify() if record else _seen_in_dry_run(each) for each in inputs}
-    models = [each for each in inputs if findings[each].state == "missing" and each.is_fetched_for_runs]
+    # A library would get these by itself, once all of MMF is loaded.
+    models = [each for each in inputs if findings[each].state == "missing" and each.source is not None]
     typed = [*hint_words, *data_option(places.data_dir)]
     _require_intact([(each, findings[each]) for each in inputs if each not in models], hint_words, typed)
     other_way = shell_line("mmfw", "features", "fetch", "--source", "FOLDER", *typed)

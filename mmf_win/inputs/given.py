@@ -48,9 +48,6 @@ class Input:
     source: str | None = None
     hint: str = "put an intact copy there; mmfw knows no source of it"
 
-    is_fetched_for_runs: ClassVar[bool] = False
-    """Whether a run gets what is missing: a library would, once all of MMF is loaded."""
-
     growth: ClassVar[int] = 1
     """How many times the bytes to download it needs on the disk meanwhile."""
 
@@ -180,8 +177,6 @@ class Input:
 @dataclass(frozen=True)
 class UrlFile(Input):
     """A file that its library would download, and whose name, the end of its URL, holds its hash."""
-
-    is_fetched_for_runs: ClassVar[bool] = True
 
     def bytes_to_download(self, mirror: Mirror) -> int | None:
         """Its size."""

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from mmf_win.errors import MmfError
 from mmf_win.files import read_json, replacing, share
@@ -56,8 +55,6 @@ class GivenModel(Input):
 @dataclass(frozen=True)
 class HubModel(GivenModel):
     """A BERT of the Hugging Face Hub; its source is its name, such as ``owner/name``."""
-
-    is_fetched_for_runs: ClassVar[bool] = True
 
     source: str = ""
 
@@ -175,9 +172,7 @@ def is_bert(folder: Path) -> bool:
 
 def _cache() -> Path:
     """Where transformers looks for models of the Hugging Face Hub, as its own variables say."""
-    home = os.environ.get("HF_HOME")
-    if home is None:
-        home = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
+    home = os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     names = ("TRANSFORMERS_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
     chosen = next((os.environ[name] for name in names if os.environ.get(name)), str(Path(home, "hub")))
     return expanded(os.path.expandvars(chosen))

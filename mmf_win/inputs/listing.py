@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import DataError, MmfwError, UsageError
+from mmf_win.errors import DataError
 from mmf_win.inputs import hub
 from mmf_win.inputs.given import Input, UrlFile
 from mmf_win.inputs.ledger import read_ledger
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
-from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.paths import Places, expanded
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
@@ -120,18 +119,7 @@ def _pretrained(zoo: Zoo, checkpoint: Tree) -> Iterator[Input]:
     elif local.is_dir():
         yield Unpacked("pretrained weights", local, zoo.places)
     else:
-        known = zoo_weights(zoo, str(key))
-        yield known if known.entry else _NotInZoo(known.title, known.folder, zoo.places, hint=known.hint)
-
-
-class _NotInZoo(Unpacked):
-    """Weights under a key that the zoo lacks; where nothing lies there, the key is wrong."""
-
-    def no_source(self, finding: Finding) -> MmfwError | None:
-        error = super().no_source(finding)
-        if error is None or finding.state != "missing":
-            return error
-        return UsageError(f"checkpoint.resume_zoo: {error}", hint=error.hint)
+        yield zoo_weights(zoo, str(key))
 
 
 def zoo_weights(zoo: Zoo, key: str) -> Unpacked:
@@ -139,7 +127,7 @@ def zoo_weights(zoo: Zoo, key: str) -> Unpacked:
     title, entry = f"weights {key}", zoo.model(key)
     if entry:
         return Unpacked(title, entry.folder, zoo.places, entry=entry)
-    hint = f"{key} is neither a file nor a key of MMF's zoo, whose keys are in {zoo.models}"
+    hint = f"checkpoint.resume_zoo={key} is neither a file nor a key of MMF's zoo ({zoo.models})"
     return Unpacked(title, zoo.places.data_dir / "models" / key, zoo.places, hint=hint)
 
 
@@ -175,9 +163,12 @@ def _fc7(zoo: Zoo, weights: Path, bias: Path) -> Input:
 
 def _berts(config: Tree) -> dict[str, bool]:
     """The BERTs by name or folder, and whether their weights are read, and not the tokenizer alone."""
-    models = [config["model"].get("bert_model_name")] if _wants_bert(config["model"]) else []
-    models += [params.get("bert_model_name") for params in _params_of(config["model"], "transformer")]
-    models += [config["model"].get("transformer_base")]
+    model = config["model"]
+    # With a text encoder of another type, a model leaves its own BERT unused.
+    encoder = (model.get("text_encoder") or {}).get("type", "transformer")
+    models = [model.get("bert_model_name")] if encoder == "transformer" else []
+    models += [params.get("bert_model_name") for params in _params_of(model, "transformer")]
+    models += [model.get("transformer_base")]
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
     params = text.get("params") or {}
     tokenizers = [(params.get("tokenizer_config") or {}).get("type"), params.get("from_pretrained")]
@@ -189,12 +180,6 @@ def asks_hub(config: Tree) -> bool:
     models = [hub.snapshot_of(name) for name in _berts(config) if not hub.is_folder(name)]
     unlisted = config["env"].get("user_dir") or list(_params_of(config["model"], "vit"))
     return bool(unlisted) or not models or not all(model and hub.is_bert(model) for model in models)
-
-
-def _wants_bert(model: Tree) -> bool:
-    """Whether a model uses its own ``bert_model_name``, and not one that its text encoder leaves unused."""
-    encoder = model.get("text_encoder") or {}
-    return not encoder or encoder.get("type") == "transformer"
 
 
 def _params_of(tree: Any, kind: str) -> Iterator[Tree]:

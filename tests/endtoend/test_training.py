@@ -161,11 +161,13 @@ def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
         (("--seed", "1", "training.seed=2"), 2, "--seed and training.seed=2"),
         (("training.early_stop=True",), 2, "training.early_stop.enabled"),
         (("checkpoint.resume_file=nowhere.ckpt",), 3, "nowhere.ckpt"),
-        (("checkpoint.resume_zoo=visual_bert.pretrained.cocoo",), 2, "visual_bert.pretrained.cocoo"),
+        (("checkpoint.resume_zoo=visual_bert.pretrained.cocoo",), 3, "visual_bert.pretrained.cocoo"),
         (("dataset_config.hateful_memes.annotations.val[0]=nowhere.jsonl",), 3, "nowhere.jsonl"),
     ],
 )
-def test_a_wrong_word_is_a_usage_error(tool: Tool, words: tuple[str, ...], code: int, message: str) -> None:
+def test_a_wrong_word_is_an_error_before_there_is_a_run(
+    tool: Tool, words: tuple[str, ...], code: int, message: str
+) -> None:
     assert tool.code("train", tool.preset("vilbert"), *words) == code
     assert message in tool.errors
     assert "Traceback" not in tool.errors

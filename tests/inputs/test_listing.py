@@ -133,7 +133,7 @@ def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(mmf_root: Pat
     weights = needs(mmf_root, places, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
     error = weights.no_source(weights.verify())
     assert "weights no.such.key: missing" in str(error)
-    assert "nor a key of MMF's zoo, whose keys are in configs/zoo/models.yaml" in error.hint
+    assert "no.such.key is neither a file nor a key of MMF's zoo (configs/zoo/models.yaml)" in error.hint
 
 
 def test_paths_that_one_text_sets_apart_with_commas_may_be_many(tmp_path: Path) -> None:
