@@ -275,7 +275,7 @@ def is_a(value: Any, hint: Any) -> bool:
         return value in parts
     if get_origin(hint) in (Union, UnionType):
         return any(is_a(value, part) for part in parts)
-    if get_origin(hint) is list:
+    if get_origin(hint) in (list, tuple):
         return isinstance(value, list) and all(is_a(item, parts[0]) for item in value)
     if get_origin(hint) is dict:
         return isinstance(value, dict) and all(is_a(item, parts[1]) for item in value.values())

@@ -107,7 +107,6 @@ Examples:
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
 @options.number("--sample", meaning="Only N combinations of each choice, drawn at random.")
 @click.option("--dry-run", is_flag=True, help="Show the tasks with expected time and disk; run nothing.")
-@click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
 @options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
 @options.stop_timeout
 @options.data_dir
@@ -126,7 +125,6 @@ def run(
     failed: bool,
     sample: int | None,
     dry_run: bool,
-    debug: bool,
     output: Path | None,
     stop_timeout: float,
     data_dir: Path | None,
@@ -147,21 +145,17 @@ def run(
         planned = plan(asked, title=title, commands=commands, sample=sample)
     except UsageError as error:
         raise UsageError(f"{words[0]}: {error}", hint=error.hint) from None
-    if debug and not planned.tasks:
-        raise UsageError("there is no task to debug: a search has none before it runs")
     given, every = resources or asked.resource, tuple(asked.template)
     before, chosen = begun(folder), commands or every
     entered = joined(planned.tasks, before)
     known = {task.key for task in entered}
     trials = [task for task in before if task.trial is not None and not title and task.key not in known]
-    search_for = None if title or debug or failed else asked.search
+    search_for = None if title or failed else asked.search
     more = 0 if search_for is None else max(0, search_for.trials - len(trials))
     entered += [task.asked_for(replace(task, commands=every)) for task in trials]
-    if debug:
-        entered = entered[:1]
     if failed:
         entered = [task for task in entered if task.state == "failed"]
-    if force or debug:
+    if force:
         busy = UsageError(f"another driver works on {folder.path}, which may not run all again now")
         if not dry_run and any(task.state == "running" for task in entered):
             raise busy
@@ -201,14 +195,14 @@ def run(
     folder.path.mkdir(parents=True, exist_ok=True)
     search = None if search_for is None else OptunaSearch(asked, folder, [*entered, *before])
     write_bytes(folder.specification, text.encode())
-    if force or debug:
+    if force:
         for task in entered:
             task.forget(folder.task(task.name), busy)
     wanted = _to_run(entered, chosen)
-    for task in [] if force or debug else wanted:
+    for task in [] if force else wanted:
         require_known(folder.task(task.name))
-    with SweepDisplay(sum(task.state == "queued" for task in wanted) + more, aloud=debug) as display:
-        driver = Driver(folder, places, execute, display, display.stopping, search)
+    with SweepDisplay(sum(task.state == "queued" for task in wanted) + more) as display:
+        driver = Driver(folder, places, execute, display, search)
         stopped = driver.run(wanted)
     of_others = [task for task in begun(folder) if task.trial is not None] if search is not None else []
     now = {**{task.key: task for task in [*of_others, *entered]}, **driver.tasks}

@@ -16,11 +16,9 @@ class SweepDisplay:
 
     Args:
         total: how many tasks there are to run.
-        aloud: show what the commands print, too.
     """
 
-    def __init__(self, total: int | None, *, aloud: bool = False) -> None:
-        self._aloud = aloud
+    def __init__(self, total: int) -> None:
         self._all = Progress("all tasks", total, "task")
         self._slots: dict[int, _SlotDisplay] = {}
 
@@ -41,10 +39,8 @@ class SweepDisplay:
                 say(f"started on {slot.resource}: {news.name}")
             else:
                 self._ends(self._slots.pop(slot.number, _SlotDisplay("")), news)
-        elif isinstance(news, dict):
+        else:
             self._slots[slot.number].show(news)
-        elif self._aloud:
-            say(news.rstrip("\n"))
 
     def _ends(self, shown: _SlotDisplay, task: Task) -> None:
         shown.close()
@@ -54,10 +50,6 @@ class SweepDisplay:
         say(f"{state}: {task.name}, {duration(time.monotonic() - shown.began)}{told}")
         if task.state != "queued":
             self._all.advance(1)
-
-    def stopping(self) -> None:
-        """Say what happens after Ctrl+C."""
-        say("\nthe running tasks save and exit, the others stay queued; press Ctrl+C again to end at once")
 
 
 class _SlotDisplay:

@@ -23,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 _TICK, _IDLE = 0.2, 1.0
 _BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
+_STOPPING = "\nthe running tasks save and exit, the others stay queued; press Ctrl+C again to end at once"
 
 
 @dataclass
@@ -50,7 +51,6 @@ class Driver:
     slots: Sequence[Slot]
     execute: Callable[[Task, Slot, Tell, Callable[[], Asked]], Task]
     show: Callable[[Slot, News], None]
-    on_stop: Callable[[], None]
     search: OptunaSearch | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
     _waiting: deque[Task] = field(default_factory=deque)
@@ -74,7 +74,7 @@ class Driver:
                         self._elsewhere.clear()
                     if stops() and not told_to_stop:
                         told_to_stop = True
-                        self.on_stop()
+                        _log.info(_STOPPING)
                     if look and not stops():
                         self._fill(pool, stops)
                     if not self._running and (told_to_stop or not self._others_have()):
@@ -145,7 +145,7 @@ class Driver:
         running = self._running[slot.number]
         running.begun = True
         self.show(slot, news)
-        if isinstance(news, dict) and self.search is not None and not running.pruned:
+        if not isinstance(news, Task) and self.search is not None and not running.pruned:
             running.pruned = self.search.is_hopeless(running.task, news)
         return False
 

@@ -8,8 +8,7 @@
       optuna.lock       held while a driver makes the study, or makes or ends a trial, which Optuna mixes up
       <task>/           named by its parameters
         param           YAML: its values, names and commands
-        stat            YAML: command → running, finished, failed, stopped
-        task.json       what these two, which mlrunner reads, do not tell
+        task.json       how far it is
         log.<command>.<time>   the output
         lock            held by whoever runs it, until all that was started for it has ended
         stop            asks the command that runs to leave
@@ -54,7 +53,6 @@ class TaskFolder:
 
     path: Path
     param = Inside(PARAMETERS)
-    stat = Inside("stat")
     record = Inside(RECORD)
     lock = Inside("lock")
     stop = Inside("stop")

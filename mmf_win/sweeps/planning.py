@@ -107,9 +107,9 @@ def task_of(
             hint = f"its cases are {', '.join(map(str, cases))}"
             raise UsageError(f"the alias {name} has no case {value}", hint=hint)
     values |= {name: value for name, value in specification.default.items() if name not in values}
-    full_name = "-".join(f"{_camel(name)}_{_named(value)}" for name, value in parameters.items()) or "default"
+    name = "-".join(f"{_camel(key)}_{_named(value)}" for key, value in parameters.items()) or "default"
     chosen = tuple(name for name in specification.template if commands is None or name in commands)
-    return Task(portable_name(full_name, LONGEST_NAME), full_name, values, chosen)
+    return Task(portable_name(name, LONGEST_NAME), values, chosen)
 
 
 def _combinations(choice: Choice, sample: int | None) -> Sequence[Values]:

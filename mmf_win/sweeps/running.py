@@ -34,8 +34,8 @@ _TAIL = 4096  # bytes of a log in which the error is looked for
 
 Resume = Callable[[Sequence[str], Run], list[str]]
 """Turns the words of ``mmfw train …`` into those that resume the run that they began."""
-News: TypeAlias = Task | Event | str
-"""What is told of a task that runs: itself as it begins, an event of its training, or what it prints."""
+News: TypeAlias = Task | Event
+"""What is told of a task that runs: itself as it begins, or an event of its training."""
 Tell: TypeAlias = Callable[[News], None]
 
 
@@ -141,8 +141,7 @@ class Runner:
                 if task.is_of(known):
                     if known.starts > task.starts and known.state in ("failed", "pruned"):
                         return known  # another driver was faster
-                    task, stat = known.asked_for(task), read_yaml(folder.stat)
-                    return _Turn(self, task, slot, folder, held, tell, asked, stat).run()
+                    return _Turn(self, known.asked_for(task), slot, folder, held, tell, asked).run()
         except _Taken:
             return replace(task, state="running")
         # Another driver was asked for other values that are written alike.
@@ -160,7 +159,6 @@ class _Turn:
     held: int
     tell: Tell
     asked: Callable[[], Asked]
-    stat: dict[str, str]
 
     def run(self) -> Task:
         """Run what is left of it; return what it is then."""
@@ -168,7 +166,6 @@ class _Turn:
         if not left:
             return replace(self.task, state="success")
         began = time.monotonic()
-        self.stat = {name: how for name, how in self.stat.items() if name not in left}
         where, starts = self.slot.resource, self.task.starts + 1
         self.task = replace(self.task, state="running", command=None, message=None, slot=where, starts=starts)
         self.tell(self.task)
@@ -182,7 +179,6 @@ class _Turn:
             command=self.task.command if state == "failed" else None,
             slot=None,
             seconds=self.task.seconds + time.monotonic() - began,
-            finished=tuple(name for name, how in self.stat.items() if how == "finished"),
         )
         return self.task
 
@@ -192,29 +188,27 @@ class _Turn:
         before = read_yaml(self.folder.param).get(templates.SCRIPTS)
         scripts = before if isinstance(before, dict) else {}
         scripts |= {name: self.how.script(words) for name, words in filled.items()}
-        meta = {**self.how.meta(self.task), "_name": self.task.full_name, templates.SCRIPTS: scripts}
+        meta = {**self.how.meta(self.task), templates.SCRIPTS: scripts}
         write_yaml(self.folder.param, {**self.task.values, **meta})
         for name, words in filled.items():
             if self.asked().stops:
                 return self._stopped(), None
             script = self._script(name)
             begun = self._begun(name, script) if list(words[:2]) == ["mmfw", "train"] else None
-            if begun is not None and history.state(begun) == "done":  # all had died just after its end
-                self._note_stat(name, "finished")
-                continue
-            if begun is not None and checkpoints.can_resume(begun):
-                self._note(command=name)
-                words = self.how.resume(words, begun)
-            else:
-                self._note(command=name, runs={**self.task.runs, name: {"script": script}})
-            state, message = self._run_command(name, words)
-            if state != "success":
-                return state, message
+            if begun is None or history.state(begun) != "done":  # else all had died just after its end
+                if begun is not None and checkpoints.can_resume(begun):
+                    self._note(command=name)
+                    words = self.how.resume(words, begun)
+                else:
+                    self._note(command=name, runs={**self.task.runs, name: {"script": script}})
+                state, message = self._run_command(name, words)
+                if state != "success":
+                    return state, message
+            self._note(finished=(*self.task.finished, name))
         return "success", None
 
     def _run_command(self, name: str, words: Sequence[str]) -> tuple[State, str | None]:
         how, folder, log = self.how, self.folder, self.folder.log(name, self.how.time)
-        self._note_stat(name, "running")
         ours = not how.shell and words[0] == "mmfw"
         has_ours = ours or (how.shell and "mmfw " in words[0])
         try:
@@ -224,7 +218,7 @@ class _Turn:
                 environment=self._environment(),
                 stop_file=folder.stop.absolute(),
                 exit_file=None,
-                watch=_Watch(folder, log, self.tell, lambda run: self._trains(name, run)),
+                watch=_Watch(folder, self.tell, lambda run: self._trains(name, run)),
                 on_stop=lambda: None,
                 patience=2 * how.patience,  # the command's own comes first
                 terminate=None if has_ours else _POLITE,
@@ -236,12 +230,9 @@ class _Turn:
             ended = Ended(127, stop_requested=False, killed=False)
         # A program that was asked to leave may end with 0, too; of mmfw it is known that it had done all.
         if ended.code == 0 and not ended.killed and (ours or not ended.stop_requested):
-            self._note_stat(name, "finished")
             return "success", None
         if ended.stop_requested:
-            self._note_stat(name, "stopped")
             return self._stopped(), None
-        self._note_stat(name, "failed")
         why = _last_words(log)
         told = why if why.isprintable() and why else f"exit code {ended.code}"
         return "failed", f"{name}: {told}"
@@ -276,10 +267,6 @@ class _Turn:
         self.task = replace(self.task, **changes)
         self.task.record(self.folder)
 
-    def _note_stat(self, command: str, how: str) -> None:
-        self.stat = {**self.stat, command: how}
-        write_yaml(self.folder.stat, self.stat)
-
     def _environment(self) -> dict[str, str]:
         return {
             "PYTHONIOENCODING": "utf-8",  # or Python writes a log in the code page of Windows
@@ -295,9 +282,8 @@ class _Turn:
 class _Watch:
     """Hands on what a command does; called several times a second, it says whether there was progress."""
 
-    def __init__(self, folder: TaskFolder, log: Path, tell: Tell, trains: Callable[[Run], None]) -> None:
-        self._folder, self._log, self._tell, self._trains = folder, log, tell, trains
-        self._read = log.stat().st_size if log.exists() else 0
+    def __init__(self, folder: TaskFolder, tell: Tell, trains: Callable[[Run], None]) -> None:
+        self._folder, self._tell, self._trains = folder, tell, trains
         self._calls = 0
         before = folder.newest_run()
         self._readers = {} if before is None else {before.path: EventReader(before.events, from_end=True)}
@@ -313,12 +299,6 @@ class _Watch:
         events = [event for reader in self._readers.values() for event in reader.poll()]
         for event in events:
             self._tell(event)
-        with suppress(OSError), self._log.open("rb") as file:
-            file.seek(self._read)
-            new = file.read()
-            self._read += len(new)
-            if new:
-                self._tell(new.decode(errors="replace"))
         return bool(events)
 
 

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 from mmf_win.errors import DataError
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import portable_name
 from mmf_win.protocol import known_fields
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml
 from mmf_win.sweeps.specification import Values
 from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
@@ -34,7 +34,7 @@ State = Literal["queued", "running", "success", "failed", "pruned"]
 LONGEST_NAME = 80
 """Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
 
-_RECORDED = ("order", "trial", "state", "command", "message", "slot", "starts", "seconds", "runs")
+_OF_PARAM = ("name", "values")  # and its folder; what its record need not tell
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,6 @@ class Task:
 
     Attributes:
         name: of its folder.
-        full_name: the same before it was cut and made portable.
         values: what its commands may use: aliases replaced, defaults added.
         commands: which templates to run, in their order.
         trial: Optuna's number; None where the specification names the values.
@@ -56,7 +55,6 @@ class Task:
     """
 
     name: str
-    full_name: str
     values: Values
     commands: tuple[str, ...]
     order: int = 0
@@ -110,48 +108,39 @@ class Task:
         """Have the folder tell no more than what has finished, unless somebody runs the task."""
         if folder.param.exists():
             with locked(folder.lock, refused=refused):
-                finished = dict.fromkeys(self.finished, "finished")
-                write_yaml(folder.stat, dict.fromkeys(self.commands, "queued") | finished)
                 self.record(folder)
 
     def record(self, folder: TaskFolder) -> None:
-        """Write down what ``param`` and ``stat`` do not tell."""
-        write_json(folder.record, {name: getattr(self, name) for name in _RECORDED})
+        """Write down what ``param`` does not tell."""
+        told = {name: value for name, value in asdict(self).items() if name not in _OF_PARAM}
+        write_json(folder.record, told)
 
 
 def recorded(folder: TaskFolder) -> Task | None:
-    """What a folder says of its task; None where it has not begun.
-
-    A folder of mlrunner's has no record; its commands tell the state.
-    """
+    """What a folder says of its task; None where it has not begun."""
     param = {str(name): value for name, value in read_yaml(folder.param).items()}
     if not param:
         return None
-    stat = {str(name): str(how) for name, how in read_yaml(folder.stat).items()}
-    try:
-        read = known_fields(Task, read_json(folder.record))
-        known = {name: value for name, value in read.items() if name in _RECORDED}
-    except (OSError, ValueError):
-        ended = set(stat.values())
-        state = "failed" if "failed" in ended else "success" if ended == {"finished"} else "queued"
-        known = {"state": state}
+    known = _read_record(folder)
     if known.get("state") == "running" and not is_locked(folder.lock):
         known |= {"state": "queued", "slot": None, "message": "what ran it has died; another run continues"}
-    return Task(
-        name=folder.path.name,
-        full_name=str(param.get("_name", folder.path.name)),
-        values={name: value for name, value in param.items() if name not in (*RESERVED, SCRIPTS)},
-        commands=tuple(stat),
-        finished=tuple(name for name, how in stat.items() if how == "finished"),
-        **known,
-    )
+    values = {name: value for name, value in param.items() if name not in (*RESERVED, SCRIPTS)}
+    known |= {name: tuple(known.get(name, ())) for name in ("commands", "finished")}
+    return Task(**{**known, "name": folder.path.name, "values": values})
+
+
+def _read_record(folder: TaskFolder) -> dict[str, Any]:
+    """What a task's record tells; nothing where there is none that can be read."""
+    try:
+        return known_fields(Task, read_json(folder.record))
+    except (OSError, ValueError):
+        return {}
 
 
 def require_known(folder: TaskFolder) -> None:
     """Raise DataError where a file is lost that tells what has run, which would run again."""
-    trained = folder.newest_run() is not None and "finished" not in read_yaml(folder.stat).values()
-    files = (folder.param, folder.stat, *([folder.record] if trained else []))
-    lost = next((file for file in files if not read_yaml(file)), None)
+    files = {folder.param: read_yaml(folder.param), folder.record: _read_record(folder)}
+    lost = next((file for file, told in files.items() if not told), None)
     if lost is not None and any(folder.path.glob("log.*")):
         hint = "put it back, or delete the task's folder to have it run again from its beginning"
         raise DataError(f"{lost}: lost or damaged, and it tells what has run already", hint=hint)

@@ -77,9 +77,8 @@ def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_take
     assert "1 are to be run" in sweep.err and "by 1 that ended well" in sweep.err
     sweep.run("--dry-run", "--force")
     assert "2 are to be run" in sweep.err
-    for words, names in (("--failed", []), ("--debug", ["A_1"])):
-        sweep.run("--dry-run", "--json", words)
-        assert [task["task"] for task in json.loads(sweep.out)["tasks"]] == names
+    sweep.run("--dry-run", "--json", "--failed")
+    assert json.loads(sweep.out)["tasks"] == []
 
 
 def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
@@ -141,14 +140,6 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -
     assert "no GPU 77" in sweep.err and "-r cpu" in sweep.err
     assert not sweep.output.exists()
     sweep.run("--dry-run")
-
-
-def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]")
-    sweep.run("--debug")
-    assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
-    sweep.run("--debug")  # again, though it ended well
-    assert [task.starts for task in tasks(sweep.output).values()] == [2, 0]
 
 
 def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
@@ -214,7 +205,6 @@ def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(swe
     sweep.write("echo {a} {nothing}", head=head)
     sweep.run("--dry-run", code=2)
     assert "params.yaml" in sweep.err and "nothing sets nothing" in sweep.err
-    sweep.run("--debug", code=2)
 
 
 def test_a_search_is_ranked_by_what_it_searches_for(sweep: Sweep) -> None:

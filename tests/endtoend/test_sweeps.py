@@ -132,7 +132,7 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
     search = _PrunesAtOnce()
     runner = Runner(sweep, asked.template, False, resumed, "now")
     with SweepDisplay(1) as display:
-        driver = Driver(sweep, slots_here(["cpu"], 1), runner.run, display, display.stopping, search)
+        driver = Driver(sweep, slots_here(["cpu"], 1), runner.run, display, search)
         assert driver.run(plan(asked).tasks) is False
     assert search.told == ["pruned"]
     assert [task.state for task in tasks(sweep.path).values()] == ["pruned"]

@@ -20,7 +20,7 @@ _TEMPLATE = "mmfw train nope [seed]"
 
 def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLATE) -> Task:
     """What becomes of a task that an earlier driver has begun, and that has these runs."""
-    sweep, task = SweepFolder(folder), Task("task", "task", {"seed": 1}, ("one",))
+    sweep, task = SweepFolder(folder), Task("task", {"seed": 1}, ("one",))
     replace(ended(sweep, task, "queued"), runs=runs).record(sweep.task("task"))
     return Runner(sweep, {"one": template}, False, never_resumed, "now").run(
         task, Slot(0, "cpu", {}), lambda _: None

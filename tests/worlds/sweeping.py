@@ -101,7 +101,7 @@ def ended(sweep: SweepFolder, task: Task, state: State = "success") -> Task:
     """A task that has ended in a state, as its folder tells it; a success has finished its commands."""
     folder = sweep.task(task.name)
     folder.path.mkdir(parents=True, exist_ok=True)
-    write_yaml(folder.param, {**task.values, "_name": task.full_name})
-    write_yaml(folder.stat, dict.fromkeys(task.commands, "finished" if state == "success" else "stopped"))
-    replace(task, state=state, starts=task.starts + 1).record(folder)
-    return replace(task, state=state, finished=task.commands if state == "success" else ())
+    write_yaml(folder.param, {**task.values, "_name": task.name})
+    now = replace(task, state=state, finished=task.commands if state == "success" else ())
+    replace(now, starts=task.starts + 1).record(folder)
+    return now
