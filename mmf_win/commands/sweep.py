@@ -172,7 +172,7 @@ def run(
         time=time.strftime("%Y%m%d.%H%M%S"),
         patience=stop_timeout,
     )
-    _note(asked, planned.orphans, title)
+    _note(asked, planned.orphans)
     if dry_run:
         with suppress(UsageError):  # it is shown on another machine
             count = len(slots_here(given, count))
@@ -257,9 +257,9 @@ def _read(
     _, overrides = split_words(typed["KEY=VALUE"], names=0)
     words = ["--updates", str(updates)] if updates else []
     words += ["--data-dir", str(data_dir.absolute())] if data_dir else []
-    asked = grid.of_preset(str(Path(preset.file)) if preset.file else preset.name, seeds, overrides, words)
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
-    asked, text = _joined(asked, folder)
+    typed_file = grid.of_preset(preset.file or preset.name, seeds, overrides, words)
+    asked, text = _joined(typed_file, folder)
     places = Places.resolve(data_dir, save_dir)
     for each in [] if failed else _one_by_one(overrides):  # one error now instead of one a task
         require_trainable(each, {"updates": updates, "seeds": seeds}, resumes=False)
@@ -276,22 +276,19 @@ def _one_by_one(typed: Sequence[str]) -> list[list[str]]:
     return [first, *others]
 
 
-def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> None:
+def _note(asked: Specification, orphans: Sequence[str]) -> None:
     """Say what may not be meant."""
     if orphans:
         say(f"note: no command uses {', '.join(orphans)}; they only name folders")
-    alike = sum(choice.title == title for choice in asked.choices)
-    if title is not None and alike > 1:
-        say(f"note: {alike} choices have the title {title}, and all of them run")
     for name, template in asked.template.items():
         elsewhere = template.split()[:2] == ["mmfw", "train"] and "--save-dir" in template
         if elsewhere and "{_output}" not in template:
             say(f"note: {name} saves its runs elsewhere, where the table does not look for them")
 
 
-def _joined(asked: Specification, folder: SweepFolder) -> tuple[Specification, str]:
-    """What is asked for now, as the folder's file has the rest, and the text of that file with it."""
-    before, text = specification.load(folder), specification.dump(asked)
+def _joined(text: str, folder: SweepFolder) -> tuple[Specification, str]:
+    """What a text asks for now, as the folder's file has the rest, and the text of that file with it."""
+    before, asked = specification.load(folder), specification.parse(text, folder.specification)
     if before is not None:
         if (before.template, before.default) != (asked.template, asked.default):
             message = f"{folder.path} has another sweep: {' '.join(before.template.values())}"

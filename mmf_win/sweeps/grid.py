@@ -1,4 +1,4 @@
-"""The specification of a sweep that is typed: a preset, seeds, and lists of values."""
+"""The file of a sweep that is typed: a preset, seeds, and lists of values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmf_win.errors import UsageError
-from mmf_win.sweeps.specification import Choice, Specification, Values
+from mmf_win.sweeps.specification import Values
 
 SEED = "seed"
 SEEDS = (SEED, "training_seed")
@@ -19,10 +19,10 @@ _BRACKET = re.compile(r"[][{}]")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
-def of_preset(
-    preset: str, seeds: Sequence[int], overrides: Sequence[str], options: Sequence[str]
-) -> Specification:
-    """Train a preset with every combination. Raises UsageError where a list has an empty value.
+def of_preset(preset: str, seeds: Sequence[int], overrides: Sequence[str], options: Sequence[str]) -> str:
+    """The text of a file that trains a preset with every combination.
+
+    Raises UsageError where a list has an empty value.
 
     Args:
         preset: its name or file.
@@ -30,6 +30,8 @@ def of_preset(
         overrides: ``KEY=VALUE,VALUE``; a comma within brackets or quotes is part of a value.
         options: more words for each training.
     """
+    import yaml
+
     listed = values_of(overrides)
     default: Values = {}
 
@@ -48,7 +50,8 @@ def of_preset(
     if seeds:
         words.append(f"[{SEED}]")
         values[SEED] = list(seeds)
-    return Specification({"train": " ".join(words)}, (Choice(values),), default)
+    head = {"template": {"train": " ".join(words)}} | ({"default": default} if default else {})
+    return yaml.safe_dump_all([head, values], sort_keys=False, allow_unicode=True, width=1000)
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:

@@ -59,7 +59,6 @@ def plan(
             hint=f"the titles are {', '.join(titles)}" if titles else "no choice has a _title",
         )
     tasks: dict[str, Task] = {}
-    taken: dict[str, str] = {}
     for choice in choices:
         for parameters in _combinations(choice, sample):
             task = task_of(specification, parameters, commands or choice.commands)
@@ -67,8 +66,6 @@ def plan(
                 both = {*same.commands, *task.commands}
                 task = replace(same, commands=tuple(name for name in specification.template if name in both))
             else:
-                if taken.setdefault(task.name.casefold(), task.key) != task.key:
-                    task = task.told_apart()
                 task = replace(task, order=len(tasks))
             tasks[task.key] = task
     every = [*tasks.values()]

@@ -127,17 +127,6 @@ def parse(text: str, path: Path) -> Specification:
     )
 
 
-def dump(specification: Specification) -> str:
-    """The text of a file that says the same, of what :func:`mmf_win.sweeps.grid.of_preset` makes."""
-    import yaml
-
-    head: dict[str, Any] = {"template": specification.template}
-    if specification.default:
-        head["default"] = specification.default
-    documents = [head, *(dict(choice.values) for choice in specification.choices)]
-    return yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000)
-
-
 def _documents(text: str, path: Path) -> list[Any]:
     import yaml
 
@@ -185,16 +174,10 @@ def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path)
 
 
 def _alias(name: str, document: Any, path: Path) -> dict[Hashable, Values]:
-    cases = {
+    return {
         case: _values(values, f"{path}: 'alias', case {case!r} of {name}", empty=False)
         for case, values in _of_any_key(document, f"{path}: 'alias' {name}").items()
     }
-    first, *others = map(set, cases.values())
-    for other in others:
-        if other != first:
-            apart = ", ".join(sorted(first ^ other))
-            raise UsageError(f"{path}: the cases of the alias {name} set different parameters: {apart}")
-    return cases
 
 
 def _search(document: Any, path: Path) -> Search:

@@ -159,11 +159,12 @@ def joined(planned: Sequence[Task], before: Sequence[Task]) -> list[Task]:
     One that has not gets a folder that no other has, which may hold results of other values.
     """
     known = {task.key: task for task in before}
-    taken = {task.name.casefold() for task in before}
+    taken = {task.name.casefold(): task.key for task in before}
 
     def now(task: Task) -> Task:
         if task.key in known:
             return known[task.key].asked_for(task)
-        return task.told_apart() if task.name.casefold() in taken else task
+        is_free = taken.setdefault(task.name.casefold(), task.key) == task.key
+        return task if is_free else task.told_apart()
 
     return [now(task) for task in planned]

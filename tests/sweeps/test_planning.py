@@ -16,7 +16,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
 from mmf_win.sweeps.folder import TaskFolder, read_yaml
 from mmf_win.sweeps.planning import plan
-from mmf_win.sweeps.task import LONGEST_NAME, recorded
+from mmf_win.sweeps.task import LONGEST_NAME, joined, recorded
 from mmf_win.sweeps.templates import line, words
 from tests.worlds.sweeping import yaml
 
@@ -64,6 +64,12 @@ def test_the_same_combination_is_one_task_with_the_commands_of_both() -> None:
     assert [(task.name, task.commands) for task in planned.tasks] == [("A_1", ("train", "test"))]
 
 
+def test_a_case_leaves_to_the_defaults_what_it_does_not_set() -> None:
+    head = "template: {t: 'echo {b} {c}'}\ndefault: {c: 0}\nalias: {a: {x: {b: 1}, y: {b: 2, c: 3}}}\n"
+    planned = plan(yaml(f"{head}---\na: [x, y]\n"))
+    assert [task.values for task in planned.tasks] == [{"b": 1, "c": 0}, {"b": 2, "c": 3}]
+
+
 def test_a_parameter_that_no_command_uses_only_names_the_folder() -> None:
     planned = plan(yaml("template: {t: 'echo {a}'}\n---\na: 1\nnote: [x, y]\n"))
     assert planned.orphans == ("note",)
@@ -71,21 +77,16 @@ def test_a_parameter_that_no_command_uses_only_names_the_folder() -> None:
 
 
 def test_values_that_are_written_alike_have_folders_of_their_own() -> None:
-    names = [
-        t.name
-        for t in plan(
-            yaml("template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n")
-        ).tasks
-    ]
+    asked = yaml("template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n")
+    names = [task.name for task in joined(plan(asked).tasks, [])]
     assert len({name.casefold() for name in names}) == 5
     assert names[0] == "A_x_y" and names[1].startswith("A_x_y-")
 
 
 def test_long_names_are_cut_and_stay_apart() -> None:
     long = "x/" * 3000
-    tasks = plan(
-        yaml(f"template: {{t: 'echo {{a}} {{b}}'}}\n---\na: [{long}1, {long}2]\nb: [{long}, 'я{long}']\n")
-    ).tasks
+    text = f"template: {{t: 'echo {{a}} {{b}}'}}\n---\na: [{long}1, {long}2]\nb: [{long}, 'я{long}']\n"
+    tasks = joined(plan(yaml(text)).tasks, [])
     assert len({task.name for task in tasks}) == 4
     assert all(len(task.name.encode()) <= LONGEST_NAME and is_portable(task.name) for task in tasks)
     assert all(task.name.startswith("A_") for task in tasks)
