@@ -238,13 +238,19 @@ def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: py
     assert "--resume last" in str(caught.value.hint)
 
 
+def trained(fit: str, rows: int) -> list[Event]:
+    """What a worker says that trained with so many of 16 rows at once."""
+    began = {"fit": fit, "micro_batch": rows, "batch": 16, "searching": False}
+    return [{"kind": "train_started", **began}, {"kind": "train"}]
+
+
 def test_what_fitted_is_remembered_and_shown_until_the_whole_batch_does(home: Path, mmfw: Mmfw) -> None:
     assert fits.load() == {}
-    fits.remember("mmbt on a GPU", 8)
-    fits.remember("vilbert on a GPU", 4)
+    fits.remember(trained("mmbt on a GPU", 8))
+    fits.remember(trained("vilbert on a GPU", 4))
     assert fits.load() == {"mmbt on a GPU": 8, "vilbert on a GPU": 4}
     assert "mmbt on a GPU" in mmfw("doctor")
-    fits.remember("mmbt on a GPU", None)
+    fits.remember(trained("mmbt on a GPU", 16))
     assert fits.load() == {"vilbert on a GPU": 4}
 
 
@@ -253,11 +259,11 @@ def test_a_file_that_is_no_memory_holds_nothing_and_is_replaced(home: Path, cont
     home.mkdir()
     fits.file().write_text(content, encoding="utf-8")
     assert fits.load() == {}
-    fits.remember("a", 2)
+    fits.remember(trained("a", 2))
     assert fits.load() == {"a": 2}
 
 
 def test_only_the_newest_are_kept(home: Path) -> None:
     for number in range(203):
-        fits.remember(f"kind {number}", 1)
+        fits.remember(trained(f"kind {number}", 1))
     assert list(fits.load()) == [f"kind {number}" for number in range(3, 203)]
