@@ -157,11 +157,11 @@ def predict_one(
     """
     if options.kind == "rank":
         raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
-    team = _Team(members, save_dir, options)
-    with team.held(), TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
-        target = Target.of_image(image, text, Path(scratch))
-        made = [team.predicted(m, target, Path(scratch, f"{n}.csv")) for n, m in enumerate(members)]
-        probas = [read_predictions(csv)[0].proba for csv, _ in made]
+    with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
+        team = _Team(members, save_dir, replace(options, output=Path(scratch)))
+        with team.held():
+            target = Target.of_image(image, text, Path(scratch))
+            probas = [read_predictions(team.predicted(member, target)[0])[0].proba for member in members]
     return probas if options.kind is None else probabilities.blend(options.kind, [[p] for p in probas])
 
 
@@ -275,12 +275,8 @@ class _Team:
             return Result(csv, members[0].run, members[0].name, target.title, facts)
         return Result(csv, None, f"{kind} of {len(members)}", target.title, facts)
 
-    def predicted(
-        self, member: RunCheckpoint, target: Target, report: Path | None = None
-    ) -> tuple[Path, list[Event]]:
-        """The member's predictions, made when they are first asked for, as ``report`` or in its run, and what
-        the worker said while it made them.
-        """
+    def predicted(self, member: RunCheckpoint, target: Target) -> tuple[Path, list[Event]]:
+        """The member's predictions, made when first asked for, and what the worker said meanwhile."""
         if (member, target.name) not in self._made:
             _log.info("predicting %s with %s", target.title, member.name)
             self._made[member, target.name] = predicting.predict(
@@ -291,7 +287,6 @@ class _Team:
                 target=self.target_for(member, target),
                 # The validation split beside own memes has the dataset's features.
                 features=self.options.features if target.is_own or self.options.memes is None else None,
-                report=report,
                 folder=self.options.output,
                 display=self.options.display,
             )

@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.protocol import Attempt, Event, Exit
+from mmf_win.protocol import Action, Attempt, Event, Exit
 from mmf_win.runs import fits
 from mmf_win.runs.request import Job, lasting
 from mmf_win.runs.targets import Target
@@ -38,21 +38,12 @@ def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone
         {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
         settings.resume(checkpoint) if checkpoint else {},
     )
-    return Attempt(
-        "train",
-        request.model,
-        str(mmf.root),
-        settings=settings.with_hooks(tree, mmf.version, ours.precision),
-        base_config=request.config,
-        checkpoint=str(checkpoint) if checkpoint else None,
+    return replace(
+        _attempt("train", mmf, job, tree, checkpoint),
         weights_alone=weights_alone,
-        trust=once.trust,
-        precision=ours.precision,
-        fast=ours.fast,
         keep=ours.keep,
         find_micro_batch=ours.auto_batch,
         fits=fits.load() if once.use_known_fits else {},
-        images=str(places.images) if places.images else None,
     )
 
 
@@ -61,7 +52,7 @@ def prediction(mmf: Installed, job: Job, target: Target, checkpoint: Path, featu
 
     ``features`` is an LMDB of region features to read instead of the dataset's.
     """
-    request, ours = job.request, job.request.ours
+    request = job.request
     tree = merge(
         settings.common(request.model, request.splits, mmf.version),
         request.of_mmf,
@@ -69,19 +60,23 @@ def prediction(mmf: Installed, job: Job, target: Target, checkpoint: Path, featu
         target.settings,
         settings.for_every_split(features=features) if features else {},
     )
+    first = _attempt("predict", mmf, job, tree, checkpoint)
+    return replace(first, annotations=str(target.annotations), keep_annotations=target.is_own)
+
+
+def _attempt(action: Action, mmf: Installed, job: Job, tree: Tree, checkpoint: Path | None) -> Attempt:
+    request, ours, images = job.request, job.request.ours, job.places.images
     return Attempt(
-        "predict",
+        action,
         request.model,
         str(mmf.root),
         settings=settings.with_hooks(tree, mmf.version, ours.precision),
         base_config=request.config,
-        checkpoint=str(checkpoint),
+        checkpoint=str(checkpoint) if checkpoint else None,
         precision=ours.precision,
         fast=ours.fast,
         trust=job.once.trust,
-        images=str(job.places.images) if job.places.images else None,
-        annotations=str(target.annotations),
-        keep_annotations=target.is_own,
+        images=str(images) if images else None,
     )
 
 

@@ -26,7 +26,6 @@ def predict(
     checkpoint: Path,
     target: Target,
     features: Path | None,
-    report: Path | None,
     folder: Path | None,
     display: Display,
 ) -> tuple[Path, list[Event]]:
@@ -39,8 +38,7 @@ def predict(
         checkpoint: the weights.
         target: the memes.
         features: an LMDB of region features to read instead of the dataset's.
-        report: where the predictions go; None for a new file.
-        folder: where that is made; None for the run's folder of reports.
+        folder: where the file of predictions is made; None for the run's folder of reports.
         display: shows each attempt while it runs.
 
     Returns:
@@ -57,7 +55,7 @@ def predict(
 
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
-        csv = report or stack.enter_context(run.new_report(target.name, folder))
+        csv = stack.enter_context(run.new_report(target.name, folder))
         try:
             worker = partial(run_worker, run, job=job, display=display)
             done = until_it_fits(run, replace(first, report=str(csv)), worker, retry=once.retry)
