@@ -49,10 +49,11 @@ def test_the_last_validation_of_the_best_checkpoint_is_no_point_of_the_curve() -
     assert max(score for _, score in curves.series("auroc")) < 0.9
 
 
-def test_events_of_other_versions_are_skipped() -> None:
+def test_events_and_values_of_other_versions_are_skipped() -> None:
+    metrics = {"hateful_memes/roc_auc": "high", "total_loss": float("nan")}
     strange: list[dict[str, Any]] = [
-        {"kind": "train", "t": None, "attempt": "1"},
-        {"kind": "train", "t": 2e6, "attempt": "1", "update": "x", "loss": "high", "lr": float("nan")},
+        {"kind": "train", "attempt": "1", "update": 70, "loss": 0.1},
+        {"kind": "val", "t": 2e6, "attempt": "1", "update": 70, "metrics": metrics},
         {"kind": "val", "t": 2e6, "attempt": "1", "metrics": None},
         {"kind": "unheard of", "t": 2e6},
     ]

@@ -16,7 +16,7 @@ from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
 from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import Record, Summary
+from mmf_win.runs.history import Record
 from mmf_win.runs.paper import PAPER, Published, published, why_none
 
 BEST = len(plots.SERIES)
@@ -36,25 +36,21 @@ class ComparedRun:
     """One of the runs.
 
     Attributes:
+        known: what its files say.
         preset: what it was trained by, or what its published weights are of.
-        published: what the paper reports of that.
         configuration: what its result depends on beside the seed, by key; see :func:`_configuration`.
         best, best_on: its best validation AUROC, and what that was measured on, where there is one.
-        scored, by, rows: its predictions of the split that is compared, by which checkpoint, and of how many
-            rows, where it has some.
+        scored, rows: its predictions of the split that is compared, and of how many rows, where it has some.
         auroc, accuracy: of these predictions, where all of them have labels.
     """
 
-    run: Run
-    summary: Summary
+    known: Record
     curves: TrainingCurves
     preset: str
-    published: Mapping[str, Any]
     configuration: Mapping[str, Any]
     best: float | None
     best_on: str | None
     scored: Scored | None
-    by: str | None
     rows: str | None
     auroc: float | None
     accuracy: float | None
@@ -106,12 +102,15 @@ def of_runs(
     groups = grouped(entries)
     predicted = [entry for entry in entries if entry.scored is not None]
     shown, contrasted = (best(entries), best(predicted)) if settings else (entries, predicted)
-    group_of = {entry.run: group.name for group in groups for entry in group.entries}
-    apart = dict.fromkeys(group_of[entry.run] for entry in shown)
+    group_of = {entry.known.run: group.name for group in groups for entry in group.entries}
+    apart = dict.fromkeys(group_of[entry.known.run] for entry in shown)
     if len(apart) == 1:
-        apart = dict.fromkeys(entry.run.id for entry in shown)
+        apart = dict.fromkeys(entry.known.summary.id for entry in shown)
     colours = dict(zip(apart, cycle(plots.SERIES)))  # of the groups, or of the runs of the only one
-    papers = {g.name: split and published(g.entries[0].published, split, "auroc") for g in groups}
+    roles = [colours.get(e.known.summary.id) or colours[group_of[e.known.run]] for e in shown]
+    papers = {
+        g.name: split and published(g.entries[0].known.request.published, split, "auroc") for g in groups
+    }
     curves = (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss"))
     return {
         "groups": groups,
@@ -119,19 +118,17 @@ def of_runs(
         "split": split,
         "papers": papers if any(papers.values()) else {},
         "paper": PAPER,
-        "why_none": why_none(split) if split and any(entry.published for entry in entries) else None,
+        "why_none": why_none(split) if split and any(e.known.request.published for e in entries) else None,
         "contrasts": contrasts(contrasted),
         "best": BEST,
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": plots.by_setting([(settings[e.run], e.best) for e in entries if e.run in settings]),
+        "settings": plots.by_setting(
+            [(settings[e.known.run], e.best) for e in entries if e.known.run in settings]
+        ),
         "plots": [
-            plots.overlaid(
-                name,
-                title,
-                [(e.curves.series(key), colours.get(e.run.id) or colours[group_of[e.run]]) for e in shown],
-            )
+            plots.overlaid(name, title, [*zip((e.curves.series(key) for e in shown), roles, strict=True)])
             for name, title, key in curves
             if any(e.curves.series(key) for e in shown)
         ],
@@ -142,22 +139,22 @@ def of_runs(
 def best(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Those with the best validation AUROC, in their order; a test set is not for choosing."""
     ranked = sorted(entries, key=lambda entry: -1.0 if entry.best is None else entry.best, reverse=True)
-    chosen = {entry.run for entry in ranked[:BEST]}
-    return [entry for entry in entries if entry.run in chosen]
+    chosen = {entry.known.run for entry in ranked[:BEST]}
+    return [entry for entry in entries if entry.known.run in chosen]
 
 
 def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
     """The runs with those that they may be averaged with, in the order in which they were named."""
 
     def alike(entry: ComparedRun) -> str:
-        alone = None if entry.summary.state == "done" else entry.run.path
+        alone = None if entry.known.state == "done" else entry.known.run.path
         return repr((sorted(entry.configuration.items()), alone))
 
-    groups = seeds.grouped((entry, alike(entry), entry.summary.seed) for entry in entries)
+    groups = seeds.grouped((entry, alike(entry), entry.known.summary.seed) for entry in entries)
     firsts = [group[0] for group in groups]
     names = [_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
     return [
-        Group(name if names.count(name) == 1 else f"{name} ({group[0].run.id})", group)
+        Group(name if names.count(name) == 1 else f"{name} ({group[0].known.summary.id})", group)
         for group, name in zip(groups, names, strict=True)
     ]
 
@@ -177,22 +174,22 @@ def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
     return shorten(", ".join([first.preset, *(apart(False) or apart(True))]), _LONGEST, placeholder=" …")
 
 
-def _configuration(run: Run, summary: Summary, curves: TrainingCurves) -> dict[str, Any]:
+def _configuration(known: Record, curves: TrainingCurves) -> dict[str, Any]:
     """What the result of a run depends on beside its seed: what was asked for, what MMF made of it, what it
     was trained on, which totals it was to reach when (rates of learning depend on that), and how it ended.
     """
-    known = {
+    found = {
         key.removeprefix("request.").removeprefix("settings."): value
-        for key, value in history.configuration(run).items()
+        for key, value in history.configuration(known.run).items()
     }
     data = [str(attempt.data) for attempt in curves.attempts if attempt.data]
     totals = dict.fromkeys(str(attempt.total) for attempt in curves.attempts if attempt.total)
-    known |= {
+    found |= {
         "trained on": data[-1] if data else None,
         "total": " then ".join(totals),
-        "state": None if summary.state == "done" else summary.state,
+        "state": None if known.state == "done" else known.state,
     }
-    return {key: value for key, value in known.items() if value is not None and not _NO_MATTER.fullmatch(key)}
+    return {key: value for key, value in found.items() if value is not None and not _NO_MATTER.fullmatch(key)}
 
 
 def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
@@ -216,19 +213,15 @@ def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
     metrics = {}
     if scored is not None and scored.labels is not None:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
-    run, request, summary = known.run, known.request, known.summary
-    curves = read_curves(known.events)
+    request, summary, curves = known.request, known.summary, read_curves(known.events)
     return ComparedRun(
-        run,
-        summary,
+        known,
         curves,
         preset=f"{request.preset}, published weights" if request.published_weights else request.preset,
-        published=request.published,
-        configuration=_configuration(run, summary, curves),
+        configuration=_configuration(known, curves),
         best=summary.best_auroc,
         best_on=None if summary.best_auroc is None else summary.validated_on,
         scored=scored,
-        by=None if scored is None else known.scores.counted,
         rows=None if scored is None else scored.coverage.amount,
         auroc=metrics["auroc"].value if metrics else None,
         accuracy=metrics["accuracy"].value if metrics else None,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.protocol import Event
+from mmf_win.protocol import Event, is_a
 from mmf_win.runs.scores import AUROC
 
 _VALUES = {
@@ -116,9 +114,9 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
     current = None
     spent = began = seconds = 0.0
     for event in events:
-        kind, time = event["kind"], _number(event.get("t"))
-        if time is None:
+        if (time := event.get("t")) is None:
             continue
+        kind = event["kind"]
         if kind == "run_started":
             versions = {key: value for key, value in event.items() if isinstance(value, str)}
         elif kind == "train_started":
@@ -126,7 +124,7 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
             why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
             attempts.append(
                 TrainedAttempt(
-                    update=int(_number(event.get("update")) or 0),
+                    update=event.get("update", 0),
                     batch=event.get("batch"),
                     micro_batch=event.get("micro_batch"),
                     device=event.get("device"),
@@ -145,7 +143,7 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
             continue
         elif values := _values(event):
             seconds = spent + max(0.0, time - began)
-            update = int(_number(event.get("update")) or 0)
+            update = event.get("update", 0)
             samples.append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
     undone.sort(key=lambda sample: sample.seconds)
     return TrainingCurves(tuple(attempts), tuple(samples), tuple(undone), versions)
@@ -155,10 +153,5 @@ def _values(event: Event) -> dict[str, float]:
     source = event.get("metrics") if event["kind"] == "val" else event
     if not isinstance(source, dict):
         return {}
-    numbers = {name: _number(source.get(key)) for name, key in _VALUES.get(event["kind"], {}).items()}
-    return {name: number for name, number in numbers.items() if number is not None}
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    keys = _VALUES.get(event["kind"], {}).items()
+    return {name: float(source[key]) for name, key in keys if is_a(source.get(key), float)}
