@@ -268,9 +268,8 @@ def _checked(request: Request) -> Tree | None:
 
 def words_about_files(request: Request) -> list[str]:
     """The overrides by which another command finds the files of a run that its preset alone does not name."""
-    chosen = {key: value for key, value in request.chosen.items() if key.startswith(_ABOUT_FILES)}
-    chosen.pop(own_code.USER_DIR, None)
-    return [*own_code.words_for(request), *(f"{key}={as_typed(value)}" for key, value in chosen.items())]
+    chosen = request.chosen.items()
+    return [f"{key}={as_typed(value)}" for key, value in chosen if key.startswith(_ABOUT_FILES)]
 
 
 def _configs(

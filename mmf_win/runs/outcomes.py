@@ -23,13 +23,11 @@ from mmf_win.runs.history import Record, attempt_started
 from mmf_win.runs.lookup import all_runs
 from mmf_win.supervise import Ended
 
+# All others are errors of training.
 _ERRORS: dict[Outcome, type[MmfwError]] = {
     "interrupted": Interrupted,
-    "cuda_oom": TrainingError,
     "host_oom": ResourceError,
     "disk": ResourceError,
-    "nan": TrainingError,
-    "killed": TrainingError,
     "data": DataError,
     "checkpoint": CheckpointError,
     "untrusted": CheckpointError,

@@ -12,7 +12,7 @@ from pathlib import Path
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import expanded, tool_home
-from mmf_win.runs.request import Once, Request
+from mmf_win.runs.request import Once
 
 _log = logging.getLogger(__name__)
 
@@ -65,12 +65,6 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
                 "%s cannot be written, so %s is asked about again: %s", file(), folder, error.strerror
             )
     return str(folder)
-
-
-def words_for(request: Request) -> list[str]:
-    """The override by which another command finds the same code; nothing where it does so anyway."""
-    named = (request.settings.get("env") or {}).get("user_dir")
-    return [f"{USER_DIR}={named}"] if named and named != os.environ.get("MMF_USER_DIR") else []
 
 
 def _absolute(named: str) -> Path:

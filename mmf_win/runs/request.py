@@ -81,17 +81,8 @@ class Request(ConfigParts):
         """What MMF has no key for. Raises ValueError where a value is not of its type."""
         return Ours(**known_fields(Ours, self.settings.get(OURS, {})))
 
-    @property
-    def seed(self) -> int | None:
-        """The random seed that was chosen."""
-        return self._number("seed")
-
-    @property
-    def updates(self) -> int | None:
-        """The total that was chosen, in updates."""
-        return self._number("max_updates")
-
-    def _number(self, name: str) -> int | None:
+    def number(self, name: str) -> int | None:
+        """What was chosen of ``training``, such as ``seed`` or ``max_updates``, where that is a number."""
         training = self.settings.get("training")
         value = training.get(name) if isinstance(training, dict) else None
         return value if isinstance(value, int) else None

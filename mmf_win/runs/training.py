@@ -150,7 +150,7 @@ def resumed(
         checkpoints.require_own_best(run)
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
-        _require_seed_kept(once, checkpoint, run.request().seed)
+        _require_seed_kept(once, checkpoint, run.request().number("seed"))
         start = of_request(run.request(), once, data_dir, save_dir)
         begun = [event for event in events_of(run) if event["kind"] == "train_started"]
         now = once.options.get(OURS, {}).get("precision")
@@ -281,7 +281,7 @@ def carry_out(prepared: Prepared, display: Display, lock: int | None = None) -> 
             remember = partial(run.save_request, request)
             end = run_worker(run, asked, prepared, display, lock=lock, on_training=remember)
             if end.outcome in ("ok", "interrupted"):
-                fits.remember_training(events_of_attempt(asked))
+                fits.remember(events_of_attempt(asked))
             return end
 
         if not run.request_file.exists():

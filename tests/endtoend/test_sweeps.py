@@ -50,7 +50,7 @@ def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
     result = json.loads(printed)
     [line] = result["table"]
     assert line["runs"] == 3 and 0 <= line["auroc"] <= 1 and line["auroc_sd"] is not None
-    assert [run.request().seed for run in _runs(output)] == [1, 2, 3]
+    assert [run.request().number("seed") for run in _runs(output)] == [1, 2, 3]
     assert all(state(run) == "done" for run in _runs(output))
     with _sweep(tool, *words) as process:  # there is nothing left to run
         printed, said = process.communicate()

@@ -74,7 +74,7 @@ def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None
     run = tool.run_of(result)
     assert run.path.parent == tool.save_dir / "проба"
     request = run.request()
-    assert (request.preset, request.seed, request.updates) == ("vilbert", 3, 4)
+    assert (request.preset, request.number("seed"), request.number("max_updates")) == ("vilbert", 3, 4)
     kinds = [event["kind"] for event in read_events(run.events)]
     assert kinds[:2] == ["run_started", "train_started"] and kinds[-1] == "run_ended"
     assert {"train", "val", "checkpoint"} <= set(kinds)

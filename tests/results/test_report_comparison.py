@@ -45,7 +45,7 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
 def grouped(*runs: Any) -> dict[str, list[Any]]:
     """The runs of each group, by its name."""
     groups = comparison.grouped([comparison.entry_of(Record.read(run), None) for run in runs])
-    return {group.name: [entry.run for entry in group.entries] for group in groups}
+    return {group.name: [entry.known.run for entry in group.entries] for group in groups}
 
 
 SAME = "model_config.mmbt.classifier=mlp"
@@ -116,7 +116,7 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
     runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
     for run, rate in zip(runs, (0.1, 0.2, 0.2), strict=True):
         run.checkpoints.mkdir()
-        config = {"optimizer": {"params": {"lr": rate}}, "training": {"seed": run.request().seed}}
+        config = {"optimizer": {"params": {"lr": rate}}, "training": {"seed": run.request().number("seed")}}
         (run.checkpoints / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
     assert grouped(*runs) == {
         "mmbt_grid, mmf.optimizer.params.lr=0.1": runs[:1],
@@ -139,7 +139,7 @@ def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
     good, bad = world.predicted("good", skill=1.5), world.predicted("bad", skill=0.0)
     (contrast,) = comparison.contrasts(entries([bad, good]))
     first, second, difference = (contrast[key] for key in ("first", "second", "difference"))
-    assert (first.run, second.run, contrast["memes"]) == (good, bad, 32)
+    assert (first.known.run, second.known.run, contrast["memes"]) == (good, bad, 32)
     assert difference.value == pytest.approx(first.auroc - second.auroc)
     assert difference.low <= difference.value <= difference.high
     assert difference.p < 0.05
@@ -163,7 +163,8 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None
         EventLog(each.events, "1").write("checkpoint", update=60, best=True, sha256="best")
     known = [Record.read(each) for each in (run, old, last)]
     about = comparison.of_runs([(each, pages._scored(each, SPLIT, None)) for each in known], SPLIT, {})
-    assert [entry.by for entry in about["entries"]] == ["best", "unknown", None]
+    assert [entry.known.scores.counted for entry in about["entries"]] == ["best", "unknown", "best"]
+    assert [entry.rows for entry in about["entries"]] == ["32", "32", None]
     assert about["entries"][0].scored.csv == best and len(about["contrasts"]) == 1
     page = text_of(pages.of_runs([run, old, last], world.save))
     assert page.count("by checkpoint: unknown") == 1
@@ -238,7 +239,7 @@ def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
     runs = [world.predicted("a"), world.predicted("b", seed=2), world.predicted("c", preset="vilbert")]
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
-        tell(run, attempt("1", 0, 120, "ok", validated=data, seed=run.request().seed))
+        tell(run, attempt("1", 0, 120, "ok", validated=data, seed=run.request().number("seed")))
     page = text_of(pages.of_runs(runs, world.save))
     assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
     assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
@@ -319,7 +320,8 @@ def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World
     runs, settings = sweep(world, 12, predicted=10)
     known = [Record.read(run) for run in runs]
     about = comparison.of_runs([(each, pages._scored(each, SPLIT, None)) for each in known], None, settings)
-    contrasted = {run.id for c in about["contrasts"] for run in (c["first"].run, c["second"].run)}
+    compared = (entry for c in about["contrasts"] for entry in (c["first"], c["second"]))
+    contrasted = {entry.known.run.id for entry in compared}
     assert contrasted == {run.id for run in runs[2:10]}, "of those with predictions"
     assert len(about["contrasts"]) == 8 * 7 / 2
     assert len(about["colours"]) == 8 and about["plots"][0].caption.startswith("8 runs")

@@ -10,6 +10,7 @@ import pytest
 from mmf_win.errors import DataError, UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import own_code, presets
+from mmf_win.runs.needs import words_about_files
 from mmf_win.runs.request import Once, Request
 from mmf_win.upstream import config
 from mmf_win.upstream.config import ConfigParts
@@ -98,11 +99,10 @@ def test_a_relative_folder_in_a_preset_lies_beside_it_or_where_the_user_is(user_
     assert presets.load(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == str(user_dir / "code")
 
 
-def test_a_hint_names_code_that_another_command_would_not_find(monkeypatch: pytest.MonkeyPatch) -> None:
-    named = Request("mine", settings={"env": {"user_dir": "here"}})
-    assert own_code.words_for(named) == ["env.user_dir=here"]
-    monkeypatch.setenv("MMF_USER_DIR", "here")
-    assert own_code.words_for(named) == own_code.words_for(Request("mine")) == []
+def test_a_hint_names_code_that_the_preset_does_not() -> None:
+    settings = {"env": {"user_dir": "here"}}
+    assert words_about_files(Request("mine", settings=settings)) == ["env.user_dir=here"]
+    assert words_about_files(Request("mine", settings=settings, preset_settings=settings)) == []
 
 
 def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(

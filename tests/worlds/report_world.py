@@ -56,7 +56,7 @@ class World:
         values |= {"data_dir": str(self.data), "mmf": "1.0.0rc10", "published": PUBLISHED, "created": BEGAN}
         asked = requests.request(**{**values, **changes})
         run.save_request(asked)
-        started = {"seed": asked.seed or 4_000, "max_updates": asked.updates or 120}
+        started = {"seed": asked.number("seed") or 4_000, "max_updates": asked.number("max_updates") or 120}
         tell(run, attempt("1", 0, 120, "ok", **started))
         Exit("ok").save(run.exit_file)
         return run

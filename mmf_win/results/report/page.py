@@ -89,8 +89,6 @@ def of_ensemble(scored: Scored, dataset: DatasetPaths) -> dict[str, Any]:
         "name": f"{scored.saved_metrics.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
         "summary": None,
         "curves": None,
-        "training": [],
-        "resources": [],
         "facts": [
             *(Fact("Member", member["run"]) for member in members),
             *_versions(scored.saved_metrics.get("versions", {})),
@@ -125,7 +123,7 @@ def _predictions(
         shown |= {
             "metrics": metrics,
             "tiles": _tiles(metrics, scored, numbers),
-            "why_none": why_none(scored.title),
+            "why_none": why_none(scored.coverage.split),
             "kept": counts[0, 0],
             "false_alarms": counts[0, 1],
             "missed": counts[1, 0],
@@ -192,6 +190,7 @@ def _facts(known: Record, curves: TrainingCurves, scored: Scored | None) -> list
 
 def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurves) -> list[Fact]:
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
+    drawn = ", drawn" if request.number("seed") is None else ""
     facts = [
         Fact("MMF", request.mmf or "unknown"),
         *_versions(curves.versions),
@@ -200,7 +199,7 @@ def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurve
         Fact("Training took", duration(summary.seconds)),
         Fact("Updates", f"{summary.updates or 0:,}{total}"),
         Fact("State", summary.state, ""),
-        Fact("Seed", _seed(request, summary)),
+        Fact("Seed", f"{'unknown' if summary.seed is None else summary.seed}{drawn}"),
     ]
     if curves.attempts:
         last = curves.attempts[-1]
@@ -211,11 +210,6 @@ def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurve
     return [*facts, Fact("Validated on", on, None if on != summary.val_split else "")]
 
 
-def _seed(request: Request, summary: Summary) -> str:
-    number = "unknown" if summary.seed is None else str(summary.seed)
-    return number if request.seed is not None else f"{number}, drawn"
-
-
 def _versions(versions: Mapping[str, str]) -> list[Fact]:
     return [Fact(name, versions[key], "") for key, name in _PACKAGES.items() if key in versions]
 
@@ -223,7 +217,7 @@ def _versions(versions: Mapping[str, str]) -> list[Fact]:
 def _facts_of(scored: Scored, scores: Scores | None = None) -> list[Fact]:
     digest = file_digest(scored.annotations).hex()
     facts = [
-        Fact("Split", f"{scored.title}, {scored.coverage.amount} memes", ""),
+        Fact("Split", f"{scored.coverage.split}, {scored.coverage.amount} memes", ""),
         Fact("Annotations", f"sha256 {digest}", f"{digest[:8]}…"),
     ]
     for member in scored.saved_metrics.get("members", []):

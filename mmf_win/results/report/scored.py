@@ -53,15 +53,13 @@ class Scored:
 
     Attributes:
         split: the annotation file's stem, or what stands for own memes in names.
-        title: what the user calls it.
         memes: in the order of the annotations.
         saved_metrics: what :func:`mmf_win.results.saved_metrics.read` finds.
-        coverage: how many rows of the split there are predictions for.
+        coverage: how many rows of the split, as the user calls it, there are predictions for.
     """
 
     csv: Path
     split: str
-    title: str
     annotations: Path
     memes: tuple[ScoredMeme, ...]
     saved_metrics: dict[str, Any]
@@ -125,7 +123,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
         covered = Coverage(Path(str(facts.get("annotations", split))).name, len(memes))
     else:
         covered = coverage(dataset, split)
-    return Scored(csv, split, covered.split, annotations, memes, facts, covered)
+    return Scored(csv, split, annotations, memes, facts, covered)
 
 
 def ranked(memes: Sequence[ScoredMeme], limit: int) -> list[ScoredMeme]:
