@@ -23,7 +23,7 @@ from mmf_win.archives.base import (
 from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
 from mmf_win.files import files_below
-from mmf_win.threads import Advance, ignore
+from mmf_win.threads import Advance
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a part of several
 _SEVEN_ZIP = b"7z\xbc\xaf\x27\x1c"
@@ -33,16 +33,12 @@ _WEB_PAGE = (b"<!doctype", b"<html")
 _HEAD = 512
 
 
-def open_archive(
-    path: Path, ask: Ask | None = None, *, progress: Advance = ignore, listed: bool = True
-) -> Archive:
-    """Open an archive for reading, whatever its suffix says.
+def open_archive(path: Path, ask: Ask | None = None, *, listed: bool = True) -> Archive:
+    """Open an archive for reading, whatever its suffix says; a compressed tar is read to its end for that.
 
     Args:
         path: a zip, 7z, tar or tar.gz file, or a folder.
         ask: answers with the password; called once, and only if something is encrypted.
-        progress: called with the number of bytes read while the members are listed; only a compressed tar
-            has to be read to its end for that.
         listed: without it, the members of a tar are not listed; see
             :class:`~mmf_win.archives.tar.TarArchive`.
 
@@ -68,7 +64,7 @@ def open_archive(
     from mmf_win.archives.tar import TarArchive
 
     if head.startswith(_GZIP) or _is_tar(head):
-        return TarArchive(path, head.startswith(_GZIP), progress, listed=listed)
+        return TarArchive(path, head.startswith(_GZIP), listed=listed)
     if head.startswith(_OTHER_COMPRESSION):
         raise ArchiveError(
             f"{path}: of compressed files, zip, 7z and tar.gz are read",

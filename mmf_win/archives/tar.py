@@ -21,6 +21,7 @@ from mmf_win.archives.base import (
 )
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
+from mmf_win.console import Progress
 from mmf_win.threads import Advance, ignore
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
@@ -43,29 +44,30 @@ _DAMAGE: tuple[type[Exception], ...] = (
 
 
 class TarArchive(Archive):
-    """A tar. A compressed one is read through once to list it, which also verifies its checksum.
+    """A tar. A compressed one is read through once to list it, with a bar; this also verifies its checksum.
 
     Extracting needs no list: members are chosen as they come, in one pass. Unless it is ``listed``,
-    ``members`` stays empty; while it is, ``progress`` is told of compressed bytes.
+    ``members`` stays empty.
     """
 
-    def __init__(
-        self, path: Path, is_packed: bool, progress: Advance = ignore, *, listed: bool = True
-    ) -> None:
+    def __init__(self, path: Path, is_packed: bool, *, listed: bool = True) -> None:
         super().__init__(path)
         self.format = "tar.gz" if is_packed else "tar"
         self._is_packed = is_packed
         if listed:
             with self._damage_named():
-                self.members = with_problems(self._listed(progress))
+                self.members = with_problems(self._listed())
 
     def work(self, choose: Callable[[Member], object]) -> int:
         """The archive's own bytes: all of it is read, and what is in it may not be known before."""
         return self.path.stat().st_size
 
-    def _listed(self, progress: Advance) -> Iterator[Member]:
+    def _listed(self) -> Iterator[Member]:
         if self._is_packed:
-            with self._streamed(progress) as (_, tar):
+            with (
+                Progress("Listing", self.path.stat().st_size) as bar,
+                self._streamed(bar.advance) as (_, tar),
+            ):
                 yield from map(self._member, self._infos(tar))
         else:
             with self.path.open("rb") as file, _Tar.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:

@@ -15,7 +15,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from mmf_win.archives import Archive, Ask
+from mmf_win.archives import Archive, Ask, open_archive
 from mmf_win.console import first_few, shell_line
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.dataset.coverage import SplitSummary
@@ -26,7 +26,7 @@ from mmf_win.files import share
 from mmf_win.integrity.manifest import Manifest, Source, damaged, noted
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
-from mmf_win.unpacking.extract import install, install_repaired, make_manifest, open_with_progress
+from mmf_win.unpacking.extract import install, install_repaired, make_manifest
 from mmf_win.unpacking.staging import (
     Staging,
     finish_installation,
@@ -128,7 +128,7 @@ def convert(
         earlier = Conversion.from_json(manifest.result)
         seconds = time.monotonic() - started
         return replace(earlier, target=paths.root, already_done=not repaired, seconds=seconds)
-    with open_with_progress(source, ask) as archive:
+    with open_archive(source, ask) as archive:
         layout = find_layout(source, archive.members)
         old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
         if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
@@ -231,7 +231,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         raise damaged(paths.root, "it was changed")
     source = archive or archive_of(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
-    with open_with_progress(source, ask) as opened:
+    with open_archive(source, ask) as opened:
         layout = find_layout(source, opened.members)
         opened.check_password()
         with staging(paths.root) as here:

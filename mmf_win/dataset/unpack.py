@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmf_win.archives import Archive, Digest
+from mmf_win.archives import Archive, Digest, open_archive
 from mmf_win.console import size
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.layout import Layout, find_images, missing_splits, require_images
@@ -16,7 +16,7 @@ from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import remove
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Entry
-from mmf_win.unpacking.extract import open_with_progress, unpack_chosen
+from mmf_win.unpacking.extract import unpack_chosen
 from mmf_win.unpacking.staging import Staging
 
 _MOST_README = 1 << 20
@@ -150,7 +150,7 @@ def _image_archive(
     unpack_chosen(archive, {layout.packed_images: packed}.get, here, "Unpacking the images' archive", digest)
     path = here.new / packed
     try:
-        with open_with_progress(path) as inner:
+        with open_archive(path) as inner:
             yield inner, find_images(member.name for member in inner.members)
     except ArchiveError as error:  # the user has never seen the file that it is about
         shown = f"{archive.path}: member {layout.packed_images}"

@@ -6,9 +6,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win import __version__
 from mmf_win.errors import DataError, Interrupted, UsageError
-from mmf_win.files import read_json, write_json
 from mmf_win.paths import Inside, module_command
 
 PASSWORD = "demo"
@@ -20,7 +18,7 @@ class DemoFolder:
     """A demo's folder, and the names in it."""
 
     path: Path
-    marker = Inside("mmfw-demo.json")
+    marker = Inside(".mmfw-demo")
     """Says that the folder is a demo's; written first."""
     archive = Inside("hateful_memes.zip")
     """The dataset as one gets it, encrypted with :data:`PASSWORD`."""
@@ -35,19 +33,13 @@ class DemoFolder:
         """Make the folder, or take one that an earlier demo made.
 
         Raises:
-            UsageError: there is something else in it, or another version of mmfw made it, whose BERT need
-                not fit today's preset.
+            UsageError: there is something else in it.
         """
-        if self.marker.is_file():
-            maker = read_json(self.marker)["mmfw"]
-            if maker != __version__:
-                raise UsageError(f"{self.path}: made by the demo of mmfw {maker}", hint="name a new folder")
-            return
-        if self.path.exists() and any(self.path.iterdir()):
+        if not self.marker.is_file() and self.path.exists() and any(self.path.iterdir()):
             message = f"{self.path}: not empty, and not the folder of a demo"
             raise UsageError(message, hint="name a new folder")
         self.path.mkdir(parents=True, exist_ok=True)
-        write_json(self.marker, {"mmfw": __version__})
+        self.marker.touch()
 
     def fill(self, seed: int) -> None:
         """Make what is not there yet, in a child: it takes what the parent must not import.

@@ -184,8 +184,7 @@ class Manifest:
         hashes = _parse(folder, text)
         known, sums, sizes = _read_notes(folder)
         if sums != hashlib.sha256(text).hexdigest():
-            files = {name: Entry(sha256) for name, sha256 in hashes.items()}
-            return replace(known, files=files, basis="recorded", checks={})
+            known, sizes = replace(known, basis="recorded", checks={}), {}
         return replace(known, files={name: Entry(sha256, sizes.get(name)) for name, sha256 in hashes.items()})
 
     def save(self) -> None:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,24 +34,6 @@ _log = logging.getLogger(__name__)
 def everything(member: str) -> str:
     """Choose each member, under its own name."""
     return member
-
-
-def open_with_progress(path: Path, ask: Ask | None = None) -> Archive:
-    """Open an archive, with a bar if it has to be read to be listed, as a compressed tar has.
-
-    Raises:
-        ArchiveError: see :func:`mmf_win.archives.open_archive`.
-        PasswordError: likewise.
-    """
-    with ExitStack() as stack:
-        bars: list[Progress] = []
-
-        def advance(amount: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(Progress("Listing", path.stat().st_size)))
-            bars[0].advance(amount)
-
-        return open_archive(path, ask, progress=advance)
 
 
 def unpack_chosen(

@@ -197,7 +197,7 @@ def test_a_second_conversion_does_nothing(
     archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = convert(archive, places, ask=lambda: PASSWORD)
-    monkeypatch.setattr("mmf_win.dataset.convert.open_with_progress", None)  # it is not even opened
+    monkeypatch.setattr("mmf_win.dataset.convert.open_archive", None)  # it is not even opened
     again = convert(archive, places)
     assert again.already_done
     assert again.splits == first.splits

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from mmf_win import __version__
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.demo.folder import PASSWORD
 from mmf_win.locking import locked
@@ -135,7 +134,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     newer = folder / "save" / "other" / "9999-01-01T00-00-00"
     newer.mkdir(parents=True)
     (newer / "request.json").write_text("{}", encoding="utf-8")
-    (folder / "mmfw-demo.json").write_text(f'{{"mmfw": "{__version__}"}}', encoding="utf-8")
+    (folder / ".mmfw-demo").touch()
     demo = Demo(folder, installed)
     result, said = demo.mmfw_says("demo")
     assert (result["data_dir"], result["save_dir"]) == (str(demo.places.data_dir), str(demo.places.save_dir))
