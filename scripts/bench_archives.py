@@ -28,10 +28,10 @@ _ENGINE = """\
 import hashlib, sys
 from pathlib import Path
 from mmf_win.archives import open_archive
-with open_archive(Path(sys.argv[1]), lambda: sys.argv[3]) as archive:
-    digest = hashlib.sha256() if sys.argv[4:] != ["unhashed"] else None
-    for done in archive.extract(lambda member: Path(sys.argv[2], member.name), digest=digest):
-        pass
+archive = open_archive(Path(sys.argv[1]), lambda: sys.argv[3])
+digest = hashlib.sha256() if sys.argv[4:] != ["unhashed"] else None
+for done in archive.extract(lambda member: Path(sys.argv[2], member.name), digest=digest):
+    pass
 """
 _ZIPFILE = """\
 import sys, zipfile

@@ -122,8 +122,8 @@ def _headers(folder: Path) -> Iterator[Case]:
     def case(chance: Random) -> None:
         damaged = hostile.mutate_header(Path(shutil.copy(chance.choice(intact), folder / "a.7z")), chance)
         try:
-            with open_archive(damaged, lambda: PASSWORD) as archive:
-                list(archive.extract(lambda member: folder / "out" / member.name))
+            archive = open_archive(damaged, lambda: PASSWORD)
+            list(archive.extract(lambda member: folder / "out" / member.name))
         except MmfwError as error:
             assert damaged.name in str(error), error
         finally:

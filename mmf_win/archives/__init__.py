@@ -6,11 +6,11 @@ Usable as a library::
     from pathlib import Path
     from mmf_win.archives import open_archive
 
-    with open_archive(Path("photos.zip"), ask=lambda: "secret") as archive:
-        archive.check_password()  # before anything is written
-        digest = hashlib.sha256()
-        for done in archive.extract(lambda member: Path("out", member.name), digest=digest):
-            print(done.name, done.size, done.crc32)
+    archive = open_archive(Path("photos.zip"), ask=lambda: "secret")
+    archive.check_password()  # before anything is written
+    digest = hashlib.sha256()
+    for done in archive.extract(lambda member: Path("out", member.name), digest=digest):
+        print(done.name, done.size, done.crc32)
     print(digest.hexdigest())  # of the archive itself, made in the same pass
 
 zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and folders all look the same

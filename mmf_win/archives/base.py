@@ -88,7 +88,7 @@ class Extracted:
 
 
 class Archive(ABC):
-    """An archive opened for reading; a context manager.
+    """An archive to read. Each pass opens the file again, so nothing is to be closed.
 
     Attributes:
         path: the archive itself.
@@ -105,12 +105,6 @@ class Archive(ABC):
         self._password_checked = False
         self._version = _version(path)
         self.members: Sequence[Member] = ()
-
-    def __enter__(self) -> Archive:
-        return self
-
-    def __exit__(self, *_: object) -> None:  # noqa: B027 – as its text says
-        """Nothing is left to close: each pass opens the file again."""
 
     @property
     def encrypted(self) -> bool:

@@ -128,41 +128,41 @@ def convert(
         earlier = Conversion.from_json(manifest.result)
         seconds = time.monotonic() - started
         return replace(earlier, target=paths.root, already_done=not repaired, seconds=seconds)
-    with open_archive(source, ask) as archive:
-        layout = find_layout(source, archive.members)
-        old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
-        if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
-            message = "there is a dataset already, and not known to be made from this archive"
-            raise DatasetError(
-                f"{paths.root}: {message}", hint="--force replaces it; --data-dir chooses another folder"
-            )
-        archive.check_password()
-        made_of = Source.of(source)
-        require_space(paths.root, _size(archive, layout))
-        with staging(paths.root) as here:
-            digest = hashlib.sha256() if source.is_file() else None
-            rows, images, files = unpack(archive, layout, here, digest, allow_missing=allow_missing)
-            made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())
-            named = {row.img for listed in rows.values() for row in listed}
-            result = Conversion(
-                target=paths.root,
-                splits={s: SplitSummary.of(rows[s], images, own=s in layout.tables) for s in rows},
-                shared_ids=_shared_ids(rows, images),
-                images=len(images),
-                extra_images=len(set(images) - named),
-                sha256=made_of.sha256,
-                known=None if made_of.sha256 is None else made_of.sha256 in _PUBLISHED,
-                already_done=False,
-                seconds=time.monotonic() - started,
-            )
-            new = make_manifest(paths.root, files, made_of, result=result.to_json())
-            # The annotations of an earlier release must not stay; what the user put beside them does.
-            stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
-            replaced = [paths.images / "img", *stale]
-            if listed is not None or not (same or interrupted):
-                _keep_own_images(paths, here, listed)
-            install(here, new, replaces=[] if same and manifest is None else replaced)
-            return result
+    archive = open_archive(source, ask)
+    layout = find_layout(source, archive.members)
+    old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
+    if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
+        message = "there is a dataset already, and not known to be made from this archive"
+        raise DatasetError(
+            f"{paths.root}: {message}", hint="--force replaces it; --data-dir chooses another folder"
+        )
+    archive.check_password()
+    made_of = Source.of(source)
+    require_space(paths.root, _size(archive, layout))
+    with staging(paths.root) as here:
+        digest = hashlib.sha256() if source.is_file() else None
+        rows, images, files = unpack(archive, layout, here, digest, allow_missing=allow_missing)
+        made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())
+        named = {row.img for listed in rows.values() for row in listed}
+        result = Conversion(
+            target=paths.root,
+            splits={s: SplitSummary.of(rows[s], images, own=s in layout.tables) for s in rows},
+            shared_ids=_shared_ids(rows, images),
+            images=len(images),
+            extra_images=len(set(images) - named),
+            sha256=made_of.sha256,
+            known=None if made_of.sha256 is None else made_of.sha256 in _PUBLISHED,
+            already_done=False,
+            seconds=time.monotonic() - started,
+        )
+        new = make_manifest(paths.root, files, made_of, result=result.to_json())
+        # The annotations of an earlier release must not stay; what the user put beside them does.
+        stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
+        replaced = [paths.images / "img", *stale]
+        if listed is not None or not (same or interrupted):
+            _keep_own_images(paths, here, listed)
+        install(here, new, replaces=[] if same and manifest is None else replaced)
+        return result
 
 
 def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest | None) -> None:
@@ -231,12 +231,12 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
         raise damaged(paths.root, "it was changed")
     source = archive or archive_of(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
-    with open_archive(source, ask) as opened:
-        layout = find_layout(source, opened.members)
-        opened.check_password()
-        with staging(paths.root) as here:
-            _, _, files = unpack(opened, layout, here, allow_missing=True, only=set(names))
-            install_repaired(here, manifest, files, names, source)
+    opened = open_archive(source, ask)
+    layout = find_layout(source, opened.members)
+    opened.check_password()
+    with staging(paths.root) as here:
+        _, _, files = unpack(opened, layout, here, allow_missing=True, only=set(names))
+        install_repaired(here, manifest, files, names, source)
     _log.info("%s: rewrote what was damaged, from %s", paths.root, source)
     return names
 

@@ -150,8 +150,8 @@ def _image_archive(
     unpack_chosen(archive, {layout.packed_images: packed}.get, here, "Unpacking the images' archive", digest)
     path = here.new / packed
     try:
-        with open_archive(path) as inner:
-            yield inner, find_images(member.name for member in inner.members)
+        inner = open_archive(path)
+        yield inner, find_images(member.name for member in inner.members)
     except ArchiveError as error:  # the user has never seen the file that it is about
         shown = f"{archive.path}: member {layout.packed_images}"
         raise ArchiveError(str(error).replace(str(path), shown), hint=error.hint) from error

@@ -135,26 +135,26 @@ def extract_verified(
         name = choose(member)
         return name if name in wrong else None
 
-    with open_archive(archive, ask, listed=False) as opened:
-        opened.check_password()
-        source = Source.of(archive)
-        with staging(folder, wait=True) as here:
-            if manifest is None:  # another process may have been at work here until now
-                manifest, wrong = _made_of(archive, folder, expected_sha256)
-            if manifest:
-                if wrong:
-                    files = unpack_chosen(opened, choose_wrong, here, title, enough=len(wrong))
-                    install_repaired(here, manifest, files, wrong, archive)
-                return manifest
-            if not opened.members:  # a tar, of which nothing else is known yet
-                require_space(folder, archive.stat().st_size)
-            digest = hashlib.sha256() if archive.is_file() else None
-            files = unpack_chosen(opened, choose, here, title, digest)
-            source = replace(source, sha256=None if digest is None else digest.hexdigest())
-            manifest = make_manifest(folder, files, source, expected_sha256)
-            check(here.new)
-            install(here, manifest, replaces=replaces)
+    opened = open_archive(archive, ask, listed=False)
+    opened.check_password()
+    source = Source.of(archive)
+    with staging(folder, wait=True) as here:
+        if manifest is None:  # another process may have been at work here until now
+            manifest, wrong = _made_of(archive, folder, expected_sha256)
+        if manifest:
+            if wrong:
+                files = unpack_chosen(opened, choose_wrong, here, title, enough=len(wrong))
+                install_repaired(here, manifest, files, wrong, archive)
             return manifest
+        if not opened.members:  # a tar, of which nothing else is known yet
+            require_space(folder, archive.stat().st_size)
+        digest = hashlib.sha256() if archive.is_file() else None
+        files = unpack_chosen(opened, choose, here, title, digest)
+        source = replace(source, sha256=None if digest is None else digest.hexdigest())
+        manifest = make_manifest(folder, files, source, expected_sha256)
+        check(here.new)
+        install(here, manifest, replaces=replaces)
+        return manifest
 
 
 def install(here: Staging, manifest: Manifest, *, replaces: Collection[Path] = ()) -> None:

@@ -52,8 +52,8 @@ class PypiWheel:
         wheel = self._download(here.folder)
         digest = hashlib.sha256()
         try:
-            with open_archive(wheel) as archive:
-                files = unpack_chosen(archive, everything, here, f"Unpacking MMF {self.version}", digest)
+            archive = open_archive(wheel)
+            files = unpack_chosen(archive, everything, here, f"Unpacking MMF {self.version}", digest)
             damage = None
         except ArchiveError as error:
             damage = error

@@ -69,8 +69,8 @@ def extract(data: bytes, user_dir: Path) -> bool:
     path, out = user_dir / "a.bin", user_dir / "out"
     path.write_bytes(data)
     try:
-        with open_archive(path, lambda: PASSWORD) as archive:
-            list(archive.extract(into(out)))
+        archive = open_archive(path, lambda: PASSWORD)
+        list(archive.extract(into(out)))
     except (ArchiveError, PasswordError) as error:
         assert str(path) in str(error)
         return False

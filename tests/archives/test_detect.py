@@ -18,8 +18,8 @@ from tests.worlds.packing import FILES, unpack, write_7z, write_tar
 
 def test_a_folder_is_read_like_an_archive(user_dir: Path) -> None:
     lay_out(FILES, user_dir / "in")
-    with open_archive(user_dir / "in") as archive:
-        assert (archive.format, archive.encrypted) == ("folder", False)
+    archive = open_archive(user_dir / "in")
+    assert (archive.format, archive.encrypted) == ("folder", False)
     assert unpack(user_dir / "in", user_dir / "out") == FILES
 
 
@@ -27,8 +27,8 @@ def test_a_folder_is_read_like_an_archive(user_dir: Path) -> None:
 def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
     lay_out({"a/x": b"1"}, user_dir / "in")
     (user_dir / "in" / "a" / "again").symlink_to(user_dir / "in", target_is_directory=True)
-    with open_archive(user_dir / "in") as archive:
-        assert [member.name for member in archive.members] == ["a/x"]
+    archive = open_archive(user_dir / "in")
+    assert [member.name for member in archive.members] == ["a/x"]
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_the_content_decides_not_the_suffix(
 ) -> None:
     path = user_dir / "download.rar"
     write(path)
-    with open_archive(path) as archive:
-        assert archive.format == expected
+    archive = open_archive(path)
+    assert archive.format == expected
 
 
 @pytest.mark.parametrize(

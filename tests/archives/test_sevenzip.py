@@ -50,17 +50,17 @@ def test_7z_with_a_wrong_or_missing_password(
     given: str | None, reason: str, hide_names: bool, user_dir: Path
 ) -> None:
     path = write_7z(user_dir / "a.7z", FILES, "right", hide_names=hide_names)
-    with pytest.raises(PasswordError, match=reason), open_archive(path, given and (lambda: given)) as archive:
-        archive.check_password()
+    with pytest.raises(PasswordError, match=reason):
+        open_archive(path, given and (lambda: given)).check_password()
 
 
 def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
     path = write_7z(user_dir / "a.7z", FILES)
     seen: list[int] = []
-    with open_archive(path) as archive:
-        (done,) = archive.extract(
-            only({"hateful_memes/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}), seen.append
-        )
+    archive = open_archive(path)
+    (done,) = archive.extract(
+        only({"hateful_memes/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}), seen.append
+    )
     assert tree(user_dir / "out") == {"x.jsonl": FILES["hateful_memes/dev_seen.jsonl"]}
     assert sum(seen) == done.size
 
@@ -163,10 +163,8 @@ def test_whoever_wants_no_more_of_a_7z_gets_no_more(
         interrupted.set()
         raise KeyboardInterrupt
 
-    with (
-        open_archive(write_7z(user_dir / "a.7z", LARGE, filters=COPY)) as archive,
-        pytest.raises(KeyboardInterrupt),
-    ):
+    archive = open_archive(write_7z(user_dir / "a.7z", LARGE, filters=COPY))
+    with pytest.raises(KeyboardInterrupt):
         list(archive.extract(into(user_dir / "out"), interrupt))
     assert decoders[-1].returncode is not None, "it runs on"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
@@ -177,12 +175,12 @@ def test_a_decoder_that_dies_is_told_and_leaves_no_file(
     user_dir: Path, decoders: list[subprocess.Popen[bytes]], after_first_block: list[Callable[[], object]]
 ) -> None:
     path = write_7z(user_dir / "a.7z", LARGE, filters=COPY)
-    with open_archive(path) as archive:
-        decoders[-1].kill()
-        decoders[-1].wait()  # an idle one may die unnoticed
-        after_first_block.append(lambda: decoders[-1].kill())
-        with pytest.raises(ArchiveError, match=r"a\.7z: it cannot be decoded"):
-            list(archive.extract(into(user_dir / "out")))
+    archive = open_archive(path)
+    decoders[-1].kill()
+    decoders[-1].wait()  # an idle one may die unnoticed
+    after_first_block.append(lambda: decoders[-1].kill())
+    with pytest.raises(ArchiveError, match=r"a\.7z: it cannot be decoded"):
+        list(archive.extract(into(user_dir / "out")))
     assert tree(user_dir / "out") == {}
     assert unpack(path, user_dir / "out") == LARGE
 
@@ -205,7 +203,8 @@ def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
     files = {"good": b"fine " * 100, "bad": b"fine " * 99 + b"LAST!"}
     path = write_7z(user_dir / "a.7z", files, filters=COPY)
     hostile.flip_byte(path, path.read_bytes().index(b"LAST"))
-    with open_archive(path) as opened, pytest.raises(ArchiveError, match=r"member bad: .*checksum"):
+    opened = open_archive(path)
+    with pytest.raises(ArchiveError, match=r"member bad: .*checksum"):
         list(opened.extract(into(user_dir / "out")))
     assert tree(user_dir / "out").keys() == {"good"}
 
@@ -227,7 +226,8 @@ def test_damage_of_any_codec_of_a_7z_is_told_as_such(codec: dict[str, int], user
     header = 32 + int.from_bytes(data[12:20], "little")
     for at in range(32, header):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
-        with contextlib.suppress(ArchiveError), open_archive(path) as opened:
+        with contextlib.suppress(ArchiveError):
+            opened = open_archive(path)
             list(opened.extract(into(user_dir / "out")))
             # Not all bits matter to all codecs, and some are of the name.
             assert set(tree(user_dir / "out").values()) == {WORDS["x"]}
@@ -238,13 +238,9 @@ def test_damage_of_any_codec_of_a_7z_is_told_as_such(codec: dict[str, int], user
 def test_a_wrong_password_of_a_7z_of_any_codec(codec: str, user_dir: Path) -> None:
     filters = [CODECS[codec], {"id": py7zr.FILTER_CRYPTO_AES256_SHA256}]
     path = write_7z(user_dir / "a.7z", WORDS, "secret", filters=filters)
-    with open_archive(path, lambda: "secret") as opened:
-        opened.check_password()
-    with (
-        open_archive(path, lambda: "wrong") as opened,
-        pytest.raises(PasswordError, match="the password is wrong"),
-    ):
-        opened.check_password()
+    open_archive(path, lambda: "secret").check_password()
+    with pytest.raises(PasswordError, match="the password is wrong"):
+        open_archive(path, lambda: "wrong").check_password()
 
 
 @pytest.mark.parametrize("hide_names", [False, True])
@@ -255,12 +251,12 @@ def test_a_7z_asks_for_its_password_once_and_only_if_it_needs_one(hide_names: bo
         asked.append("")
         return "right"
 
-    with open_archive(write_7z(user_dir / "open.7z", FILES), ask) as opened:
-        opened.check_password()
+    opened = open_archive(write_7z(user_dir / "open.7z", FILES), ask)
+    opened.check_password()
     assert asked == []
-    with open_archive(write_7z(user_dir / "a.7z", FILES, "right", hide_names=hide_names), ask) as opened:
-        opened.check_password()
-        list(opened.extract(into(user_dir / "out")))
+    opened = open_archive(write_7z(user_dir / "a.7z", FILES, "right", hide_names=hide_names), ask)
+    opened.check_password()
+    list(opened.extract(into(user_dir / "out")))
     assert len(asked) == 1
 
 
@@ -270,10 +266,10 @@ def test_ppmd_in_a_7z_is_refused_before_it_is_decoded(password: str | None, user
     if password:
         filters.append({"id": py7zr.FILTER_CRYPTO_AES256_SHA256})
     path = write_7z(user_dir / "a.7z", WORDS, password and "right", filters=filters)
-    with open_archive(path, None if password is None else lambda: password) as opened:
-        opened.check_password()
-        with pytest.raises(ArchiveError, match=r"a\.7z: member x: .*PPMd"):
-            list(opened.extract(only({"x": user_dir / "x"})))
+    opened = open_archive(path, None if password is None else lambda: password)
+    opened.check_password()
+    with pytest.raises(ArchiveError, match=r"a\.7z: member x: .*PPMd"):
+        list(opened.extract(only({"x": user_dir / "x"})))
 
 
 def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,7 +279,8 @@ def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: p
     paths = [write_7z(user_dir / "a.7z", FILES), write_tar(user_dir / "a.tar.gz", FILES, "gz")]
     monkeypatch.setattr(Output, "write", full)
     for path in paths:
-        with open_archive(path) as opened, pytest.raises(OSError, match="No space left"):
+        opened = open_archive(path)
+        with pytest.raises(OSError, match="No space left"):
             list(opened.extract(only({"hateful_memes/dev_seen.jsonl": user_dir / "out"})))
 
 
@@ -293,7 +290,8 @@ def test_a_link_in_a_7z_is_refused_when_wanted(user_dir: Path) -> None:
     lay_out({"data/x": b"x"}, user_dir)
     (user_dir / "data" / "link").symlink_to("/etc/passwd")
     call("7z", "a", "-snl", "a.7z", "data", cwd=user_dir)
-    with open_archive(user_dir / "a.7z") as archive, pytest.raises(ArchiveError, match="it is a link"):
+    archive = open_archive(user_dir / "a.7z")
+    with pytest.raises(ArchiveError, match="it is a link"):
         list(archive.extract(only({"data/link": user_dir / "out"})))
     assert not (user_dir / "out").exists()
 

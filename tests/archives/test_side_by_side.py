@@ -86,8 +86,8 @@ def test_plain_and_encrypted_members_in_one_archive(archive: Path, files: Files,
 @pytest.mark.usefixtures("either_engine")
 def test_progress_and_hash_cover_everything(archive: Path, files: Files, user_dir: Path) -> None:
     digest, written = hashlib.sha256(), []
-    with open_archive(archive, lambda: PASSWORD) as opened:
-        done = list(opened.extract(into(user_dir / "out"), written.append, digest))
+    opened = open_archive(archive, lambda: PASSWORD)
+    done = list(opened.extract(into(user_dir / "out"), written.append, digest))
     assert sum(written) == sum(map(len, files.values()))
     assert {d.name: d.size for d in done} == {name: len(content) for name, content in files.items()}
     assert digest.hexdigest() == hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -116,7 +116,8 @@ def interrupt(amount: int) -> None:
 def test_whoever_wants_no_more_or_presses_ctrl_c_gets_no_more(
     progress: Advance, archive: Path, files: Files, user_dir: Path
 ) -> None:
-    with open_archive(archive, lambda: PASSWORD) as opened, suppress(KeyboardInterrupt):
+    opened = open_archive(archive, lambda: PASSWORD)
+    with suppress(KeyboardInterrupt):
         extracting = opened.extract(into(user_dir / "out"), progress)
         next(iter(extracting))
         assert progress is ignore
@@ -141,11 +142,11 @@ def test_a_full_disk_is_told_as_such(archive: Path, files: Files, user_dir: Path
 def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> None:
     path = user_dir / "a.zip"
     write_encrypted_zip(path, [("zeros", bytes(100 << 20))], PASSWORD)
-    with open_archive(path, lambda: PASSWORD) as archive:
-        tracemalloc.start()
-        list(archive.extract(only({"zeros": user_dir / "zeros"})))
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
+    archive = open_archive(path, lambda: PASSWORD)
+    tracemalloc.start()
+    list(archive.extract(only({"zeros": user_dir / "zeros"})))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
     assert (user_dir / "zeros").stat().st_size == 100 << 20
     assert peak < 30 << 20
 
@@ -154,22 +155,22 @@ def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> N
 def test_an_archive_that_changes_meanwhile_is_not_believed(
     change: Callable[[Path], object], archive: Path, user_dir: Path
 ) -> None:
-    with open_archive(archive, lambda: PASSWORD) as opened:
-        opened.check_password()
-        change(archive)
-        with pytest.raises(ArchiveError, match="changed while it was read"):
-            list(opened.extract(into(user_dir / "out")))
+    opened = open_archive(archive, lambda: PASSWORD)
+    opened.check_password()
+    change(archive)
+    with pytest.raises(ArchiveError, match="changed while it was read"):
+        list(opened.extract(into(user_dir / "out")))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not remove open files")
 def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
     archive: Path, files: Files, user_dir: Path
 ) -> None:
-    with open_archive(archive, lambda: PASSWORD) as opened:
-        extracting = opened.extract(into(user_dir / "out"))
-        next(iter(extracting))
-        archive.unlink()
-        list(extracting)
+    opened = open_archive(archive, lambda: PASSWORD)
+    extracting = opened.extract(into(user_dir / "out"))
+    next(iter(extracting))
+    archive.unlink()
+    list(extracting)
     assert tree(user_dir / "out") == files
 
 

@@ -38,9 +38,9 @@ def only(targets: Mapping[str, Path]) -> Choose:
 
 def unpack(path: Path, out: Path, password: str | None = None) -> Files:
     """Everything in the archive, through disk."""
-    with open_archive(path, None if password is None else lambda: password) as archive:
-        archive.check_password()
-        done = list(archive.extract(into(out)))
+    archive = open_archive(path, None if password is None else lambda: password)
+    archive.check_password()
+    done = list(archive.extract(into(out)))
     assert len(done) == len(tree(out))
     return tree(out)
 
