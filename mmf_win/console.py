@@ -122,10 +122,10 @@ def print_line(text: object) -> None:
     print(without_control_characters(text) if _is_terminal() else text, flush=True)
 
 
-def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]], delimiter: str = ",") -> None:
+def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
     """A table on stdout, for scripts."""
     table = StringIO()
-    writer = csv.DictWriter(table, names, delimiter=delimiter, lineterminator="\n")
+    writer = csv.DictWriter(table, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     print_line(table.getvalue().removesuffix("\n"))
@@ -214,6 +214,12 @@ def size(n: float) -> str:
 def first_few(names: Sequence[str], shown: int = 3) -> str:
     """The first of some names, for people: ``a, b, c …``."""
     return ", ".join(names[:shown]) + (" …" if len(names) > shown else "")
+
+
+def with_rest_counted(lines: Sequence[str], shown: int = 10) -> list[str]:
+    """The first of some lines, and how many more there are."""
+    rest = len(lines) - shown
+    return [*lines[:shown], *([f"and {rest} more"] if rest > 0 else [])]
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -12,13 +12,11 @@ from typing import Any
 import click
 
 from mmf_win.commands.options import as_json, data_dir, save_dir
-from mmf_win.console import aligned, colour, print_json, size, without_control_characters
+from mmf_win.console import aligned, colour, print_json, size, with_rest_counted, without_control_characters
 from mmf_win.doctor.survey import MmfState, survey
 from mmf_win.errors import MmfError
 from mmf_win.paths import Places, module_command
 from mmf_win.upstream.install import find_mmf
-
-_SHOWN_PROBLEMS = 10
 
 
 @click.command(
@@ -97,10 +95,7 @@ def _mmf_lines(mmf: MmfState) -> Iterator[str]:
         origin += f", commit {mmf.installed.commit[:12]}"
     state = "not verified" if mmf.problems is None else "intact"
     yield f"MMF {mmf.installed.version} ({origin}): {mmf.error or state}"
-    problems = mmf.problems or ()
-    yield from (f"  {problem}" for problem in problems[:_SHOWN_PROBLEMS])
-    if len(problems) > _SHOWN_PROBLEMS:
-        yield f"  and {len(problems) - _SHOWN_PROBLEMS} more"
+    yield from (f"  {problem}" for problem in with_rest_counted(mmf.problems or ()))
 
 
 def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -88,21 +87,14 @@ runs_dir = _folder(*_RUNS, callback=lambda _ctx, _param, chosen: Places.resolve(
 """The folder that was named, or else its default."""
 
 
-def _finite(_ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
-    if not math.isfinite(seconds):
-        raise click.BadParameter(f"{seconds} is not a number of seconds")
-    return seconds
-
-
 stop_timeout = click.option(
     "--stop-timeout",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(0, 86_400, min_open=True),
     envvar="MMFW_STOP_TIMEOUT",
     show_envvar=True,
     default=30,
     show_default=True,
     metavar="SECONDS",
-    callback=_finite,
     help="How long to wait for a sign of life after Ctrl+C.",
 )
 

@@ -10,13 +10,11 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.overrides import split_words
-from mmf_win.console import aligned, moment, print_json, say, shell_line, size
+from mmf_win.console import aligned, moment, print_json, say, shell_line, size, with_rest_counted
 from mmf_win.doctor.verify import PARTS, verify
 from mmf_win.errors import DataError, UsageError
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places, data_option
-
-_SHOWN = 10
 
 what = options.words("[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]", *PARTS, "PRESET", "RUN")
 """What to verify or repair."""
@@ -95,21 +93,16 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
     print(aligned(("what", "state", "size", "verified against", "where"), rows), flush=True)
     for finding in findings:
         what, code = f"{finding.what}:", 31 if finding.state == "damaged" else 32
-        _list(what, code, finding.problems if finding.state == "damaged" else ())
-        _list(f"{what} repaired:", code, finding.repaired)
+        for problem in with_rest_counted(finding.problems if finding.state == "damaged" else ()):
+            say(problem, label=what, code=code)
+        for file in with_rest_counted(finding.repaired):
+            say(file, label=f"{what} repaired:", code=code)
         if finding.error is not None:
             said = str(finding.error).removeprefix(f"{finding.what}: ")
             if said != "; ".join(finding.problems):
                 say(said, label=what, code=code)
             if finding.error.hint:
                 say(finding.error.hint, label="hint:", code=36)
-
-
-def _list(title: str, code: int, problems: Sequence[str]) -> None:
-    for problem in problems[:_SHOWN]:
-        say(problem, label=title, code=code)
-    if len(problems) > _SHOWN:
-        say(f"and {len(problems) - _SHOWN} more", label=title, code=code)
 
 
 def _verified(finding: Finding) -> str | None:

@@ -110,10 +110,9 @@ def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -
         trained(made.task(task.name), score)
     sweep("table", sweep.output, "--baseline", "lr=0.1")
     assert "0.6500 ± 0.0707" in sweep.out and "+0.1500" in sweep.out
-    for form, delimiter in (("csv", ","), ("tsv", "\t")):
-        sweep("table", sweep.output, "--format", form)
-        first = next(csv.DictReader(io.StringIO(sweep.out), delimiter=delimiter))
-        assert (first["lr"], first["runs"], float(first["auroc"])) == ("0.2", "2", pytest.approx(0.8))
+    sweep("table", sweep.output, "--format", "csv")
+    first = next(csv.DictReader(io.StringIO(sweep.out)))
+    assert (first["lr"], first["runs"], float(first["auroc"])) == ("0.2", "2", pytest.approx(0.8))
     sweep("table", sweep.output, "--format", "markdown")
     assert sweep.out.splitlines()[1] == "|---|---|---|---|---|"
     assert [line["lr"] for line in sweep.json("table", sweep.output)] == [0.2, 0.1]
