@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,32 +36,9 @@ _CLOSE_EVENTS = {2, 5, 6}  # of the window, of the user's session, of the system
 # https://learn.microsoft.com/windows/win32/api/winnt/ns-winnt-jobobject_basic_limit_information
 _KILL_ON_JOB_CLOSE = 0x00002000
 _EXTENDED_LIMIT_INFORMATION = 9
+# .../ns-winnt-jobobject_extended_limit_information: two times, the flags, and limits that are not set
+_LIMITS = struct.Struct("2q I 2N I N 2I 6Q 4N")
 _MOMENT = 1.5
-
-
-class _BasicLimits(ctypes.Structure):
-    _fields_ = (
-        ("PerProcessUserTimeLimit", ctypes.c_int64),
-        ("PerJobUserTimeLimit", ctypes.c_int64),
-        ("LimitFlags", wintypes.DWORD),
-        ("MinimumWorkingSetSize", ctypes.c_size_t),
-        ("MaximumWorkingSetSize", ctypes.c_size_t),
-        ("ActiveProcessLimit", wintypes.DWORD),
-        ("Affinity", ctypes.c_size_t),
-        ("PriorityClass", wintypes.DWORD),
-        ("SchedulingClass", wintypes.DWORD),
-    )
-
-
-class _ExtendedLimits(ctypes.Structure):
-    _fields_ = (
-        ("BasicLimitInformation", _BasicLimits),
-        ("IoInfo", ctypes.c_uint64 * 6),
-        ("ProcessMemoryLimit", ctypes.c_size_t),
-        ("JobMemoryLimit", ctypes.c_size_t),
-        ("PeakProcessMemoryUsed", ctypes.c_size_t),
-        ("PeakJobMemoryUsed", ctypes.c_size_t),
-    )
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -153,10 +131,8 @@ class Tree:
 
 def _kill_on_close_job() -> int:
     job: int = _checked(_kernel32.CreateJobObjectW(None, None))
-    limits = _ExtendedLimits()
-    limits.BasicLimitInformation.LimitFlags = _KILL_ON_JOB_CLOSE
-    told = (_EXTENDED_LIMIT_INFORMATION, ctypes.byref(limits), ctypes.sizeof(limits))
-    _checked(_kernel32.SetInformationJobObject(job, *told))
+    limits = _LIMITS.pack(0, 0, _KILL_ON_JOB_CLOSE, *[0] * 16)
+    _checked(_kernel32.SetInformationJobObject(job, _EXTENDED_LIMIT_INFORMATION, limits, _LIMITS.size))
     return job
 
 
