@@ -17,14 +17,13 @@ import pickle
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import lmdb
 
 from mmf_win.console import Progress
 from mmf_win.errors import Interrupted, MmfwError, ResourceError
 from mmf_win.files import write_json
-from mmf_win.worker.numpy_only import Refused, loads, require_features, told_of
+from mmf_win.worker.numpy_only import loads, require_features, told_of
 
 
 def least_map(count: int, total: int) -> int:
@@ -68,7 +67,7 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
         HostileFeatures: what is in it could run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
-    with told_of(folder, (lmdb.Error, OSError, ValueError)), _opened(folder) as environment:
+    with told_of(folder, damage=(lmdb.Error, OSError, ValueError)), _opened(folder) as environment:
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if (there := data.stat().st_size) < needed:
             raise ValueError(f"{there} of {needed} bytes are there")
@@ -76,7 +75,8 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
             listed = transaction.get(b"keys")
             if listed is None:
                 raise ValueError("the list of its keys is missing")
-            plain = _loaded("the list of its keys", listed)
+            with told_of(folder, "the list of its keys: "):
+                plain = loads(listed)
             if not (isinstance(plain, Iterable) and all(isinstance(key, (str, bytes)) for key in plain)):
                 raise ValueError("the list of its keys holds something else")
             keys: list[str] = [key.decode() if isinstance(key, bytes) else key for key in plain]
@@ -85,7 +85,10 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
                     of_images = set(keys)
                     for key, value in transaction.cursor():
                         name = bytes(key).decode("utf-8", "replace")
-                        _loaded(f"the record {name}", value, name in of_images)
+                        with told_of(folder, f"the record {name}: "):
+                            record = loads(value)
+                            if name in of_images:
+                                require_features(record)
                         progress.advance(1)
             absent = next((key for key in keys if transaction.get(key.encode()) is None), None)
             if absent is not None:
@@ -98,13 +101,6 @@ def _opened(folder: Path) -> lmdb.Environment:
         return lmdb.open(str(folder), readonly=True, lock=False, subdir=folder.is_dir())
     except lmdb.MemoryError as error:  # no room for the map; it is an lmdb.Error, as damage is
         raise MemoryError(str(error)) from None
-
-
-def _loaded(what: str, pickled: memoryview, is_record: bool = False) -> Any:
-    try:
-        return require_features(loads(pickled)) if is_record else loads(pickled)
-    except (Refused, ValueError) as error:
-        raise type(error)(f"{what}: {error}") from error
 
 
 def answer(target: Path, output: Path, make: Callable[[], object]) -> int:

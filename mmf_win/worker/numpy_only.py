@@ -272,13 +272,17 @@ def require_features(record: Any) -> Any:
 
 
 @contextmanager
-def told_of(path: Path, damage: tuple[type[Exception], ...] = (ValueError,)) -> Iterator[None]:
-    """Say of which file errors are: that it was refused, or else that it is damaged."""
+def told_of(
+    path: Path, part: str = "", damage: tuple[type[Exception], ...] = (ValueError,)
+) -> Iterator[None]:
+    """Say of which file, and ``part`` of it, errors are: that it was refused, or else that it is damaged."""
     try:
         yield
     except Refused as error:
-        raise HostileFeatures(f"{path}: not used, since what is in it could run code: {error}") from None
+        raise HostileFeatures(
+            f"{path}: not used, since what is in it could run code: {part}{error}"
+        ) from None
     except MemoryError:
         raise
     except damage as error:
-        raise DamagedFeatures(f"{path}: damaged: {error}") from None
+        raise DamagedFeatures(f"{path}: damaged: {part}{error}") from None

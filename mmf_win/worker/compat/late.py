@@ -15,7 +15,7 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import Any
 
-from mmf_win.worker.compat.patch import Edit, Patch, kept
+from mmf_win.worker.compat.patch import Edit, Patch, edit, kept
 
 _METRICS = "from sklearn.metrics import "
 _METRICS_OF_RC12 = """from sklearn.metrics import (
@@ -174,13 +174,11 @@ PATCHES = (
         name="import-structure",
         problem="transformers: reads all of its 2,600 files at each start",
         library="transformers >= 4.46",
-        edits=(
-            Edit(
-                "transformers.utils.import_utils",
-                "import_structure = create_import_structure_from_path(module_path)",
-                "import_structure = structure(create_import_structure_from_path, module_path)",
-                {"structure": structure},
-            ),
+        edits=edit(
+            "transformers.utils.import_utils",
+            "import_structure = create_import_structure_from_path(module_path)",
+            "import_structure = structure(create_import_structure_from_path, module_path)",
+            structure=structure,
         ),
         speed=True,
     ),

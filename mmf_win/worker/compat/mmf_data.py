@@ -12,8 +12,8 @@ from typing import Any
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
 from mmf_win.upstream.notation import literal, parts
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
-from mmf_win.worker.numpy_only import Refused, load_npy, loads, require_features, told_of
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, edit
+from mmf_win.worker.numpy_only import load_npy, loads, require_features, told_of
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
@@ -84,12 +84,8 @@ def _unpickle_only_arrays(module: ModuleType) -> None:
 
     @wraps(load)
     def named(self: Any, image_file_path: str) -> Any:
-        with told_of(self.db_path):
-            try:
-                return require_features(load(self, image_file_path))
-            except (Refused, ValueError) as error:
-                kind = Refused if isinstance(error, Refused) else ValueError  # some take more than a text
-                raise kind(f"the record of {Path(image_file_path).stem}: {error}") from None
+        with told_of(self.db_path, f"the record of {Path(image_file_path).stem}: "):
+            return require_features(load(self, image_file_path))
 
     reader._load = named
     _load_only_arrays(module)
@@ -101,7 +97,7 @@ def _load_only_arrays(module: Any) -> None:
     def loading(load: Callable[[bytes], Any], file: Any, **_: object) -> Any:
         path = Path(getattr(file, "name", file))
         content = path.read_bytes()
-        with told_of(path, (Exception,)):
+        with told_of(path, damage=(Exception,)):
             return load(content)
 
     if hasattr(module, "pickle"):
@@ -121,11 +117,6 @@ def generate_prediction(report: Any) -> list[dict[str, Any]]:
     return [{"id": id_, "proba": proba, "label": label} for id_, proba, label in found]
 
 
-def _replace_generate_prediction(module: ModuleType) -> None:
-    name = next(name for name in _PREDICTIONS if hasattr(module, name))
-    setattr(module, name, generate_prediction)
-
-
 PATCHES = (
     Patch(
         name="annotation-files",
@@ -136,12 +127,8 @@ PATCHES = (
         name="data-elsewhere",
         problem="HatefulMemesBuilder: wants train.jsonl in its data folder, whatever annotations are named",
         library="own memes without the dataset",
-        edits=(
-            Edit(
-                "mmf.datasets.builders.hateful_memes.builder",
-                f"assert {_CHECK}",
-                f"assert {_CHECK} or {_NAMED}",
-            ),
+        edits=edit(
+            "mmf.datasets.builders.hateful_memes.builder", f"assert {_CHECK}", f"assert {_CHECK} or {_NAMED}"
         ),
     ),
     Patch(
@@ -193,7 +180,7 @@ PATCHES = (
         problem="load_feat: torch.load before 2.6 unpickles any file",
         mmf=RC12,
         library="torch < 2.6",
-        edits=(Edit(_FEATURES, 'torch.device("cpu"))', 'torch.device("cpu"), weights_only=True)'),),
+        edits=edit(_FEATURES, 'torch.device("cpu"))', 'torch.device("cpu"), weights_only=True)'),
     ),
     Patch(
         name="lmdb-handles",
@@ -204,7 +191,9 @@ PATCHES = (
     Patch(
         name="predictions",
         problem="generate_prediction: waits for the GPU three times for each meme, by .item()",
-        after_import={_MEMES: _replace_generate_prediction},
+        after_import={
+            _MEMES: lambda module: vars(module).update(dict.fromkeys(_PREDICTIONS, generate_prediction))
+        },
         speed=True,
     ),
     Patch(
@@ -212,30 +201,26 @@ PATCHES = (
         problem="Logger.log_progress: collections.Mapping moved to collections.abc",
         mmf=RC10,
         library="Python >= 3.10",
-        edits=(Edit("mmf.utils.logger", "collections.Mapping", "collections.abc.Mapping"),),
+        edits=edit("mmf.utils.logger", "collections.Mapping", "collections.abc.Mapping"),
     ),
     Patch(
         name="timer",
         problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders have colons",
         library="Windows",
-        edits=(
-            Edit(
-                "mmf.utils.timer",
-                "return time.strftime(format)",
-                'return time.strftime(format).replace(":", "-")',
-            ),
+        edits=edit(
+            "mmf.utils.timer",
+            "return time.strftime(format)",
+            'return time.strftime(format).replace(":", "-")',
         ),
     ),
     Patch(
         name="csv-report",
         problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
         library="Windows",
-        edits=(
-            Edit(
-                "mmf.common.test_reporter",
-                'PathManager.open(filepath, "w")',
-                'open(filepath, "w", encoding="utf-8", newline="")',
-            ),
+        edits=edit(
+            "mmf.common.test_reporter",
+            'PathManager.open(filepath, "w")',
+            'open(filepath, "w", encoding="utf-8", newline="")',
         ),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mmf_win.worker.compat.patch import RC12, Edit, Patch
+from mmf_win.worker.compat.patch import RC12, Edit, Patch, edit
 
 _TRAINING = "mmf.trainers.core.training_loop"
 
@@ -29,7 +29,7 @@ PATCHES = (
     Patch(
         name="seed-0",
         problem="set_seed: takes the seed 0 for none, and so draws other numbers each time",
-        edits=(Edit("mmf.utils.env", "if seed:", "if seed is not None:"),),
+        edits=edit("mmf.utils.env", "if seed:", "if seed is not None:"),
     ),
     Patch(
         name="bert-cache",
@@ -51,13 +51,11 @@ PATCHES = (
         name="bert-names",
         problem="TransformerEncoder: a BERT in a folder is loaded as a class that the fusions cannot use",
         mmf=RC12,
-        edits=(
-            Edit(
-                "mmf.modules.encoders",
-                'self.config.bert_model_name.startswith("bert-")',
-                "is_bert(self.config.bert_model_name)",
-                {"is_bert": is_bert},
-            ),
+        edits=edit(
+            "mmf.modules.encoders",
+            'self.config.bert_model_name.startswith("bert-")',
+            "is_bert(self.config.bert_model_name)",
+            is_bert=is_bert,
         ),
     ),
     Patch(
@@ -76,27 +74,23 @@ PATCHES = (
     Patch(
         name="random-vocabulary",
         problem="BaseVocab: random word vectors are uninitialized memory, and some are no numbers",
-        edits=(
-            Edit(
-                "mmf.utils.vocab",
-                "self.vectors = torch.FloatTensor(self.get_size(), embedding_dim)",
-                # From a generator of its own: what else is drawn at random stays as it is without the patch.
-                "self.vectors = torch.randn(self.get_size(), embedding_dim,"
-                " generator=torch.Generator().manual_seed(torch.initial_seed()))",
-            ),
+        edits=edit(
+            "mmf.utils.vocab",
+            "self.vectors = torch.FloatTensor(self.get_size(), embedding_dim)",
+            # From a generator of its own: what else is drawn at random stays as it is without the patch.
+            "self.vectors = torch.randn(self.get_size(), embedding_dim,"
+            " generator=torch.Generator().manual_seed(torch.initial_seed()))",
         ),
     ),
     Patch(
         name="unlabelled-heads",
         problem="HeadsDict: fails on rows without a label, of which other models compute no loss",
         mmf=RC12,
-        edits=(
-            Edit(
-                "mmf.models.transformers.heads.utils",
-                'output = self.losses[loss_name](sample_list, {"scores": logits})',
-                'output = self.losses[loss_name](sample_list, {"scores": logits})'
-                ' if "targets" in sample_list else {}',
-            ),
+        edits=edit(
+            "mmf.models.transformers.heads.utils",
+            'output = self.losses[loss_name](sample_list, {"scores": logits})',
+            'output = self.losses[loss_name](sample_list, {"scores": logits})'
+            ' if "targets" in sample_list else {}',
         ),
     ),
     Patch(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.upstream.versions import follow_text_links
-from mmf_win.worker.compat.patch import RC10, Edit, Patch
+from mmf_win.worker.compat.patch import RC10, Edit, Patch, edit
 
 _CONFIGURATION = "mmf.utils.configuration"
 _LIST_CHECK = """                        (collections.abc.Mapping, collections.abc.Sequence),
@@ -14,22 +14,19 @@ _LIST_CHECK = """                        (collections.abc.Mapping, collections.a
                         print("""
 
 
-def _allow_missing_keys() -> None:
-    from omegaconf import DictConfig, OmegaConf
-    from omegaconf.errors import ConfigAttributeError
+def _allow_missing_keys(module: Any) -> None:
+    strict = module.DictConfig.__getattr__
 
-    strict = DictConfig.__getattr__
-
-    def lenient(self: DictConfig, key: str) -> Any:
+    def lenient(self: Any, key: str) -> Any:
         try:
             return strict(self, key)
-        except ConfigAttributeError:
+        except module.errors.ConfigAttributeError:
             # Python itself asks for names such as __deepcopy__, and a struct says that it knows its keys.
-            if key.startswith("__") or OmegaConf.is_struct(self):
+            if key.startswith("__") or module.OmegaConf.is_struct(self):
                 raise
             return None
 
-    DictConfig.__getattr__ = lenient  # type: ignore[method-assign]
+    module.DictConfig.__getattr__ = lenient
 
 
 def follow(path: str) -> str:
@@ -44,12 +41,10 @@ PATCHES = (
         problem="configs/defaults.yaml: ${env:...} cannot be resolved; OmegaConf renamed it to oc.env",
         mmf=RC10,
         library="omegaconf >= 2.1",
-        edits=(
-            Edit(
-                _CONFIGURATION,
-                "OmegaConf.clear_resolvers()",
-                'OmegaConf.clear_resolvers(); OmegaConf.register_new_resolver("env", os.environ.get)',
-            ),
+        edits=edit(
+            _CONFIGURATION,
+            "OmegaConf.clear_resolvers()",
+            'OmegaConf.clear_resolvers(); OmegaConf.register_new_resolver("env", os.environ.get)',
         ),
     ),
     Patch(
@@ -57,19 +52,17 @@ PATCHES = (
         problem="Configuration and others: reading a key that was never set raises instead of giving None",
         mmf=RC10,
         library="omegaconf >= 2.1",
-        before_import=_allow_missing_keys,
+        after_import={"omegaconf": _allow_missing_keys},
     ),
     Patch(
         name="config-text",
         problem="Checkpoint.save_config: DictConfig.pretty is gone, OmegaConf.to_yaml does its work",
         mmf=RC10,
         library="omegaconf >= 2.1",
-        edits=(
-            Edit(
-                "mmf.utils.checkpoint",
-                "self.config.pretty(resolve=True)",
-                "OmegaConf.to_yaml(self.config, resolve=True)",
-            ),
+        edits=edit(
+            "mmf.utils.checkpoint",
+            "self.config.pretty(resolve=True)",
+            "OmegaConf.to_yaml(self.config, resolve=True)",
         ),
     ),
     Patch(
@@ -77,8 +70,8 @@ PATCHES = (
         problem="Configuration: KEY[0]=VALUE is silently dropped where the list holds texts",
         mmf=RC10,
         # The condition that 1.0.0rc12 has; 1.0.0rc10 takes each text for a list itself.
-        edits=(
-            Edit(_CONFIGURATION, _LIST_CHECK, _LIST_CHECK.replace("):\n", ") or idx == len(splits) - 1:\n")),
+        edits=edit(
+            _CONFIGURATION, _LIST_CHECK, _LIST_CHECK.replace("):\n", ") or idx == len(splits) - 1:\n")
         ),
     ),
     Patch(
@@ -87,7 +80,7 @@ PATCHES = (
         problem="mmf.utils.configuration: imports demjson, which no longer builds, for config_override alone",
         mmf=RC10,
         library="demjson",
-        edits=(Edit(_CONFIGURATION, "import demjson", "pass"),),
+        edits=edit(_CONFIGURATION, "import demjson", "pass"),
     ),
     Patch(
         name="text-symlinks",

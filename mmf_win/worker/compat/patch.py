@@ -47,6 +47,11 @@ class Edit:
     names: Mapping[str, object] = field(default_factory=dict)
 
 
+def edit(module: str, old: str, new: str, **names: object) -> tuple[Edit, ...]:
+    """The edits of a patch that needs one."""
+    return (Edit(module, old, new, names),)
+
+
 @dataclass(frozen=True)
 class Patch:
     """One thing that an unmodified MMF needs in order to import and run today, or to be fast.
@@ -57,8 +62,7 @@ class Patch:
         mmf: the versions of MMF that it is for.
         library: the other side of the matter, such as ``transformers >= 4.0``.
         edits: in MMF's source, or in a library's; where there is none of the text, it is not needed.
-        after_import: by the name of a module, a function that changes it once it is imported.
-        before_import: makes a change before MMF is imported.
+        after_import: by the name of a module, a function that is called with it once it is imported.
         needed: whether the libraries that are installed need it.
         speed: it only makes MMF faster.
     """
@@ -69,7 +73,6 @@ class Patch:
     library: str = "any"
     edits: tuple[Edit, ...] = ()
     after_import: Mapping[str, Callback] = field(default_factory=dict)
-    before_import: Callable[[], None] | None = None
     needed: Callable[[], bool] = lambda: True
     speed: bool = False
 
@@ -81,15 +84,13 @@ class Patch:
 
     def apply(self, mmf_root: Path) -> None:
         """Make the change, or queue it for the import of the module."""
-        if self.before_import is not None:
-            self.before_import()
-        for edit in self._edits_for(mmf_root):
-            _finder.edits.setdefault(edit.module, []).append(edit)
+        for each in self._edits_for(mmf_root):
+            _finder.edits.setdefault(each.module, []).append(each)
         for module, change in self.after_import.items():
             after_import(module, change)
 
     def _edits_for(self, mmf_root: Path) -> list[Edit]:
-        return [edit for edit in self.edits if edit.old in source(edit.module, mmf_root)]
+        return [each for each in self.edits if each.old in source(each.module, mmf_root)]
 
 
 def lacks(module: str, text: str) -> Callable[[], bool]:

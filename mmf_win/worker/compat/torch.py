@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch
+from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, edit
 
 _OPERATORS = "torchvision._meta_registrations"
 _CUDA_CALLERS = ("mmf.models.visual_bert", "mmf.models.vilbert", "mmf.modules.embeddings")
@@ -45,7 +45,7 @@ PATCHES = (
         problem="import torchvision: operator torchvision::nms does not exist",
         library="torchvision for another torch",
         # It only tells torch.compile shapes of operators that are not there. Models and transforms need none.
-        before_import=lambda: sys.modules.update({_OPERATORS: ModuleType(_OPERATORS)}),
+        after_import={"torch": lambda _: sys.modules.update({_OPERATORS: ModuleType(_OPERATORS)})},
         needed=_operators_fail,
     ),
     Patch(
@@ -53,24 +53,20 @@ PATCHES = (
         problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
         mmf=RC12,
         library="torchaudio",
-        edits=(
-            Edit(
-                "mmf.datasets.processors.image_processors",
-                "from torchaudio import transforms as torchaudio_transforms",
-                "torchaudio_transforms = None",
-            ),
+        edits=edit(
+            "mmf.datasets.processors.image_processors",
+            "from torchaudio import transforms as torchaudio_transforms",
+            "torchaudio_transforms = None",
         ),
     ),
     Patch(
         name="torchtext",
         problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of GloVe",
         library="torchtext",
-        edits=(
-            Edit(
-                "mmf.utils.vocab",
-                "from torchtext import vocab",
-                "from mmf_win.worker.compat import stand_ins as vocab",
-            ),
+        edits=edit(
+            "mmf.utils.vocab",
+            "from torchtext import vocab",
+            "from mmf_win.worker.compat import stand_ins as vocab",
         ),
     ),
     Patch(
@@ -80,9 +76,7 @@ PATCHES = (
         library="pytorch_lightning",
         edits=tuple(
             Edit(
-                module,
-                "import pytorch_lightning as pl",
-                "from mmf_win.worker.compat import stand_ins as pl",
+                module, "import pytorch_lightning as pl", "from mmf_win.worker.compat import stand_ins as pl"
             )
             for module in _LIGHTNING_USERS
         ),
@@ -92,13 +86,11 @@ PATCHES = (
         problem="BaseTrainer.train: autograd's anomaly detection is always on, which is slow",
         mmf=RC10,
         library="torch",
-        edits=(
-            Edit(
-                "mmf.trainers.base_trainer",
-                "torch.autograd.set_detect_anomaly(True)",
-                # The key that 1.0.0rc12 has.
-                'torch.autograd.set_detect_anomaly(self.training_config.get("detect_anomaly", False))',
-            ),
+        edits=edit(
+            "mmf.trainers.base_trainer",
+            "torch.autograd.set_detect_anomaly(True)",
+            # The key that 1.0.0rc12 has.
+            'torch.autograd.set_detect_anomaly(self.training_config.get("detect_anomaly", False))',
         ),
         speed=True,
     ),

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from mmf_win.errors import DataError
-from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, after_import, lacks
+from mmf_win.worker.compat.patch import RC10, RC12, Patch, after_import, edit, lacks
 
 _BERT = "transformers.models.bert.modeling_bert"
 _OLD_NAME = re.compile(r"transformers\.((?:modeling|configuration|tokenization)_([a-z0-9_]+))")
@@ -67,25 +67,23 @@ PATCHES = (
         name="transformers-names",
         problem="encoders, embeddings and every BERT model: transformers.modeling_bert and its like moved",
         library="transformers >= 4.0",
-        before_import=lambda: sys.meta_path.append(_OldNames()),
+        after_import={"transformers": lambda _: sys.meta_path.append(_OldNames())},
     ),
     Patch(
         name="transformers-import",
         problem="mmf/__init__: imports every model of transformers to rename a few, which takes long",
         mmf=RC12,
         library="transformers >= 4.0",
-        edits=(Edit("mmf", "\npatch_transformers()\n", "\npass\n"),),
+        edits=edit("mmf", "\npatch_transformers()\n", "\npass\n"),
     ),
     Patch(
         name="adamw",
         problem="mmf.modules.optimizers: no AdamW to import (rc10); torch's decays weights by 0.01 (rc12)",
         library="transformers >= 4.50",
-        edits=(
-            Edit(
-                "mmf.modules.optimizers",
-                "from transformers.optimization import AdamW",
-                "from mmf_win.worker.compat.stand_ins import AdamW",
-            ),
+        edits=edit(
+            "mmf.modules.optimizers",
+            "from transformers.optimization import AdamW",
+            "from mmf_win.worker.compat.stand_ins import AdamW",
         ),
         needed=lacks("transformers.optimization", "class AdamW("),
     ),
@@ -109,9 +107,7 @@ PATCHES = (
         problem="LXMERT: BertSelfAttention has lost encoder_attention_mask; attention_mask takes its place",
         mmf=RC12,
         library="transformers >= 4.54",
-        edits=(
-            Edit("mmf.models.lxmert", "encoder_attention_mask=ctx_att_mask", "attention_mask=ctx_att_mask"),
-        ),
+        edits=edit("mmf.models.lxmert", "encoder_attention_mask=ctx_att_mask", "attention_mask=ctx_att_mask"),
         needed=lacks(_BERT, "attention_mask = encoder_attention_mask"),
     ),
 )

@@ -43,9 +43,8 @@ def test_damaged_word_vectors_are_named(tmp_path: Path, last: str | None) -> Non
 
 def test_modules_of_transformers_are_found_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    give_old_names = next(patch for patch in PATCHES if patch.name == "transformers-names").before_import
-    assert give_old_names is not None
-    give_old_names()
+    (changes,) = (patch.after_import for patch in PATCHES if patch.name == "transformers-names")
+    changes["transformers"](import_module("transformers"))
     for old in ("modeling_bert", "tokenization_auto", "modeling_roberta"):
         assert find_spec(f"transformers.{old}") is not None
     assert find_spec("transformers.modeling_nothing") is None
