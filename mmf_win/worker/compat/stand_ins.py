@@ -27,16 +27,9 @@ class AdamW(torch.optim.AdamW):
 
     MMF's configurations were tuned without weight decay and with eps 1e-6. torch's optimizer of the same name
     decays by 0.01 by default.
-
-    Args:
-        params: parameters, or groups of them.
-        correct_bias: transformers' option; only True is to be had.
-        options: those of torch's.
     """
 
-    def __init__(self, params: Iterable[Any], *, correct_bias: bool = True, **options: Any) -> None:
-        if not correct_bias:
-            raise ValueError("AdamW without bias correction is not available; leave correct_bias out")
+    def __init__(self, params: Iterable[Any], **options: Any) -> None:
         super().__init__(params, **{"eps": 1e-6, "weight_decay": 0.0, **options})
 
 
