@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,6 @@ from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.config import DATASET, Tree
 from mmf_win.upstream.notation import literal
 
-_SHOWN = 3
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +95,7 @@ def check(
     # A library would get these by itself, once all of MMF is loaded.
     models = [each for each in inputs if findings[each].state == "missing" and each.source is not None]
     typed = [*hint_words, *data_option(places.data_dir)]
-    _require_intact([(each, findings[each]) for each in inputs if each not in models], hint_words, typed)
+    _require_intact([(each, findings[each]) for each in inputs if each not in models], typed)
     other_way = shell_line("mmfw", "features", "fetch", "--source", "FOLDER", *typed)
     for each in models:
         _log.warning("%s is missing; looking for it", each.title)
@@ -107,8 +106,7 @@ def check(
     rows = {slot: read_rows(path) for slot, path in files.items()}
     for slot in rows.keys() - {"test"}:
         _require_labels(files[slot], rows[slot])
-    lmdbs = lmdbs_of(dataset, slots)
-    kept = _rows_left(lmdbs, dataset, files, rows, predicts="train" not in slots, allow_missing=allow_missing)
+    kept = _rows_left(dataset, files, rows, predicts="train" not in slots, allow_missing=allow_missing)
     return Inputs(
         {slot: (files[slot], some) for slot, some in kept.items()},
         {s: _data(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
@@ -133,16 +131,14 @@ def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
         raise CheckpointError(f"{start}: there is no such checkpoint", hint="see checkpoint.resume_file")
 
 
-def _require_intact(
-    findings: Sequence[tuple[Input, Finding]], words: Sequence[str], typed: Sequence[str]
-) -> None:
+def _require_intact(findings: Sequence[tuple[Input, Finding]], typed: Sequence[str]) -> None:
     """Refuse files that are damaged or missing."""
     repair, get = shell_line("mmfw", "repair", *typed), shell_line("mmfw", "features", "fetch", *typed)
     for state, command in (("damaged", repair), ("missing", get)):
         wrong = [(each, found) for each, found in findings if found.state == state]
         for each, found in wrong:
             if (error := found.error or each.no_source(found)) is not None:
-                if "demo" in words:
+                if "demo" in typed:
                     error.hint = f"{error.hint}, or `mmfw demo --keep` makes it, in mmfw-demo/data"
                 raise error
         if wrong:
@@ -153,12 +149,11 @@ def _require_intact(
 def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> None:
     """Refuse annotations and images that changed since they were converted."""
     root = places.dataset.root
-    read = [*paths_of(dataset, "annotations", slots), *paths_of(dataset, "images", slots)]
-    if not any(path.is_relative_to(root) for path in read):
+    annotations, images = (paths_of(dataset, kind, slots) for kind in ("annotations", "images"))
+    if not any(path.is_relative_to(root) for path in (*annotations, *images)):
         return  # own memes
-    wanted = {_below(path, root) for path in paths_of(dataset, "annotations", slots) if path.is_file()}
-    folders = paths_of(dataset, "images", slots) if dataset.get("use_images") else []
-    prefixes = tuple(f"{_below(path, root)}/" for path in folders)
+    wanted = {_below(path, root) for path in annotations}
+    prefixes = tuple(f"{_below(path, root)}/" for path in images if dataset.get("use_images"))
     require_finished(root)
     manifest = Manifest.load(root)
     if manifest is None and noted(root):
@@ -167,11 +162,10 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
         return
     names = [name for name in manifest.files if name in wanted or name.startswith(prefixes)]
     if wrong := find_damage(manifest, only=names, title="Verifying the dataset"):
-        shown = "\n".join(str(difference) for difference in wrong[:_SHOWN])
-        more = f"\n… and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        files = f"{len(wrong)} files, {first_few([*map(str, wrong)])}" if len(wrong) > 1 else wrong[0]
         own = "annotations of your own need a name of their own"
         hint = shell_line("mmfw", "repair", "dataset", *data_option(places.data_dir))
-        raise DataError(f"{root}: not as it was converted ({own}):\n{shown}{more}", hint=f"`{hint}`")
+        raise DataError(f"{root}: not as it was converted ({own}): {files}", hint=f"`{hint}`")
 
 
 def _below(path: Path, folder: Path) -> str:
@@ -182,7 +176,6 @@ def _below(path: Path, folder: Path) -> str:
 
 
 def _rows_left(
-    features: Collection[Path],
     dataset: Tree,
     files: Mapping[str, Path],
     rows: Mapping[str, Sequence[Row]],
@@ -194,7 +187,7 @@ def _rows_left(
     absent: dict[str, list[Row]] = {}
     keys = {lmdb: image_keys(lmdb) for lmdb in lmdbs_of(dataset, list(rows))}
     for slot, listed in rows.items():
-        if features:
+        if keys:
             own = keys.keys() & set(paths_of(dataset, "features", [slot]))
             gone = [row for lmdb in own for row in without_features(listed, keys[lmdb])]
         else:
@@ -207,19 +200,17 @@ def _rows_left(
         f"{files[slot].stem} {len(gone)} of {len(rows[slot])} ({first_few([row.img for row in gone])})"
         for slot, gone in absent.items()
     )
-    message = f"{'region features' if features else 'images'} are missing: {counts}"
+    message = f"{'region features' if keys else 'images'} are missing: {counts}"
     hint = "a prediction needs every row: get complete ones" if predicts else None
     images = [row.img for gone in absent.values() for row in gone]
-    if not features:
+    if not keys:
         folders = paths_of(dataset, "images", list(rows))
         there = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
         hint = other_name(images, there) or hint
     elif any("\\" in image for image in images):
         hint = "the paths of images need / instead of \\, on Windows too"
-    if hint:
-        raise DatasetError(message, hint=hint)
-    if not allow_missing:
-        raise DatasetError(message, hint="get complete ones, or --allow-missing goes without them")
+    if hint or not allow_missing:
+        raise DatasetError(message, hint=hint or "get complete ones, or --allow-missing goes without them")
     _log.warning("%s; these rows are left out", message)
     kept = {}
     for slot, gone in absent.items():

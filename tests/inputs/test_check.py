@@ -353,9 +353,7 @@ def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
     dataset.check(regions=False)
     image = dataset.places.dataset.images / dataset.rows("train")[0].img
     hostile.cut(image)
-    with pytest.raises(
-        DataError, match=f"not as it was converted (?s:.*)\nchanged: images/img/{image.name}"
-    ) as e:
+    with pytest.raises(DataError, match=f"not as it was converted .*: changed: images/img/{image.name}") as e:
         dataset.check(regions=False)
     assert "mmfw repair dataset" in str(e.value.hint)
     dataset.features_without()
