@@ -213,21 +213,16 @@ def _is_here(path: Path, places: Places) -> bool:
 
 def _listed(folder: Path, places: Places) -> Iterator[Input]:
     """The files that the folder's manifest lists, and region features that have none."""
-    names: tuple[str, ...] = ()
-    manifest = None
-    is_built = is_damaged = False
     data = "detectron.lmdb/data.mdb"
+    names: tuple[str, ...] = (data,) if (folder / data).is_file() else ()
+    manifest = None
     try:
         if manifest := Manifest.load(folder) or Manifest.load(staging_folder(folder)):
             names = tuple(manifest.files)
-            is_built = manifest.basis == "built"
-        elif (folder / data).is_file():
-            names = (data,)
     except DataError:  # which verifying them tells
         known = noted(folder)
-        names = (data,) if (folder / data).is_file() else tuple(known.checks if known else ())
-        is_damaged = True
-    if folder == places.dataset.features or is_built:
+        names = names or tuple(known.checks if known else ())
+    if folder == places.dataset.features or (manifest and manifest.basis == "built"):
         title = "region features" if folder == places.dataset.features else folder.name
         for name in names:
             features = RegionFeatures(title, folder, places, (name,))
@@ -235,7 +230,7 @@ def _listed(folder: Path, places: Places) -> Iterator[Input]:
             yield features if manifest else features.with_source()
     elif folder == places.dataset.root / "extras":
         yield vocabularies(places, names)
-    elif names or is_damaged:
+    else:
         yield Unpacked(folder.relative_to(places.data_dir).as_posix(), folder, places, names)
 
 
