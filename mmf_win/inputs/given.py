@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
 
 from mmf_win.errors import DataError, HostileFeatures, MmfwError
 from mmf_win.files import replacing
@@ -47,9 +46,6 @@ class Input:
     names: tuple[str, ...] = ()
     source: str | None = None
     hint: str = "put an intact copy there; mmfw knows no source of it"
-
-    growth: ClassVar[int] = 1
-    """How many times the bytes to download it needs on the disk meanwhile."""
 
     def state(self) -> Finding:
         """What is known of the files without reading any of them."""
@@ -157,7 +153,7 @@ class Input:
 
     def bytes_to_download(self, mirror: Mirror) -> int | None:
         """How many it would take to get them; None where nobody tells."""
-        return None
+        return mirror.size(self.copy_names(), self.source)  # None for a model, whose name is no URL
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
         """Get what is missing, and repair what is damaged; the mirror is looked into first.
@@ -177,10 +173,6 @@ class Input:
 @dataclass(frozen=True)
 class UrlFile(Input):
     """A file that its library would download, and whose name, the end of its URL, holds its hash."""
-
-    def bytes_to_download(self, mirror: Mirror) -> int | None:
-        """Its size."""
-        return mirror.size(self.names, self.source)
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
         """Copy or download it."""

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 from mmf_win.console import Progress, size
 from mmf_win.dataset.features import built_version, choose_features, mark_built
@@ -42,9 +41,6 @@ class Unpacked(Input):
 
     entry: ZooEntry | None = None
     choose: Choose = everything
-
-    # MMF's features take 7 GB packed and 14 GB unpacked, and weights less than that.
-    growth: ClassVar[int] = 3
 
     def files(self) -> list[Path]:
         """The files that a run opens."""
