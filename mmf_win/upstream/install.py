@@ -71,10 +71,9 @@ def find_mmf() -> Installed:
     if installed is None:
         raise MmfError("MMF is not installed", hint="run `mmfw setup`")
     if not _holds_mmf(installed.root):
-        is_own = installed.source == "path"
-        again = (
-            f"bring {installed.root} back, or run `mmfw setup --mmf pypi`" if is_own else "run `mmfw setup`"
-        )
+        again = "run `mmfw setup`"
+        if installed.source == "path":
+            again = f"bring {installed.root} back, or run `mmfw setup --mmf pypi`"
         raise MmfError(f"the MMF in {installed.root} is incomplete", hint=again)
     return installed
 

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -51,17 +52,15 @@ class PypiWheel:
         _log.info("Getting MMF %s by pip.", self.version)
         wheel = self._download(here.folder)
         digest = hashlib.sha256()
-        try:
+        files: Mapping[str, Entry] = {}
+        with suppress(ArchiveError):
             archive = open_archive(wheel)
             files = unpack_chosen(archive, everything, here, f"Unpacking MMF {self.version}", digest)
-            damage = None
-        except ArchiveError as error:
-            damage = error
-        if damage or digest.hexdigest() != self.wheel_sha256:
+        if not files or digest.hexdigest() != self.wheel_sha256:
             raise MmfError(
                 f"{wheel.name} is not the wheel that PyPI publishes",
                 hint=f"check which index pip uses (`pip config list`), or {_WITHOUT_PIP}",
-            ) from damage
+            )
         return Manifest(here.new, files, "published", Source.of(wheel, self.wheel_sha256))
 
     def _download(self, folder: Path) -> Path:
