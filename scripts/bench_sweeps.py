@@ -71,11 +71,7 @@ def _have_run(sweep: SweepFolder) -> None:
     for task in all_tasks(sweep):
         folder = sweep.task(task.name)
         folder.path.mkdir()
-        meta = {
-            "_output": str(folder.path),
-            "_name": task.name,
-            "_scripts": {"t": f"/bin/true {task.values['n']}"},
-        }
+        meta = {"_output": str(folder.path), "_name": task.name}
         write_yaml(folder.param, {**task.values, **meta})
         replace(task, state="success", finished=("t",), starts=1, seconds=1.5).record(folder)
 

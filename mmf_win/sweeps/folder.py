@@ -7,8 +7,8 @@
       optuna.sqlite     what Optuna knows of a search
       optuna.lock       held while a driver makes the study, or makes or ends a trial, which Optuna mixes up
       <task>/           named by its parameters
-        param           YAML: its values, names and commands
-        task.json       how far it is
+        param           YAML: its values and names
+        task.json       its commands, and how far it is
         log.<command>.<time>   the output
         lock            held by whoever runs it, until all that was started for it has ended
         stop            asks the command that runs to leave
@@ -73,13 +73,9 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     found = newest if wanted is None else sweep_named(save_dir, wanted)
     if found is None:
         makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-        told = (
-            f"there is no sweep in {save_dir / SWEEPS}"
-            if wanted is None
-            else f"there is no such sweep: {wanted}"
-        )
+        missing = f"sweep in {save_dir / SWEEPS}" if wanted is None else f"such sweep: {wanted}"
         meant = did_you_mean(wanted or "", [path.name for path in known])
-        raise UsageError(told, hint=f"{meant}`{makes}` makes one")
+        raise UsageError(f"there is no {missing}", hint=f"{meant}`{makes}` makes one")
     return SweepFolder(found)
 
 

@@ -23,7 +23,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.supervise import Ended, run_child
 from mmf_win.sweeps import templates
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder, write_yaml
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS
 from mmf_win.sweeps.task import State, Task, recorded
 from mmf_win.threads import processors
@@ -185,11 +185,7 @@ class _Turn:
     def _run_commands(self, left: Sequence[str]) -> tuple[State, str | None]:
         """Run commands until one fails; return how they ended, and why where one failed."""
         filled = {name: self.how.words(self.task, name) for name in left}
-        before = read_yaml(self.folder.param).get(templates.SCRIPTS)
-        scripts = before if isinstance(before, dict) else {}
-        scripts |= {name: self.how.script(words) for name, words in filled.items()}
-        meta = {**self.how.meta(self.task), templates.SCRIPTS: scripts}
-        write_yaml(self.folder.param, {**self.task.values, **meta})
+        write_yaml(self.folder.param, {**self.task.values, **self.how.meta(self.task)})
         for name, words in filled.items():
             if self.asked().stops:
                 return self._stopped(), None

@@ -27,7 +27,7 @@ from mmf_win.paths import portable_name
 from mmf_win.protocol import known_fields
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml
 from mmf_win.sweeps.specification import Values
-from mmf_win.sweeps.templates import RESERVED, SCRIPTS
+from mmf_win.sweeps.templates import RESERVED
 
 State = Literal["queued", "running", "success", "failed", "pruned"]
 
@@ -124,7 +124,7 @@ def recorded(folder: TaskFolder) -> Task | None:
     known = _read_record(folder)
     if known.get("state") == "running" and not is_locked(folder.lock):
         known |= {"state": "queued", "slot": None, "message": "what ran it has died; another run continues"}
-    values = {name: value for name, value in param.items() if name not in (*RESERVED, SCRIPTS)}
+    values = {name: value for name, value in param.items() if name not in RESERVED}
     known |= {name: tuple(known.get(name, ())) for name in ("commands", "finished")}
     return Task(**{**known, "name": folder.path.name, "values": values})
 

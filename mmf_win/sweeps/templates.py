@@ -17,8 +17,6 @@ from mmf_win.errors import UsageError
 
 RESERVED = ("_output", "_name", "_time")
 """Placeholders that are no parameters."""
-SCRIPTS = "_scripts"
-"""The key of ``param`` for the commands as they were run."""
 
 _PLACE = re.compile(r"(?<!\$)\{([\w-]+)\}|\[([\w-]+)\]")  # ${NAME} is the shell's
 

@@ -55,7 +55,7 @@ WRONG = {
     "no command at all": (HEAD + "---\n_cmd: []\nlr: 1\n", "no command"),
     "a reserved name": (HEAD + "---\n_name: 1\n", "_name is set by mmfw"),
     "a reserved default": (HEAD + "default: {_output: x}\n---\nlr: 1\n", "_output is set by mmfw"),
-    "a reserved key": (HEAD + "alias: {a: {x: {_scripts: 1}}}\n---\nlr: 1\n", "_scripts is set by mmfw"),
+    "a reserved key": (HEAD + "alias: {a: {x: {_time: 1}}}\n---\nlr: 1\n", "_time is set by mmfw"),
     "a search for a reserved one": (
         HEAD + "search: {trials: 3, parameters: {_time: {low: 1, high: 2}}}\n",
         "_time is set by mmfw",

@@ -154,7 +154,6 @@ def test_a_task_whose_record_cannot_be_read_has_not_run(sweep: SweepFolder, cont
     ended(sweep, _now(sweep)[0])
     sweep.task("A_1").record.write_text(content, encoding="utf-8")
     assert _now(sweep)[0].left == ["train", "test"]
-    sweep.task("A_1").param.write_text("a: 1\nb: 0\n_scripts: 3\n", encoding="utf-8")
     assert _run(sweep, _now(sweep)[0])[0].state == "success"
 
 
