@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import first_few, shell_line
+from mmf_win.console import first_few, shell_line, with_rest_counted
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.layout import other_name
@@ -162,10 +162,10 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
         return
     names = [name for name in manifest.files if name in wanted or name.startswith(prefixes)]
     if wrong := find_damage(manifest, only=names, title="Verifying the dataset"):
-        files = f"{len(wrong)} files, {first_few([*map(str, wrong)])}" if len(wrong) > 1 else wrong[0]
+        files = "\n".join(with_rest_counted([*map(str, wrong)], 3))
         own = "annotations of your own need a name of their own"
         hint = shell_line("mmfw", "repair", "dataset", *data_option(places.data_dir))
-        raise DataError(f"{root}: not as it was converted ({own}): {files}", hint=f"`{hint}`")
+        raise DataError(f"{root}: not as it was converted ({own}):\n{files}", hint=f"`{hint}`")
 
 
 def _below(path: Path, folder: Path) -> str:
@@ -187,10 +187,11 @@ def _rows_left(
     absent: dict[str, list[Row]] = {}
     keys = {lmdb: image_keys(lmdb) for lmdb in lmdbs_of(dataset, list(rows))}
     for slot, listed in rows.items():
+        gone: list[Row] = []
         if keys:
             own = keys.keys() & set(paths_of(dataset, "features", [slot]))
             gone = [row for lmdb in own for row in without_features(listed, keys[lmdb])]
-        else:
+        elif dataset.get("use_images"):
             gone = _without_images(listed, paths_of(dataset, "images", [slot]))
         if gone:
             absent[slot] = gone

@@ -71,7 +71,9 @@ class Dataset:
             else:
                 transaction.put(key, value)
 
-    def check(self, *slots: str, regions: bool = True, model: Any = None, **options: Any) -> Inputs:
+    def check(
+        self, *slots: str, regions: bool = True, npy: Path | None = None, model: Any = None, **options: Any
+    ) -> Inputs:
         """Check what a run on these slots of MMF's, with this model, would read."""
         root = self.places.dataset.root
         splits = {"train": "train", "val": "dev", "test": "test"}
@@ -81,7 +83,7 @@ class Dataset:
             "use_images": not regions,
             "annotations": {slot: [str(root / f"annotations/{s}.jsonl")] for slot, s in splits.items()},
             "images": {slot: [str(root / "images")] for slot in splits},
-            "features": {slot: [str(self.lmdb)] for slot in splits},
+            "features": {slot: [str(npy or self.lmdb)] for slot in splits},
         }
         empty = self.places.cache_dir / "empty.yaml"
         config = {
@@ -199,6 +201,12 @@ def test_missing_images_count_where_images_are_read(dataset: Dataset, tmp_path: 
     dataset.features_without()
     found = dataset.check("train", "val", "test")  # regions are read, and not images
     assert found.settings(tmp_path) == {}
+
+
+def test_missing_images_do_not_count_where_npy_files_are_read(dataset: Dataset, user_dir: Path) -> None:
+    (user_dir / "1.npy").write_bytes(b"features")
+    (dataset.places.dataset.images / dataset.rows("train")[0].img).unlink()
+    assert read(dataset.check(npy=user_dir))["train"] == Coverage("train", 6)
 
 
 def test_keys_are_read_anew_when_the_features_were_replaced(dataset: Dataset) -> None:
@@ -353,7 +361,9 @@ def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
     dataset.check(regions=False)
     image = dataset.places.dataset.images / dataset.rows("train")[0].img
     hostile.cut(image)
-    with pytest.raises(DataError, match=f"not as it was converted .*: changed: images/img/{image.name}") as e:
+    with pytest.raises(
+        DataError, match=f"not as it was converted (?s:.*)\nchanged: images/img/{image.name}"
+    ) as e:
         dataset.check(regions=False)
     assert "mmfw repair dataset" in str(e.value.hint)
     dataset.features_without()
