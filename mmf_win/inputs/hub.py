@@ -7,7 +7,6 @@ then gives them their names among the blobs, too, by which they are verified (se
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import shutil
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win.errors import MmfError
-from mmf_win.files import read_json, replacing, share
+from mmf_win.files import NO_ROOM, read_json, replacing, share
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
 from mmf_win.inputs.mirror import Mirror
@@ -118,7 +117,7 @@ class HubModel(GivenModel):
             if self.weights and not any(get(file) for file in WEIGHTS):
                 raise MmfError(f"{self.source}: the Hugging Face Hub has no weights of it")
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise
             reason = " ".join(str(error).split("\n")[0].split())
             message = f"cannot download {self.source} from the Hugging Face Hub: {reason}"

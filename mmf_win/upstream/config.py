@@ -96,8 +96,7 @@ def resolve(
     try:
         version = read_version(root)
         of_mmf, merged = compose(root, places, asked)
-        has_dir = merged.env.user_dir or any(override.startswith("env.user_dir=") for override in overrides)
-        own_code = bool(has_dir)
+        own_code = bool(merged.env.user_dir) or any(word.startswith("env.user_dir=") for word in overrides)
         checked = asked.of_mmf if checked is None else checked
         require_usable(OmegaConf.to_container(of_mmf), checked, version, own_code=own_code)
         assign(merged, overrides, version=version, own_code=own_code)

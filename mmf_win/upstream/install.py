@@ -15,7 +15,6 @@ among them) can no longer be met and must not meet pip's resolver.
 
 from __future__ import annotations
 
-import errno
 import importlib.metadata
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from typing import Literal
 
 from mmf_win.console import shell_line
 from mmf_win.errors import DamagedManifest, MmfError, UsageError
-from mmf_win.files import read_json, write_json
+from mmf_win.files import NO_ROOM, read_json, write_json
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import constraints_file, expanded, tool_home
@@ -247,7 +246,7 @@ def _writable_home() -> Path:
         home.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=home).close()  # nothing less tells on every system
     except OSError as error:
-        if error.errno == errno.ENOSPC:
+        if error.errno in NO_ROOM:
             raise
         raise MmfError(
             f"{home} cannot be written to: {error.strerror}",

@@ -190,9 +190,8 @@ def _unknown_key(config: Any, key: str, version: str) -> UsageError:
     from mmf_win.upstream.sources import SOURCES
 
     message = f"MMF {version} has no key {key}"
-    others = [source for source in SOURCES if source.version in versions_with(key)]
-    if others and others[0].version != version:
-        other = others[0]
+    other = next((source for source in SOURCES if source.version in versions_with(key)), None)
+    if other and other.version != version:
         hint = f"run `{shell_line('mmfw', 'setup', '--mmf', other.name)}`"
         return UsageError(f"{message}; {other.version} has", hint=hint)
     known = [other for other, _ in leaves(config)]
