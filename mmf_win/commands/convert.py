@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def command(
     places = Places.resolve(data_dir)
     result = convert(Path(named[0]), places, **how)
     if as_json:
-        print_json(result.to_json())
+        print_json({"target": places.dataset.root, **asdict(result)})
     else:
         _show(result, places)
 
@@ -75,9 +76,9 @@ def _show(result: Conversion, places: Places) -> None:
     if result.known is False:
         say(f"note: this is not a published archive that is known here; its SHA-256 is {result.sha256}")
     if result.already_done:
-        say(f"it was converted before, and all files are in place: {result.target}")
+        say(f"it was converted before, and all files are in place: {places.dataset.root}")
     else:
-        say(f"converted in {duration(result.seconds)}: {result.target}")
+        say(f"converted in {duration(result.seconds)}: {places.dataset.root}")
     try:
         choose_splits(places.dataset)
     except NoValidation as error:

@@ -55,7 +55,6 @@ class Conversion:
     """What a conversion has brought about, now or earlier.
 
     Attributes:
-        target: the dataset's root in MMF's layout.
         shared_ids: how many memes, by id and image, two splits have in common: ``{"dev & test": 400}``.
         extra_images: how many of the images no split names.
         sha256: of the archive; None for a folder.
@@ -63,7 +62,6 @@ class Conversion:
         already_done: whether an earlier conversion of the same archive was intact, and nothing was done.
     """
 
-    target: Path
     splits: Mapping[str, SplitSummary]
     shared_ids: Mapping[str, int]
     images: int
@@ -73,15 +71,11 @@ class Conversion:
     already_done: bool
     seconds: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {**asdict(self), "target": str(self.target)}
-
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Conversion:
-        """What :meth:`to_json` made."""
+        """What ``asdict`` made of one."""
         splits = {split: SplitSummary(**summary) for split, summary in value["splits"].items()}
-        return cls(**{**value, "target": Path(value["target"]), "splits": splits})
+        return cls(**{**value, "splits": splits})
 
 
 def convert(
@@ -127,7 +121,7 @@ def convert(
         repaired = repair_dataset(places, source, ask=ask)
         earlier = Conversion.from_json(manifest.result)
         seconds = time.monotonic() - started
-        return replace(earlier, target=paths.root, already_done=not repaired, seconds=seconds)
+        return replace(earlier, already_done=not repaired, seconds=seconds)
     archive = open_archive(source, ask)
     layout = find_layout(source, archive.members)
     old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
@@ -145,7 +139,6 @@ def convert(
         made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())
         named = {row.img for listed in rows.values() for row in listed}
         result = Conversion(
-            target=paths.root,
             splits={s: SplitSummary.of(rows[s], images, own=s in layout.tables) for s in rows},
             shared_ids=_shared_ids(rows, images),
             images=len(images),
@@ -155,7 +148,7 @@ def convert(
             already_done=False,
             seconds=time.monotonic() - started,
         )
-        new = make_manifest(paths.root, files, made_of, result=result.to_json())
+        new = make_manifest(paths.root, files, made_of, result=asdict(result))
         # The annotations of an earlier release must not stay; what the user put beside them does.
         stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
         replaced = [paths.images / "img", *stale]
