@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from mmf_win.dataset.annotations import choose_splits, where_to_get
-from mmf_win.errors import DatasetError, UsageError
+from mmf_win.dataset.annotations import choose_splits
+from mmf_win.errors import UsageError
 from mmf_win.inputs.check import Inputs
 from mmf_win.paths import Places, expanded
 from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
-from mmf_win.runs.history import changed_splits, events_of
+from mmf_win.runs.history import changed_splits
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import Job, Once, Request
-from mmf_win.unpacking.staging import reading, require_finished
+from mmf_win.unpacking.staging import reading
 from mmf_win.upstream.checkpoint_files import counts
-from mmf_win.upstream.config import OURS, Tree, merge
+from mmf_win.upstream.config import Tree, merge
 
 _log = logging.getLogger(__name__)
 
@@ -113,9 +113,9 @@ def of_request(request: Request, once: Once, data_dir: Path | None, save_dir: Pa
         MmfwError: the dataset cannot be read.
     """
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
-    _require_dataset(places)
+    splits = choose_splits(places.dataset)
     if data_dir is not None:
-        request = replace(request, data_dir=str(places.data_dir), splits=choose_splits(places.dataset))
+        request = replace(request, data_dir=str(places.data_dir), splits=splits)
     return Start(request.over(once.options), once, places)
 
 
@@ -152,10 +152,6 @@ def resumed(
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
         _require_seed_kept(once, checkpoint, run.request().number("seed"))
         start = of_request(run.request(), once, data_dir, save_dir)
-        begun = [event for event in events_of(run) if event["kind"] == "train_started"]
-        now = once.options.get(OURS, {}).get("precision")
-        if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
-            _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
     checkpoint = checkpoints.checked(wanted)
     _require_seed_kept(once, checkpoint)
@@ -208,15 +204,7 @@ def _require_seed_kept(once: Once, checkpoint: Path, known: int | None = None) -
 
 
 def _of_preset(preset: Preset, once: Once, places: Places) -> Request:
-    _require_dataset(places)
     return presets.request(preset, choose_splits(places.dataset), places).over(once.options)
-
-
-def _require_dataset(places: Places) -> None:
-    require_finished(places.dataset.root)
-    if not places.dataset.split("train").is_file():
-        message = f"no Hateful Memes dataset in {places.data_dir}"
-        raise DatasetError(message, hint=where_to_get(places.dataset))
 
 
 def prepare(start: Start) -> Prepared:

@@ -111,7 +111,6 @@ def of_runs(
     papers = {
         g.name: split and published(g.entries[0].known.request.published, split, "auroc") for g in groups
     }
-    curves = (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss"))
     return {
         "groups": groups,
         "entries": entries,
@@ -127,11 +126,7 @@ def of_runs(
         "settings": plots.by_setting(
             [(settings[e.known.run], e.best) for e in entries if e.known.run in settings]
         ),
-        "plots": [
-            plots.overlaid(name, title, [*zip((e.curves.series(key) for e in shown), roles, strict=True)])
-            for name, title, key in curves
-            if any(e.curves.series(key) for e in shown)
-        ],
+        "plots": plots.overlaid([*zip((entry.curves for entry in shown), roles, strict=True)]),
         "colours": colours,
     }
 

@@ -111,7 +111,7 @@ def _predictions(
     memes = ranked(scored.memes, GALLERY) if labels is None or scored.are_own else []
     shown |= {"gallery": memes}
     if labels is None:
-        shown |= {"decisions": [plots.histogram(probas, threshold, name)]}
+        shown |= {"decisions": plots.histogram(probas, threshold, name)}
     else:
         metrics = measure(labels, probas, threshold=threshold, calibrated=name == "probability")
         pictures = {meme.row.id: dataset.images / meme.row.img for meme in scored.memes}

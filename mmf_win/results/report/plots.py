@@ -10,8 +10,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from xml.sax.saxutils import quoteattr
 
 import matplotlib
@@ -70,43 +69,48 @@ _BROKEN: dict[str, Any] = {"linewidth": 1, "linestyle": (0, (4, 3))}
 Points = Sequence[tuple[float, float]]
 
 
-@dataclass
-class Plot:
+class Plot(NamedTuple):
     """A plot of the page.
 
     Attributes:
         name: of the element on the page; the ids in the drawing begin with it.
         caption: below it, in a sentence; with the title, also the drawing's text alternative.
         legend: what its colours mean: label → the role of the colour.
-        svg: what :meth:`drawing` drew.
+        svg: the drawing.
     """
 
     name: str
     title: str
     caption: str
-    legend: dict[str, str] = field(default_factory=dict)
-    svg: str = ""
+    legend: Mapping[str, str]
+    svg: str
+
+
+class Plots(list[Plot]):
+    """Plots in the order in which they were drawn."""
 
     @contextmanager
-    def drawing(self) -> Iterator[Axes]:
-        """Axes to draw on; afterwards, :attr:`svg` is the drawing."""
+    def drawing(
+        self, name: str, title: str, caption: str, legend: Mapping[str, str] | None = None
+    ) -> Iterator[Axes]:
+        """Axes to draw one on, which is among the plots afterwards; the arguments are as in :class:`Plot`."""
         with matplotlib.rc_context(_STYLE):
             figure = Figure(figsize=_SIZE)
             yield figure.add_axes(_AREA)
             buffer = io.StringIO()
             figure.savefig(buffer, format="svg")
-        self.svg = _themed(buffer.getvalue(), self.name, f"{self.title}: {self.caption}")
+        svg = _themed(buffer.getvalue(), name, f"{title}: {caption}")
+        self.append(Plot(name, title, caption, legend or {}, svg))
 
 
 def training(curves: TrainingCurves) -> list[Plot]:
     """Loss, learning rate and validation over the updates; those of which nothing is known are left out."""
-    plots = []
+    plots = Plots()
     if losses := curves.series("loss"):
         caption = f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}."
         validation = curves.series("val_loss")
         legend = {"training": "series-1", **({"validation": "series-2"} if validation else {})}
-        plots.append(Plot("loss", "Loss", caption, legend))
-        with plots[-1].drawing() as axes:
+        with plots.drawing("loss", "Loss", caption, legend) as axes:
             _line(axes, curves.series("loss", undone=True), "muted", alpha=0.5)
             _line(axes, losses, "series-1")
             _line(axes, validation, "series-2", dots=True)
@@ -117,16 +121,16 @@ def training(curves: TrainingCurves) -> list[Plot]:
         caption = f"The best validation AUROC is {best:.4f}, at update {top.update:,}{on}."
         accuracies = curves.series("accuracy")
         legend = {"AUROC": "series-1", **({"accuracy": "series-2"} if accuracies else {})}
-        plots.append(Plot("validation", "Validation", caption, legend))
-        with plots[-1].drawing() as axes:
+        with plots.drawing("validation", "Validation", caption, legend) as axes:
             _line(axes, accuracies, "series-2", dots=True)
             _line(axes, curves.series("auroc"), "series-1", dots=True)
             axes.plot([top.update], [best], "o", markersize=8, markerfacecolor="none", color=COLOURS["ink"])
             _over_updates(axes, curves)
     if rates := curves.series("lr"):
         peak = max(rate for _, rate in rates)
-        plots.append(Plot("rate", "Learning rate", f"The learning rate rises to at most {peak:.3g}."))
-        with plots[-1].drawing() as axes:
+        with plots.drawing(
+            "rate", "Learning rate", f"The learning rate rises to at most {peak:.3g}."
+        ) as axes:
             _line(axes, rates, "series-1")
             _over_updates(axes, curves)
             axes.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=False)
@@ -135,14 +139,16 @@ def training(curves: TrainingCurves) -> list[Plot]:
 
 def resources(curves: TrainingCurves) -> list[Plot]:
     """Speed and GPU memory over the time spent in training."""
-    plots = []
+    plots = Plots()
     if speeds := curves.over_time("speed"):
         middle = np.median([speed for _, speed in speeds])
         caption = f"{middle:.3g} updates a second in the median."
-        plots.append(_over_time(Plot("speed", "Updates a second", caption), speeds))
+        with plots.drawing("speed", "Updates a second", caption) as axes:
+            _over_time(axes, speeds)
     if memory := [(seconds, mib / 1024) for seconds, mib in curves.over_time("memory")]:
         caption = f"At most {max(gib for _, gib in memory):.1f} GiB of the GPU's memory were allocated."
-        plots.append(_over_time(Plot("memory", "GPU memory in GiB", caption), memory))
+        with plots.drawing("memory", "GPU memory in GiB", caption) as axes:
+            _over_time(axes, memory)
     return plots
 
 
@@ -150,47 +156,47 @@ def decisions(
     labels: Sequence[int], probas: Sequence[float], metrics: Mapping[str, Score], threshold: float, name: str
 ) -> list[Plot]:
     """ROC, precision and recall, calibration and scores by class, as far as the ``metrics`` are defined."""
-    y, p = np.asarray(labels), np.asarray(probas)
+    y, p, plots = np.asarray(labels), np.asarray(probas), Plots()
     draw = {"auroc": _roc, "average_precision": _precision_recall, "calibration_error": _calibration}
-    plots = [plot(y, p, value) for key, plot in draw.items() if (value := metrics[key].value) is not None]
-    return [*plots, histogram(probas, threshold, name, labels)]
+    for key, plot in draw.items():
+        if (value := metrics[key].value) is not None:
+            plot(plots, y, p, value)
+    return [*plots, *histogram(probas, threshold, name, labels)]
 
 
 def histogram(
     probas: Sequence[float], threshold: float, name: str, labels: Sequence[int] | None = None
-) -> Plot:
+) -> list[Plot]:
     """How the probabilities, or what has the ``name``, are spread, by class where labels are known."""
     by = " by class" if labels is not None else ""
-    plot = Plot(
-        "histogram",
-        "Scores",
-        f"How many memes got which {name}{by}. The broken line is the threshold, {threshold:.3g}.",
-        {} if labels is None else {"not hateful": "benign", "hateful": "hateful"},
-    )
-    p, edges = np.asarray(probas), [n / _BARS for n in range(_BARS + 1)]
-    with plot.drawing() as axes:
+    caption = f"How many memes got which {name}{by}. The broken line is the threshold, {threshold:.3g}."
+    legend = {} if labels is None else {"not hateful": "benign", "hateful": "hateful"}
+    p, edges, plots = np.asarray(probas), [n / _BARS for n in range(_BARS + 1)], Plots()
+    with plots.drawing("histogram", "Scores", caption, legend) as axes:
         if labels is None:
             axes.hist(p, edges, color=COLOURS["accent"], alpha=0.7)
         else:
             y = np.asarray(labels)
-            for label, role in enumerate(plot.legend.values()):
+            for label, role in enumerate(legend.values()):
                 axes.hist(p[y == label], edges, color=COLOURS[role], alpha=0.55)
         axes.axvline(threshold, color=COLOURS["ink"], **_BROKEN)
         axes.grid(axis="x", visible=False)
         axes.set(xlim=(0, 1), xlabel=name, ylabel="memes")
-    return plot
+    return plots
 
 
-def overlaid(name: str, title: str, lines: Sequence[tuple[Points, str]]) -> Plot:
-    """The same curve of several runs, each in the colour of its role; some runs may have no points."""
-    drawn = sum(bool(points) for points, _ in lines)
-    amount = f"{drawn} of {len(lines)}" if drawn < len(lines) else f"{drawn}"
-    plot = Plot(name, title, f"{amount} runs over their updates, one line per run.")
-    with plot.drawing() as axes:
-        for points, role in lines:
-            _line(axes, points, role, alpha=0.85, dots=True)
-        axes.set_xlabel("update")
-    return plot
+def overlaid(runs: Sequence[tuple[TrainingCurves, str]]) -> list[Plot]:
+    """The same curves of several runs, each in the colour of its role; some runs may have no points."""
+    plots = Plots()
+    for name, title, key in (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss")):
+        lines = [(points, role) for curves, role in runs if (points := curves.series(key))]
+        amount = f"{len(lines)} of {len(runs)}" if len(lines) < len(runs) else f"{len(runs)}"
+        if lines:
+            with plots.drawing(name, title, f"{amount} runs over their updates, one line per run.") as axes:
+                for points, role in lines:
+                    _line(axes, points, role, alpha=0.85, dots=True)
+                axes.set_xlabel("update")
+    return plots
 
 
 def by_setting(runs: Sequence[tuple[Mapping[str, object], float | None]]) -> list[Plot]:
@@ -200,26 +206,26 @@ def by_setting(runs: Sequence[tuple[Mapping[str, object], float | None]]) -> lis
         runs: the settings of each run, and its validation AUROC; without that it is left out.
     """
     scored = [(settings, score) for settings, score in runs if score is not None]
-    plots: list[Plot] = []
+    plots = Plots()
     for name in dict.fromkeys(name for settings, _ in scored for name in settings):
         by_value: dict[float | str, list[float]] = defaultdict(list)
         for settings, score in scored:
             by_value[_number(settings.get(name))].append(score)
         if len(by_value) > 1:
-            plots.append(_setting(f"setting-{len(plots) + 1}", name, by_value))
+            _setting(plots, name, by_value)
     return plots
 
 
-def _setting(name: str, title: str, scores: Mapping[float | str, Sequence[float]]) -> Plot:
+def _setting(plots: Plots, title: str, scores: Mapping[float | str, Sequence[float]]) -> None:
     values = sorted(scores, key=lambda value: (isinstance(value, str), value))
     dots = [(place, score) for place, value in enumerate(values) for score in scores[value]]
     labels = [_label(value) for value in values]
     step = math.ceil(len(labels) / _LABELS)
-    plot = Plot(name, title, f"{len(dots)} runs at {len(values)} values.")
+    name, caption = f"setting-{len(plots) + 1}", f"{len(dots)} runs at {len(values)} values."
     with warnings.catch_warnings():
         # Matplotlib's font lacks letters that the page's may have. Filters are of the whole process.
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)
-        with plot.drawing() as axes:
+        with plots.drawing(name, title, caption) as axes:
             if len(values) < len(dots):
                 means = [statistics.mean(scores[value]) for value in values]
                 axes.plot(means, color=COLOURS["accent"], alpha=0.6)
@@ -231,7 +237,6 @@ def _setting(name: str, title: str, scores: Mapping[float | str, Sequence[float]
             if sum(map(len, labels)) > _LETTERS:
                 axes.tick_params("x", rotation=90)
                 axes.set_position((0.17, 0.47, 0.81, 0.48))
-    return plot
 
 
 def _number(value: object) -> float | str:
@@ -249,48 +254,42 @@ def _label(value: float | str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:6]}…{text[-7:]}"
 
 
-def _roc(y: npt.NDArray[Any], p: npt.NDArray[Any], auroc: float) -> Plot:
+def _roc(plots: Plots, y: npt.NDArray[Any], p: npt.NDArray[Any], auroc: float) -> None:
     caption = f"The area below it is the AUROC, {auroc:.4f}; guessing gives the diagonal."
-    plot = Plot("roc", "ROC", caption)
     found, chosen = found_above(y, p)
     true = np.append(0, found) / y.sum()
     false = np.append(0, chosen - found) / (len(y) - y.sum())
-    with plot.drawing() as axes:
+    with plots.drawing("roc", "ROC", caption) as axes:
         axes.plot([0, 1], [0, 1], color=COLOURS["muted"], **_BROKEN)
         xs, ys = _thinned(false, true)
         axes.fill_between(xs, ys, color=COLOURS["accent"], alpha=0.1, linewidth=0)
         axes.plot(xs, ys, color=COLOURS["accent"])
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="false positive rate", ylabel="true positive rate")
-    return plot
 
 
-def _precision_recall(y: npt.NDArray[Any], p: npt.NDArray[Any], average: float) -> Plot:
+def _precision_recall(plots: Plots, y: npt.NDArray[Any], p: npt.NDArray[Any], average: float) -> None:
     share = y.mean()
     caption = f"Average precision {average:.4f}; guessing gives {share:.2f}, the share of hateful memes."
-    plot = Plot("precision-recall", "Precision and recall", caption)
     found, chosen = found_above(y, p)
-    with plot.drawing() as axes:
+    with plots.drawing("precision-recall", "Precision and recall", caption) as axes:
         axes.axhline(share, color=COLOURS["muted"], **_BROKEN)
         axes.plot(*_thinned(found / y.sum(), found / chosen), color=COLOURS["accent"])
         axes.set(xlim=(0, 1), ylim=(0, 1.01), xlabel="recall", ylabel="precision")
-    return plot
 
 
-def _calibration(y: npt.NDArray[Any], p: npt.NDArray[Any], error: float) -> Plot:
+def _calibration(plots: Plots, y: npt.NDArray[Any], p: npt.NDArray[Any], error: float) -> None:
     caption = f"Expected calibration error {error:.4f}; a dot on the diagonal is well calibrated."
-    plot = Plot("calibration", "Calibration", caption)
     index = calibration_bins(p)
     counts = np.bincount(index)
     filled = counts > 0
     means, shares = (np.bincount(index, values)[filled] / counts[filled] for values in (p, y))
-    with plot.drawing() as axes:
+    with plots.drawing("calibration", "Calibration", caption) as axes:
         axes.plot([0, 1], [0, 1], color=COLOURS["muted"], **_BROKEN)
         axes.plot(means, shares, color=COLOURS["accent"], linewidth=1, alpha=0.6)
         sizes = 14 + 130 * counts[filled] / counts.sum()
         axes.scatter(means, shares, s=sizes, color=COLOURS["accent"], linewidths=0)
         ends = (-0.03, 1.03)
         axes.set(xlim=ends, ylim=ends, xlabel="predicted probability", ylabel="share of hateful")
-    return plot
 
 
 def _over_updates(axes: Axes, curves: TrainingCurves) -> None:
@@ -303,15 +302,13 @@ def _over_updates(axes: Axes, curves: TrainingCurves) -> None:
     axes.set(xlim=(0, 1.03 * last or 1), xlabel="update")
 
 
-def _over_time(plot: Plot, points: Points) -> Plot:
+def _over_time(axes: Axes, points: Points) -> None:
     longest = points[-1][0]
     unit, seconds = (
         ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
     )
-    with plot.drawing() as axes:
-        _line(axes, [(x / seconds, y) for x, y in points], "series-1")
-        axes.set(ylim=(0, max(y for _, y in points) * 1.08 or 1), xlabel=f"{unit} of training")
-    return plot
+    _line(axes, [(x / seconds, y) for x, y in points], "series-1")
+    axes.set(ylim=(0, max(y for _, y in points) * 1.08 or 1), xlabel=f"{unit} of training")
 
 
 def _line(axes: Axes, points: Points, role: str, *, alpha: float = 1.0, dots: bool = False) -> None:
