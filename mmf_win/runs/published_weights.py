@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.errors import CheckpointError, DataError, DatasetError, UsageError
+from mmf_win.errors import DataError, DatasetError, UsageError
 from mmf_win.files import share
 from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.inputs.listing import zoo_weights
@@ -18,7 +18,7 @@ from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, name_part
-from mmf_win.runs import checkpoints, lookup, presets
+from mmf_win.runs import lookup, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.presets import Preset
@@ -57,7 +57,6 @@ def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool =
         UsageError: the preset has no published weights, or ``source`` has no copy of them.
         MmfError: they cannot be downloaded.
         DataError: what came is not what it should be.
-        CheckpointError: the archive is intact, and what it holds is no checkpoint.
     """
     mmf = usable_mmf()
     published = weights_of(preset, mmf, places)
@@ -74,10 +73,7 @@ def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool =
     if len(files) != 1:
         found = ", ".join(path.name for path in files)
         raise DataError(f"{published.folder}: one file of weights is expected, not {found}")
-    [weights] = files
-    if reason := checkpoints.problem(weights):
-        raise CheckpointError(f"{weights}: {reason}", hint="tell whoever published it, or use other weights")
-    return weights
+    return files[0]
 
 
 def run_of(

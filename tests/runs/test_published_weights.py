@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import CheckpointError, DatasetError, MmfError, MmfwError, UsageError
+from mmf_win.errors import DatasetError, MmfError, MmfwError, UsageError
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places
 from mmf_win.runs import presets, published_weights
@@ -162,14 +162,6 @@ def test_without_a_dataset_nothing_is_downloaded_but_to_score_own_memes(shop: Sh
     assert shop.server.asked == []
     run = published_weights.run_of("mmbt_grid", shop.places, without_dataset=True)
     assert (run.checkpoints / "best.ckpt").is_file()
-
-
-def test_weights_that_are_broken_inside_an_intact_archive_are_named(shop: Shop) -> None:
-    shop.server.files[ARCHIVE] = tar_gz({"model.pth": b"hello", "config.yaml": b"model_config: {}\n"})
-    shop.write_zoo()
-    with pytest.raises(CheckpointError, match=r"model\.pth"):
-        published_weights.run_of("mmbt_grid", shop.places)
-    assert not list(shop.places.save_dir.glob("*/*")), "there is a run"
 
 
 def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:
