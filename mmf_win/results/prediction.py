@@ -12,7 +12,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mmf_win import __version__
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.coverage import coverage
@@ -247,8 +246,9 @@ class _Team:
         target = self.target_for(members[0], target)
         kind = self.options.kind if len(members) > 1 else None
         dataset, began = self._places(members[0]).dataset, self._began_with(members[0], target)
-        versions = {"mmfw": __version__, "mmf": usable_mmf().version}  # the same for all members
-        versions |= {key: str(began[key]) for key in ("python", "torch", "transformers") if key in began}
+        versions = {"mmf": usable_mmf().version}  # the same for all members
+        packages = ("mmfw", "python", "torch", "transformers")
+        versions |= {key: str(began[key]) for key in packages if key in began}
         facts = saved_metrics.scores(target.rows, labelled, threshold, kind) | {
             "threshold_from": origin,
             "split": target.name,

@@ -54,7 +54,7 @@ def read(csv: Path) -> dict[str, Any]:
     """The record beside a prediction file; empty where there is none that can be read."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
         record = read_json(path_beside(csv))
-        numbers = [record[name] for name in (*METRICS, "threshold") if record.get(name) is not None]
+        numbers = [record["threshold"], *(v for name in METRICS if (v := record.get(name)) is not None)]
         named = ("run", "checkpoint", "checkpoint_sha256")
         members = [{key: str(member[key]) for key in named} for member in record.get("members", ())]
         if all(map(isfinite, numbers)):

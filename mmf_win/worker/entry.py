@@ -23,6 +23,7 @@ from multiprocessing import active_children
 from pathlib import Path
 from typing import NoReturn
 
+from mmf_win import __version__
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.protocol import Attempt, EventLog, Exit
@@ -172,8 +173,8 @@ def versions() -> dict[str, str]:
     """The versions that a result depends on."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = {"python": sys.version.split()[0]}
-    for package in ("mmf-win", "torch", "transformers", "omegaconf"):
+    found = {"mmfw": __version__, "python": sys.version.split()[0]}
+    for package in ("torch", "transformers", "omegaconf"):
         with suppress(PackageNotFoundError):
             found[package] = version(package)
     return found

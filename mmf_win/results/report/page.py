@@ -37,9 +37,8 @@ PAIRS = 8
 
 _LONGEST = 500  # characters of a meme's text, or of what else a file says
 
-# As the worker names them in its events; mmfw is what a record calls it.
+# As the worker names them in its events.
 _PACKAGES = {
-    "mmf-win": "mmfw",
     "mmfw": "mmfw",
     "mmf": "MMF",
     "python": "Python",

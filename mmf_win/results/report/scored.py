@@ -93,8 +93,7 @@ class Scored:
     @property
     def threshold(self) -> float:
         """A probability above it was predicted to be hateful."""
-        value = self.saved_metrics.get("threshold")
-        return float(value) if isinstance(value, (int, float)) else DEFAULT_THRESHOLD
+        return float(self.saved_metrics.get("threshold", DEFAULT_THRESHOLD))
 
 
 def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
