@@ -24,7 +24,7 @@ from mmf_win.errors import Interrupted, TrainingError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.paths import Places, expanded, name_part
 from mmf_win.runs import presets, training
-from mmf_win.runs.folder import SWEEPS
+from mmf_win.runs.folder import SPECIFICATION, SWEEPS
 from mmf_win.runs.lookup import sweep_named, sweeps_in
 from mmf_win.runs.request import Once
 from mmf_win.sweeps import grid, on_ray, specification, templates
@@ -227,28 +227,26 @@ def _read(
     Returns:
         What is asked for now; the text of it, with what was asked for before in the same folder; the folder.
     """
-    path = expanded(what)
-    there = path if path.is_dir() else save_dir / SWEEPS / what
-    earlier = SweepFolder(sweep_named(save_dir, what) or there)
-    by_folder = earlier.path == path.absolute()
-    is_earlier = earlier.specification.is_file() and (by_folder or what not in presets.names())
-    if is_earlier or (path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE)):
+    path, earlier = expanded(what), sweep_named(save_dir, what)
+    if what in presets.names() and earlier != path.absolute():
+        earlier = None  # the preset is meant
+    if earlier is not None or (path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE)):
         given = next((name for name, value in typed.items() if value and name != "--data-dir"), None)
         if given is not None:
             raise UsageError(f"{given} is for a preset; {what} says which values to combine")
-        file = earlier.specification if is_earlier else path
-        if is_earlier and output is not None:
+        file = path if earlier is None else earlier / SPECIFICATION
+        if earlier is not None and output is not None:
             raise UsageError(f"{what} is a sweep, which goes on in its own folder, not in {output}")
         text = read_text(file)
-        folder = earlier if is_earlier else SweepFolder(output or save_dir / SWEEPS / name_part(path.stem))
+        folder = SweepFolder(earlier or output or save_dir / SWEEPS / name_part(path.stem))
         asked = specification.parse(text, file)
         if typed["--data-dir"] and any("--data-dir" in command for command in asked.template.values()):
             raise UsageError(f"{file}: its commands have a --data-dir of their own", hint="change it there")
         return asked, text, folder
     if what not in presets.names() and not path.is_file():
-        if earlier.path.is_dir():
+        if lost := next((place for place in (path, save_dir / SWEEPS / what) if place.is_dir()), None):
             hint = "run the file that it was made of again, with -o and this folder"
-            raise UsageError(f"{earlier.path}: no sweep, or one that has lost its sweep.yaml", hint=hint)
+            raise UsageError(f"{lost}: no sweep, or one that has lost its sweep.yaml", hint=hint)
         known = [*presets.names(), *(folder.name for folder in sweeps_in(save_dir))]
         hint = f"{did_you_mean(path.stem, known)}`mmfw sweep run --help` has examples"
         raise UsageError(f"{what}: there is no such preset, file or sweep", hint=hint)

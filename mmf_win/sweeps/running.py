@@ -243,18 +243,15 @@ class _Turn:
         known = self.task.runs.get(name, {})
         if "run" not in known or known.get("script") != script:
             return None
-        for run in all_runs(self.folder.path):
-            with suppress(DataError):
-                if self._within(run) == known["run"] and history.state(run):
-                    return run
+        run = Run(self.folder.path / known["run"])
+        with suppress(DataError):
+            if run in all_runs(self.folder.path) and history.state(run):  # no folder outside, nor a lost one
+                return run
         return None
 
-    def _within(self, run: Run) -> str:
-        return run.path.relative_to(self.folder.path).as_posix()
-
     def _trains(self, name: str, run: Run) -> None:
-        known = self.task.runs.get(name, {})
-        self._note(runs={**self.task.runs, name: {**known, "run": self._within(run)}})
+        known = {**self.task.runs.get(name, {}), "run": run.path.relative_to(self.folder.path).as_posix()}
+        self._note(runs={**self.task.runs, name: known})
 
     def _stopped(self) -> State:
         return "pruned" if self.asked().pruned else "queued"
