@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from difflib import get_close_matches
 from pathlib import Path
 
+from mmf_win.console import did_you_mean
 from mmf_win.errors import MmfError
 
 # Linux gives up after as many, https://man7.org/linux/man-pages/man7/path_resolution.7.html
@@ -94,11 +94,10 @@ def config_path(root: Path, name: str) -> Path:
         path = follow_text_links(folder / name)
         if path.is_file():
             return path.resolve()
-    near = get_close_matches(name, _config_names(root), n=3)
-    raise MmfError(
-        f"MMF in {root} has no configuration {name}",
-        hint=f"The nearest are {', '.join(near)}." if near else None,
-    )
+    areas = [(root, "projects"), (root / "mmf", "projects"), (root / "mmf", "configs")]
+    known = (path.relative_to(base) for base, area in areas for path in (base / area).rglob("*.yaml"))
+    hint = did_you_mean(name, map(Path.as_posix, known)).strip()
+    raise MmfError(f"MMF in {root} has no configuration {name}", hint=hint)
 
 
 def follow_text_links(path: Path) -> Path:
@@ -125,9 +124,3 @@ def _link_target(path: Path) -> str | None:
     except (OSError, ValueError):  # not text, or text that cannot be a path
         return None
     return text if is_link else None
-
-
-def _config_names(root: Path) -> list[str]:
-    areas = [(root, "projects"), (root / "mmf", "projects"), (root / "mmf", "configs")]
-    found = {path.relative_to(base) for base, area in areas for path in (base / area).rglob("*.yaml")}
-    return sorted(path.as_posix() for path in found)

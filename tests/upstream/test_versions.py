@@ -59,10 +59,10 @@ class TestConfigPath:
         mine.write_text("{}", encoding="utf-8")
         assert config_path(wheel, str(mine)) == mine.resolve()
 
-    def test_an_unknown_name_is_answered_with_near_ones(self, wheel: Path) -> None:
+    def test_an_unknown_name_is_answered_with_the_nearest(self, wheel: Path) -> None:
         with pytest.raises(MmfError, match=r"no configuration projects/mmbt/.*/default\.yaml") as caught:
             config_path(wheel, "projects/mmbt/configs/hateful_memes/default.yaml")
-        assert MMBT[1] in str(caught.value.hint)
+        assert caught.value.hint == f"did you mean {MMBT[1]}?"
 
 
 class TestTextLinks:
