@@ -22,7 +22,7 @@ from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.finding import Finding, repair_line
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
@@ -164,8 +164,7 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
     if wrong := find_damage(manifest, only=names, title="Verifying the dataset"):
         files = "\n".join(with_rest_counted([*map(str, wrong)], 3))
         own = "annotations of your own need a name of their own"
-        hint = shell_line("mmfw", "repair", "dataset", *data_option(places.data_dir))
-        raise DataError(f"{root}: not as it was converted ({own}):\n{files}", hint=f"`{hint}`")
+        raise DataError(f"{root}: not as it was converted ({own}):\n{files}", hint=repair_line(root))
 
 
 def _below(path: Path, folder: Path) -> str:

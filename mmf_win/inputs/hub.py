@@ -162,11 +162,9 @@ def name_of(snapshot: Path) -> str | None:
 
 def is_bert(folder: Path) -> bool:
     """Whether the model in a folder is a BERT, by its configuration."""
-    try:
-        config = read_json(folder / "config.json")
-    except (OSError, ValueError):
-        return False
-    return isinstance(config, dict) and config.get("model_type") == "bert"
+    with suppress(OSError, ValueError, AttributeError):  # it may be no object
+        return bool(read_json(folder / "config.json").get("model_type") == "bert")
+    return False
 
 
 def _cache() -> Path:
