@@ -34,14 +34,9 @@ from mmf_win.runs.request import Once
 from mmf_win.upstream.install import find_mmf
 
 
-class _BatchSize(click.IntRange):
+def _batch_size(value: str) -> Any:
     """A positive number, or ``auto``."""
-
-    def __init__(self) -> None:
-        super().__init__(1)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return value if value == "auto" else super().convert(value, param, ctx)
+    return value if value == "auto" else click.IntRange(1)(value)
 
 
 @click.command(
@@ -78,7 +73,7 @@ Examples:
 )
 @click.option(
     "--batch-size",
-    type=_BatchSize(),
+    type=_batch_size,
     metavar="N|auto",
     help="Rows per update, over all GPUs. auto keeps the preset's, in the largest micro-batches that fit.",
 )

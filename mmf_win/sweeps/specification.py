@@ -246,8 +246,6 @@ def _require_parameter(name: str, value: Any, where: str) -> None:
     if not isinstance(value, (str, int, float)):
         hint = "quote it, for a text" if value is not None else "'' is an empty text"
         raise UsageError(f"{where}: {value!r:.40} is no text, number, true or false", hint=hint)
-    if "\0" in str(value):
-        raise UsageError(f"{where}: no command takes a text with a NUL")
 
 
 def _mapping(value: Any, where: str, *, empty: bool = True) -> dict[str, Any]:
