@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -197,12 +197,12 @@ def check_prediction(asked: Attempt, job: Job, config: Tree, target: Target, fea
         _log.warning("%s reads no region features, so those of %s are not used", preset, features)
     if target.is_own and config["dataset"].get("use_features"):
         lmdb = paths_of(config["dataset"], "features", ["test"])[0]
-        _require_own_features(Path(asked.mmf), job.places, target, lmdb)
+        _require_own_features(job.places, target, lmdb)
     offline, words = job.request.offline, _hint_words(job)
     return check(Path(asked.mmf), job.places, config, slots=("test",), offline=offline, hint_words=words)
 
 
-def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path) -> None:
+def _require_own_features(places: Places, target: Target, lmdb: Path) -> None:
     """Refuse own memes whose images have no region features, or those of another image.
 
     Raises:
@@ -213,15 +213,12 @@ def _require_own_features(mmf: Path, places: Places, target: Target, lmdb: Path)
     missing = without_features(rows, keys)
     if missing:
         shown = first_few([row.shown_id for row in missing])
-        shipped = [name for name in presets.names() if presets.load(name).published]
-        configs = _configs(mmf, places, shipped)
-        free = ", ".join(name for name, config in configs if not config["dataset"].get("use_features"))
         add = shell_line("mmfw", "features", "add", "FOLDER", *data_option(places.data_dir))
         raise DatasetError(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
             f"{len(rows)} images ({shown})",
-            hint=f"these presets read none: {free}, or `{add}` takes those that MMF's extraction scripts "
-            "write, and --features names another LMDB",
+            hint=f"a preset such as mmbt_grid reads none, or `{add}` takes those that MMF's extraction "
+            "scripts write, and --features names another LMDB",
         )
     for image, key in taken_from_another_image(rows, keys).items():
         raise DatasetError(
@@ -240,9 +237,12 @@ def inputs_of_presets(
         UsageError: there is no such preset, or its configuration cannot be put together.
     """
     found: dict[Input, list[str]] = {}
-    for name, config in _configs(mmf.root, places, names, overrides):
-        for each in inputs_of(mmf.root, places, config):
-            found.setdefault(each, []).append(name)
+    with Progress("looking at presets", len(names), "file") as progress:
+        for name in names:
+            config = resolve(mmf.root, places, presets.load(name), overrides)
+            for each in inputs_of(mmf.root, places, config):
+                found.setdefault(each, []).append(name)
+            progress.advance(1)
     return found
 
 
@@ -270,16 +270,6 @@ def words_about_files(request: Request) -> list[str]:
     """The overrides by which another command finds the files of a run that its preset alone does not name."""
     chosen = request.chosen.items()
     return [f"{key}={as_typed(value)}" for key, value in chosen if key.startswith(_ABOUT_FILES)]
-
-
-def _configs(
-    mmf: Path, places: Places, names: Sequence[str], overrides: Sequence[str] = ()
-) -> Iterator[tuple[str, Tree]]:
-    """Each preset with the parts of its configuration that name files."""
-    with Progress("looking at presets", len(names), "file") as progress:
-        for name in names:
-            yield name, resolve(mmf, places, presets.load(name), overrides)
-            progress.advance(1)
 
 
 def _typed(request: Request) -> list[str]:
