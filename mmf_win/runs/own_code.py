@@ -16,9 +16,6 @@ from mmf_win.runs.request import Once
 
 _log = logging.getLogger(__name__)
 
-USER_DIR = "env.user_dir"
-"""The key that says where code of the user's own is."""
-
 
 def file() -> Path:
     """Where the trusted folders are listed: a JSON list in mmfw's own folder."""
@@ -49,7 +46,7 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
     known = _known()
     if str(folder) in known:
         return str(folder)
-    by_user = any(override.startswith(f"{USER_DIR}=") for override in once.overrides)
+    by_user = any(override.startswith("env.user_dir=") for override in once.overrides)
     by_user |= bool(of_environment) and folder == _absolute(str(of_environment))
     if not (by_user or once.trust):
         raise DataError(

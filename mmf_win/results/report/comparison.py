@@ -19,9 +19,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record
 from mmf_win.runs.paper import PAPER, Published, published, why_none
 
-BEST = len(plots.SERIES)
-"""Of how many runs of a sweep the curves and differences are shown."""
-
+_BEST = len(plots.SERIES)  # of how many runs of a sweep the curves and differences are shown
 _LONGEST = 120  # characters of a group's name
 
 # The seed, what is told otherwise, and what changes how something is done, and not the result.
@@ -93,7 +91,7 @@ def of_runs(
         runs: each with its predictions of ``split`` by its best checkpoint.
         split: what the runs are compared on; None where none of them has predicted anything.
         settings: the parameters in which runs of a sweep differ. With them, curves and differences are those
-            of the :data:`BEST` runs alone, since a sweep may have hundreds.
+            of the eight best runs alone, since a sweep may have hundreds.
 
     Raises:
         DataError: a run's configuration, or how it ended, cannot be read.
@@ -119,7 +117,7 @@ def of_runs(
         "paper": PAPER,
         "why_none": why_none(split) if split and any(e.known.request.published for e in entries) else None,
         "contrasts": contrasts(contrasted),
-        "best": BEST,
+        "best": _BEST,
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
@@ -134,7 +132,7 @@ def of_runs(
 def best(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Those with the best validation AUROC, in their order; a test set is not for choosing."""
     ranked = sorted(entries, key=lambda entry: -1.0 if entry.best is None else entry.best, reverse=True)
-    chosen = {entry.known.run for entry in ranked[:BEST]}
+    chosen = {entry.known.run for entry in ranked[:_BEST]}
     return [entry for entry in entries if entry.known.run in chosen]
 
 

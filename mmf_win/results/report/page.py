@@ -26,15 +26,9 @@ from mmf_win.runs.paper import PAPER, published, why_none
 from mmf_win.runs.request import Request
 from mmf_win.runs.scores import UNKNOWN, Scores
 
-MISTAKES = 12
-"""Memes shown of each kind of mistake."""
-
-GALLERY = 24
-"""Memes shown of own memes, and of a split without labels."""
-
-PAIRS = 8
-"""Confounder pairs shown."""
-
+_MISTAKES = 12  # memes shown of each kind of mistake
+_GALLERY = 24  # memes shown of own memes, and of a split without labels
+_PAIRS = 8  # confounder pairs shown
 _LONGEST = 500  # characters of a meme's text, or of what else a file says
 
 # As the worker names them in its events.
@@ -107,7 +101,7 @@ def _predictions(
     if scored is None:
         return shown
     labels, probas, threshold, name = scored.labels, scored.probas, scored.threshold, scored.value_name
-    memes = ranked(scored.memes, GALLERY) if labels is None or scored.are_own else []
+    memes = ranked(scored.memes, _GALLERY) if labels is None or scored.are_own else []
     shown |= {"gallery": memes}
     if labels is None:
         shown |= {"decisions": plots.histogram(probas, threshold, name)}
@@ -117,7 +111,7 @@ def _predictions(
         found = pairs(scored.memes, alike(pictures) if images else {})
         worst_pairs = _without_repeats(found)
         counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
-        alarms, misses = (worst(scored.memes, label, MISTAKES) for label in (0, 1))
+        alarms, misses = (worst(scored.memes, label, _MISTAKES) for label in (0, 1))
         memes = [*memes, *alarms, *misses, *(meme for pair in worst_pairs for meme in pair[:2])]
         shown |= {
             "metrics": metrics,
@@ -145,7 +139,7 @@ def _without_repeats(found: list[Pair]) -> list[Pair]:
     seen: set[int] = set()
     for pair in found:
         ids = {meme.row.id for meme in pair[:2]}
-        if len(shown) < PAIRS and not ids & seen:
+        if len(shown) < _PAIRS and not ids & seen:
             shown.append(pair)
             seen |= ids
     return shown

@@ -18,9 +18,7 @@ from PIL import Image
 
 from mmf_win.console import Progress
 
-SIDE = 256
-"""The longer side of a small copy, in pixels."""
-
+_SIDE = 256  # pixels of the longer side of a small copy
 _MOST_PIXELS = 16_000_000  # decoded at once: 64 MB in Pillow, and that again in another mode
 
 _COLUMNS, _ROWS = 24, 18  # of the steps in a difference hash
@@ -39,11 +37,11 @@ def _without_warnings() -> Iterator[None]:
 
 @_without_warnings()
 def thumbnail(path: Path) -> dict[str, str | int] | None:
-    """The uri, width and height of a copy of at most :data:`SIDE` pixels; None of what cannot be decoded."""
+    """The uri, width and height of a copy of at most 256 pixels a side; None of what cannot be decoded."""
     small = _decoded(path, "RGB")
     if small is None:
         return None
-    small.thumbnail((SIDE, SIDE))
+    small.thumbnail((_SIDE, _SIDE))
     small.info.clear()  # a colour profile may be larger than the picture
     buffer = io.BytesIO()
     small.save(buffer, "WEBP", quality=72)
@@ -59,7 +57,7 @@ def _decoded(path: Path, mode: str) -> Image.Image | None:
     # For bad files, Pillow raises anything from OSError to AssertionError.
     with suppress(Exception), Image.open(path) as image:
         if image.width * image.height > _MOST_PIXELS:
-            image.draft(None, (SIDE, SIDE))
+            image.draft(None, (_SIDE, _SIDE))
         if image.width * image.height <= _MOST_PIXELS:
             return image.convert(mode)
     return None
