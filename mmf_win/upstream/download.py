@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import http
 import http.client
 import logging
@@ -108,8 +107,7 @@ def _fetch(url: str, part: Path, title: str, *, keep: bool) -> str:
     best, tries = 0, 0
     while True:
         try:
-            if (found := _fetch_the_rest(url, part, title)) is not None:
-                return found
+            _fetch_the_rest(url, part, title)
             with Progress(f"Verifying {title}", _arrived(part), leave=False) as bar:
                 return file_digest(part, bar.advance).hex()
         except _NETWORK as error:
@@ -126,12 +124,8 @@ def _fetch(url: str, part: Path, title: str, *, keep: bool) -> str:
         time.sleep(min(PAUSE * 2 ** (tries - 1), _LONGEST_PAUSE))
 
 
-def _fetch_the_rest(url: str, part: Path, title: str) -> str | None:
-    """Ask for what has not arrived yet, and add it to what has.
-
-    Returns:
-        the file's hash where all of it has arrived now; None where it has to be read to tell.
-    """
+def _fetch_the_rest(url: str, part: Path, title: str) -> None:
+    """Ask for what has not arrived yet, and add it to what has."""
     done = _arrived(part)
     try:
         with _opened(url, "GET", {"Range": f"bytes={done}-"} if done else {}) as answer:
@@ -150,27 +144,23 @@ def _fetch_the_rest(url: str, part: Path, title: str) -> str | None:
             elif done:
                 remove(part)  # the server cannot send parts
                 done = 0
-            received = _receive(answer, part, Progress(title, total, initial=done), total)
-            return None if done else received
+            _receive(answer, part, Progress(title, total, initial=done), total)
     except urllib.error.HTTPError as error:
+        # Where there is no more, the hash tells whether this is all of the file.
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not done:
             raise
-        return None  # the hash tells whether this is all of the file
 
 
-def _receive(answer: Any, part: Path, progress: Progress, total: int | None) -> str:
-    """Add to ``part`` what a server sends, and return the hash of that."""
-    digest = hashlib.sha256()
+def _receive(answer: Any, part: Path, progress: Progress, total: int | None) -> None:
+    """Add to ``part`` what a server sends."""
     with progress, naming(part), part.open("ab") as file:
         while piece := _read(answer):
             file.write(piece)
             file.flush()  # what has arrived outlives this process
-            digest.update(piece)
             progress.advance(len(piece))
     # http.client reports a short body only when it was asked for the whole at once.
     if total is not None and progress.done != total:
         raise ConnectionError(f"the connection ended after {progress.done} of {total} bytes")
-    return digest.hexdigest()
 
 
 def _arrived(part: Path) -> int:
