@@ -178,12 +178,10 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
 def use_checkout(checkout: Path) -> Installed:
     """Use a checkout that the user edits, which is neither copied nor changed; a UsageError if it is none."""
     root = expanded(checkout).resolve()
-    if not root.is_dir():
-        raise UsageError(f"there is no folder {checkout}", hint="give pypi, github or a folder")
     if not _holds_mmf(root):
         raise UsageError(
             f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
-            hint="name the folder that `git clone https://github.com/facebookresearch/mmf` made",
+            hint="give pypi, github or a clone of https://github.com/facebookresearch/mmf",
         )
     with staging(_writable_home(), wait=True):
         return _remember(Installed(root, read_version(root), "path"))

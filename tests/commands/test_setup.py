@@ -73,8 +73,8 @@ def test_an_environment_that_cannot_be_written_to_is_an_error_with_a_way_out(
 
 
 def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(home: Path, mmfw: Mmfw) -> None:
-    assert "there is no folder gihub" in mmfw("setup", "--mmf", "gihub", code=2)
-    assert "pypi, github or a folder" in mmfw.err
+    assert "gihub is not a checkout of MMF" in mmfw("setup", "--mmf", "gihub", code=2)
+    assert "give pypi, github or a clone of" in mmfw.err
     assert not home.exists()
 
 
