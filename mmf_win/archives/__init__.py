@@ -10,7 +10,7 @@ Usable as a library::
     archive.check_password()  # before anything is written
     digest = hashlib.sha256()
     for done in archive.extract(lambda member: Path("out", member.name), digest=digest):
-        print(done.name, done.size, done.crc32)
+        print(done.name, done.size, done.sha256)
     print(digest.hexdigest())  # of the archive itself, made in the same pass
 
 zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and folders all look the same

@@ -76,14 +76,12 @@ class Extracted:
         name: of the member.
         target: the file.
         size: bytes.
-        crc32: checksum.
         sha256: hash in hex, made of the bytes as they were written.
     """
 
     name: str
     target: Path
     size: int
-    crc32: int
     sha256: str
 
 
@@ -92,11 +90,8 @@ class Archive(ABC):
 
     Attributes:
         path: the archive itself.
-        format: what it is, for people: ``zip``, ``7z``, ``tar``, ``tar.gz``, ``folder`` …
         members: its files; folders are not listed.
     """
-
-    format: str
 
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         self.path = path
@@ -276,7 +271,7 @@ class Output:
         if member.crc32 not in (None, self._crc):
             raise damaged(self._archive, "its checksum (CRC-32) is wrong", member.name)
         self._verified = True
-        return Extracted(member.name, self._target, self._size, self._crc, self._sha256.hexdigest())
+        return Extracted(member.name, self._target, self._size, self._sha256.hexdigest())
 
 
 @contextmanager

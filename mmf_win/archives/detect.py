@@ -94,8 +94,6 @@ def _is_tar(head: bytes) -> bool:
 class FolderArchive(Archive):
     """The files under a folder. Links are followed: the owner of the folder has made them."""
 
-    format = "folder"
-
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.members = with_problems(

@@ -61,8 +61,6 @@ class SevenZipArchive(Archive):
     Those of different streams are extracted at the same time.
     """
 
-    format = "7z"
-
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         super().__init__(path, ask)
         try:

@@ -52,7 +52,6 @@ class TarArchive(Archive):
 
     def __init__(self, path: Path, is_packed: bool, *, listed: bool = True) -> None:
         super().__init__(path)
-        self.format = "tar.gz" if is_packed else "tar"
         self._is_packed = is_packed
         if listed:
             with self._damage_named():
@@ -127,7 +126,8 @@ class TarArchive(Archive):
             if getattr(error, "errno", None) not in (None, EINVAL):  # EINVAL: too far away to be sought
                 raise
             self._require_unchanged()
-            raise self._error(f"not a valid {self.format}: {error}") from error
+            kind = "tar.gz" if self._is_packed else "tar"
+            raise self._error(f"not a valid {kind}: {error}") from error
 
 
 class _Tar(tarfile.TarFile):

@@ -40,8 +40,6 @@ _READ_UP_TO = 16 << 20
 class ZipArchive(Archive):
     """A zip file."""
 
-    format = "zip"
-
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         super().__init__(path, ask)
         self._secret = b""

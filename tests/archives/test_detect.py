@@ -19,7 +19,7 @@ from tests.worlds.packing import FILES, unpack, write_7z, write_tar
 def test_a_folder_is_read_like_an_archive(user_dir: Path) -> None:
     lay_out(FILES, user_dir / "in")
     archive = open_archive(user_dir / "in")
-    assert (archive.format, archive.encrypted) == ("folder", False)
+    assert not archive.encrypted
     assert unpack(user_dir / "in", user_dir / "out") == FILES
 
 
@@ -32,22 +32,19 @@ def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "expected"),
+    "write",
     [
-        (lambda path: write_encrypted_zip(path, FILES.items(), "x"), "zip"),
-        (lambda path: write_7z(path, FILES), "7z"),
-        (lambda path: write_tar(path, FILES, ""), "tar"),
-        (lambda path: write_tar(path, FILES, "gz"), "tar.gz"),
+        lambda path: write_encrypted_zip(path, FILES.items(), "x"),
+        lambda path: write_7z(path, FILES),
+        lambda path: write_tar(path, FILES, ""),
+        lambda path: write_tar(path, FILES, "gz"),
     ],
     ids=["zip", "7z", "tar", "tar.gz"],
 )
-def test_the_content_decides_not_the_suffix(
-    write: Callable[[Path], object], expected: str, user_dir: Path
-) -> None:
+def test_the_content_decides_not_the_suffix(write: Callable[[Path], object], user_dir: Path) -> None:
     path = user_dir / "download.rar"
     write(path)
-    archive = open_archive(path)
-    assert archive.format == expected
+    assert {member.name for member in open_archive(path).members} == FILES.keys()
 
 
 @pytest.mark.parametrize(
