@@ -91,7 +91,11 @@ class Archive(ABC):
     Attributes:
         path: the archive itself.
         members: its files; folders are not listed.
+        read_size: bytes that ``progress`` of :meth:`extract` is told of, where all of the archive is read;
+            None where these are the bytes that are written.
     """
+
+    read_size: int | None = None
 
     def __init__(self, path: Path, ask: Ask | None = None) -> None:
         self.path = path
@@ -101,27 +105,18 @@ class Archive(ABC):
         self._version = _version(path)
         self.members: Sequence[Member] = ()
 
-    @property
-    def encrypted(self) -> bool:
-        """Whether any member needs a password."""
-        return any(member.encrypted for member in self.members)
-
     def check_password(self) -> None:
         """Ask for the password if a member is encrypted, and try it on a few small ones, writing nothing.
 
         Raises:
             PasswordError: it is wrong, or there is nobody to ask.
         """
-        if self._password_checked or not self.encrypted:
+        if self._password_checked or not any(member.encrypted for member in self.members):
             return
         self._require_password()
         if not self._password_fits():
             raise wrong_password(self.path)
         self._password_checked = True
-
-    def work(self, choose: Callable[[Member], object]) -> int:
-        """How many bytes ``progress`` of :meth:`extract` will be told of: of the members that are chosen."""
-        return sum(member.size for member in self.members if choose(member) is not None)
 
     def extract(
         self, choose: Choose, progress: Advance = ignore, digest: Digest | None = None

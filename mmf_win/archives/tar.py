@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
 from errno import EINVAL
 from pathlib import Path
@@ -52,21 +52,15 @@ class TarArchive(Archive):
 
     def __init__(self, path: Path, is_packed: bool, *, listed: bool = True) -> None:
         super().__init__(path)
+        self.read_size = path.stat().st_size  # what is in it may not be known before it is extracted
         self._is_packed = is_packed
         if listed:
             with self._damage_named():
                 self.members = with_problems(self._listed())
 
-    def work(self, choose: Callable[[Member], object]) -> int:
-        """The archive's own bytes: all of it is read, and what is in it may not be known before."""
-        return self.path.stat().st_size
-
     def _listed(self) -> Iterator[Member]:
         if self._is_packed:
-            with (
-                Progress("Listing", self.path.stat().st_size) as bar,
-                self._streamed(bar.advance) as (_, tar),
-            ):
+            with Progress("Listing", self.read_size) as bar, self._streamed(bar.advance) as (_, tar):
                 yield from map(self._member, self._infos(tar))
         else:
             with self.path.open("rb") as file, _Tar.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:

@@ -62,7 +62,8 @@ def unpack_chosen(
         ArchiveError: the archive is damaged or hostile, or two members are for one file.
         ResourceError: the members do not fit on the disk.
     """
-    require_space(here.new, sum(member.size for member in archive.members if choose(member.name) is not None))
+    needed = sum(member.size for member in archive.members if choose(member.name) is not None)
+    require_space(here.new, needed)
     taken: dict[str, str] = {}
 
     def target(member: Member) -> Path | None:
@@ -79,7 +80,7 @@ def unpack_chosen(
     files: dict[str, Entry] = {}
     # A file that looks as if it changed about when it was hashed would be hashed again at the next check.
     mtime_ns = archive.path.stat().st_mtime_ns - _JUST_BEFORE_NS
-    work = archive.work(lambda member: choose(member.name))
+    work = archive.read_size or needed
     with Progress(title, work) as bar, closing(archive.extract(target, bar.advance, digest)) as written:
         for done in written:
             os.utime(done.target, ns=(mtime_ns, mtime_ns))
