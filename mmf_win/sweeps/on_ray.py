@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import signal
 import socket
 import sys
@@ -77,13 +78,15 @@ def connected() -> Iterator[Cluster]:
     import ray
 
     hint = "`ray start --head` starts one, and `ray start --address=HOST:6379` adds a machine to it"
+    # Except on Windows, Ray starts Python by a shell, and does not quote its path.
+    how = {} if sys.platform == "win32" else {"py_executable": shlex.quote(sys.executable)}
     try:
         if "://" in named:
             raise ValueError("mmfw is to be run on a machine of the cluster")
         _knock(named)
         with warnings.catch_warnings():  # of how later versions of Ray will differ
             warnings.simplefilter("ignore")
-            ray.init("auto", log_to_driver=False, logging_level=logging.ERROR)
+            ray.init("auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=how)
     except (OSError, RuntimeError, ValueError) as error:
         missing = f"there is no Ray cluster to connect to at {named}: {_line(error)}"
         raise MmfError(missing, hint=hint) from None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -75,13 +77,19 @@ if what == "orphan":
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head that runs nothing, and a node with two GPUs and no CPU."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A head that runs nothing, and a node with two GPUs and no CPU; Python lies in a folder of any name."""
     from ray.cluster_utils import Cluster
 
+    environment = tmp_path_factory.mktemp("python") / "Doe, Jane's $(x)"
+    venv.create(environment, symlinks=True)
+    [packages] = environment.glob("lib/python*/site-packages")
+    ours = f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n"
+    (packages / "ours.pth").write_text(ours, encoding="utf-8")
     quick = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 500}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setattr(sys, "executable", str(environment / "bin" / "python"))
         head = {"num_cpus": 0, "num_gpus": 0, "include_dashboard": False, "_system_config": quick}
         nodes = Cluster(initialize_head=True, head_node_args=head)
         try:
@@ -103,7 +111,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @contextmanager
 def node(cluster: Any, *options: str, mounts: str | None = None) -> Iterator[None]:
     """Another node, with a view of its own of the file system where it ``mounts`` something."""
-    ray_start = [Path(sys.executable).with_name("ray"), "start", "--block"]
+    ray_start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     own_view = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"] if mounts else []
     before = alive(cluster)
     with subprocess.Popen(
