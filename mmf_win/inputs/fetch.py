@@ -51,7 +51,7 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
         if room := sum(length or 0 for length in bytes_to_download(wanted, mirror).values()):
             # MMF's features take 7 GB packed and 14 GB unpacked, and all else less than that.
             require_space(places.data_dir, 3 * room)
-        for each in sorted(wanted, key=lambda each: each.no_source(found[each]) is not None):
+        for each in wanted:
             try:
                 each.fetch(mirror, found[each])
             except (DataError, MmfError, PasswordError) as error:

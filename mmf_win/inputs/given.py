@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mmf_win.errors import DataError, HostileFeatures, MmfwError
+from mmf_win.errors import DataError, HostileFeatures
 from mmf_win.files import replacing
 from mmf_win.inputs.ledger import compare, contradicts_hash, hash_in_name, read_ledger
 from mmf_win.inputs.mirror import Mirror
@@ -137,7 +137,7 @@ class Input:
         """Where they are published, and the SHA-256 of what is there, as far as that is known."""
         return self.source, None
 
-    def no_source(self, finding: Finding) -> MmfwError | None:
+    def no_source(self, finding: Finding) -> DataError | None:
         """The error that files are damaged or missing and nothing has them; None where something may."""
         if self.source is not None:
             return None

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmf_win.console import Progress, size
 from mmf_win.dataset.features import built_version, choose_features, mark_built
-from mmf_win.errors import ArchiveError, DamagedFeatures, DataError, MmfError, MmfwError, UsageError
+from mmf_win.errors import ArchiveError, DamagedFeatures, DataError, MmfError, UsageError
 from mmf_win.files import remove
 from mmf_win.inputs.given import Input, only
 from mmf_win.inputs.keys import give_archive, image_keys, remake_features
@@ -120,7 +120,7 @@ class Unpacked(Input):
         """The archive's address and hash."""
         return (self.entry.url, self.entry.sha256) if self.entry else (None, None)
 
-    def no_source(self, finding: Finding) -> MmfwError | None:
+    def no_source(self, finding: Finding) -> DataError | None:
         """What mmfw has built of the user's own files is in no archive."""
         known = self._known()
         is_in_archive = known.basis != "built" and (self.entry or known.source)
@@ -236,7 +236,7 @@ class RegionFeatures(Unpacked):
     def _require_structure(self, files: Sequence[Path]) -> None:
         image_keys(self.lmdb(), walk=True)
 
-    def no_source(self, finding: Finding) -> MmfwError | None:
+    def no_source(self, finding: Finding) -> DataError | None:
         """As of all archives; the hint tells how to make others."""
         return super().no_source(finding) and self._unknown(finding)
 
