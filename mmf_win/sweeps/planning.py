@@ -1,4 +1,4 @@
-"""The tasks of a sweep: the combinations of its choices, each with a name of its own."""
+"""The tasks of a sweep: the combinations of its choices, and what their folders are called."""
 
 from __future__ import annotations
 
