@@ -52,10 +52,6 @@ class Diverged(Exception):
     """A loss or a weight is no longer finite."""
 
 
-class WeightsMissing(CheckpointError):
-    """A checkpoint leaves weights of the model unset."""
-
-
 class UntrustedCheckpoint(CheckpointError):
     """A checkpoint holds classes, and to load them could run any code."""
 
@@ -131,11 +127,7 @@ def _raised(error: BaseException) -> tuple[type[BaseException], str]:
 
 
 def _outcomes(
-    error: BaseException,
-    kind: type[BaseException],
-    message: str,
-    trace: str,
-    places: set[tuple[str, str]],
+    error: BaseException, kind: type[BaseException], message: str, trace: str, places: set[tuple[str, str]]
 ) -> Iterator[Outcome]:
     """The outcomes that an error may mean, the most certain first.
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from mmf_win.errors import DatasetError, MmfError, UnreadableImage
+from mmf_win.errors import CheckpointError, DatasetError, MmfError, UnreadableImage
 from mmf_win.protocol import Outcome
-from mmf_win.worker.outcome import Diverged, StopRequested, UntrustedCheckpoint, WeightsMissing, classify
+from mmf_win.worker.outcome import Diverged, StopRequested, UntrustedCheckpoint, classify
 
 
 def caught(error: BaseException) -> BaseException:
@@ -77,7 +77,7 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
         (ImportError("libtiff.so.6: failed to map segment from shared object"), "host_oom"),
         (urllib.error.URLError("Name or service not known"), "network"),
         (DatasetError("x"), "data"),
-        (WeightsMissing("x"), "checkpoint"),
+        (CheckpointError("x"), "checkpoint"),
         (UntrustedCheckpoint("x"), "untrusted"),
         (MmfError("x"), "mmf"),
         (ValueError("a banana is no nan-o-thing"), "internal"),

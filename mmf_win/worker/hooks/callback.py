@@ -41,7 +41,6 @@ class Watch(Callback):  # type: ignore[misc]
     def __init__(self, config: Any, trainer: Any, **_: Any) -> None:
         super().__init__(config, trainer)
         self._observer = Observer.current
-        checkpoints.require_all_weights(trainer.model)
         self._precision, scaler = precision.choose(self._observer, trainer)
         if self._observer.request.precision is not None:
             trainer.load_fp16_scaler = partial(setattr, trainer, "scaler", scaler)  # MMF makes its own

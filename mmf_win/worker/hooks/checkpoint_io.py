@@ -109,12 +109,7 @@ class SingleWrite:
             CheckpointError: what was written cannot be read back.
         """
         if self._written is not None:
-            try:
-                share(self._written, path)
-            except OSError:
-                needed = self._written.stat().st_size
-                _require(needed, needed, path)
-                raise
+            share(self._written, path)
             return
         needed = tensor_bytes(value) + _OVERHEAD
         _require(needed, needed, path)

@@ -25,7 +25,7 @@ from mmf_win.upstream.checkpoint_files import STATE, counts, kept_aside, numbere
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.resume import ResumeState
-from mmf_win.worker.outcome import Diverged, WeightsMissing
+from mmf_win.worker.outcome import Diverged
 
 _SCALER = "fp16_scaler"  # of MMF 1.0.0rc12
 
@@ -44,6 +44,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._loaded: dict[str, Any] = {}
         self._starting = False
         self._file: Any = None
+        self._require_all_weights(trainer.model)
         self.resume_state: ResumeState | None = None
         if self._observer.request.action == "train":
             self.resume_state = ResumeState(trainer)
@@ -82,8 +83,6 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         try:
             with loading(trust=self._observer.request.trust, mapped=mapped):
                 super().load_state_dict()
-        except WeightsMissing as error:
-            raise WeightsMissing(f"{self._file}: {error}", hint=error.hint) from error
         except RuntimeError as error:  # torch's own, such as that of a size mismatch
             if "state_dict" not in str(error):
                 raise
@@ -117,6 +116,25 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             loaded = {key: value for key, value in loaded.items() if key != _SCALER}
         self._loaded = loaded
         return loaded
+
+    def _require_all_weights(self, model: nn.Module) -> None:
+        """Let the model refuse a file that leaves a parameter unset.
+
+        MMF loads with ``strict=False``, and would evaluate a model with a random head as if it were trained.
+        """
+
+        def refuse_missing(module: nn.Module, keys: Any) -> None:
+            parameters = dict(module.named_parameters())
+            missing = [key for key in keys.missing_keys if key in parameters]
+            if missing:
+                some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+                lacks = f"lacks {len(missing)} of the model's {len(parameters)} parameters ({some})"
+                raise CheckpointError(
+                    f"{self._file}: the checkpoint {lacks}",
+                    hint="name a checkpoint of this very model and configuration",
+                )
+
+        model.register_load_state_dict_post_hook(refuse_missing)  # type: ignore[no-untyped-call]
 
     def _restore_best(self) -> None:
         """Restore the best validation from the best checkpoint; without one, the next is the best."""
@@ -161,22 +179,3 @@ def check_weights(model: nn.Module, update: int) -> None:
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight.detach()).all():
             raise Diverged(f"after update {update} the weights are not finite any more ({name}); not saved")
-
-
-def require_all_weights(model: nn.Module) -> None:
-    """Make ``model.load_state_dict`` raise :class:`WeightsMissing` when it leaves a parameter unset.
-
-    MMF loads with ``strict=False``, and would evaluate a model with a random head as if it had been trained.
-    """
-
-    def refuse_missing(module: nn.Module, keys: Any) -> None:
-        parameters = dict(module.named_parameters())
-        missing = [key for key in keys.missing_keys if key in parameters]
-        if missing:
-            some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-            raise WeightsMissing(
-                f"the checkpoint lacks {len(missing)} of the model's {len(parameters)} parameters ({some})",
-                hint="name a checkpoint of this very model and configuration",
-            )
-
-    model.register_load_state_dict_post_hook(refuse_missing)  # type: ignore[no-untyped-call]

@@ -43,11 +43,10 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         super().predict(dataset_type)
 
     def load_extras(self) -> None:
-        """Guard the model before MMF loads a checkpoint into it, and resume the learning-rate schedule.
+        """Choose the precision before MMF loads a checkpoint, and resume the learning-rate schedule.
 
         MMF restarts the schedule, and so makes one update at its first rate.
         """
-        checkpoints.require_all_weights(self.model)
         self._precision, self.scaler = precision.choose(self._observer, self)
         if self._observer.request.fast:
             fast.prepare(self.model, self._observer)
