@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MUCH_WAITING = 0.2
-"""The share of the time from which on waiting for data is worth a word."""
-
+_MUCH_WAITING = 0.2  # the share of the time from which on waiting for data is worth a word
 _LEAST_WAITING = 0.05  # seconds an update
 _WORTH = 0.9  # with more workers an update has to take at most this share of its time
 _AS_GOOD = 1.05  # fewer workers that are at most so much slower than the best number are preferred
@@ -43,7 +41,7 @@ class Waiting:
     @property
     def is_much(self) -> bool:
         """Whether it is worth a word."""
-        return self.share >= MUCH_WAITING
+        return self.share >= _MUCH_WAITING
 
     @property
     def mostly_idle(self) -> bool:

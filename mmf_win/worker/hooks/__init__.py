@@ -14,7 +14,7 @@ from mmf_win.upstream.versions import has_key
 from mmf_win.worker.hooks import fast
 from mmf_win.worker.hooks.clock import ASIDE
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.profiler import LOADING
+from mmf_win.worker.hooks.profiler import TIMED
 from mmf_win.worker.image_cache import ImageCache, use
 from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop
@@ -28,7 +28,7 @@ def register(request: Attempt, version: str, stop: Stop) -> None:
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
     if request.action == "train":
-        timed = (*LOADING, *hooks.TIMED)
+        timed = (*TIMED, *hooks.TIMED)
         Observer.current.clock.time(each for each in timed if request.profile or each[2] in _ALWAYS)
     watch_scoring(Observer.current)
     if request.fast:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
 from mmf.common.registry import registry
 from mmf.common.sample import SampleList, convert_batch_to_sample_list
 from mmf.trainers.callbacks import checkpoint
@@ -27,11 +26,10 @@ TIMED: tuple[Timed, ...] = (
     (TrainerEvaluationLoopMixin, "evaluation_loop", "validation"),
     (SampleList, "to", "transfer"),
     (TrainerTrainingLoopMixin, "_forward", "forward"),
-    (torch.Tensor, "backward", "backward"),
     (TrainerTrainingLoopMixin, "_finish_update", "optimizer"),
     (TrainerCallbackHookMixin, "on_update_end", "logging"),
 )
-"""What belongs to which phase of training, beside the wait for data."""
+"""What belongs to which phase of training, beside what does in every MMF."""
 
 
 @registry.register_callback("mmfw")

@@ -26,11 +26,12 @@ from mmf_win.worker.hooks.clock import ASIDE, Clock, Lap, Timed
 _WARM_UP = 5  # updates that are not measured, as they begin what the others find ready
 _MEASURED = 20
 
-LOADING: tuple[Timed, ...] = (
+TIMED: tuple[Timed, ...] = (
     (dataloader._BaseDataLoaderIter, "__next__", "data"),
     (dataloader.DataLoader, "__iter__", "data"),  # where it has workers, they are started here
+    (torch.Tensor, "backward", "backward"),
 )
-"""Where MMF waits for a batch."""
+"""What belongs to which phase of training in every MMF; ``data``: where it waits for a batch."""
 
 
 class WaitWatch:

@@ -147,8 +147,7 @@ TIMED: tuple[Timed, ...] = (
     (BaseTrainer, "evaluate", "validation"),
     (SampleList, "to", "transfer"),
     (BaseTrainer, "_forward_pass", "forward"),
-    (torch.Tensor, "backward", "backward"),
     (Trainer, "_backward", "optimizer"),  # the gradients are made before
     (BaseTrainer, "_logistics", "logging"),
 )
-"""What belongs to which phase of training, beside the wait for data."""
+"""What belongs to which phase of training, beside what does in every MMF."""
