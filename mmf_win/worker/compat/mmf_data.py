@@ -26,11 +26,8 @@ _NAMED = "PathManager.exists(os.path.join(config.data_dir, config.annotations.tr
 _OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
-def _replace_load_jsonl(module: ModuleType) -> None:
-    def load_jsonl(self: Any, path: str) -> None:
-        self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
-
-    module.AnnotationDatabase._load_jsonl = load_jsonl
+def _load_jsonl(self: Any, path: str) -> None:
+    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
 
 
 def _name_files_and_rows(module: ModuleType) -> None:
@@ -121,7 +118,9 @@ PATCHES = (
     Patch(
         name="annotation-files",
         problem="AnnotationDatabase: fails at a byte order mark, blank lines, a JSON list and labels of null",
-        after_import={_ANNOTATIONS: _replace_load_jsonl},
+        after_import={
+            _ANNOTATIONS: lambda module: setattr(module.AnnotationDatabase, "_load_jsonl", _load_jsonl)
+        },
     ),
     Patch(
         name="data-elsewhere",

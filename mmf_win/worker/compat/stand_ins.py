@@ -34,14 +34,8 @@ class AdamW(torch.optim.AdamW):
 
 
 LightningModule = torch.nn.Module
-"""MMF's models use nothing else of Lightning's unless Lightning trains them."""
-
-
-class LightningDataModule:
-    """MMF's dataset builders inherit it to be usable by Lightning's trainer."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        super().__init__()
+LightningDataModule = object
+"""MMF's models and dataset builders use nothing else of Lightning's unless Lightning trains them."""
 
 
 @lru_cache(maxsize=1)  # MMF asks for the same file twice in a row

@@ -49,17 +49,16 @@ def refuse_code_of_models() -> None:
 
     All such code is imported by one function, whatever asks for it: a configuration, a model, a tokenizer.
     """
-    after_import("transformers.dynamic_module_utils", _refuse_code)
+    after_import(
+        "transformers.dynamic_module_utils", lambda module: setattr(module, "get_class_in_module", _refuse)
+    )
 
 
-def _refuse_code(module: ModuleType) -> None:
-    def refuse(class_name: str, module_path: str | PathLike[str], **options: object) -> NoReturn:
-        raise DataError(
-            f"{module_path}: not run, since it is code that comes with a model ({class_name})",
-            hint="if you trust it, repeat the command with --trust",
-        )
-
-    module.get_class_in_module = refuse  # type: ignore[attr-defined]
+def _refuse(class_name: str, module_path: str | PathLike[str], **options: object) -> NoReturn:
+    raise DataError(
+        f"{module_path}: not run, since it is code that comes with a model ({class_name})",
+        hint="if you trust it, repeat the command with --trust",
+    )
 
 
 PATCHES = (
