@@ -202,7 +202,7 @@ def weights_in_brackets(root: Path, world: TinyWorld) -> Any:
     from mmf.utils.checkpoint import load_pretrained_model
 
     folder = world.root / "[a] b"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)  # the other MMF may have been asked before
     (folder / "config.yaml").write_text("model_config: {a: 1}", encoding="utf-8")
     torch.save({"model": {"weight": torch.ones(1)}}, folder / "model.pth")
     return list(load_pretrained_model(str(folder))["checkpoint"])
