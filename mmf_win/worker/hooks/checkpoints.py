@@ -128,9 +128,9 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             missing = [key for key in keys.missing_keys if key in parameters]
             if missing:
                 some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
-                lacks = f"lacks {len(missing)} of the model's {len(parameters)} parameters ({some})"
                 raise CheckpointError(
-                    f"{self._file}: the checkpoint {lacks}",
+                    f"{self._file}: the checkpoint lacks {len(missing)} of the model's {len(parameters)} "
+                    f"parameters ({some})",
                     hint="name a checkpoint of this very model and configuration",
                 )
 
