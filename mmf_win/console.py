@@ -122,10 +122,10 @@ def print_line(text: object) -> None:
     print(without_control_characters(text) if _is_terminal() else text, flush=True)
 
 
-def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]], delimiter: str = ",") -> None:
     """A table on stdout, for scripts."""
     table = StringIO()
-    writer = csv.DictWriter(table, names, lineterminator="\n")
+    writer = csv.DictWriter(table, names, delimiter=delimiter, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     print_line(table.getvalue().removesuffix("\n"))

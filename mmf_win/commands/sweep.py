@@ -107,6 +107,7 @@ Examples:
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
 @options.number("--sample", meaning="Only N combinations of each choice, drawn at random.")
 @click.option("--dry-run", is_flag=True, help="Show the tasks with expected time and disk; run nothing.")
+@click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
 @options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
 @options.stop_timeout
 @options.data_dir
@@ -125,6 +126,7 @@ def run(
     failed: bool,
     sample: int | None,
     dry_run: bool,
+    debug: bool,
     output: Path | None,
     stop_timeout: float,
     data_dir: Path | None,
@@ -145,14 +147,19 @@ def run(
         planned = plan(asked, title=title, commands=commands, sample=sample)
     except UsageError as error:
         raise UsageError(f"{words[0]}: {error}", hint=error.hint) from None
+    if debug and not planned.tasks:
+        raise UsageError("there is no task to debug: a search has none before it runs")
+    force |= debug
     given, every = resources or asked.resource, tuple(asked.template)
     before, chosen = begun(folder), commands or every
     entered = joined(planned.tasks, before)
     known = {task.key for task in entered}
     trials = [task for task in before if task.trial is not None and not title and task.key not in known]
-    search_for = None if title or failed else asked.search
+    search_for = None if title or debug or failed else asked.search
     more = 0 if search_for is None else max(0, search_for.trials - len(trials))
     entered += [task.asked_for(replace(task, commands=every)) for task in trials]
+    if debug:
+        entered = entered[:1]
     if failed:
         entered = [task for task in entered if task.state == "failed"]
     if force:
@@ -171,8 +178,9 @@ def run(
         resume=resumed,
         time=time.strftime("%Y%m%d.%H%M%S"),
         patience=stop_timeout,
+        aloud=debug,
     )
-    _note(asked, planned.orphans)
+    _note(asked, planned.orphans, title)
     if dry_run:
         with suppress(UsageError):  # it is shown on another machine
             count = len(slots_here(given, count))
@@ -274,10 +282,13 @@ def _one_by_one(typed: Sequence[str]) -> list[list[str]]:
     return [first, *others]
 
 
-def _note(asked: Specification, orphans: Sequence[str]) -> None:
+def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> None:
     """Say what may not be meant."""
     if orphans:
         say(f"note: no command uses {', '.join(orphans)}; they only name folders")
+    alike = sum(choice.title == title for choice in asked.choices)
+    if title is not None and alike > 1:
+        say(f"note: {alike} choices have the title {title}, and all of them run")
     for name, template in asked.template.items():
         elsewhere = template.split()[:2] == ["mmfw", "train"] and "--save-dir" in template
         if elsewhere and "{_output}" not in template:

@@ -39,6 +39,8 @@ class SweepDisplay:
                 say(f"started on {slot.resource}: {news.name}")
             else:
                 self._ends(self._slots.pop(slot.number, _SlotDisplay("")), news)
+        elif isinstance(news, str):
+            say(news.rstrip("\n"))
         else:
             self._slots[slot.number].show(news)
 

@@ -84,7 +84,8 @@ Examples:
     help="Compare the others with this combination, by a paired t-test over the seeds; may be repeated.",
 )
 @options.form(
-    "csv", "markdown", meaning="How to print it; csv has means and deviations in columns of their own."
+    *("tsv", "csv", "markdown"),
+    meaning="How to print it; tsv and csv have means and deviations in columns of their own.",
 )
 @options.runs_dir
 @options.as_json
@@ -109,10 +110,10 @@ def table(
 
 def print_lines(found: Sequence[Line], form: str = "text", *, compared: bool = False) -> None:
     """Print the table of a sweep, of one line at least."""
-    if form == "csv":
+    if form in ("csv", "tsv"):
         rows = [{**flat(line, compared=compared), "tasks": " ".join(line.tasks)} for line in found]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        print_csv(names, rows)
+        print_csv(names, rows, "," if form == "csv" else "\t")
         return
     metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
     header = [*found[0].parameters, "runs", "on", *metrics, *(("difference", "p") if compared else ())]

@@ -145,7 +145,7 @@ class Driver:
         running = self._running[slot.number]
         running.begun = True
         self.show(slot, news)
-        if not isinstance(news, Task) and self.search is not None and not running.pruned:
+        if isinstance(news, dict) and self.search is not None and not running.pruned:
             running.pruned = self.search.is_hopeless(running.task, news)
         return False
 

@@ -8,6 +8,7 @@
       optuna.lock       held while a driver makes the study, or makes or ends a trial, which Optuna mixes up
       <task>/           named by its parameters
         param           YAML: its values and names
+        stat            YAML, for mlrunner: command → queued, running, finished, failed
         task.json       its commands, and how far it is
         log.<command>.<time>   the output
         lock            held by whoever runs it, until all that was started for it has ended
@@ -53,6 +54,7 @@ class TaskFolder:
 
     path: Path
     param = Inside(PARAMETERS)
+    stat = Inside("stat")
     record = Inside(RECORD)
     lock = Inside("lock")
     stop = Inside("stop")

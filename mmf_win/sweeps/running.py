@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -34,8 +35,8 @@ _TAIL = 4096  # bytes of a log in which the error is looked for
 
 Resume = Callable[[Sequence[str], Run], list[str]]
 """Turns the words of ``mmfw train …`` into those that resume the run that they began."""
-News: TypeAlias = Task | Event
-"""What is told of a task that runs: itself as it begins, or an event of its training."""
+News: TypeAlias = Task | Event | str
+"""What is told of a task that runs: itself as it begins, an event of its training, or what it prints."""
 Tell: TypeAlias = Callable[[News], None]
 
 
@@ -102,6 +103,7 @@ class Runner:
         template: the commands that may be run, in order.
         time: when the sweep was started, for the names of logs.
         patience: seconds without progress after which a command that was asked to leave is killed.
+        aloud: whether what the commands print is told, too.
     """
 
     sweep: SweepFolder
@@ -110,6 +112,7 @@ class Runner:
     resume: Resume
     time: str
     patience: float = 60.0
+    aloud: bool = False
 
     def words(self, task: Task, name: str) -> list[str]:
         """The words of a task's command; one for a shell is a single line."""
@@ -214,7 +217,7 @@ class _Turn:
                 environment=self._environment(),
                 stop_file=folder.stop.absolute(),
                 exit_file=None,
-                watch=_Watch(folder, self.tell, lambda run: self._trains(name, run)),
+                watch=_Watch(folder, log if how.aloud else None, self.tell, partial(self._trains, name)),
                 on_stop=lambda: None,
                 patience=2 * how.patience,  # the command's own comes first
                 terminate=None if has_ours else _POLITE,
@@ -275,8 +278,11 @@ class _Turn:
 class _Watch:
     """Hands on what a command does; called several times a second, it says whether there was progress."""
 
-    def __init__(self, folder: TaskFolder, tell: Tell, trains: Callable[[Run], None]) -> None:
-        self._folder, self._tell, self._trains = folder, tell, trains
+    def __init__(
+        self, folder: TaskFolder, log: Path | None, tell: Tell, trains: Callable[[Run], None]
+    ) -> None:
+        self._folder, self._log, self._tell, self._trains = folder, log, tell, trains
+        self._read = log.stat().st_size if log and log.exists() else 0
         self._calls = 0
         before = folder.newest_run()
         self._readers = {} if before is None else {before.path: EventReader(before.events, from_end=True)}
@@ -292,6 +298,12 @@ class _Watch:
         events = [event for reader in self._readers.values() for event in reader.poll()]
         for event in events:
             self._tell(event)
+        if self._log:
+            with suppress(OSError), self._log.open("rb") as file:
+                file.seek(self._read)
+                if new := file.read():
+                    self._read += len(new)
+                    self._tell(new.decode(errors="replace"))
         return bool(events)
 
 

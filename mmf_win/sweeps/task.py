@@ -25,7 +25,7 @@ from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import portable_name
 from mmf_win.protocol import known_fields
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml
+from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
 from mmf_win.sweeps.specification import Values
 from mmf_win.sweeps.templates import RESERVED
 
@@ -112,16 +112,26 @@ class Task:
 
     def record(self, folder: TaskFolder) -> None:
         """Write down what ``param`` does not tell."""
+        now = {self.command: self.state} | dict.fromkeys(self.finished, "finished")
+        write_yaml(folder.stat, {name: now.get(name, "queued") for name in self.commands})
         told = {name: value for name, value in asdict(self).items() if name not in _OF_PARAM}
         write_json(folder.record, told)
 
 
 def recorded(folder: TaskFolder) -> Task | None:
-    """What a folder says of its task; None where it has not begun."""
+    """What a folder says of its task; None where it has not begun.
+
+    A folder of mlrunner's has no record; its ``stat`` tells how far its commands are.
+    """
     param = {str(name): value for name, value in read_yaml(folder.param).items()}
     if not param:
         return None
     known = _read_record(folder)
+    if not known and (stat := read_yaml(folder.stat)):
+        finished = [name for name, how in stat.items() if how == "finished"]
+        state = "success" if len(finished) == len(stat) else "queued"
+        state = "failed" if "failed" in stat.values() else state
+        known = {"state": state, "commands": map(str, stat), "finished": map(str, finished)}
     if known.get("state") == "running" and not is_locked(folder.lock):
         known |= {"state": "queued", "slot": None, "message": "what ran it has died; another run continues"}
     values = {name: value for name, value in param.items() if name not in RESERVED}
@@ -139,7 +149,9 @@ def _read_record(folder: TaskFolder) -> dict[str, Any]:
 
 def require_known(folder: TaskFolder) -> None:
     """Raise DataError where a file is lost that tells what has run, which would run again."""
-    files = {folder.param: read_yaml(folder.param), folder.record: _read_record(folder)}
+    files, stat = {folder.param: read_yaml(folder.param)}, read_yaml(folder.stat)
+    if not stat or (folder.newest_run() is not None and "finished" not in stat.values()):
+        files[folder.record] = _read_record(folder)  # which alone knows the run that is to be resumed
     lost = next((file for file, told in files.items() if not told), None)
     if lost is not None and any(folder.path.glob("log.*")):
         hint = "put it back, or delete the task's folder to have it run again from its beginning"

@@ -77,8 +77,9 @@ def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_take
     assert "1 are to be run" in sweep.err and "by 1 that ended well" in sweep.err
     sweep.run("--dry-run", "--force")
     assert "2 are to be run" in sweep.err
-    sweep.run("--dry-run", "--json", "--failed")
-    assert json.loads(sweep.out)["tasks"] == []
+    for words, names in (("--failed", []), ("--debug", ["A_1"])):
+        sweep.run("--dry-run", "--json", words)
+        assert [task["task"] for task in json.loads(sweep.out)["tasks"]] == names
 
 
 def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
@@ -110,9 +111,10 @@ def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -
         trained(made.task(task.name), score)
     sweep("table", sweep.output, "--baseline", "lr=0.1")
     assert "0.6500 ± 0.0707" in sweep.out and "+0.1500" in sweep.out
-    sweep("table", sweep.output, "--format", "csv")
-    first = next(csv.DictReader(io.StringIO(sweep.out)))
-    assert (first["lr"], first["runs"], float(first["auroc"])) == ("0.2", "2", pytest.approx(0.8))
+    for form, delimiter in (("csv", ","), ("tsv", "\t")):
+        sweep("table", sweep.output, "--format", form)
+        first = next(csv.DictReader(io.StringIO(sweep.out), delimiter=delimiter))
+        assert (first["lr"], first["runs"], float(first["auroc"])) == ("0.2", "2", pytest.approx(0.8))
     sweep("table", sweep.output, "--format", "markdown")
     assert sweep.out.splitlines()[1] == "|---|---|---|---|---|"
     assert [line["lr"] for line in sweep.json("table", sweep.output)] == [0.2, 0.1]
@@ -141,10 +143,19 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -
     sweep.run("--dry-run")
 
 
+def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
+    sweep.write(python(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]")
+    sweep.run("--debug")
+    assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
+    sweep.run("--debug")  # again, though it ended well
+    assert [task.starts for task in tasks(sweep.output).values()] == [2, 0]
+
+
 def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
     choices = ("_title: x\na: [1, 2, 3, 4]", "_title: y\na: 5", "_title: y\na: 6")
     sweep.write(python(sweep.folder, "print(1)", "{a}"), *choices)
     sweep.run("-t", "y")
+    assert "2 choices have the title y" in sweep.err
     assert [task.name for task in begun(SweepFolder(sweep.output))] == ["A_5", "A_6"]
     sweep.run("-t", "x", "--sample", "2")
     assert len(begun(SweepFolder(sweep.output))) == 4
@@ -203,6 +214,7 @@ def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(swe
     sweep.write("echo {a} {nothing}", head=head)
     sweep.run("--dry-run", code=2)
     assert "params.yaml" in sweep.err and "nothing sets nothing" in sweep.err
+    sweep.run("--debug", code=2)
 
 
 def test_a_search_is_ranked_by_what_it_searches_for(sweep: Sweep) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
-from mmf_win.sweeps.folder import TaskFolder, read_yaml
+from mmf_win.sweeps.folder import read_yaml
 from mmf_win.sweeps.planning import plan
-from mmf_win.sweeps.task import LONGEST_NAME, joined, recorded
+from mmf_win.sweeps.task import LONGEST_NAME, joined
 from mmf_win.sweeps.templates import line, words
 from tests.worlds.sweeping import yaml
 
@@ -178,8 +178,5 @@ def _came_to(output: Path) -> dict[str, Any]:
     for folder in (file.parent for file in output.glob("*/param")):
         logs = {log.name.split(".")[1]: log.read_text(encoding="utf-8") for log in folder.glob("log.*")}
         param = {k: v for k, v in read_yaml(folder / "param").items() if k not in ("_scripts", "_time")}
-        ended = recorded(TaskFolder(folder))
-        assert ended is not None
-        finished = read_yaml(folder / "stat") or dict.fromkeys(ended.finished, "finished")
-        came[folder.name] = (logs, finished, param)
+        came[folder.name] = (logs, read_yaml(folder / "stat"), param)
     return came

@@ -150,9 +150,11 @@ def test_nobody_runs_a_task_before_all_that_a_dead_driver_left_has_ended(sweep: 
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"state": "lost"}', '{"runs": {"train": 3}}'])
-def test_a_task_whose_record_cannot_be_read_has_not_run(sweep: SweepFolder, content: str) -> None:
+def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, content: str) -> None:
     ended(sweep, _now(sweep)[0])
     sweep.task("A_1").record.write_text(content, encoding="utf-8")
+    assert _now(sweep)[0].state == "success"
+    sweep.task("A_1").stat.write_text("train: [finished]\n1: {}\n", encoding="utf-8")
     assert _now(sweep)[0].left == ["train", "test"]
     assert _run(sweep, _now(sweep)[0])[0].state == "success"
 
@@ -199,3 +201,13 @@ def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: Sw
     write_json(sweep.task(task.name).record, {"name": "../victim", "runs": {"train": {"run": "../victim"}}})
     write_yaml(sweep.task(task.name).param, {**task.values, "_name": "../victim", "_output": "../victim"})
     assert [known.name for known in begun(sweep)] == [task.name]
+
+
+def test_a_folder_of_mlrunner_tells_how_far_it_is_by_param_and_stat(sweep: SweepFolder) -> None:
+    for task, how in zip(_now(sweep), ("finished", "failed", "running"), strict=True):
+        folder = sweep.task(task.name)
+        folder.path.mkdir()
+        write_yaml(folder.param, {**task.values, "_name": task.name, "_output": "x", "_time": "y"})
+        write_yaml(folder.stat, {"train": "finished", "test": how})
+    told = [(task.state, task.left) for task in _now(sweep)]
+    assert told == [("success", []), ("failed", ["test"]), ("queued", ["test"])]
