@@ -17,12 +17,12 @@ from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
-from mmf_win.runs.history import changed_splits
+from mmf_win.runs.history import changed_splits, events_of
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import Job, Once, Request
 from mmf_win.unpacking.staging import reading
 from mmf_win.upstream.checkpoint_files import counts
-from mmf_win.upstream.config import Tree, merge
+from mmf_win.upstream.config import OURS, Tree, merge
 
 _log = logging.getLogger(__name__)
 
@@ -152,6 +152,10 @@ def resumed(
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
         _require_seed_kept(once, checkpoint, run.request().number("seed"))
         start = of_request(run.request(), once, data_dir, save_dir)
+        begun = [event for event in events_of(run) if event["kind"] == "train_started"]
+        now = once.options.get(OURS, {}).get("precision")
+        if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
+            _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
     checkpoint = checkpoints.checked(wanted)
     _require_seed_kept(once, checkpoint)

@@ -56,6 +56,7 @@ def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, faulty: 
     halves = ["bf16"] if name == "cnn_lstm" else ["bf16", "fp16"]
     for updates, half in enumerate(halves, start=6):
         resumed = tool("train", "--resume", "last", "--precision", half, "--updates", str(updates))
+        assert f"goes on in {half}" in tool.errors
         assert events(tool.run_of(resumed), "train_started")[-1]["precision"] == half
     full = probabilities(tool("predict", "--no-report", "--precision", "fp32"))
     for half in halves:

@@ -170,5 +170,6 @@ def test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision(
     words = shlex.split(hint)
     assert words[-2:] == ["--precision", "fp32"]
     run = tool.run_of(tool(*words))
+    assert "goes on in fp32" in tool.errors
     assert [event["precision"] for event in events(run, "train_started")] == ["fp16", "fp16", "fp32"]
     assert tool("runs")[0]["updates"] == 3
