@@ -88,6 +88,16 @@ def test_splits_are_known_in_small_and_capital_letters(user_dir: Path, places: P
     assert {file.name for file in places.dataset.annotations.iterdir()} == {"train.jsonl", "dev.jsonl"}
 
 
+def test_a_test_set_without_labels_is_noted(
+    user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = "image,text,{}\n1.png,a,1\n2.png,b,0\n"
+    named = {"train": "label", "dev": "label", "test": "hateful"}
+    files = {f"{split}.csv": table.format(column).encode() for split, column in named.items()}
+    convert(lay_out({**files, "1.png": image(1), "2.png": image(2)}, user_dir / "own"), places)
+    assert "test.csv: no row has a label; its columns are image,text,hateful" in caplog.text
+
+
 def test_annotations_without_images(user_dir: Path, places: Places) -> None:
     files = {name: content for name, content in memes().items() if not name.endswith(".png")}
     with pytest.raises(DatasetError, match="no images"):
