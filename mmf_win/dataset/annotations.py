@@ -182,7 +182,9 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     there = splits_on_disk(paths)
     val = next((split for split in _VAL if split in there), None)
     if "train" not in there:
-        raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=where_to_get(paths))
+        lacking = f"{paths.annotations}: there is no train.jsonl"
+        none = f"no Hateful Memes dataset in {paths.data_dir}"
+        raise DatasetError(lacking if there else none, hint=where_to_get(paths))
     if val is None:
         message = f"{paths.annotations}: there is no validation split (dev_unseen, dev_seen or dev)"
         again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(paths.data_dir))

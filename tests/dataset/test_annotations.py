@@ -114,7 +114,12 @@ def test_the_later_phase_wins_and_what_is_there_is_used(
 
 
 @pytest.mark.parametrize(
-    ("there", "missing"), [(["dev", "test"], "no Hateful Memes dataset"), (["train", "test"], "validation")]
+    ("there", "missing"),
+    [
+        ([], "no Hateful Memes dataset"),
+        (["dev", "test"], r"annotations: there is no train\.jsonl"),
+        (["train", "test"], "validation"),
+    ],
 )
 def test_without_something_to_train_or_validate_on_there_is_no_choice(
     there: list[str], missing: str, user_dir: Path

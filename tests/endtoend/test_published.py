@@ -209,3 +209,5 @@ def test_weights_that_leave_the_head_unset_are_refused_whatever_asks_for_them(sh
         assert "the checkpoint lacks" in shop.tool.errors and "classifier" in shop.tool.errors
         assert shop.tool.code(*words, "checkpoint.resume_pretrained=True") == 2, words
         assert "checkpoint.resume_pretrained" in shop.tool.errors
+    assert shop.tool.code("train", shop.preset, f"checkpoint.resume_zoo={KEY}", *STILL) == 3
+    assert f"error: {KEY}: the checkpoint lacks" in shop.tool.errors

@@ -43,7 +43,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._folder = Path(self.ckpt_foldername)
         self._loaded: dict[str, Any] = {}
         self._starting = False
-        self._file: Any = None
+        self._file: Any = self.config.checkpoint.resume_zoo  # unless another file is loaded
         self._require_all_weights(trainer.model)
         self.resume_state: ResumeState | None = None
         if self._observer.request.action == "train":
