@@ -78,8 +78,10 @@ def connected() -> Iterator[Cluster]:
     import ray
 
     hint = "`ray start --head` starts one, and `ray start --address=HOST:6379` adds a machine to it"
-    # Except on Windows, Ray starts Python by a shell, and does not quote its path.
-    how = {} if sys.platform == "win32" else {"py_executable": shlex.quote(sys.executable)}
+    # Ray starts a node's own Python by a shell, and does not quote its path. For a Python that is named, and
+    # that a node lacks, it waits for ever; so only one whose path must be quoted is named.
+    python = shlex.quote(sys.executable)
+    how = {} if sys.platform == "win32" or python == sys.executable else {"py_executable": python}
     try:
         if "://" in named:
             raise ValueError("mmfw is to be run on a machine of the cluster")

@@ -109,9 +109,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @contextmanager
-def node(cluster: Any, *options: str, mounts: str | None = None) -> Iterator[None]:
+def node(cluster: Any, *options: str, mounts: str | None = None, python: str | None = None) -> Iterator[None]:
     """Another node, with a view of its own of the file system where it ``mounts`` something."""
-    ray_start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    ray_start = [python or sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     own_view = ["unshare", "--mount", "sh", "-c", f'{mounts} && exec "$@"', "sh"] if mounts else []
     before = alive(cluster)
     with subprocess.Popen(
@@ -266,6 +266,19 @@ def test_a_node_that_lacks_something_is_refused(
         assert sweep([1], "save", gpus="0,1,2,3", output="shared/out") == 6
     assert message.format(here=here) in capsys.readouterr().err.replace("\n", " ")
     assert not [*(here / "shared").iterdir()]
+
+
+def test_a_node_that_does_not_see_the_environment_is_refused(
+    cluster: Any, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment, theirs = here / "hidden" / "environment", Path(sys.prefix, "bin", "python")
+    environment.mkdir(parents=True)
+    hidden = f"mount -t tmpfs tmpfs '{environment.parent}'"
+    with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=hidden, python=str(theirs)):
+        monkeypatch.setattr(sys, "prefix", str(environment))
+        monkeypatch.setattr(sys, "executable", str(environment / "python"))
+        assert sweep([1], "save", gpus="0,1,2,3") == 6
+    assert f"does not see {environment} of this machine" in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.usefixtures("cluster", "here")
