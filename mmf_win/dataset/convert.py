@@ -10,7 +10,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -73,9 +73,10 @@ class Conversion:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Conversion:
-        """What ``asdict`` made of one."""
-        splits = {split: SplitSummary(**summary) for split, summary in value["splits"].items()}
-        return cls(**{**value, "splits": splits})
+        """What ``asdict`` made of one; there was more in it once."""
+        known = {each.name: value[each.name] for each in fields(cls)}
+        splits = {split: SplitSummary(**summary) for split, summary in known["splits"].items()}
+        return cls(**{**known, "splits": splits})
 
 
 def convert(
