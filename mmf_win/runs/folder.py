@@ -94,6 +94,8 @@ class Run(RunFolder):
             values = read_json(self.request_file)
             request = Request(**known_fields(Request, values))
             request.ours  # noqa: B018 - refuses what is of another type
+            if "overrides" in values:
+                raise ValueError("its overrides are not among its settings, so it is not of this version")
             if not request.model:
                 raise ValueError("it names no model")
             if missing := {"train", "val", "test"} - request.splits.keys():

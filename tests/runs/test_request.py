@@ -93,6 +93,7 @@ def test_what_started_a_run_is_not_saved(tmp_path: Path) -> None:
     [
         *("{}", "[]", "{half a", '{"model": "mmbt", "splits": {"train": "train"}}'),
         json.dumps({"model": "mmbt", "splits": SLOTS, "settings": {"mmfw": {"keep": "many"}}}),
+        json.dumps({"model": "mmbt", "splits": SLOTS, "overrides": ["a=1"]}),
     ],
 )
 def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> None:
