@@ -35,6 +35,7 @@ LONGEST_NAME = 80
 """Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
 
 _OF_PARAM = ("name", "values")  # and its folder; what its record need not tell
+_SCRIPTS = "_scripts"  # what an earlier mmfw put among the values
 
 
 @dataclass(frozen=True)
@@ -121,20 +122,20 @@ class Task:
 def recorded(folder: TaskFolder) -> Task | None:
     """What a folder says of its task; None where it has not begun.
 
-    A folder of mlrunner's has no record; its ``stat`` tells how far its commands are.
+    Where the record tells no commands, as mlrunner has none and an earlier mmfw's did not, ``stat`` does.
     """
     param = {str(name): value for name, value in read_yaml(folder.param).items()}
     if not param:
         return None
     known = _read_record(folder)
-    if not known and (stat := read_yaml(folder.stat)):
+    if "commands" not in known and (stat := read_yaml(folder.stat)):
         finished = [name for name, how in stat.items() if how == "finished"]
         state = "success" if len(finished) == len(stat) else "queued"
         state = "failed" if "failed" in stat.values() else state
-        known = {"state": state, "commands": map(str, stat), "finished": map(str, finished)}
+        known = {"state": state, **known, "commands": map(str, stat), "finished": map(str, finished)}
     if known.get("state") == "running" and not is_locked(folder.lock):
         known |= {"state": "queued", "slot": None, "message": "what ran it has died; another run continues"}
-    values = {name: value for name, value in param.items() if name not in RESERVED}
+    values = {name: value for name, value in param.items() if name not in (*RESERVED, _SCRIPTS)}
     known |= {name: tuple(known.get(name, ())) for name in ("commands", "finished")}
     return Task(**{**known, "name": folder.path.name, "values": values})
 

@@ -211,3 +211,14 @@ def test_a_folder_of_mlrunner_tells_how_far_it_is_by_param_and_stat(sweep: Sweep
         write_yaml(folder.stat, {"train": "finished", "test": how})
     told = [(task.state, task.left) for task in _now(sweep)]
     assert told == [("success", []), ("failed", ["test"]), ("queued", ["test"])]
+
+
+def test_a_folder_of_an_earlier_mmfw_is_known_whose_record_has_no_commands(sweep: SweepFolder) -> None:
+    task, *_ = _now(sweep)
+    folder = sweep.task(task.name)
+    folder.path.mkdir()
+    write_yaml(folder.param, {**task.values, "_scripts": {"train": "echo 1 0"}})
+    write_yaml(folder.stat, {"train": "finished", "test": "failed"})
+    write_json(folder.record, {"state": "failed", "starts": 2})
+    now, *_ = _now(sweep)
+    assert (now.name, now.state, now.left, now.starts) == (task.name, "failed", ["test"], 2)
