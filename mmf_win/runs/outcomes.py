@@ -36,6 +36,8 @@ _ERRORS: dict[Outcome, type[MmfwError]] = {
     "network": MmfError,
 }
 
+_STOPPED = (-1, -2, -15)  # by the user's own signal, which meets a worker that has no session of its own yet
+
 _BEGIN = "the same command begins again"
 
 # {resume}: how to resume the training, or to begin again where nothing is saved; {again}: the command for it.
@@ -80,7 +82,12 @@ def as_error(end: Exit, asked: Attempt) -> MmfwError:
     message = end.message or end.outcome
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"
-    hint = f"{end.hint}; the whole output is in {asked.log}" if end.hint else _hint_after(end.outcome, asked)
+    hint = _hint_after(end.outcome, asked)
+    if end.hint:
+        more = (
+            _hint_after("killed", asked) if end.outcome == "disk" else f"the whole output is in {asked.log}"
+        )
+        hint = f"{end.hint}; {more}"
     return _ERRORS.get(end.outcome, TrainingError)(message, hint=hint, log=asked.log)
 
 
@@ -129,7 +136,7 @@ def use_intact(run: Run, found: Iterable[checkpoints.SavedCheckpoint]) -> str | 
 
 
 def _died(ended: Ended, memory_ran_out: bool) -> Exit:
-    if ended.killed:
+    if ended.killed or (ended.stop_requested and ended.code in _STOPPED):
         return Exit("interrupted", "ended at once, or for lack of progress; updates not yet saved are lost")
     if ended.code == -9:
         if memory_ran_out:

@@ -75,6 +75,15 @@ def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_nam
     assert str(as_error(end, training(Run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
 
 
+def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_saved(tmp_path: Path) -> None:
+    end = Exit("disk", "File too large", "see ulimit -f")
+    before = as_error(end, training(Run(tmp_path))).hint
+    checkpoint(Run(tmp_path).checkpoints / "current.ckpt", 3)
+    after = as_error(end, training(Run(tmp_path))).hint
+    assert before is not None and before.startswith("see ulimit -f; the same command begins again; ")
+    assert after is not None and "--resume last" in after and "the last intact checkpoint; " in after
+
+
 @pytest.mark.parametrize(
     ("ended", "memory_ran_out", "outcome"),
     [
@@ -82,6 +91,9 @@ def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_nam
         (Ended(-9, stop_requested=False, killed=False), False, "killed"),
         (Ended(-9, stop_requested=True, killed=True), True, "interrupted"),
         (Ended(-9, stop_requested=True, killed=False), True, "interrupted"),
+        (Ended(-2, stop_requested=True, killed=False), False, "interrupted"),  # by Ctrl+C, at its very start
+        (Ended(-15, stop_requested=True, killed=False), False, "interrupted"),
+        (Ended(-2, stop_requested=False, killed=False), False, "internal"),
         (Ended(-7, stop_requested=False, killed=False), False, "host_oom"),
         (Ended(1, stop_requested=False, killed=False), True, "internal"),
     ],
