@@ -148,6 +148,14 @@ def summaries(
     return [lines.get(run) or Summary(run.id, str(run.path), size=size_of(run)) for run in found]
 
 
+def how_far(events: Sequence[Event]) -> tuple[int | None, int | None]:
+    """How many updates a training came, and was to go, by its events; None where these do not tell."""
+    # The final validation is of the best checkpoint, which may lie behind.
+    counted = [event["update"] for event in events if "update" in event and not event.get("final")]
+    limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
+    return counted[-1] if counted else None, limits[-1] if limits else None
+
+
 def _lines(runs: Sequence[Record]) -> dict[Run, Summary]:
     """One line about each, with tests of one split, and with what was not chosen for all of them."""
     split = common_split(filter(is_test, known.scores.scored) for known in runs)
@@ -159,10 +167,8 @@ def _lines(runs: Sequence[Record]) -> dict[Run, Summary]:
 
 def _line(known: Record, test_split: str | None, differs: str | None) -> Summary:
     run, request, events, scores = known.run, known.request, known.events, known.scores
-    # The final validation is of the best checkpoint, which may lie behind.
-    counted = [event for event in events if "update" in event and not event.get("final")]
+    update, limit = how_far(events)
     on = scores.validated_on
-    limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
     begun = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
     test = scores.scored.get(test_split) if test_split else None
     tested: dict[str, Any] = {}
@@ -173,8 +179,8 @@ def _line(known: Record, test_split: str | None, differs: str | None) -> Summary
         path=str(run.path),
         preset=request.preset,
         state=known.state,
-        updates=counted[-1]["update"] if counted else None,
-        max_updates=limits[-1] if limits else request.number("max_updates"),
+        updates=update,
+        max_updates=request.number("max_updates") if limit is None else limit,
         best_auroc=scores.best_auroc,
         val_split=on.split if on else request.splits.get("val"),
         val_rows=on.rows if on else None,

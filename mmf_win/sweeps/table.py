@@ -18,7 +18,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run, task_id
-from mmf_win.runs.history import size_of, summaries
+from mmf_win.runs.history import how_far, size_of, summaries
 from mmf_win.runs.scores import UNKNOWN, Scores, is_test, read_scores
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
@@ -152,10 +152,10 @@ def position(folder: TaskFolder) -> dict[str, Any]:
     """
     scores, events = measured(folder)
     last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
-    known = {name: last.get(name) for name in ("update", "max_updates", "loss")}
-    total, speed = known["max_updates"], last.get("updates_per_s")
-    left = (total - known["update"]) / speed if total and speed else None
+    (update, total), speed = how_far(events), last.get("updates_per_s")
+    left = (total - update) / speed if update and total and speed else None
     on = scores.validated_on
+    known = {"update": update, "max_updates": total, "loss": last.get("loss")}
     return {**known, "auroc": scores.best_auroc, "on": on.brief if on else None, "left": left}
 
 

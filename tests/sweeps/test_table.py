@@ -12,6 +12,7 @@ import pytest
 
 from mmf_win.errors import UsageError
 from mmf_win.files import write_json
+from mmf_win.protocol import EventLog
 from mmf_win.sweeps.folder import SweepFolder, write_yaml
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.table import flat, lines, position
@@ -112,6 +113,28 @@ def test_where_a_training_is_comes_from_its_events(sweep: SweepFolder) -> None:
     where = position(sweep.task(begun(sweep)[0].name))
     known = {"update": 30, "max_updates": 40, "loss": 0.5, "auroc": 0.60, "on": "dev_seen", "left": 5.0}
     assert where == known
+
+
+def test_the_last_updates_count_of_which_the_validation_alone_tells(sweep: SweepFolder) -> None:
+    folder = sweep.task(begun(sweep)[0].name)
+    run = folder.newest_run()
+    assert run is not None
+    log = EventLog(run.events, "1")
+    for update, final in ((40, False), (20, True)):  # the final one is of the best checkpoint
+        log.write("val", update=update, metrics={}, final=final, data={"split": "dev_seen", "rows": 8})
+    where = position(folder)
+    assert (where["update"], where["max_updates"], where["left"]) == (40, 40, 0)
+
+
+def test_a_training_without_a_report_of_its_updates_has_a_total(sweep: SweepFolder) -> None:
+    folder = sweep.task(begun(sweep)[0].name)
+    run = folder.newest_run()
+    assert run is not None
+    run.events.unlink()
+    log = EventLog(run.events, "1")
+    log.write("train_started", max_updates=6)
+    log.write("val", update=6, metrics={}, final=False, data={"split": "dev_seen", "rows": 8})
+    assert (position(folder)["update"], position(folder)["max_updates"]) == (6, 6)
 
 
 def test_the_guides_lines_for_a_notebook_run(sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch) -> None:
