@@ -143,8 +143,9 @@ def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # whatever a damaged file leads to
+        why = str(error).removeprefix("it cannot be read: ").partition("\n")[0] or type(error).__name__
         raise DatasetError(
-            f"{path}: it cannot be read: {str(error) or type(error).__name__}",
+            f"{path}: it cannot be read: {why}",
             hint="extract the features of this image again, or take the file away; "
             "save a tensor as an array, by .numpy()",
         ) from error

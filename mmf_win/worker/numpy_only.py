@@ -247,7 +247,10 @@ def load_npy(content: bytes) -> Any:
 
     file = io.BytesIO(content)
     np.lib.format.read_magic(file)
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    try:
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    except (MemoryError, RecursionError):  # Python's parser says so of what is nested too deeply
+        raise ValueError("its header cannot be read") from None
     if dtype.hasobject:
         if not isinstance(array := loads(file.read()), np.ndarray):
             raise ValueError(f"it holds no array, but {type(array).__name__}")

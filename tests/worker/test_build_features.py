@@ -134,6 +134,25 @@ def test_not_even_other_functions_of_numpy_are_called(name: str, user_dir: Path)
         read(user_dir)
 
 
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        (b"-" * 9000 + b"1", "its header cannot be read"),
+        (b" " * 60_000, "is large and may not be safe to load securely"),
+        (b"{'descr': '|O', 'fortran_order': False, 'shape': ()}", "at position 0"),
+    ],
+    ids=["nested", "long", "no pickle"],
+)
+def test_a_header_that_python_or_numpy_refuses_is_one_line_about_the_file(
+    header: bytes, told: str, user_dir: Path
+) -> None:
+    start = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little")
+    (user_dir / "00001.npy").write_bytes(start + header + b"\0" * 8)
+    with pytest.raises(DatasetError, match=told) as raised:
+        read(user_dir)
+    assert "\n" not in str(raised.value) and str(raised.value).count("cannot be read: ") == 1
+
+
 def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
     npy.write_pair(user_dir, "00001", num_boxes=torch.tensor(10))
     with pytest.raises(DatasetError, match="torch") as raised:
