@@ -245,7 +245,9 @@ class RegionFeatures(Unpacked):
             raise self._unknown(finding, "; nothing tells where they came from")
 
     def _unknown(self, finding: Finding, more: str = "") -> DataError:
-        message = f"{self.folder}: {'; '.join(finding.problems)}{more}"
+        told = "; ".join(finding.problems)
+        where = "" if told.startswith(str(self.folder)) else f"{self.folder}: "
+        message = f"{where}{told}{more}"
         return DamagedFeatures(message, hint=remake_features(self.lmdb()))
 
 

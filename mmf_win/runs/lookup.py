@@ -101,7 +101,7 @@ def newest(
         if found is None:
             continue
         for other, why in passed:
-            _log.warning("skipping run %s: %s", other.id, why)
+            _log.warning("skipping run %s: %s", other.id, str(why).removeprefix(f"run {other.id} "))
         if passed:
             _log.warning("taking run %s", run.id)
         return found

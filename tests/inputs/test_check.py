@@ -228,6 +228,7 @@ def test_features_that_are_cut_off_are_found_where_nobody_vouches_for_them(
     hostile.cut(dataset.lmdb / "data.mdb", share)
     with pytest.raises(DataError, match=r"detectron\.lmdb: damaged") as raised:
         dataset.check()
+    assert str(raised.value).startswith(f"{dataset.lmdb}: damaged")
     assert "mmfw features add FOLDER" in str(raised.value.hint)
     assert not (dataset.places.dataset.features / "SHA256SUMS").exists(), "they have a manifest"
 

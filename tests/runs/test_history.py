@@ -69,7 +69,7 @@ def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
 
     assert lookup.newest(tmp_path, wanted, use) == usable.checkpoints / "best.ckpt"
     assert all(run.id in caplog.text for run in (usable, empty, broken))
-    assert "has no checkpoint" in caplog.text and "request.json" in caplog.text
+    assert f"skipping run {empty.id}: has no checkpoint" in caplog.text and "request.json" in caplog.text
     with pytest.raises(CheckpointError, match="has no checkpoint"):
         lookup.newest(tmp_path, empty.id, use)
 
