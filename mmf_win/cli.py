@@ -202,7 +202,7 @@ def _usage_error(error: click.ClickException) -> MmfwError:
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     path = ctx.command_path if ctx else "mmfw"
     hint = f"`{path} --help` shows what it takes" if ctx else None
-    message = error.format_message().rstrip(".")
+    message = error.format_message().rstrip(".").replace("a valid integer range", "a whole number")
     unknown = re.match("No such command '(.*?)'", message)
     if unknown and ctx is not None and isinstance(ctx.command, click.Group):
         message = unknown[0]

@@ -51,6 +51,7 @@ _LEAST = {
     "training.num_workers": 0,
     "training.seed": -1,  # which stands for any
 }
+_MOST_SEED = 2**32 - 1
 _MAY_BE_NONE = {"training.max_updates", "training.max_epochs", "training.seed"}
 _RUN_TYPES = {"train", "val", "test", "inference"}
 # What the user's own code adds keys to, and groups whose keys are the user's to name.
@@ -174,6 +175,8 @@ def _require_fit(key: str, before: Any, value: Any) -> None:
         raise UsageError(f"{key}: {value!r} is neither true nor false", hint=f"MMF's own is {before}")
     if _is_number(before) and not _is_number(value):
         raise UsageError(f"{key}: {value!r} is no number", hint=f"MMF's own is {before}")
+    if key == "training.seed" and _is_number(value) and value > _MOST_SEED:
+        raise UsageError(f"{key}: {value!r} is more than numpy takes, {_MOST_SEED:,}")
     fits = key not in _LEAST or (_is_number(value) and math.isfinite(value) and value >= _LEAST[key])
     if not fits or (key in _LEAST and key != _RATE and not isinstance(value, int)):
         what = "a number" if key == _RATE else "a whole number"

@@ -74,7 +74,7 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
         (["sweep", "ls"], 2, "no such command ls\nhint: it has run, status, table, rm"),
         (["sweep", "unpacked"], 2, "did you mean mmfw sweep run unpacked?"),
         (["train", "--seeed", "1"], 2, "train has no option --seeed\nhint: did you mean --seed?"),
-        (["train", "--seed", "x"], 2, "error: invalid value for --seed: x is not a valid integer"),
+        (["train", "--seed", "x"], 2, "error: invalid value for --seed: x is not a whole number\nhint"),
         (["check-submission"], 2, "error: missing argument FILE\nhint: `mmfw check-submission --help`"),
         (["--data-dir", "data", "train", "demo"], 2, "follow the command: mmfw COMMAND --data-dir"),
         (["runs", "list"], 2, "no such command list\nhint: `mmfw runs` alone"),

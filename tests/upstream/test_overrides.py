@@ -189,6 +189,7 @@ WRONG = [
     ("training.num_workers=null", "4"),
     ("training.evaluation_interval=null", "1000"),
     ("training.seed=1.5", "-1 or more"),
+    ("training.seed=4294967296", "4294967296 is more than numpy takes, 4,294,967,295"),
     ("optimizer.params.lr=null", "lr"),
     ("training.evaluation_interval=0", "1 or more"),
     ("training.num_workers=-1", "0 or more"),
