@@ -18,7 +18,7 @@ from mmf_win.errors import UsageError
 from mmf_win.protocol import is_a
 from mmf_win.runs.scores import is_test
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.templates import RESERVED
+from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
 Values = dict[str, Any]
 CPU = "cpu"
@@ -238,7 +238,7 @@ def _values(value: Any, where: str, *, empty: bool = True) -> Values:
 
 def _require_parameter(name: str, value: Any, where: str) -> None:
     where = f"{where}: {name}"
-    if name in RESERVED:
+    if name in (*RESERVED, SCRIPTS):
         raise UsageError(f"{where} is set by mmfw")
     if re.search(f"{SECRET}$", name.lower()):
         hint = "its values would be in names of folders and in logs; let the command read a variable"

@@ -27,7 +27,7 @@ from mmf_win.paths import portable_name
 from mmf_win.protocol import known_fields
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
 from mmf_win.sweeps.specification import Values
-from mmf_win.sweeps.templates import RESERVED
+from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
 State = Literal["queued", "running", "success", "failed", "pruned"]
 
@@ -35,7 +35,6 @@ LONGEST_NAME = 80
 """Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
 
 _OF_PARAM = ("name", "values")  # and its folder; what its record need not tell
-_SCRIPTS = "_scripts"  # what an earlier mmfw put among the values
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def recorded(folder: TaskFolder) -> Task | None:
         known = {"state": state, **known, "commands": map(str, stat), "finished": map(str, finished)}
     if known.get("state") == "running" and not is_locked(folder.lock):
         known |= {"state": "queued", "slot": None, "message": "what ran it has died; another run continues"}
-    values = {name: value for name, value in param.items() if name not in (*RESERVED, _SCRIPTS)}
+    values = {name: value for name, value in param.items() if name not in (*RESERVED, SCRIPTS)}
     known |= {name: tuple(known.get(name, ())) for name in ("commands", "finished")}
     return Task(**{**known, "name": folder.path.name, "values": values})
 

@@ -17,6 +17,8 @@ from mmf_win.errors import UsageError
 
 RESERVED = ("_output", "_name", "_time")
 """Placeholders that are no parameters."""
+SCRIPTS = "_scripts"
+"""What an earlier mmfw put among the values of ``param``."""
 
 _PLACE = re.compile(r"(?<!\$)\{([\w-]+)\}|\[([\w-]+)\]")  # ${NAME} is the shell's
 

@@ -56,6 +56,7 @@ WRONG = {
     "a reserved name": (HEAD + "---\n_name: 1\n", "_name is set by mmfw"),
     "a reserved default": (HEAD + "default: {_output: x}\n---\nlr: 1\n", "_output is set by mmfw"),
     "a reserved key": (HEAD + "alias: {a: {x: {_time: 1}}}\n---\nlr: 1\n", "_time is set by mmfw"),
+    "a key of earlier": (HEAD + "---\n_scripts: 1\n", "_scripts is set by mmfw"),
     "a search for a reserved one": (
         HEAD + "search: {trials: 3, parameters: {_time: {low: 1, high: 2}}}\n",
         "_time is set by mmfw",
