@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -87,6 +88,12 @@ runs_dir = _folder(*_RUNS, callback=lambda _ctx, _param, chosen: Places.resolve(
 """The folder that was named, or else its default."""
 
 
+def _number_of_seconds(_ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
+    if math.isnan(seconds):
+        raise click.BadParameter(f"{seconds} is not a number of seconds")
+    return seconds
+
+
 stop_timeout = click.option(
     "--stop-timeout",
     type=click.FloatRange(0, 86_400, min_open=True),
@@ -95,6 +102,7 @@ stop_timeout = click.option(
     default=30,
     show_default=True,
     metavar="SECONDS",
+    callback=_number_of_seconds,
     help="How long to wait for a sign of life after Ctrl+C.",
 )
 

@@ -16,6 +16,7 @@ from mmf_win.inputs.listing import zoo_weights
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.folder import Run
@@ -98,7 +99,9 @@ def run_of(
         splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     splits |= splits_of_paper(places.dataset)
     weights = fetch(preset, places, source)
-    sha256 = file_digest(weights).hex()
+    manifest = Manifest.load(weights.parent)  # by which it was verified just now, if there could be one
+    entry = manifest.files.get(weights.name) if manifest else None
+    sha256 = entry.sha256 if entry else file_digest(weights).hex()
     request = replace(
         presets.request(preset, splits, places),
         settings=lasting(preset.settings),

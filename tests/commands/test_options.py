@@ -34,7 +34,7 @@ def test_the_stop_timeout_is_an_option_then_a_variable_then_30_seconds(
     assert waits() == 60
 
 
-@pytest.mark.parametrize("wrong", ["0", "-1", "soon", "inf"])
+@pytest.mark.parametrize("wrong", ["0", "-1", "soon", "inf", "nan"])
 def test_a_stop_timeout_that_is_no_time_is_refused(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     with pytest.raises(click.BadParameter) as error:
         waits("--stop-timeout", wrong)
