@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -301,10 +302,14 @@ def state(run: Run) -> str:
     """The state of a trained run.
 
     Raises:
-        DataError, OSError: its exit or its lock cannot be read.
+        DataError, OSError: its exit or its lock cannot be read; where there are no locks, it does not run.
     """
-    if is_locked(run.lock):
-        return "running"
+    try:
+        if is_locked(run.lock):
+            return "running"
+    except OSError as error:
+        if error.errno != errno.ENOLCK:
+            raise
     end = Exit.load(run.exit_file)
     if end is None:
         return "killed"

@@ -1,5 +1,7 @@
+import errno
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -50,6 +52,24 @@ def test_a_run_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     run.reports.mkdir()
     monkeypatch.chdir(run.reports)
     assert lookup.find_run(tmp_path, "..").id == run.id
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock to patch")
+def test_a_run_on_a_fake_disk_without_locks_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(code: int) -> None:
+        def flock(*_: object) -> NoReturn:
+            raise OSError(code, "refused")
+
+        monkeypatch.setattr("fcntl.flock", flock)
+
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run.lock.touch()
+    Exit("ok").save(run.exit_file)
+    refuses(errno.ENOLCK)
+    assert history.state(run) == "done"
+    refuses(errno.EIO)
+    with pytest.raises(OSError, match="refused"):
+        history.state(run)
 
 
 @pytest.mark.parametrize("wanted", [None, "a"])
