@@ -215,6 +215,9 @@ def _show(
             told.append({**verify.to_json(finding), **more, "download_bytes": to_get.get(each)})
         print_json(told)
         return
+    if not found:
+        say("neither region features nor pretrained weights are needed")
+        return
     verify.show(list(found.values()))
     for each, length in to_get.items():
         if length:

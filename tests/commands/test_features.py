@@ -32,6 +32,18 @@ def test_features_are_put_where_mmf_looks(user_dir: Path, mmfw: Mmfw) -> None:
     assert str(folder) in mmfw.err
 
 
+def test_of_a_preset_that_needs_none_is_said_so(user_dir: Path, mmfw: Mmfw) -> None:
+    preset = user_dir / "mine.yaml"
+    preset.write_text(
+        "model: mine\nconfig: projects/others/unimodal/configs/hateful_memes/image.yaml\nsettings: "
+        "{dataset_config: {hateful_memes: {processors: {text_processor: {type: simple_sentence}}}}}\n",
+        encoding="utf-8",
+    )
+    for command in ("status", "fetch"):
+        mmfw("features", command, preset, "--data-dir", user_dir / "data", "--save-dir", user_dir / "save")
+        assert mmfw.err == "neither region features nor pretrained weights are needed\n"
+
+
 PRESET = """
 model: mmbt
 config: projects/mmbt/configs/hateful_memes/with_features.yaml
