@@ -193,7 +193,7 @@ def print_plan(
         print_line(f"{entry['task']}  ({entry['state']})")
         for name, command in entry["commands"].items():
             print_line(f"  {name}: {command}")
-    say(f"{tasks(len(plans))}, of which {left_over} are to be run, {slots} at a time")
+    say(f"{tasks(len(plans))}, {left_over} of them to be run, {slots} at a time")
     if trials:
         say(f"and {trials} trials, whose values Optuna chooses one after the other")
     if seconds is None or space is None:

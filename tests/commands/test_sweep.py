@@ -74,9 +74,9 @@ def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_take
     sweep.write(python(sweep.folder, "print(1)"), "a: [1, 2]")
     sweep.run("--dry-run")
     assert "A_1  (success)" in sweep.out and "A_2  (queued)" in sweep.out
-    assert "1 are to be run" in sweep.err and "by 1 that ended well" in sweep.err
+    assert "2 tasks, 1 of them to be run" in sweep.err and "by 1 that ended well" in sweep.err
     sweep.run("--dry-run", "--force")
-    assert "2 are to be run" in sweep.err
+    assert "2 of them to be run" in sweep.err
     for words, names in (("--failed", []), ("--debug", ["A_1"])):
         sweep.run("--dry-run", "--json", words)
         assert [task["task"] for task in json.loads(sweep.out)["tasks"]] == names
