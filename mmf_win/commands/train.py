@@ -24,10 +24,11 @@ from mmf_win.console import (
     without_control_characters,
 )
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.paths import DatasetPaths, Places, name_part
+from mmf_win.paths import DatasetPaths, Places, expanded, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SWEEPS, Run
 from mmf_win.runs.history import Record
+from mmf_win.runs.lookup import named
 from mmf_win.runs.paper import PAPER, SPLITS, Published, published, why_none
 from mmf_win.runs.published_weights import weights_of
 from mmf_win.runs.request import Once
@@ -153,6 +154,8 @@ def command(
         hint = "`mmfw train --list` shows the presets, `mmfw runs` the runs"
         raise UsageError("name a preset, or --resume", hint=hint)
     require_trainable(overrides, chosen, resumes=(resume, init) != (None, None))
+    if preset:
+        _require_no_run(preset, Places.resolve(data_dir, save_dir).save_dir)
     once = Once.of(overrides, **chosen)
     if resume is not None:
         require_optimizer_kept(overrides)
@@ -181,6 +184,13 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
             is_flag = isinstance(option, click.Option) and option.is_flag
             again += [option.opts[0], *([] if is_flag else [str(context.params[option.name])])]
     return again
+
+
+def _require_no_run(name: str, save_dir: Path) -> None:
+    """Refuse the name of a run in the place of a preset's."""
+    if name not in presets.names() and not expanded(name).exists() and any(named(save_dir, name)):
+        again = shell_line("mmfw", "train", "--resume", name, "--save-dir", save_dir)
+        raise UsageError(f"{name} is a run, not a preset", hint=f"`{again}`")
 
 
 def _print_presets(as_json: bool) -> None:

@@ -55,6 +55,11 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
         (["train", "memes.zip", "--data-dir", "data"], 2, "mmfw convert --zip"),
         (["train", "data", "--data-dir", "data"], 2, "data is a folder"),
         (["train", RUN, "--data-dir", "data"], 2, f"mmfw train --resume {RUN}"),
+        (
+            ["train", "mmbt", "--resume", "best"],
+            2,
+            "mmbt is a run, not a preset\nhint: `mmfw train --resume mmbt ",
+        ),
         (["train", "mmbt_gird.yaml", "--data-dir", "data"], 2, "mmbt_grid"),
         (["train"], 2, "`mmfw train --list`"),
         (["train", "vilbret"], 2, "did you mean vilbert?"),
