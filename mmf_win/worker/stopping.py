@@ -26,13 +26,14 @@ class Stop:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._seen = Event()
+        self._listening = False
         self._lock = Lock()
         self._held = False
 
     @property
     def asked(self) -> bool:
         """Whether somebody asked."""
-        return self._seen.is_set() or self._file.exists()
+        return self._seen.is_set() if self._listening else self._file.exists()
 
     def listen(self, leave: Callable[[], NoReturn]) -> None:
         """Look for the request from now on. A signal counts as one, and so does the parent's death.
@@ -40,6 +41,7 @@ class Stop:
         Args:
             leave: ends the process; called in another thread, once nothing holds it off.
         """
+        self._listening = True
         for name in _SIGNALS:
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self._ask)
