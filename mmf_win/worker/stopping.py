@@ -32,7 +32,7 @@ class Stop:
 
     @property
     def asked(self) -> bool:
-        """Whether somebody asked."""
+        """Whether somebody asked; at each update, so a worker that listens looks at no disk for it."""
         return self._seen.is_set() if self._listening else self._file.exists()
 
     def listen(self, leave: Callable[[], NoReturn]) -> None:
