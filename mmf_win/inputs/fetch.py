@@ -11,6 +11,7 @@ from dataclasses import replace
 from mmf_win.errors import DataError, MmfError, PasswordError, UsageError
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.integrity.finding import Finding
 from mmf_win.locking import locked
 from mmf_win.paths import Places
@@ -47,10 +48,10 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
         states = ("damaged",) if repairs else ("missing", "damaged")
         wanted = [each for each, finding in found.items() if finding.state in states]
         _require_usable_source(wanted, mirror)
-        # As far as the servers tell how large it is.
-        if room := sum(length or 0 for length in bytes_to_download(wanted, mirror).values()):
-            # MMF's features take 7 GB packed and 14 GB unpacked, and all else less than that.
-            require_space(places.data_dir, 3 * room)
+        # As far as the servers tell how large it is. MMF's features take 7 GB packed and 14 GB unpacked.
+        lengths = bytes_to_download(wanted, mirror).items()
+        if room := sum((3 if isinstance(each, Unpacked) else 1) * (n or 0) for each, n in lengths):
+            require_space(places.data_dir, room)
         for each in wanted:
             try:
                 each.fetch(mirror, found[each])

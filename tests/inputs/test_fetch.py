@@ -159,6 +159,15 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
     assert zoo.server.gets == []
 
 
+def test_a_file_that_is_not_unpacked_needs_no_more_room_than_itself(zoo: Zoo, small_disk: Path) -> None:
+    places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
+    content = bytes((free_space(small_disk) - (64 << 20)) // 2)
+    name = f"resnet152-{sha256(content)[:8]}.pth"
+    zoo.server.files[name] = content
+    need = UrlFile("ResNet-152", small_disk / "torch", places, (name,), f"{zoo.server.url}/{name}")
+    assert fetch_inputs([need], places, Mirror())[0].state == "intact"
+
+
 def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
     length = len(zoo.server.files["features.tar.gz"])
     assert bytes_to_download([zoo.features], Mirror()) == {zoo.features: length}
