@@ -21,9 +21,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from mmf_win import __version__
-from mmf_win.console import log_shown, print_json, say, without_secrets
+from mmf_win.console import log_shown, print_json, say
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
+from mmf_win.scrub import without_secrets
 
 _GLANCE = 0.2  # seconds
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
@@ -45,6 +46,7 @@ COMMANDS = {
     "report": "Make a page about a run, or compare several.",
     "sweep": "Run many experiments: grids, seeds and searches.",
     "runs": "List what ran and how well.",
+    "track": "Send runs to MLflow, ClearML or Weights & Biases.",
     "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
     "bug-report": "Write a zip for a bug report, without known secrets.",
 }

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-# As a path, an address has lost a slash, and on Windows turned the other.
-_ADDRESS = re.compile(r"(?i)((?<=[a-z]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
-_HOST_AND_PORT = re.compile(r"[\w-]+\.[\w.-]+:\d+/")
 _OF_CMD = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image", "task"]
 _TIMES = {"t", "created", "started", "verified", "written"}
@@ -73,27 +70,6 @@ def without_control_characters(text: object) -> str:
     """
     lines = str(text).replace("\r\n", "\n")
     return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", lines)  # as JSON may have it
-
-
-SECRET = (
-    r"(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|token|credentials?|authorization|cookie|amz-signature"
-    r"|(?:api|access|auth|private|secret|wandb)[_-]?key(?:[_-]id|s)?)"
-)
-"""The pattern of what names of secrets end in."""
-
-
-def without_secrets(text: str) -> str:
-    """A text without the user, the password and the query of addresses in it."""
-    return _ADDRESS.sub(_bare, text)
-
-
-def _bare(address: re.Match[str]) -> str:
-    user, at, rest = address[2].rpartition("@")
-    in_path = "/" in user and (":" not in user or _HOST_AND_PORT.match(user))
-    if at and not in_path:
-        user = "<secret>"
-    shown, query, _ = f"{user}{at}{rest}".partition("?")
-    return f"{address[1]}{shown}{'?<secret>' if query else ''}"
 
 
 def say(text: str = "", *, label: str = "", code: int = 0) -> None:

@@ -20,23 +20,6 @@ def test_sizes_and_durations_are_for_people() -> None:
     assert durations == ["0 s", "1 min", "3 min 20 s", "1 h", "2 h 5 min"]
 
 
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("https://me:pw@example.org/a.zip?sig=x", "https://<secret>@example.org/a.zip?<secret>"),
-        ("ftp:/me:pw@example.org", "ftp:/<secret>@example.org"),
-        (r"HTTPS:\me@example.org", r"HTTPS:\<secret>@example.org"),
-        (r"C:\me@home\why", r"C:\me@home\why"),
-        ("http://127.0.0.1:80/x@y/a.zip", "http://127.0.0.1:80/x@y/a.zip"),
-        ("http://me:1/2@example.org", "http://<secret>@example.org"),
-        ("http://" * 300_000, "http://" * 300_000),  # hours, if every start were followed to the end
-    ],
-    ids=["url", "path", "windows-path", "drive", "port", "slash", "long"],
-)
-def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: str) -> None:
-    assert console.without_secrets(f"{address} is there") == f"{shown} is there"
-
-
 def test_a_table_aligns_numbers_to_the_right_and_shows_what_is_missing() -> None:
     lines = console.aligned(("name", "rows"), [("train", 8500), ("dev", None)]).splitlines()
     assert lines == ["name   rows", "train  8500", "dev       -"]

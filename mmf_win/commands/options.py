@@ -18,6 +18,8 @@ from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import Precision
+from mmf_win.tracking.sending import Models
+from mmf_win.tracking.tracker import TRACKERS
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -168,6 +170,34 @@ no_retry = click.option(
     flag_value=False,
     default=True,
     help="Fail at once when memory runs out, instead of retrying with smaller batches or fewer workers.",
+)
+
+
+def _trackers(option: str, meaning: str) -> _Decorator:
+    """Trackers, which MMFW_TRACK names, too."""
+    how: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
+    return click.option(option, "trackers", type=click.Choice(TRACKERS), help=meaning, **how)
+
+
+def to_track(option: str, meaning: str) -> _Decorator:
+    """Options of what is sent to trackers: ``trackers``, which ``option`` names, ``models`` and ``page``."""
+    of_models = "The checkpoint that is sent, too: at the end, and in between at most every ten minutes."
+    choice = click.Choice(get_args(Models))
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        page = click.option(
+            "--track-page", "page", is_flag=True, help="Send the report page, which holds memes."
+        )
+        models = click.option("--track-models", "models", type=choice, default="none", help=of_models)
+        return _trackers(option, meaning)(models(page(function)))
+
+    return decorate
+
+
+tracking = to_track(
+    "--track",
+    "Send settings, scalars, predictions and the outcome to a tracker; may be given several times. "
+    "docs/tracking.md says where its server is named.",
 )
 
 

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
+from mmf_win.commands.track import tracked, write_page
 from mmf_win.console import (
     aligned,
     duration,
@@ -32,6 +33,7 @@ from mmf_win.runs.lookup import named
 from mmf_win.runs.paper import PAPER, SPLITS, Published, published, why_none
 from mmf_win.runs.published_weights import weights_of
 from mmf_win.runs.request import Once
+from mmf_win.tracking.sending import Models
 from mmf_win.upstream.install import find_mmf
 
 
@@ -55,6 +57,7 @@ Examples:
   mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
   mmfw train mmbt_grid --precision bf16 --fast
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5
+  mmfw train mmbt_grid --track mlflow       send scalars, scores and the outcome to MLflow
   mmfw train mmbt_grid --dry-run            the settings that MMF would get"""
 )
 @options.words("[PRESET] [KEY=VALUE ...]", "PRESET")
@@ -93,6 +96,7 @@ Examples:
 @options.precision
 @options.fast
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that produces a NaN; slow.")
+@options.tracking
 @options.allow_missing
 @options.source
 @options.trust
@@ -122,6 +126,9 @@ def command(
     source: str | None,
     name: str | None,
     show_list: bool,
+    trackers: tuple[str, ...],
+    models: Models,
+    page: bool,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
@@ -163,10 +170,13 @@ def command(
     else:
         places = Places.resolve(data_dir, save_dir)
         start = training.new(str(preset), once, places, name, init=init, source=source)
-    if once.dry_run:
-        print_tree(training.prepare(start).first.settings, as_json)
-        return None
-    run = training.train(start, RunDisplay)
+    with tracked(() if once.dry_run else trackers, models, page) as follow:
+        if once.dry_run:
+            print_tree(training.prepare(start).first.settings, as_json)
+            return None
+        run = training.train(start, RunDisplay, follow)
+        if page:
+            write_page(run)
     _print_result(run, as_json)
     return run
 

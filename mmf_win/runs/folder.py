@@ -15,6 +15,7 @@
       logs/             MMF's own logs
       checkpoints/      MMF's own folder: best.ckpt, current.ckpt, models/, *_final.pth, config.yaml
       reports/          predictions, their metrics and pages
+      tracking/         what MLflow, ClearML or W&B have of it
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Run(RunFolder):
     """MMF's save_dir."""
     reports = Inside("reports")
     """Predictions, their metrics and pages."""
+    tracking = Inside("tracking")
+    """What trackers have of it."""
 
     @classmethod
     def create(cls, save_dir: Path, name: str) -> Run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -236,18 +237,23 @@ def prepare(start: Start) -> Prepared:
     return Prepared(**vars(start), first=first, inputs=inputs, config=config)
 
 
-def train(start: Start, display: Display) -> Run:
-    """Train to the end of a run, which is returned.
+def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda _: None) -> Run:
+    """Train to the end of a run, which is returned; ``begun`` is called with it before its first attempt.
 
     Raises:
         MmfwError: the class says how it ended.
     """
     with ExitStack() as stack:
         lock = stack.enter_context(training_alone(start.run)) if start.run is not None else None
-        return carry_out(prepare(start), display, lock)
+        return carry_out(prepare(start), display, lock, begun)
 
 
-def carry_out(prepared: Prepared, display: Display, lock: int | None = None) -> Run:
+def carry_out(
+    prepared: Prepared,
+    display: Display,
+    lock: int | None = None,
+    begun: Callable[[Run], None] = lambda _: None,
+) -> Run:
     """Train what is prepared, as :func:`train` does; ``lock`` is that of the run that is resumed."""
     run, request, places, inputs = prepared.run, prepared.request, prepared.places, prepared.inputs
     checkpoint = prepared.checkpoint
@@ -278,5 +284,6 @@ def carry_out(prepared: Prepared, display: Display, lock: int | None = None) -> 
 
         if not run.request_file.exists():
             run.save_request(request)
+        begun(run)
         until_it_fits(run, prepared.first, attempt, retry=prepared.once.retry)
     return run

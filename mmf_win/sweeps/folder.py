@@ -5,6 +5,7 @@
     <output>/
       sweep.yaml        what was asked for last; what of it has not begun has no folder
       optuna.sqlite     what Optuna knows of a search
+      tracking.key      tells trackers which sweep it is; tracking.lock is held while one is asked
       optuna.lock       held while a driver makes the study, or makes or ends a trial, which Optuna mixes up
       <task>/           named by its parameters
         param           YAML: its values and names
@@ -19,9 +20,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from mmf_win.console import did_you_mean, shell_line
 from mmf_win.errors import UsageError
@@ -42,10 +45,18 @@ class SweepFolder:
     specification = Inside(SPECIFICATION)
     study = Inside("optuna.sqlite")
     study_lock = Inside("optuna.lock")
+    tracking_key = Inside("tracking.key")
+    tracking_lock = Inside("tracking.lock")
 
     def task(self, name: str) -> TaskFolder:
         """The folder of a task."""
         return TaskFolder(self.path / name)
+
+    def key(self) -> str:
+        """Hexadecimal digits that tell it from every other sweep for trackers, made when first asked for."""
+        with suppress(FileExistsError), self.tracking_key.open("x", encoding="ascii") as file:
+            file.write(uuid4().hex)
+        return self.tracking_key.read_text(encoding="ascii")
 
 
 @dataclass(frozen=True)
@@ -83,7 +94,7 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
 
 def remove_sweep(sweep: SweepFolder) -> None:
     """Remove a sweep's folder. Raises UsageError where it is in use, or something else lies in it."""
-    own = (SPECIFICATION, "optuna.", "comparison_", "ensembles")
+    own = (SPECIFICATION, "optuna.", "tracking.", "comparison_", "ensembles")
     for path in sweep.path.iterdir():
         task = TaskFolder(path)
         if not (path.name.startswith(own) or task.param.is_file() or task.lock.is_file()):

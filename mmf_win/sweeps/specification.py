@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from mmf_win.console import SECRET
 from mmf_win.errors import UsageError
 from mmf_win.protocol import is_a
 from mmf_win.runs.scores import is_test
+from mmf_win.scrub import SECRET
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from mmf_win.doctor.bug_report import scrubber
+from mmf_win.scrub import scrubber, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -114,3 +114,20 @@ def test_json_stays_json_and_a_torn_line_is_scrubbed_too() -> None:
         "note": "a\u2028b\x85--password <secret>"
     }
     assert "hunter2" not in scrub('{"password": "hunter2", "torn')
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://me:pw@example.org/a.zip?sig=x", "https://<secret>@example.org/a.zip?<secret>"),
+        ("ftp:/me:pw@example.org", "ftp:/<secret>@example.org"),
+        (r"HTTPS:\me@example.org", r"HTTPS:\<secret>@example.org"),
+        (r"C:\me@home\why", r"C:\me@home\why"),
+        ("http://127.0.0.1:80/x@y/a.zip", "http://127.0.0.1:80/x@y/a.zip"),
+        ("http://me:1/2@example.org", "http://<secret>@example.org"),
+        ("http://" * 300_000, "http://" * 300_000),  # hours, if every start were followed to the end
+    ],
+    ids=["url", "path", "windows-path", "drive", "port", "slash", "long"],
+)
+def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: str) -> None:
+    assert without_secrets(f"{address} is there") == f"{shown} is there"

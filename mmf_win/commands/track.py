@@ -1,0 +1,151 @@
+"""``mmfw track``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.console import Progress, aligned, print_json, say
+from mmf_win.errors import MmfError, MmfwError, UsageError
+from mmf_win.protocol import read_events
+from mmf_win.runs.folder import Run, is_task
+from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.tracking.follower import following
+from mmf_win.tracking.sending import Models, Sender, Sent, What, destinations
+from mmf_win.tracking.tracker import Tracker, tracker
+from mmf_win.upstream.install import require_packages
+
+
+@click.group(
+    epilog="""\b
+Examples:
+  mmfw train mmbt_grid --track mlflow       send a training while it runs
+  mmfw track status                         what trackers have of each run
+  mmfw track push mmbt_grid --to mlflow     send what is missing there"""
+)
+def command() -> None:
+    """Send runs to MLflow, ClearML or Weights & Biases."""
+
+
+@contextmanager
+def tracked(names: Sequence[str], models: Models, page: bool) -> Iterator[Callable[[Run], None]]:
+    """Yield what has a run followed until the end of the block, as :func:`following` does.
+
+    Raises:
+        MmfError: a package is missing.
+        UsageError: a tracker's server is none, or not named.
+    """
+    with following(_usable(names, models, page)) as follow:
+        yield lambda run: follow(run, _what(run, models, page))
+
+
+def _usable(names: Sequence[str], models: Models, page: bool) -> list[Tracker]:
+    if not names and (models != "none" or page):
+        raise UsageError("--track-models and --track-page are about a tracker", hint="name it with --track")
+    found = [tracker(name) for name in dict.fromkeys(names)]
+    for each in found:
+        each.require_usable()
+    if page:
+        require_packages("jinja2", "matplotlib", "pillow", "numpy")
+    return found
+
+
+def write_page(run: Run) -> None:
+    """Make the report page of a run, where its follower looks for it."""
+    from mmf_win.results.report import pages
+
+    pages.of_run(run)
+
+
+def _what(run: Run, models: Models, page: bool) -> What:
+    """What is sent of a run; one of a sweep lies below that there."""
+    task = run.path.parent.parent
+    sweep = SweepFolder(task.parent)
+    of = (sweep.key(), f"sweeps/{sweep.path.name}", str(sweep.tracking_lock)) if is_task(task) else None
+    return What(models, page, of)
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mmfw track push --to mlflow               the newest run
+  mmfw track push mmbt_grid --to mlflow --track-models best
+  mmfw track push sweeps/mmbt_grid --to mlflow --to wandb"""
+)
+@click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.completed_by("RUN"))
+@options.to_track("--to", "Where to; may be given several times.")
+@options.runs_dir
+@options.as_json
+def push(
+    name: str | None, trackers: tuple[str, ...], models: Models, page: bool, save_dir: Path, as_json: bool
+) -> None:
+    """Send what a tracker lacks of a run, or of the runs of a sweep.
+
+    What it has is not sent again. RUN is a run's id, its name (the newest run of that name) or its folder, by
+    default the newest run; SWEEP is sweeps/NAME or a sweep's folder.
+    """
+    if not trackers:
+        raise UsageError("no tracker is named", hint="`mmfw track push --to mlflow`, clearml or wandb")
+    usable, sweep = _usable(trackers, models, page), sweep_named(save_dir, name or "")
+    runs = all_runs(sweep) if sweep else [find_run(save_dir, name)]
+    told = []
+    with Progress("sending", len(runs) * len(usable), "task") as progress:
+        for run in runs:
+            if page:
+                write_page(run)
+            for to in usable:
+                told.append({"run": run.id, **_push(run, to, _what(run, models, page))})
+                progress.advance(1)
+    if as_json:
+        print_json(told)
+    else:
+        for each in told:
+            say(f"{each['run']}: {each['link']}{'' if each['new'] else ', which has all of it'}")
+
+
+def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
+    """Send what is missing, and tell what is there then."""
+    with Sent.of(run, to).alone(run), redirect_stdout(sys.stderr):  # a tracker's package may print
+        try:
+            sender = Sender(run, to, what)
+            new = sender.send()
+            to.close()
+        except (MmfwError, OSError):
+            raise
+        except Exception as error:  # of the package
+            why = " ".join(str(error).split())[:300] or type(error).__name__
+            raise MmfError(f"{to.address}: {why}", hint="run the same command again later") from None
+    return {"new": new, **asdict(sender.sent)}
+
+
+@command.command(
+    epilog="""\b
+Examples:
+  mmfw track status
+  mmfw track status mmbt_grid --json"""
+)
+@click.argument("name", required=False, metavar="[RUN]", shell_complete=options.completed_by("RUN"))
+@options.runs_dir
+@options.as_json
+def status(name: str | None, save_dir: Path, as_json: bool) -> None:
+    """Show what trackers have of each run, or of RUN."""
+    told = []
+    for run in [find_run(save_dir, name)] if name else with_sweeps(save_dir):
+        for sent in destinations(run):
+            left = sum(len(read_events(run.path / file)) - count for file, count in sent.events.items())
+            told.append({"run": run.id, "events_left": left, **asdict(sent)})
+    if as_json:
+        print_json(told)
+    elif told:
+        columns = ("run", "tracker", "state", "events_left", "link", "error")
+        print(aligned(columns, [[each[column] for column in columns] for each in told]))
+    else:
+        say("nothing is sent so far; `mmfw track push --to mlflow` sends the newest run")

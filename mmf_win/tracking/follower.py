@@ -1,0 +1,159 @@
+"""Follows a run and sends what becomes of it to one tracker, in a process of its own.
+
+It ends when mmfw, which holds its standard input open, and the worker have ended. Nothing that happens here
+harms the training: it only reads files, at a low priority, and what it cannot send a later command sends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+from mmf_win.console import shell_line
+from mmf_win.errors import Interrupted
+from mmf_win.locking import is_locked
+from mmf_win.paths import module_command
+from mmf_win.runs.folder import Run
+from mmf_win.tracking.sending import Sender, Sent, What
+from mmf_win.tracking.tracker import Tracker, tracker
+
+_log = logging.getLogger(__name__)
+
+_BETWEEN, _LONGEST_BETWEEN = 3.0, 60.0  # seconds from one look at the run to the next
+_TO_SEND = 120.0  # seconds of one look, beside one for each MiB of a checkpoint
+_AFTER_CTRL_C = 5.0
+_LEFT = 3
+
+
+@contextmanager
+def following(trackers: Sequence[Tracker]) -> Iterator[Callable[[Run, What], None]]:
+    """Yield what starts the followers of a run, one a tracker; the end of the block waits for their ends.
+
+    It does so for as long as they send, but for five seconds after Ctrl+C. A note says what is left then, and
+    which command sends it later.
+    """
+    started: list[tuple[Run, Tracker, subprocess.Popen[bytes]]] = []
+
+    def start(run: Run, what: What) -> None:
+        for to in trackers:
+            try:
+                started.append((run, to, _start(run, to, what)))
+            except OSError as error:  # of a full disk, perhaps
+                _say_left(run, to, str(error))
+
+    try:
+        yield start
+    except (Interrupted, KeyboardInterrupt):
+        _end(started, time.monotonic() + _AFTER_CTRL_C)
+        raise
+    except BaseException:
+        _end(started)
+        raise
+    _end(started)
+
+
+def _start(run: Run, to: Tracker, what: What) -> subprocess.Popen[bytes]:
+    run.tracking.mkdir(exist_ok=True)
+    how: dict[str, Any] = {"start_new_session": True}  # out of reach of the terminal's Ctrl+C
+    if sys.platform == "win32":
+        flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
+        how = {"creationflags": flags | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
+    command = module_command("mmf_win.tracking.follower", to.name, str(run.path), json.dumps(asdict(what)))
+    with _log_of(run, to).open("ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **how)
+
+
+def _log_of(run: Run, to: Tracker) -> Path:
+    return run.tracking / f"{to.name}.log"
+
+
+def _end(
+    started: Sequence[tuple[Run, Tracker, subprocess.Popen[bytes]]], deadline: float = float("inf")
+) -> None:
+    """Tell followers that mmfw ends, wait for them, and say what they leave."""
+    for _, _, process in started:
+        assert process.stdin is not None
+        with suppress(OSError):  # it has ended
+            process.stdin.write(b"" if deadline == float("inf") else b"!")
+            process.stdin.close()
+    told = time.monotonic() + 1
+    for run, to, process in started:
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+                if time.monotonic() > told:
+                    told = float("inf")
+                    _log.info("sending the rest to %s …", to.name)
+        except KeyboardInterrupt:  # the training has ended, so that is not what is stopped
+            deadline = 0.0
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+            _say_left(run, to, "there was no time to send all of it")
+        elif process.returncode:
+            _say_left(run, to, Sent.of(run, to).error or f"see {_log_of(run, to)}")
+
+
+def _say_left(run: Run, to: Tracker, why: str) -> None:
+    push = shell_line("mmfw", "track", "push", run.path, "--to", to.name)
+    _log.warning("%s lacks some of run %s: %s; `%s` sends it later", to.name, run.id, why, push)
+
+
+def follow(run: Run, to: Tracker, what: What) -> int:
+    """Send what becomes of a run until mmfw and its worker have ended; return 0 if all is sent."""
+    mmfw_ended, in_a_hurry = Event(), Event()
+    give_up = float("inf")
+
+    def listen() -> None:
+        if os.read(0, 1):
+            in_a_hurry.set()
+        mmfw_ended.set()
+
+    def watch() -> None:  # a tracker's package may wait for ever
+        while time.monotonic() < give_up:
+            time.sleep(1)
+        os._exit(_LEFT)
+
+    Thread(target=listen, daemon=True).start()
+    Thread(target=watch, daemon=True).start()
+    between, sender = _BETWEEN, None
+    with Sent.of(run, to).alone(run):
+        while True:
+            is_over = mmfw_ended.is_set() and not is_locked(run.lock)
+            sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
+            give_up = time.monotonic() + _TO_SEND + max(sizes, default=0) / (1 << 20)
+            try:
+                sender = sender or Sender(run, to, what)
+                sender.send(models=is_over and not in_a_hurry.is_set())
+                if is_over:
+                    to.close()
+                    return 0
+                between = _BETWEEN
+            except Exception as error:  # of the tracker's package, or of the disk
+                print(f"{type(error).__name__}: {error}", flush=True)
+                sent, sender = Sent.of(run, to), None
+                sent.error = " ".join(str(error).split())[:300] or type(error).__name__
+                with suppress(OSError):
+                    sent.save(run)
+                if is_over:
+                    return _LEFT
+                between = min(2 * between, _LONGEST_BETWEEN)
+            give_up = float("inf")
+            if mmfw_ended.wait(between):
+                time.sleep(1)  # until the worker has ended, too
+
+
+if __name__ == "__main__":
+    if sys.platform != "win32":
+        os.nice(10)
+    sys.exit(follow(Run(Path(sys.argv[2])), tracker(sys.argv[1]), What(**json.loads(sys.argv[3]))))

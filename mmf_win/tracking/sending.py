@@ -1,0 +1,311 @@
+"""Sends what a tracker does not have of a run yet.
+
+What it has is noted in ``<run>/tracking/<tracker>-<hash of its address>.json`` after it was sent. Where the
+note is lost, all is sent once more, under the same names, updates and times.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from mmf_win.errors import UsageError
+from mmf_win.files import read_json, remove_tree, share, write_bytes, write_json
+from mmf_win.locking import locked
+from mmf_win.protocol import Event, EventReader, known_fields
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import state
+from mmf_win.runs.request import as_typed
+from mmf_win.scrub import is_secret, scrubber
+from mmf_win.tracking.tracker import About, Point, Tracker
+from mmf_win.upstream.overrides import leaves
+
+Models = Literal["best", "last", "none"]
+CHECKPOINTS = {"best": "best.ckpt", "last": "current.ckpt"}
+_SCORES = ".metrics.json"
+_SCALARS = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
+_FACTS = ("seed", "batch", "micro_batch", "precision", "device", "parameters", "max_updates")
+_BETWEEN_MODELS = 600.0  # seconds
+_AT_ONCE = 500  # events
+
+
+@dataclass(frozen=True)
+class What:
+    """What is sent beside settings, scalars, predictions and the outcome.
+
+    Attributes:
+        models: which checkpoint.
+        pages: whether the pages in the run's reports are sent, which hold memes.
+        sweep: key, name and lock of the sweep that the run is of; see :class:`About`.
+    """
+
+    models: Models = "none"
+    pages: bool = False
+    sweep: tuple[str, str, str] | None = None
+
+
+@dataclass
+class Sent:
+    """What a tracker has of a run.
+
+    Attributes:
+        tracker, address: which one.
+        id, link: of the run there; None before there is one.
+        events: file of events → how many of them.
+        files: file, or what else may change → what it was like.
+        state: how the run was.
+        models: when a checkpoint was sent last, in seconds since the epoch.
+        error: why the rest could not be sent; None where all is well.
+    """
+
+    tracker: str
+    address: str
+    id: str | None = None
+    link: str | None = None
+    events: dict[str, int] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    state: str = ""
+    models: float = 0.0
+    error: str | None = None
+
+    @classmethod
+    def of(cls, run: Run, tracker: Tracker) -> Sent:
+        """What is noted; nothing where that cannot be read."""
+        new = cls(tracker.name, tracker.address)
+        return next((sent for sent in destinations(run) if sent.place == new.place), new)
+
+    @property
+    def place(self) -> str:
+        """The name of the note, without its suffix."""
+        return f"{self.tracker}-{sha256(self.address.encode()).hexdigest()[:8]}"
+
+    def save(self, run: Run) -> None:
+        """Note it."""
+        write_json(run.tracking / f"{self.place}.json", asdict(self))
+
+    def alone(self, run: Run) -> AbstractContextManager[int]:
+        """Send to it alone: the block raises UsageError where another process does."""
+        run.tracking.mkdir(exist_ok=True)
+        refused = UsageError(f"another process sends run {run.id} to {self.tracker}", hint="wait for its end")
+        return locked(run.tracking / f"{self.place}.lock", refused=refused)
+
+
+def destinations(run: Run) -> list[Sent]:
+    """What each tracker has of a run."""
+    found = []
+    for file in sorted(run.tracking.glob("*.json")):
+        with suppress(OSError, ValueError, TypeError):
+            found.append(Sent(**known_fields(Sent, read_json(file))))
+    return found
+
+
+class _IsAnother(Exception):
+    """The tracker has another run, or none, where the note says that there is one."""
+
+
+class Sender:
+    """Sends what is new of a run, again and again; after an error, another one must be made."""
+
+    def __init__(self, run: Run, tracker: Tracker, what: What) -> None:
+        self.sent = Sent.of(run, tracker)
+        self._run, self._tracker, self._what = run, tracker, what
+        self._is_open = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Read all events anew."""
+        self._readers: dict[str, EventReader] = {}
+        self._seen: dict[str, int] = {}
+        self._resumed_at: list[int] = []
+        self._furthest, self._last = 0, 0.0
+        self._started: Event = {}
+        self._saved: dict[str, int] = {}  # hash of a checkpoint → its update
+        self._best: str | None = None
+
+    def send(self, *, models: bool = True) -> bool:
+        """Send what is new, and return whether anything was.
+
+        Args:
+            models: also a checkpoint that was sent less than ten minutes ago.
+
+        Raises:
+            Exception: whatever the tracker's package raises.
+            DataError, OSError: a file of the run cannot be read, or no note be written.
+        """
+        try:
+            return self._send(models)
+        except _IsAnother:
+            self._begin()
+            return self._send(models)
+
+    def _send(self, models: bool) -> bool:
+        run, sent, request = self._run, self.sent, self._run.request()
+        now = "done" if request.published_weights else state(run)
+        new = [*self._new_events()]
+        settings, tags = self._settings(), {"mmfw.outcome": now}
+        if self._resumed_at:
+            tags["resumed_at"] = ", ".join(map(str, self._resumed_at))
+        described = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
+        files = [
+            (name, file, like) for name, file, like in self._files(models) if sent.files.get(name) != like
+        ]
+        if not new and not files and (described, now) == (sent.files.get("settings"), sent.state):
+            return False
+        self._open()
+        if sent.state not in ("running", now):
+            self._tracker.state("running", time.time())  # an ended run may refuse more
+        self._tracker.describe(settings, tags)
+        self._note(files={"settings": described})
+        for first in range(0, len(new), _AT_ONCE):
+            some = new[first : first + _AT_ONCE]
+            if points := [point for _, _, points in some for point in points]:
+                self._tracker.points(points)
+            self._note(events={name: count for name, count, _ in some})
+        for name, file, like in files:
+            self._send_file(name, file)
+            self._note(files={name: like})
+        if now != sent.state:
+            self._tracker.state(now, self._last or time.time())
+            sent.state = now
+            self._note()
+        return True
+
+    def _open(self) -> None:
+        if self._is_open:
+            return
+        created, sweep = self._run.request().created, self._what.sweep
+        parent = None if sweep is None else About(*sweep[:2], created, lock=sweep[2])
+        own = sha256(
+            f"{'/'.join(self._run.path.parts[-2:])} {created!r}".encode(errors="replace")
+        ).hexdigest()
+        found, link = self._tracker.open(About(own[:32], self._run.id, created, parent))
+        self._is_open = True
+        if found != self.sent.id:
+            self.sent = Sent(self.sent.tracker, self.sent.address, found, link)
+            self._note()
+            raise _IsAnother
+
+    def _note(self, events: dict[str, int] | None = None, files: dict[str, str] | None = None) -> None:
+        self.sent.events |= events or {}
+        self.sent.files |= files or {}
+        self.sent.error = None
+        self.sent.save(self._run)
+
+    def _new_events(self) -> Iterator[tuple[str, int, list[Point]]]:
+        """Of each event that was not sent: its file, how many are there with it, and the points in it."""
+        for file in (self._run.events, *sorted(self._run.path.glob("attempts/*/events.jsonl"))):
+            name = file.relative_to(self._run.path).as_posix()
+            for event in self._readers.setdefault(name, EventReader(file)).poll():
+                self._seen[name] = self._seen.get(name, 0) + 1
+                points = [*self._points(event, name)]
+                if self._seen[name] > self.sent.events.get(name, 0):
+                    yield name, self._seen[name], points
+
+    def _points(self, event: Event, file: str) -> Iterator[Point]:
+        """The points in the next event of a file; what it tells besides is remembered.
+
+        After a resume from a checkpoint that lies behind the last point, training is another branch, whose
+        series end in ``/2``, ``/3`` and so on, since no tracker takes points back.
+        """
+        kind, update, t = event["kind"], event.get("update"), event.get("t", 0.0)
+        values: dict[str, Any] = {}
+        if kind == "predict":
+            values, update = (
+                {f"{file.removesuffix('/events.jsonl')}/memes": event.get("done")},
+                event.get("done"),
+            )
+        if update is None:
+            return
+        self._last = t
+        if kind == "train_started":
+            self._started = event
+            if update < self._furthest:
+                self._resumed_at.append(update)
+                self._furthest = update
+        elif kind == "checkpoint":
+            sha256 = event.get("sha256", "")
+            self._saved[sha256] = update
+            self._best = sha256 if event.get("best") else self._best
+        elif kind == "train":
+            values = {f"train/{name}": event.get(name) for name in _SCALARS}
+        elif kind == "val":
+            of = "best" if event.get("final") else "val"
+            values = {f"{of}/{name}": value for name, value in (event.get("metrics") or {}).items()}
+        if kind in ("train", "val") and not event.get(
+            "final"
+        ):  # that is of the best one, which may lie behind
+            self._furthest = max(self._furthest, update)
+        branch = f"/{len(self._resumed_at) + 1}" if self._resumed_at and kind != "predict" else ""
+        for name, value in values.items():
+            if _is_number(value):
+                yield Point(name + branch, float(value), update, t)
+
+    def _files(self, models: bool) -> Iterator[tuple[str, Path, str]]:
+        """Name, place and stamp of each file that is to be there."""
+        run, wanted = self._run, self._what.models
+        found = [run.request_file, run.checkpoints / "config.yaml", *sorted(run.reports.glob(f"*{_SCORES}"))]
+        found += [file.with_name(file.name.removesuffix(_SCORES) + ".csv") for file in found[2:]]
+        found += sorted(run.reports.glob("*.html")) if self._what.pages else []
+        if wanted != "none" and (models or time.time() > self.sent.models + _BETWEEN_MODELS):
+            found.append(run.checkpoints / CHECKPOINTS[wanted])
+        for file in found:
+            with suppress(FileNotFoundError):
+                stat = file.stat()
+                yield file.relative_to(run.path).as_posix(), file, f"{stat.st_size} {stat.st_mtime_ns}"
+
+    def _send_file(self, name: str, file: Path) -> None:
+        """Send a file as it is now, whatever takes its place meanwhile."""
+        staged = self._run.tracking / f"{self.sent.place}.staged"
+        if staged.exists():  # left by a follower that was killed
+            remove_tree(staged)
+        staged.mkdir()
+        try:
+            copy = staged / file.name
+            if file.suffix in (".json", ".yaml"):
+                text = scrubber(self._names())(file.read_text(encoding="utf-8"))
+                write_bytes(copy, text.encode(errors="replace"))
+            else:
+                share(file, copy)
+            if name.endswith(_SCORES):
+                self._tracker.points([*self._scores(read_json(file))])
+            is_model = name.endswith(tuple(CHECKPOINTS.values()))
+            self._tracker.file(
+                copy, "reports" if name.startswith("reports") else "checkpoints" if is_model else ""
+            )
+            self.sent.models = time.time() if is_model else self.sent.models
+        finally:
+            remove_tree(staged)
+
+    def _scores(self, record: dict[str, Any]) -> Iterator[Point]:
+        """The scores of a prediction, at the update of the checkpoint that predicted."""
+        sha256 = record["members"][0]["checkpoint_sha256"]
+        update = self._saved.get(sha256, 0)
+        by = f"update {update}/" if sha256 in self._saved and sha256 != self._best else ""
+        for name, value in record.items():
+            if isinstance(value, float) and _is_number(value) and name not in ("created", "threshold"):
+                yield Point(f"{record['split']}/{by}{name}", value, update, float(record["created"]))
+
+    def _settings(self) -> dict[str, str]:
+        """What the run was asked for and how it began, for people, with secrets masked."""
+        request, scrub = self._run.request(), scrubber(self._names())
+        told = {name: getattr(request, name) for name in ("preset", "model", "mmf", "init", "start")}
+        told |= {f"split.{slot}": split for slot, split in request.splits.items()}
+        told |= {key: value for key, value in leaves(request.settings) if key}
+        told |= {name: self._started[name] for name in _FACTS if name in self._started}
+        shown = {key: as_typed(value) for key, value in told.items() if value is not None}
+        return {key: "<secret>" if is_secret(key) else scrub(value) for key, value in shown.items()}
+
+    def _names(self) -> list[tuple[str, str]]:
+        """Names and values among which there may be secrets."""
+        settings = leaves(self._run.request().settings)
+        return [*os.environ.items(), *((key, str(value)) for key, value in settings)]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e308

@@ -1,0 +1,116 @@
+"""Sends to an MLflow server, which https://mlflow.org describes; needs mlflow-skinny alone.
+
+The server keeps a point of the same name, step, time and value once, so sending one again does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mmf_win.errors import UsageError
+from mmf_win.locking import locked
+from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker
+
+_KEY = "mmfw.key"
+_MOST_POINTS, _MOST_VALUES, _LONGEST = 1000, 100, 5000  # of one request, and of a value
+_STATES = {"running": "RUNNING", "done": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
+
+
+class Connection(Tracker):
+    """A connection to MLflow."""
+
+    name = "mlflow"
+    variable = "MLFLOW_TRACKING_URI"
+    probe = (
+        "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default",
+        None,
+        {"experiment", "error_code"},
+    )
+
+    def __init__(self) -> None:
+        self.server = os.environ.get(self.variable, "")
+        self.project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        if not self.server:
+            hint = f"`mlflow server` starts one, and {self.variable}=http://127.0.0.1:5000 names it"
+            raise UsageError(f"no server of MLflow is named in {self.variable}", hint=hint)
+        # By itself it tries for minutes; whoever sends tries again later anyway.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        self._client: Any = None
+        self._run = ""
+
+    def open(self, about: About) -> tuple[str, str]:
+        from mlflow import MlflowClient
+
+        self._client = self._client or MlflowClient()
+        experiment, tags = self._experiment(), {}
+        if about.parent is not None:
+            with locked(Path(str(about.parent.lock)), patience=60.0):
+                tags["mlflow.parentRunId"] = self._found(experiment, about.parent, {})
+        self._run = self._found(experiment, about, tags)
+        return self._run, f"{self.server.rstrip('/')}/#/experiments/{experiment}/runs/{self._run}"
+
+    def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        there = self._client.get_run(self._run).data.params
+        now = {_name(key): value[:_LONGEST] for key, value in settings.items()}
+        changed = {key: value for key, value in now.items() if there.get(key, value) != value}
+        self._log("params", "Param", {key: value for key, value in now.items() if key not in there})
+        self._log("tags", "RunTag", {**changed, **tags})  # a parameter cannot change
+
+    def points(self, points: Sequence[Point]) -> None:
+        from mlflow.entities import Metric
+
+        for first in range(0, len(points), _MOST_POINTS):
+            some = points[first : first + _MOST_POINTS]
+            metrics = [Metric(_name(p.name), p.value, round(p.t * 1000), p.step) for p in some]
+            self._client.log_batch(self._run, metrics=metrics)
+
+    def file(self, path: Path, folder: str) -> None:
+        self._client.log_artifact(self._run, str(path), folder)
+
+    def state(self, state: str, t: float) -> None:
+        status = _STATES.get(state, "FAILED")
+        if status == "RUNNING":
+            self._client.update_run(self._run, status)
+        else:
+            self._client.set_terminated(self._run, status, round(t * 1000))
+
+    def close(self) -> None:
+        pass  # each request has been answered
+
+    def _experiment(self) -> str:
+        from mlflow.exceptions import MlflowException
+
+        if (found := self._client.get_experiment_by_name(self.project)) is None:
+            try:
+                return str(self._client.create_experiment(self.project))
+            except MlflowException:
+                if (found := self._client.get_experiment_by_name(self.project)) is None:
+                    raise  # else another follower was faster
+        return str(found.experiment_id)
+
+    def _found(self, experiment: str, about: About, tags: dict[str, str]) -> str:
+        """The id of the run, which is made where there is none; a sweep is over at once."""
+        client, when = self._client, round(about.created * 1000)
+        for known in client.search_runs([experiment], f"tags.`{_KEY}` = '{about.key}'", max_results=1):
+            return str(known.info.run_id)
+        made = client.create_run(experiment, when, {_KEY: about.key, **tags}, about.name).info.run_id
+        if about.lock:
+            client.set_terminated(made)
+        return str(made)
+
+    def _log(self, kind: str, entity: str, values: Mapping[str, str]) -> None:
+        from mlflow import entities
+
+        each = [getattr(entities, entity)(_name(key), value) for key, value in values.items()]
+        for first in range(0, len(each), _MOST_VALUES):
+            self._client.log_batch(self._run, **{kind: each[first : first + _MOST_VALUES]})
+
+
+def _name(name: str) -> str:
+    """A name with what MLflow refuses replaced."""
+    return re.sub(r"[^\w\-. :/]", "_", name)[:250]

@@ -1,0 +1,130 @@
+"""What a tracker is asked to do, and whether what answers at its address is one."""
+
+from __future__ import annotations
+
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import ClassVar
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+from mmf_win.errors import UsageError
+from mmf_win.scrub import without_secrets
+from mmf_win.upstream.install import require_packages
+
+_log = logging.getLogger(__name__)
+
+TRACKERS = ("mlflow", "clearml", "wandb")
+PROJECT = "hateful-memes"
+"""Where runs go if the tracker's own variable names no other experiment or project."""
+OFFLINE = "offline"
+_TO_ANSWER, _MOST = 5.0, 1 << 20  # seconds, bytes
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of a series; ``t`` is seconds since the epoch."""
+
+    name: str
+    value: float
+    step: int
+    t: float
+
+
+@dataclass(frozen=True)
+class About:
+    """A run, or a sweep: ``key`` are hexadecimal digits that no other has, ``name`` is for people.
+
+    ``created`` is seconds since the epoch; ``lock`` the file that is locked while a sweep is made.
+    """
+
+    key: str
+    name: str
+    created: float
+    parent: About | None = None
+    lock: str | None = None
+
+
+class Tracker(ABC):
+    """A tracker, in which one run at a time is open; its package is imported as the first one is opened.
+
+    Methods raise whatever the package does. ``server`` is its address, or :data:`OFFLINE`; ``probe`` what to
+    ask there without a key (a path, and what to post), and what the answer, an object in JSON, has of this.
+    """
+
+    name: ClassVar[str]
+    variable: ClassVar[str]
+    probe: ClassVar[tuple[str, bytes | None, set[str]]]
+    server: str
+    project: str
+
+    @property
+    def address(self) -> str:
+        """Where runs go, with nothing secret."""
+        return without_secrets(f"{self.server} {self.project}")
+
+    def require_usable(self) -> None:
+        """See that its package is there, and that what answers at its address is one.
+
+        A server that does not answer, or wants a key, may do so later; a note says so.
+
+        Raises:
+            MmfError: the package is missing.
+            UsageError: something else answers there.
+        """
+        require_packages(self.name, extra=f"[{self.name}]")
+        if not self.server.startswith(("http://", "https://")):
+            return
+        path, body, keys = self.probe
+        request = Request(self.server.rstrip("/") + path, body, {"Content-Type": "application/json"})
+        try:
+            try:
+                with urlopen(request, timeout=_TO_ANSWER) as answer:
+                    said = answer.read(_MOST)
+            except HTTPError as error:
+                if error.code != 404:
+                    raise
+                said = error.read(_MOST)
+        except (OSError, ValueError) as error:
+            _log.warning("%s does not answer as it should: %s", self.address, error)
+            return
+        with suppress(ValueError, TypeError):
+            if keys & set(json.loads(said)):
+                return
+        raise UsageError(f"{self.address} is no server of {self.name}", hint=f"see {self.variable}")
+
+    @abstractmethod
+    def open(self, about: About) -> tuple[str, str]:
+        """Find the run by its key, or make it there; return its id, and where people see it."""
+
+    @abstractmethod
+    def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Its parameters, and what else is known of it: all there are now."""
+
+    @abstractmethod
+    def points(self, points: Sequence[Point]) -> None:
+        """More of its scalars."""
+
+    @abstractmethod
+    def file(self, path: Path, folder: str) -> None:
+        """A file, in place of the one of the same name; checkpoints are those in ``checkpoints``."""
+
+    @abstractmethod
+    def state(self, state: str, t: float) -> None:
+        """How it is since ``t``; see :func:`mmf_win.runs.history.state`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """See to it that all has arrived."""
+
+
+def tracker(name: str) -> Tracker:
+    """A tracker by its name. Raises UsageError where nothing says which server is meant."""
+    made: Tracker = import_module(f"mmf_win.tracking.to_{name}").Connection()
+    return made
