@@ -36,7 +36,7 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of whoever runs the tests stay out of them, but where MMF is; downloads do not pause."""
     monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
     for name in set(os.environ) - _KEPT:
-        if name.startswith(("MMF_", "MMFW_")):
+        if name.startswith(("MMF_", "MMFW_", "MLFLOW_", "CLEARML_", "WANDB_")):
             monkeypatch.delenv(name)
 
 

@@ -11,6 +11,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
+from mmf_win.commands.track import tracked
 from mmf_win.console import print_json, print_line, say
 from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.coverage import Coverage
@@ -26,6 +27,7 @@ from mmf_win.runs.published_weights import run_of
 from mmf_win.runs.request import Once
 from mmf_win.sweeps.folder import find_sweep
 from mmf_win.sweeps.table import lines
+from mmf_win.tracking.sending import Models
 from mmf_win.upstream.install import require_packages
 
 
@@ -42,6 +44,7 @@ Examples:
   mmfw predict --checkpoint best --checkpoint last --ensemble mean
   mmfw predict --threshold best-accuracy
   mmfw predict mmbt_grid --image cat.jpg --text "look at this cat"
+  mmfw predict mmbt_grid --track mlflow     send scores and predictions to MLflow
   mmfw predict mmbt_grid --memes own.csv    a table: img, text, and optionally id and label
   mmfw predict visual_bert --memes own.csv --features own.lmdb"""
 )
@@ -117,6 +120,7 @@ Examples:
     "Where prediction files, scores and pages go, each under a new name, so that nothing there is "
     "overwritten. `mmfw report` and `mmfw runs` do not look there.  [default: the run's reports]"
 )
+@options.tracking
 @options.stop_timeout
 @options.no_retry
 @options.data_dir
@@ -137,6 +141,9 @@ def command(
     threshold: str,
     report: bool,
     output: Path | None,
+    trackers: tuple[str, ...],
+    models: Models,
+    page: bool,
     data_dir: Path | None,
     save_dir: Path,
     as_json: bool,
@@ -150,6 +157,7 @@ def command(
     beside each prediction file. --json prints one object per prediction file, each on a line.
     """
     _require_one_kind(split, memes, image, text, threshold)
+    follow = click.get_current_context().with_resource(tracked(trackers, models, page))
     if image and output:
         raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)
@@ -200,9 +208,13 @@ def command(
         if not as_json:
             _tell(result)
             print_line(result.csv)
-        page = _page(result, data_dir) if report else None
+        made = _page(result, data_dir) if report else None
         if as_json:
-            print_json({"csv": result.csv, "report": page, **result.metrics}, on_one_line=True)
+            print_json({"csv": result.csv, "report": made, **result.metrics}, on_one_line=True)
+    if output and trackers:
+        say("note: predictions that --output puts elsewhere are not sent")
+    for run in dict.fromkeys(member.run for member in members):
+        follow(run)
 
 
 def _require_one_kind(

@@ -20,7 +20,7 @@ from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.tracking.follower import following
 from mmf_win.tracking.sending import Models, Sender, Sent, What, destinations
-from mmf_win.tracking.tracker import Tracker, tracker
+from mmf_win.tracking.tracker import Tracker, tracker, why
 from mmf_win.upstream.install import require_packages
 
 
@@ -121,8 +121,8 @@ def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
         except (MmfwError, OSError):
             raise
         except Exception as error:  # of the package
-            why = " ".join(str(error).split())[:300] or type(error).__name__
-            raise MmfError(f"{to.address}: {why}", hint="run the same command again later") from None
+            hint = "run the same command again later"
+            raise MmfError(f"{to.name} at {to.address}: {why(error)}", hint=hint) from None
     return {"new": new, **asdict(sender.sent)}
 
 

@@ -25,7 +25,7 @@ from mmf_win.locking import is_locked
 from mmf_win.paths import module_command
 from mmf_win.runs.folder import Run
 from mmf_win.tracking.sending import Sender, Sent, What
-from mmf_win.tracking.tracker import Tracker, tracker
+from mmf_win.tracking.tracker import Tracker, tracker, why
 
 _log = logging.getLogger(__name__)
 
@@ -88,12 +88,14 @@ def _end(
             process.stdin.close()
     told = time.monotonic() + 1
     for run, to, process in started:
+        if Sent.of(run, to).error:  # it has not answered before
+            deadline = min(deadline, time.monotonic() + _AFTER_CTRL_C)
         try:
             while process.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.05)
                 if time.monotonic() > told:
                     told = float("inf")
-                    _log.info("sending the rest to %s …", to.name)
+                    _log.info("sending the rest to %s; Ctrl+C leaves it for later …", to.name)
         except KeyboardInterrupt:  # the training has ended, so that is not what is stopped
             deadline = 0.0
         if process.poll() is None:
@@ -104,9 +106,9 @@ def _end(
             _say_left(run, to, Sent.of(run, to).error or f"see {_log_of(run, to)}")
 
 
-def _say_left(run: Run, to: Tracker, why: str) -> None:
+def _say_left(run: Run, to: Tracker, reason: str) -> None:
     push = shell_line("mmfw", "track", "push", run.path, "--to", to.name)
-    _log.warning("%s lacks some of run %s: %s; `%s` sends it later", to.name, run.id, why, push)
+    _log.warning("%s lacks some of run %s: %s; `%s` sends it later", to.name, run.id, reason, push)
 
 
 def follow(run: Run, to: Tracker, what: What) -> int:
@@ -142,7 +144,7 @@ def follow(run: Run, to: Tracker, what: What) -> int:
             except Exception as error:  # of the tracker's package, or of the disk
                 print(f"{type(error).__name__}: {error}", flush=True)
                 sent, sender = Sent.of(run, to), None
-                sent.error = " ".join(str(error).split())[:300] or type(error).__name__
+                sent.error = why(error)
                 with suppress(OSError):
                     sent.save(run)
                 if is_over:

@@ -181,10 +181,9 @@ class Sender:
             return
         created, sweep = self._run.request().created, self._what.sweep
         parent = None if sweep is None else About(*sweep[:2], created, lock=sweep[2])
-        own = sha256(
-            f"{'/'.join(self._run.path.parts[-2:])} {created!r}".encode(errors="replace")
-        ).hexdigest()
-        found, link = self._tracker.open(About(own[:32], self._run.id, created, parent))
+        named = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
+        own = sha256(f"{'/'.join(named)} {created!r}".encode(errors="replace")).hexdigest()[:32]
+        found, link = self._tracker.open(About(own, self._run.id, created, parent))
         self._is_open = True
         if found != self.sent.id:
             self.sent = Sent(self.sent.tracker, self.sent.address, found, link)

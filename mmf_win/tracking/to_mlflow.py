@@ -39,7 +39,7 @@ class Connection(Tracker):
             raise UsageError(f"no server of MLflow is named in {self.variable}", hint=hint)
         # By itself it tries for minutes; whoever sends tries again later anyway.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         self._client: Any = None
         self._run = ""
 
@@ -55,11 +55,12 @@ class Connection(Tracker):
         return self._run, f"{self.server.rstrip('/')}/#/experiments/{experiment}/runs/{self._run}"
 
     def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
-        there = self._client.get_run(self._run).data.params
+        there = self._client.get_run(self._run).data
         now = {_name(key): value[:_LONGEST] for key, value in settings.items()}
-        changed = {key: value for key, value in now.items() if there.get(key, value) != value}
-        self._log("params", "Param", {key: value for key, value in now.items() if key not in there})
-        self._log("tags", "RunTag", {**changed, **tags})  # a parameter cannot change
+        known = {**now, **there.params, **there.tags}  # a parameter cannot change; a tag says what it is now
+        changed = {key: value for key, value in now.items() if known[key] != value}
+        self._log("params", "Param", {key: value for key, value in now.items() if key not in there.params})
+        self._log("tags", "RunTag", {**changed, **tags})
 
     def points(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric

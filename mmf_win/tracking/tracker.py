@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -82,9 +83,11 @@ class Tracker(ABC):
         if not self.server.startswith(("http://", "https://")):
             return
         path, body, keys = self.probe
-        request = Request(self.server.rstrip("/") + path, body, {"Content-Type": "application/json"})
+        scheme, _, where = self.server.rstrip("/").partition("://")
+        address = f"{scheme}://{where.rpartition('@')[2]}{path}"
         try:
             try:
+                request = Request(address, body, {"Content-Type": "application/json"})
                 with urlopen(request, timeout=_TO_ANSWER) as answer:
                     said = answer.read(_MOST)
             except HTTPError as error:
@@ -92,7 +95,8 @@ class Tracker(ABC):
                     raise
                 said = error.read(_MOST)
         except (OSError, ValueError) as error:
-            _log.warning("%s does not answer as it should: %s", self.address, error)
+            reason = getattr(error, "reason", error)
+            _log.warning("%s at %s does not answer: %s", self.name, without_secrets(self.server), reason)
             return
         with suppress(ValueError, TypeError):
             if keys & set(json.loads(said)):
@@ -122,6 +126,14 @@ class Tracker(ABC):
     @abstractmethod
     def close(self) -> None:
         """See to it that all has arrived."""
+
+
+def why(error: Exception) -> str:
+    """What a tracker's package raised, in a few words."""
+    text = " ".join(without_secrets(str(error)).split())
+    if re.search("Max retries exceeded|timed out|[Cc]onnection (refused|reset|aborted)", text):
+        return "it does not answer"
+    return text[:200] or type(error).__name__
 
 
 def tracker(name: str) -> Tracker:

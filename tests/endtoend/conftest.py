@@ -162,7 +162,7 @@ class Tool:
 
     def _places(self, command: str) -> list[str]:
         save = ["--save-dir", str(self.save_dir)]
-        return save if command == "runs" else ["--data-dir", str(self.world.data), *save]
+        return save if command in ("runs", "track") else ["--data-dir", str(self.world.data), *save]
 
     def _log(self) -> str:
         found = (*self.save_dir.glob("*/*/log.txt"), *self.save_dir.glob("*/*/attempts/*/log.txt"))

@@ -1,0 +1,54 @@
+"""Runs on disk, and a real MLflow server that all tests of the room share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmf_win.files import json_bytes
+from mmf_win.paths import module_command
+from mmf_win.runs.folder import Run
+from tests.worlds import mlflow_server, report_world
+from tests.worlds.report_world import World
+
+
+@pytest.fixture
+def world(user_dir: Path) -> World:
+    """A data folder and a folder of runs, in a folder with a name as users have them."""
+    return report_world.make(user_dir, drawn=False)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The address of the server, which is started once, also for several processes of pytest-xdist."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if hasattr(request.config, "workerinput") else base
+    with mlflow_server.shared_server(shared / "mlflow") as url:
+        yield url
+
+
+@pytest.fixture
+def mlflow(
+    server: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> mlflow_server.Seen:
+    """What the server has in an experiment of this test, to which runs are sent."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
+    return mlflow_server.Seen(server, request.node.name)
+
+
+def tell(run: Run, events: list[dict[str, object]]) -> None:
+    """Have more events happen in a run."""
+    with run.events.open("ab") as file:
+        file.write(b"".join(map(json_bytes, events)))
+
+
+def follower(tracker: str, run: Run, what: str = "{}") -> subprocess.CompletedProcess[bytes]:
+    """A real follower that begins when mmfw has ended, to its end."""
+    command = module_command("mmf_win.tracking.follower", tracker, str(run.path), what)
+    environ = {**os.environ, "PYTHONUTF8": "1"}
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environ, timeout=300)

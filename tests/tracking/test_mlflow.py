@@ -1,0 +1,259 @@
+"""Runs that are sent to a real MLflow server, and read back by MLflow's own client."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.files import write_json
+from mmf_win.locking import locked
+from mmf_win.paths import module_command
+from mmf_win.protocol import Exit, read_events
+from mmf_win.results import saved_metrics
+from mmf_win.runs.folder import Run
+from mmf_win.sweeps.folder import write_yaml
+from mmf_win.tracking.sending import Sender, What
+from mmf_win.tracking.tracker import tracker
+from tests.tracking.conftest import follower, tell
+from tests.worlds.browser import needs_browser, running_browser
+from tests.worlds.mlflow_server import Seen, needs_server
+from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+from tests.worlds.tools import Mmfw
+
+pytestmark = needs_server
+
+# The real follower, which is killed as it is about to note what it has sent, the Nth time.
+_KILLED = """\
+import os, runpy, signal, sys
+
+left = int(sys.argv.pop(1))
+
+def watch(event, args):
+    global left
+    if event == "os.rename" and str(args[1]).endswith(".json"):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+sys.addaudithook(watch)
+runpy.run_module("mmf_win.tracking.follower", run_name="__main__")
+"""
+
+
+def points_of(run: Run, name: str, first: int = 0) -> list[tuple[int, int, float]]:
+    """What a series of training must have: update, milliseconds and value."""
+    events = [event for event in read_events(run.events)[first:] if event["kind"] == "train"]
+    return [(event["update"], round(event["t"] * 1000), event[name]) for event in events]
+
+
+def sender(run: Run, what: What | None = None) -> Sender:
+    """What sends from this process."""
+    run.tracking.mkdir(exist_ok=True)
+    return Sender(run, tracker("mlflow"), what or What())
+
+
+def send(run: Run) -> bool:
+    """Send what is new."""
+    return sender(run).send()
+
+
+def test_what_a_run_leaves_is_sent_once(world: World, mlflow: Seen, mmfw: Mmfw, tmp_path: Path) -> None:
+    run = world.run(overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2", "a.password=pw"])
+    csv = world.predict(run)
+    scores = {
+        "auroc": 0.71,
+        "f1": 0.5,
+        "threshold": 0.5,
+        "rows": 32,
+        "created": BEGAN + 500.0,
+        "split": SPLIT,
+    }
+    write_json(
+        saved_metrics.path_beside(csv), {**scores, "members": [{"checkpoint_sha256": "of no checkpoint"}]}
+    )
+    run.checkpoints.mkdir()
+    (run.checkpoints / "config.yaml").write_text(
+        "env:\n  api_key: hunter2-hunter2\nlr: 1\n", encoding="utf-8"
+    )
+    [told] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
+    there = mlflow.run()
+    assert told["new"] and told["id"] == there.info.run_id and there.info.run_name == run.id
+    assert mlflow.points("train/loss") == points_of(run, "loss")
+    assert mlflow.points("train/max_mem_mib") == points_of(run, "max_mem_mib")
+    assert [step for step, _, _ in mlflow.points("val/hateful_memes/roc_auc")] == [30, 60, 90, 120]
+    assert mlflow.points(f"{SPLIT}/auroc") == [(0, round(1000 * (BEGAN + 500)), 0.71)]
+    assert f"{SPLIT}/threshold" not in mlflow.series()
+    params = there.data.params
+    assert (params["preset"], params["optimizer.params.lr"], params["device"]) == (
+        "mmbt_grid",
+        "5e-05",
+        "cuda:0",
+    )
+    assert (params["env.api_key"], params["a.password"]) == ("<secret>", "<secret>")
+    config = mlflow.text("config.yaml", tmp_path)
+    assert "hunter2" not in config + mlflow.text("request.json", tmp_path) and "lr: 1" in config
+    names = {f"reports/{csv.name}", f"reports/{saved_metrics.path_beside(csv).name}"}
+    assert mlflow.files("reports") == names and mlflow.files("checkpoints") == set()
+    assert (there.info.status, there.data.tags["mmfw.outcome"]) == ("FINISHED", "done")
+    [again] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
+    assert not again["new"]
+    assert mlflow.run().to_dictionary() == there.to_dictionary()
+    mmfw("track", "status", run.path, "--save-dir", world.save)
+    assert "done" in mmfw.out and there.info.run_id in mmfw.out
+
+
+def test_a_follower_that_is_killed_before_it_notes_what_it_sent_sends_each_point_once(
+    world: World, mlflow: Seen
+) -> None:
+    run = world.run()
+    for kill in range(20):
+        tell(run, attempt("1", 120 + 1500 * kill, 120 + 1500 * (kill + 1), None)[2:])
+        arguments = module_command("mmf_win.tracking.follower", "mlflow", str(run.path), "{}")
+        command = [sys.executable, "-X", "utf8", "-c", _KILLED, str(3 if kill == 0 else 2), *arguments[7:]]
+        killed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stdout
+    assert follower("mlflow", run).returncode == 0
+    for name in ("loss", "lr", "epoch", "updates_per_s"):
+        assert mlflow.points(f"train/{name}") == points_of(run, name)
+
+
+def test_where_the_note_is_lost_the_run_is_found_by_its_key(world: World, mlflow: Seen) -> None:
+    run = world.run()
+    assert send(run)
+    before = mlflow.run()
+    for note in run.tracking.glob("*.json"):
+        note.unlink()
+    assert send(run)
+    assert mlflow.points("train/loss") == points_of(run, "loss")
+    assert mlflow.run().info.run_id == before.info.run_id
+
+
+def test_what_was_deleted_there_is_made_anew(world: World, mlflow: Seen) -> None:
+    run = world.run()
+    assert send(run)
+    mlflow.client.delete_run(mlflow.run().info.run_id)
+    assert not send(run), "it does not even ask"
+    tell(run, attempt("2", 120, 140, "ok"))
+    assert send(run)
+    assert mlflow.points("train/loss") == points_of(run, "loss")
+
+
+def test_a_resume_from_an_older_checkpoint_is_another_branch(world: World, mlflow: Seen) -> None:
+    run = world.run()
+    assert send(run)
+    first = len(read_events(run.events))
+    tell(run, attempt("2", 60, 150, "ok", seed=1, device="cpu"))
+    run.save_request(world_request := run.request())
+    assert send(run)
+    assert mlflow.points("train/loss") == points_of(run, "loss")[:12]
+    assert mlflow.points("train/loss/2") == points_of(run, "loss", first)
+    tell(run, attempt("3", 150, 170, "ok"))  # it lies behind nothing, so the branch goes on
+    tell(run, attempt("4", 100, 120, "ok"))
+    assert send(run)
+    there = mlflow.run()
+    assert [step for step, _, _ in mlflow.points("train/loss/2")][-3:] == [150, 160, 170]
+    assert [step for step, _, _ in mlflow.points("train/loss/3")] == [110, 120]
+    assert there.data.tags["resumed_at"] == "60, 100"
+    assert (there.data.params["device"], there.data.tags["device"]) == ("cuda:0", "cuda:0")
+    assert world_request.created == run.request().created
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (None, "KILLED"),
+        ("interrupted", "KILLED"),
+        ("nan", "FAILED"),
+        ("cuda_oom", "FAILED"),
+        ("ok", "FINISHED"),
+    ],
+)
+def test_the_outcome_becomes_the_status(world: World, mlflow: Seen, end: Any, status: str) -> None:
+    run = world.run()
+    run.exit_file.unlink()
+    with locked(run.lock):
+        assert send(run)
+        assert mlflow.run().info.status == "RUNNING"
+    if end is not None:
+        Exit(end).save(run.exit_file)
+    assert send(run)
+    assert mlflow.run().info.status == status
+    with locked(run.lock):  # it is resumed
+        assert send(run)
+        assert mlflow.run().info.status == "RUNNING"
+
+
+def test_a_checkpoint_is_sent_at_most_every_ten_minutes_and_at_the_end(
+    world: World, mlflow: Seen, tmp_path: Path
+) -> None:
+    run = world.run()
+    run.checkpoints.mkdir()
+    best = run.checkpoints / "best.ckpt"
+    best.write_bytes(b"first")
+    sends = sender(run, What(models="best"))
+    assert sends.send(models=False)
+    assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "first"
+    best.write_bytes(b"second, which is longer")
+    assert not sends.send(models=False)
+    assert sends.send()
+    assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "second, which is longer"
+    best.write_bytes(b"third")
+    sends.sent.models -= 600
+    assert sends.send(models=False)
+    assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "third"
+
+
+def test_a_checkpoint_that_is_replaced_meanwhile_arrives_as_it_was(
+    world: World, mlflow: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run()
+    to = tracker("mlflow")
+    run.checkpoints.mkdir()
+    last = run.checkpoints / "current.ckpt"
+    last.write_bytes(b"old")
+    real = to.file
+
+    def file(path: Path, folder: str) -> None:
+        if folder == "checkpoints":
+            last.with_suffix(".new").write_bytes(b"new")
+            last.with_suffix(".new").replace(last)
+        real(path, folder)
+
+    run.tracking.mkdir()
+    monkeypatch.setattr(to, "file", file)
+    assert Sender(run, to, What(models="last")).send()
+    assert mlflow.text("checkpoints/current.ckpt", tmp_path) == "old"
+    assert [path.suffix for path in run.tracking.iterdir()] == [".json"]
+
+
+def test_the_runs_of_a_sweep_lie_below_it(world: World, mlflow: Seen, mmfw: Mmfw) -> None:
+    sweep = world.save / "sweeps" / "grid"
+    for task in ("lr=1", "lr=2"):
+        run = world.run(f"sweeps/grid/{task}/mmbt_grid")
+        write_yaml(run.path.parents[1] / "param", {"lr": task})
+    (sweep / "sweep.yaml").write_text("template: {train: mmfw train x}\n---\nlr: [1, 2]\n", encoding="utf-8")
+    told = mmfw.json("track", "push", "sweeps/grid", "--to", "mlflow", "--save-dir", world.save)
+    assert {each["run"] for each in told} == {"sweeps/grid/lr=1", "sweeps/grid/lr=2"}
+    runs = {run.info.run_name: run for run in mlflow.runs()}
+    parent = runs.pop("sweeps/grid")
+    assert len(runs) == 2 and parent.info.status == "FINISHED"
+    assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {parent.info.run_id}
+    mmfw("sweep", "rm", "grid", "--yes", "--save-dir", world.save)
+    assert not sweep.exists()
+
+
+@needs_browser()
+def test_its_page_shows_the_curve(world: World, mlflow: Seen, server: str) -> None:
+    run = world.run()
+    assert send(run)
+    info = mlflow.run().info
+    with running_browser() as browser:
+        page = browser.new_page()
+        page.goto(f"{server}/#/experiments/{info.experiment_id}/runs/{info.run_id}/model-metrics")
+        page.wait_for_selector("text=loss", timeout=120_000)
+        page.wait_for_selector(".plotly .scatterlayer path", timeout=120_000, state="attached")
