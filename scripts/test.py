@@ -26,17 +26,24 @@ from _venv import ROOT, Venv, run
 _TORCH_FREE = ["-m", "not torch and not gpu"]
 # Tools that check the sources and the packages, with what they bring along; some have no wheel for Windows.
 _NOT_ON_WINDOWS = {
-    *("annotated-types", "ast_serialize", "attrs", "cffi", "check-wheel-contents", "cryptography"),
-    *("docutils", "greenlet", "grimp", "id", "import-linter", "importlib_metadata", "jaraco.classes"),
+    *("ast_serialize", "attrs", "check-wheel-contents", "docutils", "greenlet", "grimp", "id"),
+    *("import-linter", "jaraco.classes"),
     *("jaraco.context", "jaraco.functools", "jeepney", "keyring", "lazy-importer", "librt"),
-    *("more-itertools", "mypy", "mypy_extensions", "nh3", "playwright", "pycparser", "pydantic"),
-    *("pydantic_core", "pywin32-ctypes", "readme_renderer", "requests-toolbelt", "rfc3986", "ruff"),
-    *("SecretStorage", "twine", "types-PyYAML", "types-tqdm", "typing-inspection", "wheel-filename"),
-    *("zipp",),
+    *("more-itertools", "mypy", "mypy_extensions", "nh3", "playwright"),
+    *("pywin32-ctypes", "readme_renderer", "requests-toolbelt", "rfc3986", "ruff"),
+    *("SecretStorage", "twine", "types-PyYAML", "types-tqdm", "wheel-filename"),
     *("babel", "backrefs", "ghp-import", "mergedeep", "mkdocs", "mkdocs-get-deps", "mkdocs-material"),
     *("mkdocs-material-extensions", "paginate", "platformdirs", "pymdown-extensions", "pyyaml_env_tag"),
     *("watchdog", "dill", "ilock", "mlrunner", "multiprocess", "tabulate"),
     *("jsonschema", "jsonschema-specifications", "msgpack", "ray", "referencing", "rpds-py"),
+    # The server of MLflow, and trackers that were not tried there.
+    *("aiohappyeyeballs", "aiohttp", "aiosignal", "blinker", "clearml", "cwevals", "distro", "docker"),
+    *("flask-cors", "Flask", "frozenlist", "furl", "googleapis-common-protos", "graphene"),
+    *("graphql-core", "graphql-relay", "gunicorn", "httpcore", "httpx", "huey", "itsdangerous"),
+    *("mlflow-tracing", "mlflow", "multidict", "opentelemetry-exporter-http-transport"),
+    *("opentelemetry-exporter-otlp-common", "opentelemetry-exporter-otlp-proto-common"),
+    *("opentelemetry-exporter-otlp-proto-http", "orderedmultidict", "pathlib2", "prettytable"),
+    *("propcache", "pyarrow", "PyJWT", "skops", "sniffio", "wandb", "wcwidth", "xxhash", "yarl"),
 }
 WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
