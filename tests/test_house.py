@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import inspect
 import re
 import subprocess
 import sys
@@ -66,8 +67,19 @@ def _undocumented(node: ast.Module | ast.ClassDef, where: str) -> Iterator[str]:
                 yield name
 
 
+def _is_inherited(name: str) -> bool:
+    """Whether a method has its docstring from the class that its own one extends."""
+    module, *names = name.split(".")
+    [path] = (path for path in MODULES if path.stem == module)
+    of = import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
+    for part in names:
+        of = getattr(of, part)
+    return inspect.getdoc(of) is not None
+
+
 def test_every_public_name_is_documented() -> None:
-    assert [name for path in MODULES for name in _undocumented(_parsed(path), path.stem)] == []
+    bare = [name for path in MODULES for name in _undocumented(_parsed(path), path.stem)]
+    assert [name for name in bare if not (name.count(".") > 1 and _is_inherited(name))] == []
 
 
 def test_every_module_can_be_read_in_one_sitting() -> None:

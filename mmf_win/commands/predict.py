@@ -11,7 +11,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.commands.track import tracked
+from mmf_win.commands.track import tracked, usable
 from mmf_win.console import print_json, print_line, say
 from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.coverage import Coverage
@@ -157,7 +157,7 @@ def command(
     beside each prediction file. --json prints one object per prediction file, each on a line.
     """
     _require_one_kind(split, memes, image, text, threshold)
-    follow = click.get_current_context().with_resource(tracked(trackers, models, page))
+    follow = click.get_current_context().with_resource(tracked(usable(trackers, models, page), models, page))
     if image and output:
         raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)

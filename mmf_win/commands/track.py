@@ -35,19 +35,13 @@ def command() -> None:
     """Send runs to MLflow, ClearML or Weights & Biases."""
 
 
-@contextmanager
-def tracked(names: Sequence[str], models: Models, page: bool) -> Iterator[Callable[[Run], None]]:
-    """Yield what has a run followed until the end of the block, as :func:`following` does.
+def usable(names: Sequence[str], models: Models, page: bool) -> list[Tracker]:
+    """The trackers that are named, once it is sure that runs can be sent there, now or later.
 
     Raises:
         MmfError: a package is missing.
-        UsageError: a tracker's server is none, or not named.
+        UsageError: a server is none, or not named; there is no tracker for what is chosen.
     """
-    with following(_usable(names, models, page)) as follow:
-        yield lambda run: follow(run, _what(run, models, page))
-
-
-def _usable(names: Sequence[str], models: Models, page: bool) -> list[Tracker]:
     if not names and (models != "none" or page):
         raise UsageError("--track-models and --track-page are about a tracker", hint="name it with --track")
     found = [tracker(name) for name in dict.fromkeys(names)]
@@ -56,6 +50,13 @@ def _usable(names: Sequence[str], models: Models, page: bool) -> list[Tracker]:
     if page:
         require_packages("jinja2", "matplotlib", "pillow", "numpy")
     return found
+
+
+@contextmanager
+def tracked(trackers: Sequence[Tracker], models: Models, page: bool) -> Iterator[Callable[[Run], None]]:
+    """Yield what has a run followed until the end of the block, as :func:`following` does."""
+    with following(trackers) as follow:
+        yield lambda run: follow(run, _what(run, models, page))
 
 
 def write_page(run: Run) -> None:
@@ -94,14 +95,14 @@ def push(
     """
     if not trackers:
         raise UsageError("no tracker is named", hint="`mmfw track push --to mlflow`, clearml or wandb")
-    usable, sweep = _usable(trackers, models, page), sweep_named(save_dir, name or "")
+    found, sweep = usable(trackers, models, page), sweep_named(save_dir, name or "")
     runs = all_runs(sweep) if sweep else [find_run(save_dir, name)]
     told = []
-    with Progress("sending", len(runs) * len(usable), "task") as progress:
+    with Progress("sending", len(runs) * len(found), "task") as progress:
         for run in runs:
             if page:
                 write_page(run)
-            for to in usable:
+            for to in found:
                 told.append({"run": run.id, **_push(run, to, _what(run, models, page))})
                 progress.advance(1)
     if as_json:

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.commands.track import tracked, write_page
+from mmf_win.commands.track import tracked, usable, write_page
 from mmf_win.console import (
     aligned,
     duration,
@@ -161,6 +161,7 @@ def command(
         hint = "`mmfw train --list` shows the presets, `mmfw runs` the runs"
         raise UsageError("name a preset, or --resume", hint=hint)
     require_trainable(overrides, chosen, resumes=(resume, init) != (None, None))
+    found = usable(trackers, models, page)
     if preset:
         _require_no_run(preset, Places.resolve(data_dir, save_dir).save_dir)
     once = Once.of(overrides, **chosen)
@@ -170,10 +171,10 @@ def command(
     else:
         places = Places.resolve(data_dir, save_dir)
         start = training.new(str(preset), once, places, name, init=init, source=source)
-    with tracked(() if once.dry_run else trackers, models, page) as follow:
-        if once.dry_run:
-            print_tree(training.prepare(start).first.settings, as_json)
-            return None
+    if once.dry_run:
+        print_tree(training.prepare(start).first.settings, as_json)
+        return None
+    with tracked(found, models, page) as follow:
         run = training.train(start, RunDisplay, follow)
         if page:
             write_page(run)

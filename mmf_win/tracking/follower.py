@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from mmf_win.console import shell_line
+from mmf_win.console import log_shown, shell_line
 from mmf_win.errors import Interrupted
 from mmf_win.locking import is_locked
 from mmf_win.paths import module_command
@@ -142,7 +142,7 @@ def follow(run: Run, to: Tracker, what: What) -> int:
                     return 0
                 between = _BETWEEN
             except Exception as error:  # of the tracker's package, or of the disk
-                print(f"{type(error).__name__}: {error}", flush=True)
+                _log.warning("%s: %s", type(error).__name__, error)
                 sent, sender = Sent.of(run, to), None
                 sent.error = why(error)
                 with suppress(OSError):
@@ -158,4 +158,5 @@ def follow(run: Run, to: Tracker, what: What) -> int:
 if __name__ == "__main__":
     if sys.platform != "win32":
         os.nice(10)
-    sys.exit(follow(Run(Path(sys.argv[2])), tracker(sys.argv[1]), What(**json.loads(sys.argv[3]))))
+    with log_shown():
+        sys.exit(follow(Run(Path(sys.argv[2])), tracker(sys.argv[1]), What(**json.loads(sys.argv[3]))))

@@ -95,6 +95,9 @@ FOLLOWED = {
 
 _DEMO = "test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
 ELSEWHERE = {
+    "commands/track: mmfw track": "test_what_a_run_leaves_is_sent_once",
+    "tracking/follower: mmfw track": "test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its"
+    "_end",
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw bug-report": "test_without_any_run_it_is_about_the_machine",
     "doctor/system: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
@@ -194,6 +197,7 @@ NOT_RUN = {
     "commands/train: --init": _CHOICE,
     "commands/train: --name": _CHOICE,
     "commands/train: --source": _CHOICE,
+    "commands/track: --track": _CHOICE,
     "commands/demo: mmfw ?": "it shows a command that it runs itself",
 }
 

@@ -1,0 +1,90 @@
+"""What is wrong about a tracker is said before anything is trained; what may pass is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.tracking.to_mlflow import Connection
+from mmf_win.upstream import install
+from tests.worlds import report_world
+from tests.worlds.tools import Mmfw
+from tests.worlds.web import WebServer, answers
+
+needs_mlflow = pytest.mark.skipif(
+    find_spec("mlflow") is None, reason="this Windows Python has no MLflow without PyTorch"
+)
+pytestmark = needs_mlflow
+
+
+@pytest.fixture
+def no_tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    """A web server that is no tracker, which all of them are said to be."""
+    with WebServer.serving(index_html=b"<html>") as server:
+        for name in ("MLFLOW_TRACKING_URI", "CLEARML_API_HOST", "WANDB_BASE_URL"):
+            monkeypatch.setenv(name, server.url)
+        yield server
+
+
+@pytest.mark.parametrize("command", [("train", "mmbt_grid"), ("predict",), ("track", "push")])
+def test_a_server_that_is_no_tracker_is_refused(
+    mmfw: Mmfw, no_tracker: WebServer, command: tuple[str, ...]
+) -> None:
+    option = "--to" if "push" in command else "--track"
+    mmfw(*command, option, "mlflow", code=2)
+    assert f"{no_tracker.url} hateful-memes is no server of mlflow" in mmfw.err
+    assert "MLFLOW_TRACKING_URI" in mmfw.err and "no Hateful Memes" not in mmfw.err
+
+
+def test_a_server_that_is_down_or_refuses_is_noted(
+    mmfw: Mmfw, user_dir: Path, no_tracker: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_tracker.files[Connection.probe[0].lstrip("/")] = b"{}"
+    no_tracker.faults = [answers(401)]
+    train = ("train", "mmbt_grid", "--data-dir", user_dir, "--track", "mlflow")
+    mmfw(*train, code=3)
+    assert "does not answer: Unauthorized" in mmfw.err and "no Hateful Memes dataset" in mmfw.err
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")
+    mmfw(*train, code=3)
+    assert "does not answer" in mmfw.err and "no Hateful Memes dataset" in mmfw.err
+    assert "hunter2" not in mmfw.err
+    report_world.make(user_dir, drawn=False).run()
+    mmfw("track", "push", "--to", "mlflow", "--save-dir", user_dir / "save", code=6)
+    assert "hunter2" not in mmfw.err and "it does not answer" in mmfw.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--track", "tensorboard"), "'tensorboard' is not one of 'mlflow', 'clearml', 'wandb'"),
+        (("--track", "mlflow"), "MLFLOW_TRACKING_URI"),
+        (("--track-page",), "name it with --track"),
+        (("--track-models", "best"), "name it with --track"),
+    ],
+)
+def test_what_cannot_be_tracked_is_a_usage_error(mmfw: Mmfw, words: tuple[str, ...], said: str) -> None:
+    mmfw("train", "mmbt_grid", *words, code=2)
+    assert said in mmfw.err
+
+
+@pytest.mark.parametrize("name", ["mlflow", "clearml", "wandb"])
+def test_without_its_package_the_pip_line_is_named(
+    mmfw: Mmfw, no_tracker: WebServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find: Callable[[str], Any] = install.find_spec
+    monkeypatch.setattr(install, "find_spec", lambda wanted: None if wanted == name else find(wanted))
+    monkeypatch.setenv("MMFW_TRACK", name)
+    mmfw("train", "mmbt_grid", code=6)
+    assert f"[{name}]" in mmfw.err and "pip install" in mmfw.err
+
+
+def test_nothing_is_pushed_where_nothing_is_named(mmfw: Mmfw, user_dir: Path) -> None:
+    mmfw("track", "push", code=2)
+    assert "--to mlflow" in mmfw.err
+    mmfw("track", "status", "--save-dir", user_dir)
+    assert "nothing is sent" in mmfw.err
+    assert mmfw.json("track", "status", "--save-dir", user_dir) == []
