@@ -6,26 +6,31 @@ python scripts/soak.py --seed 7                            other moments
 
 The demo's tiny model trains, with dropout. It is interrupted at random moments in random ways, and goes on
 with `mmfw train --resume last` each time. In the end its losses are compared with those of a run that nobody
-interrupted. Which MMF is used is for `mmfw setup` and MMFW_HOME to say.
+interrupted, and with what an MLflow server has of them, to which all is sent meanwhile. Which MMF is used is
+for `mmfw setup` and MMFW_HOME to say.
 
-The exit code is 1 when something was lost: an update, a checkpoint, an equal loss, or control over a process.
+The exit code is 1 when something was lost: an update, a checkpoint, an equal loss, a point in MLflow, or
+control over a process.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from urllib.request import urlopen
 
-from _bench import MMFW, parser, tell
+from _bench import MMFW, PYTHON, parser, tell
 from _demo_set import make
 
 from mmf_win.console import say
@@ -234,6 +239,27 @@ class Soak:
         self.faults += [f"update {update} has another loss" for update in sorted(others)]
         if history.Record.read(run).summary.updates != self._updates:
             self.faults.append("it did not come to its end")
+        self._compare_sent(run)
+
+    def _compare_sent(self, run: Run) -> None:
+        """MLflow has every loss once, with its own time, whatever its branch."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient()
+        experiment = client.get_experiment_by_name(os.environ["MLFLOW_EXPERIMENT_NAME"])
+        found = [r for r in client.search_runs([experiment.experiment_id]) if r.info.run_name == run.id]
+        if len(found) != 1:
+            self.faults.append(f"MLflow has it {len(found)} times")
+            return
+        series = [name for name in found[0].data.metrics if name.startswith("train/loss")]
+        points = [p for name in series for p in client.get_metric_history(found[0].info.run_id, name)]
+        told = [event for event in read_events(run.events) if event["kind"] == "train"]
+        if Counter((p.step, p.timestamp, p.value) for p in points) != Counter(
+            (event["update"], round(event["t"] * 1000), event["loss"]) for event in told
+        ):
+            self.faults.append(f"MLflow has {len(points)} losses of {len(told)}, or other ones")
+        if found[0].info.status != "FINISHED":
+            self.faults.append(f"in MLflow it is {found[0].info.status}")
 
     def _finish(self, words: Sequence[str]) -> None:
         attempt = self._start(words)
@@ -261,6 +287,43 @@ def _updates(events: list[Event]) -> list[int]:
     return [event["update"] for event in events if event["kind"] == "train"]
 
 
+@contextmanager
+def _mlflow(folder: Path) -> Iterator[None]:
+    """A server to which all trainings within the block are sent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    names = {"MMFW_TRACK": "mlflow", "MLFLOW_EXPERIMENT_NAME": "soak", "MLFLOW_TRACKING_URI": address}
+    os.environ.update(names)
+    words = [
+        "server",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        f"sqlite:///{folder / 'db'}",
+    ]
+    with (folder / "mlflow.txt").open("wb") as log:
+        command = [PYTHON, "-m", "mlflow", *words]
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    try:
+        _wait(lambda: process.poll() is not None or _answers(address))
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urlopen(f"{address}/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
 def main() -> None:
     """Print a table in Markdown, and what was lost."""
     options = parser(__doc__)
@@ -270,7 +333,7 @@ def main() -> None:
     asked = options.parse_args()
     # A shell lets what it starts in the background ignore it, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="soak-") as root:
+    with tempfile.TemporaryDirectory(prefix="soak-") as root, _mlflow(Path(root)):
         started = time.monotonic()
         soak = Soak(make(Path(root, "demo")), asked.updates, Random(asked.seed))
         soak.go(asked.interruptions)
