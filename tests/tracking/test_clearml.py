@@ -1,0 +1,228 @@
+"""Runs that are sent to a stub of ClearML's servers by its real client, and what offline mode leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.files import remove_tree, write_json
+from mmf_win.protocol import Exit
+from mmf_win.runs.folder import Run
+from mmf_win.tracking.tracker import tracker
+from tests.tracking.conftest import follower
+from tests.worlds import report_world
+from tests.worlds.clearml_stub import Stub
+from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+
+pytest.importorskip("clearml")
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    """The servers."""
+    with Stub.serving(tmp_path / "clearml", monkeypatch) as servers:
+        yield servers
+
+
+def push(world: World, *words: object, code: int = 0) -> Any:
+    """Send what is missing, from a process of its own; what it says."""
+    command = [
+        sys.executable,
+        "-m",
+        "mmf_win",
+        "track",
+        "push",
+        *map(str, words),
+        "--to",
+        "clearml",
+        "--json",
+    ]
+    environ = {**os.environ, "PYTHONUTF8": "1", "MMFW_PASSWORD": "s3cret-s3cret"}
+    ended = subprocess.run(
+        [*command, "--save-dir", str(world.save)], capture_output=True, encoding="utf-8", env=environ
+    )
+    assert ended.returncode == code and "Traceback" not in ended.stderr, ended.stderr
+    return ended.stderr if code else json.loads(ended.stdout)
+
+
+def losses(run: Run) -> list[tuple[int, int, float]]:
+    """Update, milliseconds and value of what training told."""
+    lines = map(json.loads, run.events.read_text(encoding="utf-8").splitlines())
+    return [(e["update"], round(e["t"] * 1000), e["loss"]) for e in lines if e["kind"] == "train"]
+
+
+def test_a_stub_gets_what_a_run_leaves_once(world: World, stub: Stub) -> None:
+    run = world.predicted(overrides=["env.api_token=hunter2-hunter2", "optimizer.params.lr=5e-5"])
+    record = {"split": SPLIT, "created": BEGAN + 7.0, "auroc": 0.75, "members": [{"checkpoint_sha256": "x"}]}
+    [csv] = run.reports.glob("*.csv")
+    write_json(csv.with_suffix(".metrics.json"), record)
+    [told] = push(world)
+    task = stub.task()
+    assert (told["id"], told["new"], task["name"], task["status"]) == (task["id"], True, run.id, "completed")
+    assert told["link"] == f"http://web.test/projects/{task['project']}/experiments/{task['id']}"
+    assert stub.series("loss", "train") == losses(run)
+    assert [update for update, _, _ in stub.series("hateful_memes/roc_auc", "val")] == [30, 60, 90, 120]
+    assert stub.series("auroc", SPLIT) == [(0, round((BEGAN + 7) * 1000), 0.75)]
+    params = stub.params("mmfw")
+    assert (params["optimizer.params.lr"], params["env.api_token"]) == ("5e-05", "<secret>")
+    assert stub.params("properties") == {"mmfw.outcome": "done"}
+    files = {each["key"]: stub.file(each["uri"]) for each in task["execution"]["artifacts"]}
+    assert files.keys() == {"request.json", csv.name, csv.with_suffix(".metrics.json").name}
+    assert files[csv.name] == csv.read_bytes()
+    assert b"<secret>" in files["request.json"] and b"hunter2" not in stub.text + files["request.json"]
+    assert not any(word in stub.text for word in (b"s3cret", b"--save-dir", b"argv"))
+    stub.asked.clear()
+    [again] = push(world)
+    assert not again["new"] and [action for action, _ in stub.asked] == ["debug.ping"]
+
+
+def test_a_stub_has_the_same_task_and_points_after_the_note_was_lost(world: World, stub: Stub) -> None:
+    run = world.run()
+    [told] = push(world)
+    before = dict(stub.points)
+    remove_tree(run.tracking)
+    [again] = push(world)
+    assert (
+        (again["new"], again["id"]) == (True, told["id"]) and stub.points == before and len(stub.tasks) == 1
+    )
+
+
+def test_a_stub_gets_the_points_of_another_branch_as_another_series(world: World, stub: Stub) -> None:
+    run = world.run()
+    push(world)
+    report_world.tell(run, [*attempt("1", 0, 120, "ok"), *attempt("2", 60, 120, "ok")])
+    push(world)
+    assert [update for update, _, _ in stub.series("loss", "train/2")] == [70, 80, 90, 100, 110, 120]
+    assert len(stub.series("loss", "train")) == 12 and stub.params("properties")["resumed_at"] == "60"
+
+
+def test_a_stub_keeps_one_model_and_opens_an_ended_task_for_a_new_one(world: World, stub: Stub) -> None:
+    run = world.run()
+    best = run.checkpoints / "best.ckpt"
+    run.checkpoints.mkdir()
+    for content in (b"weights", b"better weights"):
+        best.write_bytes(content)
+        push(world, "--track-models", "best")
+        [model], task = stub.models.values(), stub.task()
+        assert (stub.file(model["uri"]), task["status"]) == (content, "completed")
+        assert task["models"]["output"] == [{"name": "best", "model": model["id"]}]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"), [("interrupted", "stopped"), (None, "stopped"), ("internal", "failed")]
+)
+def test_a_stub_is_told_how_a_run_ended(world: World, stub: Stub, outcome: str | None, status: str) -> None:
+    run = world.run()
+    report_world.tell(run, attempt("1", 0, 120, outcome))
+    run.exit_file.unlink()
+    if outcome:
+        Exit(outcome).save(run.exit_file)  # type: ignore[arg-type]
+    push(world)
+    assert stub.task()["status"] == status
+
+
+@pytest.mark.parametrize("refused", ["auth.login", "tasks.create", "events.add_batch", "files"])
+def test_what_a_stub_refuses_is_an_error_and_is_sent_later(world: World, stub: Stub, refused: str) -> None:
+    run = world.run()
+    stub.refused.add(refused)
+    said = push(world, code=6)
+    assert "again later" in said
+    stub.refused.clear()
+    [told] = push(world)
+    task = stub.task()
+    assert told["new"] and task["status"] == "completed" and stub.series("loss", "train") == losses(run)
+    assert [each["key"] for each in task["execution"]["artifacts"]] == ["request.json"]
+
+
+def test_an_answer_of_a_stub_that_names_points_it_did_not_take_is_an_error(world: World, stub: Stub) -> None:
+    world.run()
+    known = stub._events_add_batch
+    stub._events_add_batch = lambda lines: known([{**line, "task": "?"} for line in lines])  # type: ignore[method-assign]
+    assert "Invalid task id" in push(world, code=6)
+
+
+def test_a_server_that_is_down_is_an_error_and_a_note_by_a_follower(world: World, stub: Stub) -> None:
+    run = world.run()
+    stub.stop()
+    assert "again later" in push(world, code=6)
+    assert follower("clearml", run).returncode == 3
+    [note] = map(json.loads, (file.read_text(encoding="utf-8") for file in run.tracking.glob("*.json")))
+    assert note["error"] and note["id"] is None
+
+
+def test_a_stub_gets_the_runs_of_a_sweep_below_it(world: World, stub: Stub) -> None:
+    sweep = world.save / "sweeps" / "grid"
+    for number, task in enumerate(("lr=1", "lr=2")):
+        run = world.run(f"sweeps/grid/{task}/mmbt_grid", created=BEGAN + number)
+        (run.path.parents[1] / "param").write_text("lr: 1\n", encoding="utf-8")
+    (sweep / "sweep.yaml").write_text("template: {train: mmfw train x}\n---\nlr: [1, 2]\n", encoding="utf-8")
+    push(world, "sweeps/grid")
+    parent, *tasks = sorted(stub.tasks.values(), key=lambda task: "parent" in task)
+    assert (parent["name"], parent["status"]) == ("sweeps/grid", "completed")
+    assert [task["parent"] for task in tasks] == [parent["id"]] * 2
+
+
+def test_a_run_of_a_queue_uses_the_task_of_its_agent_which_a_stub_has(
+    world: World, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.run()
+    given = stub._tasks_create(name="queued", tags=["mine"], status="in_progress")["id"]
+    monkeypatch.setenv("CLEARML_TASK_ID", given)
+    [told] = push(world)
+    task = stub.task()
+    assert told["id"] == given and task["name"] == "queued" and "mine" in task["tags"]
+    monkeypatch.delenv("CLEARML_TASK_ID")
+    assert not push(world)[0]["new"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api {\n  # api_server: http://old\n  api_server: http://other:8008\n}",
+        'api.api_server = "http://other:8008"',
+        "api { api_server: http://other:8008, web_server: http://web }",
+    ],
+)
+def test_the_server_is_the_one_of_clearmls_own_file(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "clearml.conf"
+    file.write_text(text, encoding="utf-8")
+    monkeypatch.setenv("CLEARML_CONFIG_FILE", str(file))
+    assert tracker("clearml").address == "http://other:8008 hateful-memes"
+    file.write_bytes(b"\xff")
+    assert tracker("clearml").address == "https://api.clear.ml hateful-memes"
+    monkeypatch.setenv("CLEARML_API_HOST", "http://this:1")
+    monkeypatch.setenv("CLEARML_PROJECT", "mine")
+    assert tracker("clearml").address == "http://this:1 mine"
+
+
+def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
+    world: World, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run(overrides=["env.api_token=hunter2-hunter2"])
+    monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
+    [told] = push(world)
+    assert not push(world)[0]["new"]
+    session = Path(told["link"])
+    kept = json.loads((session / "task.json").read_text(encoding="utf-8"))
+    assert kept["id"] == told["id"] and kept["hyperparams"]["mmfw"]["env.api_token"]["value"] == "<secret>"
+    assert stub.asked == []
+    monkeypatch.delenv("CLEARML_OFFLINE_MODE")
+    imports = "import sys; from clearml import Task; Task.import_offline_session(sys.argv[1])"
+    ended = subprocess.run(
+        [sys.executable, "-c", imports, str(session)], capture_output=True, encoding="utf-8"
+    )
+    assert ended.returncode == 0, ended.stderr
+    task = stub.task()
+    assert (task["name"], task["status"], task["tags"]) == (run.id, "completed", kept["tags"])
+    assert stub.series("loss", "train") == losses(run) and stub.params("mmfw")["preset"] == "mmbt_grid"
+    [artifact] = task["execution"]["artifacts"]
+    assert b"<secret>" in stub.file(artifact["uri"])

@@ -1,0 +1,270 @@
+"""A stub of ClearML's API and file server, for what its real client asks of them; it keeps all in memory.
+
+Like the real server it keeps one point for each task, metric, variant and update, and refuses to change most
+of a task that has ended.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from email import message_from_bytes
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from uuid import uuid4
+
+import pytest
+
+Things = dict[str, dict[str, Any]]
+_ENDED = {"completed": "completed", "stopped": "stopped", "failed": "failed", "started": "in_progress"}
+
+
+class Refusal(Exception):
+    """What the server answers instead."""
+
+
+class Stub:
+    """Both servers.
+
+    Attributes:
+        api, files_url: their addresses.
+        projects, tasks, models: by their ids.
+        points: by task, metric, variant and update.
+        files: path → content.
+        asked: action and body of each request, in order.
+        refused: actions that are answered by an error.
+        text: all that came, as it came.
+    """
+
+    def __init__(self) -> None:
+        self.projects: Things = {}
+        self.tasks: Things = {}
+        self.models: Things = {}
+        self.points: dict[tuple[str, str, str, int], dict[str, Any]] = {}
+        self.files: dict[str, bytes] = {}
+        self.asked: list[tuple[str, Any]] = []
+        self.refused: set[str] = set()
+        self.text = b""
+        self._lock = threading.Lock()
+        self._servers = [
+            ThreadingHTTPServer(("127.0.0.1", 0), self._handler(kind)) for kind in ("api", "files")
+        ]
+        self.api, self.files_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
+
+    @classmethod
+    @contextmanager
+    def serving(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+        """One inside the ``with`` block, which the environment names; clearml keeps to ``folder``."""
+        stub = cls()
+        folder.mkdir(exist_ok=True)
+        (folder / "clearml.conf").write_bytes(b"")
+        told = {"API_HOST": stub.api, "FILES_HOST": stub.files_url, "WEB_HOST": "http://web.test"}
+        told |= {"API_ACCESS_KEY": "key", "API_SECRET_KEY": "secret", "CACHE_DIR": str(folder / "cache")}
+        for name, value in (told | {"CONFIG_FILE": str(folder / "clearml.conf")}).items():
+            monkeypatch.setenv(f"CLEARML_{name}", value)
+        threads = [threading.Thread(target=server.serve_forever, args=(0.01,)) for server in stub._servers]
+        for thread in threads:
+            thread.start()
+        try:
+            yield stub
+        finally:
+            stub.stop()
+            for thread in threads:
+                thread.join()
+
+    def stop(self) -> None:
+        """Nothing answers any more."""
+        for server in self._servers:
+            server.shutdown()
+            server.server_close()
+
+    def task(self, name: str = "") -> dict[str, Any]:
+        """The only task, or the one of a name."""
+        [task] = [task for task in self.tasks.values() if not name or task["name"] == name]
+        return task
+
+    def series(self, metric: str, variant: str) -> list[tuple[int, int, float]]:
+        """Update, time in milliseconds and value of each point of a series."""
+        found = [event for (_, *of, _), event in self.points.items() if of == [metric, variant]]
+        return sorted((event["iter"], event["timestamp"], event["value"]) for event in found)
+
+    def params(self, section: str) -> dict[str, str]:
+        """Those of a section of the only task."""
+        return {name: param["value"] for name, param in self.task()["hyperparams"].get(section, {}).items()}
+
+    def file(self, uri: str) -> bytes:
+        """The content at an address."""
+        return self.files[unquote(urlsplit(uri).path).strip("/")]
+
+    # What is asked of the API
+
+    def _auth_login(self, **_: Any) -> Any:
+        def part(value: object) -> str:
+            return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+        exp = int(time.time()) + 10**6
+        told = {"exp": exp, "api_version": "2.31", "server_version": "2.0.0", "feature_set": "basic"}
+        return {"token": f"{part({'alg': 'HS256', 'typ': 'JWT'})}.{part(told)}.c2lnbmF0dXJl"}
+
+    def _debug_ping(self, **_: Any) -> Any:
+        return {"msg": "stub"}
+
+    def _projects_get_all(self, **what: Any) -> Any:
+        return {"projects": _found(self.projects, what)}
+
+    def _projects_create(self, name: str, **what: Any) -> Any:
+        return {"id": _made(self.projects, name=name, **what)}
+
+    def _tasks_get_all(self, **what: Any) -> Any:
+        return {"tasks": _found(self.tasks, what)}
+
+    def _tasks_get_by_id(self, task: str, **_: Any) -> Any:
+        if task not in self.tasks:
+            raise Refusal(f"Invalid task id: {task}")
+        return {"task": self.tasks[task]}
+
+    def _tasks_create(self, **what: Any) -> Any:
+        return {"id": _made(self.tasks, **({"status": "created", "hyperparams": {}, "tags": []} | what))}
+
+    def _changeable(self, task: str, *also: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._tasks_get_by_id(task)["task"]
+        if found["status"] not in ("created", *also):
+            raise Refusal(f"Invalid task status: expected=created, status={found['status']}")
+        return found
+
+    def _tasks_edit(self, task: str, force: bool = False, **what: Any) -> Any:
+        self._changeable(task, *["in_progress"] * force).update(what)
+        return {"updated": 1}
+
+    def _tasks_edit_hyper_params(
+        self, task: str, hyperparams: Any, replace_hyperparams: str = "none", force: bool = False, **_: Any
+    ) -> Any:
+        sections: Things = {}
+        for param in hyperparams:
+            sections.setdefault(param["section"], {})[param["name"]] = param
+        if sections.keys() == {"properties"}:
+            force, there = True, self._tasks_get_by_id(task)["task"]
+        else:
+            there = self._changeable(task, *["in_progress"] * force)
+        for section, params in sections.items():
+            old = {} if replace_hyperparams == "section" else there["hyperparams"].get(section, {})
+            there["hyperparams"][section] = old | params
+        return {"updated": 1}
+
+    def _tasks_add_or_update_artifacts(self, task: str, artifacts: Any, force: bool = False, **_: Any) -> Any:
+        there = self._changeable(task, *["in_progress"] * force).setdefault("execution", {})
+        new = {artifact["key"]: artifact for artifact in artifacts}
+        kept = [old for old in there.get("artifacts", []) if old["key"] not in new]
+        there["artifacts"] = [*kept, *new.values()]
+        return {"updated": 1}
+
+    def _tasks_add_or_update_model(self, task: str, name: str, model: str, type: str, **_: Any) -> Any:
+        there = self._changeable(task, "in_progress").setdefault("models", {}).setdefault(type, [])
+        there[:] = [*(old for old in there if old["name"] != name), {"name": name, "model": model}]
+        return {"updated": 1}
+
+    def _models_get_all(self, **what: Any) -> Any:
+        return {"models": _found(self.models, what)}
+
+    def _models_create(self, **what: Any) -> Any:
+        return {"id": _made(self.models, **what), "created": True}
+
+    def _events_add_batch(self, lines: list[dict[str, Any]]) -> Any:
+        unknown = [event for event in lines if event["task"] not in self.tasks]
+        for event in lines:
+            if event["type"] == "training_stats_scalar":
+                self.points[event["task"], event["metric"], event["variant"], event["iter"]] = event
+        told = {"Invalid task id": len(unknown)} if unknown else {}
+        return {"added": len(lines) - len(unknown), "errors": len(unknown), "errors_info": told}
+
+    def _answer(self, action: str, body: bytes) -> tuple[int, Any]:
+        said = [json.loads(line) for line in body.splitlines() if line.strip()]
+        with self._lock:
+            self.asked.append((action, said))
+            self.text += body
+            try:
+                if action in self.refused:
+                    raise Refusal("this is refused")
+                service, _, name = action.partition(".")
+                if service == "tasks" and name in _ENDED:
+                    self._tasks_get_by_id(said[0]["task"])["task"]["status"] = _ENDED[name]
+                    data: Any = {"updated": 1}
+                elif (how := getattr(self, f"_{service}_{name}", None)) is None:
+                    raise Refusal(f"the stub does not know {action}")
+                elif name.endswith("_batch"):
+                    data = how(said)
+                else:
+                    data = how(**said[0] if said else {})
+            except Refusal as refusal:
+                return 400, {"meta": {"result_code": 400, "result_msg": str(refusal)}}
+        return 200, {"meta": {"result_code": 200, "result_msg": "OK"}, "data": data}
+
+    def _handler(outer, kind: str) -> type[BaseHTTPRequestHandler]:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                path = unquote(urlsplit(self.path).path).strip("/")
+                if kind == "api":
+                    status, told = outer._answer(path.rpartition("/")[2], body)
+                    self._send(status, json.dumps(told).encode(), "application/json")
+                elif self.command == "POST":
+                    head = f"Content-Type: {self.headers['Content-Type']}\r\n\r\n".encode()
+                    for part in message_from_bytes(head + body).get_payload():  # type: ignore[union-attr]
+                        name = part.get_param("name", header="content-disposition")  # type: ignore[union-attr]
+                        outer.files[str(name).strip("/")] = part.get_payload(decode=True)  # type: ignore[assignment,union-attr]
+                    refused = "files" in outer.refused
+                    self._send(500 if refused else 200, b"[]", "application/json")
+                elif path in outer.files:
+                    self._send(200, outer.files[path], "application/octet-stream")
+                else:
+                    self._send(404, b"", "text/plain")
+
+            do_POST = do_GET
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
+            def _send(self, status: int, body: bytes, kind: str) -> None:
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        return Handler
+
+
+def _made(things: Things, **what: Any) -> str:
+    made = uuid4().hex
+    things[made] = {**what, "id": made}
+    return made
+
+
+def _found(things: Things, what: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of these names, tags and so on."""
+
+    def has(thing: dict[str, Any], name: str) -> bool:
+        wanted, there = what.get(name), thing.get(name)
+        if not wanted:
+            return True
+        if name == "name":
+            return re.search(wanted, str(there)) is not None
+        if isinstance(there, list):
+            return {*wanted} <= {*there}
+        return there in wanted
+
+    names = ("id", "name", "tags", "task", "uri", "project")
+    return [thing for thing in things.values() if all(has(thing, name) for name in names)]
