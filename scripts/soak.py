@@ -17,21 +17,19 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from urllib.request import urlopen
 
-from _bench import MMFW, PYTHON, parser, tell
+from _bench import MMFW, parser, tell
 from _demo_set import make
+from _mlflow_server import server
 
 from mmf_win.console import say
 from mmf_win.demo.folder import DemoFolder
@@ -287,43 +285,6 @@ def _updates(events: list[Event]) -> list[int]:
     return [event["update"] for event in events if event["kind"] == "train"]
 
 
-@contextmanager
-def _mlflow(folder: Path) -> Iterator[None]:
-    """A server to which all trainings within the block are sent."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    address = f"http://127.0.0.1:{port}"
-    names = {"MMFW_TRACK": "mlflow", "MLFLOW_EXPERIMENT_NAME": "soak", "MLFLOW_TRACKING_URI": address}
-    os.environ.update(names)
-    words = [
-        "server",
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-        "--backend-store-uri",
-        f"sqlite:///{folder / 'db'}",
-    ]
-    with (folder / "mlflow.txt").open("wb") as log:
-        command = [PYTHON, "-m", "mlflow", *words]
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
-    try:
-        _wait(lambda: process.poll() is not None or _answers(address))
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _answers(address: str) -> bool:
-    try:
-        with urlopen(f"{address}/health", timeout=5):
-            return True
-    except OSError:
-        return False
-
-
 def main() -> None:
     """Print a table in Markdown, and what was lost."""
     options = parser(__doc__)
@@ -333,7 +294,7 @@ def main() -> None:
     asked = options.parse_args()
     # A shell lets what it starts in the background ignore it, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="soak-") as root, _mlflow(Path(root)):
+    with tempfile.TemporaryDirectory(prefix="soak-") as root, server(Path(root)):
         started = time.monotonic()
         soak = Soak(make(Path(root, "demo")), asked.updates, Random(asked.seed))
         soak.go(asked.interruptions)

@@ -19,7 +19,7 @@ from mmf_win.runs.folder import Run, is_task
 from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.tracking.follower import following
-from mmf_win.tracking.sending import Models, Sender, Sent, What, destinations
+from mmf_win.tracking.sending import Models, Sender, Sent, What, destinations, event_files
 from mmf_win.tracking.tracker import Tracker, tracker, why
 from mmf_win.upstream.install import require_packages
 
@@ -141,7 +141,8 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
     told = []
     for run in [find_run(save_dir, name)] if name else with_sweeps(save_dir):
         for sent in destinations(run):
-            left = sum(len(read_events(run.path / file)) - count for file, count in sent.events.items())
+            files = event_files(run).items()
+            left = sum(len(read_events(file)) - sent.events.get(name, 0) for name, file in files)
             told.append({"run": run.id, "events_left": left, **asdict(sent)})
     if as_json:
         print_json(told)

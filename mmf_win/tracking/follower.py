@@ -88,7 +88,7 @@ def _end(
             process.stdin.close()
     told = time.monotonic() + 1
     for run, to, process in started:
-        if Sent.of(run, to).error:  # it has not answered before
+        if not to.answers or Sent.of(run, to).error:  # nor will it, most likely
             deadline = min(deadline, time.monotonic() + _AFTER_CTRL_C)
         try:
             while process.poll() is None and time.monotonic() < deadline:
@@ -129,7 +129,7 @@ def follow(run: Run, to: Tracker, what: What) -> int:
     Thread(target=listen, daemon=True).start()
     Thread(target=watch, daemon=True).start()
     between, sender = _BETWEEN, None
-    with Sent.of(run, to).alone(run):
+    with Sent.of(run, to).alone(run, patience=float("inf")):  # another one may follow an earlier command
         while True:
             is_over = mmfw_ended.is_set() and not is_locked(run.lock)
             sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]

@@ -89,11 +89,11 @@ class Sent:
         """Note it."""
         write_json(run.tracking / f"{self.place}.json", asdict(self))
 
-    def alone(self, run: Run) -> AbstractContextManager[int]:
-        """Send to it alone: the block raises UsageError where another process does."""
+    def alone(self, run: Run, patience: float = 0.0) -> AbstractContextManager[int]:
+        """Send to it alone: the block raises UsageError where another process does for so many seconds."""
         run.tracking.mkdir(exist_ok=True)
         refused = UsageError(f"another process sends run {run.id} to {self.tracker}", hint="wait for its end")
-        return locked(run.tracking / f"{self.place}.lock", refused=refused)
+        return locked(run.tracking / f"{self.place}.lock", patience, refused=refused)
 
 
 def destinations(run: Run) -> list[Sent]:
@@ -103,6 +103,12 @@ def destinations(run: Run) -> list[Sent]:
         with suppress(OSError, ValueError, TypeError):
             found.append(Sent(**known_fields(Sent, read_json(file))))
     return found
+
+
+def event_files(run: Run) -> dict[str, Path]:
+    """The files of events of a run and its predictions, by their names in the notes."""
+    files = (run.events, *sorted(run.path.glob("attempts/*/events.jsonl")))
+    return {file.relative_to(run.path).as_posix(): file for file in files}
 
 
 class _IsAnother(Exception):
@@ -160,8 +166,9 @@ class Sender:
         self._open()
         if sent.state not in ("running", now):
             self._tracker.state("running", time.time())  # an ended run may refuse more
-        self._tracker.describe(settings, tags)
-        self._note(files={"settings": described})
+        if described != sent.files.get("settings"):
+            self._tracker.describe(settings, tags)
+            self._note(files={"settings": described})
         for first in range(0, len(new), _AT_ONCE):
             some = new[first : first + _AT_ONCE]
             if points := [point for _, _, points in some for point in points]:
@@ -198,8 +205,7 @@ class Sender:
 
     def _new_events(self) -> Iterator[tuple[str, int, list[Point]]]:
         """Of each event that was not sent: its file, how many are there with it, and the points in it."""
-        for file in (self._run.events, *sorted(self._run.path.glob("attempts/*/events.jsonl"))):
-            name = file.relative_to(self._run.path).as_posix()
+        for name, file in event_files(self._run).items():
             for event in self._readers.setdefault(name, EventReader(file)).poll():
                 self._seen[name] = self._seen.get(name, 0) + 1
                 points = [*self._points(event, name)]

@@ -25,7 +25,7 @@ TRACKERS = ("mlflow", "clearml", "wandb")
 PROJECT = "hateful-memes"
 """Where runs go if the tracker's own variable names no other experiment or project."""
 OFFLINE = "offline"
-_TO_ANSWER, _MOST = 5.0, 1 << 20  # seconds, bytes
+_TO_ANSWER, _MOST = 3.0, 1 << 20  # seconds, bytes
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Tracker(ABC):
 
     Methods raise whatever the package does. ``server`` is its address, or :data:`OFFLINE`; ``probe`` what to
     ask there without a key (a path, and what to post), and what the answer, an object in JSON, has of this.
+    ``answers`` is whether it did so.
     """
 
     name: ClassVar[str]
@@ -64,6 +65,7 @@ class Tracker(ABC):
     probe: ClassVar[tuple[str, bytes | None, set[str]]]
     server: str
     project: str
+    answers = True
 
     @property
     def address(self) -> str:
@@ -95,7 +97,7 @@ class Tracker(ABC):
                     raise
                 said = error.read(_MOST)
         except (OSError, ValueError) as error:
-            reason = getattr(error, "reason", error)
+            self.answers, reason = False, getattr(error, "reason", error)
             _log.warning("%s at %s does not answer: %s", self.name, without_secrets(self.server), reason)
             return
         with suppress(ValueError, TypeError):

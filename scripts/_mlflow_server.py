@@ -1,0 +1,53 @@
+"""A real MLflow server on this machine, to which scripts send what they train."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.request import urlopen
+
+from _bench import PYTHON
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[None]:
+    """A server to which all trainings within the block are sent."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    names = {"MMFW_TRACK": "mlflow", "MLFLOW_EXPERIMENT_NAME": folder.name, "MLFLOW_TRACKING_URI": address}
+    os.environ.update(names)
+    words = [
+        "server",
+        "--port",
+        str(port),
+        "--workers",
+        "1",
+        "--backend-store-uri",
+        f"sqlite:///{folder / 'db'}",
+    ]
+    with (folder / "mlflow.txt").open("wb") as log:
+        command = [PYTHON, "-m", "mlflow", *words]
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while process.poll() is None and not _answers(address):
+            time.sleep(0.1)
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _answers(address: str) -> bool:
+    try:
+        with urlopen(f"{address}/health", timeout=5):
+            return True
+    except OSError:
+        return False
