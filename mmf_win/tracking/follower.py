@@ -101,7 +101,7 @@ def _end(
         if process.poll() is None:
             process.kill()
             process.wait()
-            _say_left(run, to, "there was no time to send all of it")
+            _say_left(run, to, "there was no time to send all" if to.answers else "it does not answer")
         elif process.returncode:
             _say_left(run, to, Sent.of(run, to).error or f"see {_log_of(run, to)}")
 
