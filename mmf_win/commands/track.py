@@ -118,7 +118,7 @@ def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
         try:
             sender = Sender(run, to, what)
             new = sender.send()
-            to.close()
+            sender.close()
         except (MmfwError, OSError):
             raise
         except Exception as error:  # of the package

@@ -138,7 +138,7 @@ def follow(run: Run, to: Tracker, what: What) -> int:
                 sender = sender or Sender(run, to, what)
                 sender.send(models=is_over and not in_a_hurry.is_set())
                 if is_over:
-                    to.close()
+                    sender.close()
                     return 0
                 between = _BETWEEN
             except Exception as error:  # of the tracker's package, or of the disk

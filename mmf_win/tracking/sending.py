@@ -150,6 +150,12 @@ class Sender:
             self._begin()
             return self._send(models)
 
+    def close(self) -> None:
+        """See to it that all has arrived, and note that."""
+        self._tracker.close()
+        if self._is_open:
+            self.sent.save(self._run)
+
     def _send(self, models: bool) -> bool:
         run, sent, request = self._run, self.sent, self._run.request()
         now = "done" if request.published_weights else state(run)
@@ -190,18 +196,20 @@ class Sender:
         parent = None if sweep is None else About(*sweep[:2], created, lock=sweep[2])
         named = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
         own = sha256(f"{'/'.join(named)} {created!r}".encode(errors="replace")).hexdigest()[:32]
-        found, link = self._tracker.open(About(own, self._run.id, created, parent))
+        about = About(own, self._run.id, created, parent, folder=self._run.tracking)
+        found, link = self._tracker.open(about)
         self._is_open = True
         if found != self.sent.id:
             self.sent = Sent(self.sent.tracker, self.sent.address, found, link)
-            self._note()
+            self.sent.save(self._run)
             raise _IsAnother
 
     def _note(self, events: dict[str, int] | None = None, files: dict[str, str] | None = None) -> None:
         self.sent.events |= events or {}
         self.sent.files |= files or {}
         self.sent.error = None
-        self.sent.save(self._run)
+        if self._tracker.confirms:
+            self.sent.save(self._run)
 
     def _new_events(self) -> Iterator[tuple[str, int, list[Point]]]:
         """Of each event that was not sent: its file, how many are there with it, and the points in it."""

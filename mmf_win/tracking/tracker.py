@@ -42,7 +42,8 @@ class Point:
 class About:
     """A run, or a sweep: ``key`` are hexadecimal digits that no other has, ``name`` is for people.
 
-    ``created`` is seconds since the epoch; ``lock`` the file that is locked while a sweep is made.
+    ``created`` is seconds since the epoch; ``lock`` the file that is locked while a sweep is made; ``folder``
+    is for what a tracker keeps of a run.
     """
 
     key: str
@@ -50,6 +51,7 @@ class About:
     created: float
     parent: About | None = None
     lock: str | None = None
+    folder: Path | None = None
 
 
 class Tracker(ABC):
@@ -57,12 +59,14 @@ class Tracker(ABC):
 
     Methods raise whatever the package does. ``server`` is its address, or :data:`OFFLINE`; ``probe`` what to
     ask there without a key (a path, and what to post), and what the answer, an object in JSON, has of this.
-    ``answers`` is whether it did so.
+    ``answers`` is whether it did so. Where ``confirms`` is False, what a method sends is sure to have arrived
+    only after :meth:`close`.
     """
 
     name: ClassVar[str]
     variable: ClassVar[str]
     probe: ClassVar[tuple[str, bytes | None, set[str]]]
+    confirms: ClassVar[bool] = True
     server: str
     project: str
     answers = True

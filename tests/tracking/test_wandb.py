@@ -1,0 +1,164 @@
+"""Runs that are sent to W&B offline, where its own files are read back; no server of W&B was tried."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.files import write_json
+from mmf_win.paths import module_command
+from mmf_win.protocol import Exit, read_events
+from mmf_win.results import saved_metrics
+from mmf_win.runs.folder import Run
+from mmf_win.tracking.sending import destinations
+from tests.tracking.conftest import follower, tell
+from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+
+pytest.importorskip("wandb")
+_BLOCK, _HEADER = 32 * 1024, 7  # bytes
+
+
+@pytest.fixture(autouse=True)
+def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("CACHE", "CONFIG", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / "wandb"))
+
+
+def push(run: Run, *words: str) -> dict[str, Any]:
+    """What ``mmfw track push`` tells of a run, in a process of its own."""
+    command = [sys.executable, "-m", "mmf_win", "track", "push", str(run.path), "--to", "wandb", "--json"]
+    environ = {**os.environ, "PYTHONUTF8": "1"}
+    done = subprocess.run([*command, *words], capture_output=True, encoding="utf-8", env=environ)
+    assert done.returncode == 0, done.stderr
+    told: list[dict[str, Any]] = json.loads(done.stdout)
+    return told[0]
+
+
+def folders(run: Run) -> list[Path]:
+    """What W&B has written of a run: one folder a start."""
+    return sorted(run.tracking.glob("wandb/offline-run-*"), key=lambda folder: folder.stat().st_mtime_ns)
+
+
+def records(folder: Path) -> Iterator[Any]:
+    """The records of a start, which lie in a file as LevelDB's log has them."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    [file] = folder.glob("*.wandb")
+    data, at, record = file.read_bytes(), _HEADER, b""
+    assert data.startswith(b":W&B")
+    while at + _HEADER <= len(data):
+        if 0 < (left := -at % _BLOCK) < _HEADER:
+            at += left
+            continue
+        _, length, part = struct.unpack_from("<IHB", data, at)
+        record += data[at + _HEADER : at + _HEADER + length]
+        at += _HEADER + length
+        if part in (1, 4):  # all of it, or its last part
+            yield Record.FromString(record)
+            record = b""
+
+
+def of_kind(folder: Path, kind: str) -> list[Any]:
+    """What its records of one kind hold."""
+    found = (record for record in records(folder) if record.WhichOneof("record_type") == kind)
+    return [getattr(record, kind) for record in found]
+
+
+def values(items: Any) -> dict[str, Any]:
+    """Names and values of one record."""
+    return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
+
+
+def series(folder: Path, name: str) -> list[tuple[int, float, float]]:
+    """The points of a series: update, time and value."""
+    rows = [values(row.item) for row in of_kind(folder, "history")]
+    return [(row["update"], row["_timestamp"], row[name]) for row in rows if name in row]
+
+
+def told(run: Run, name: str, first: int = 0) -> list[tuple[int, float, float]]:
+    """What a series of training must be."""
+    events = [event for event in read_events(run.events)[first:] if event["kind"] == "train"]
+    return [(event["update"], event["t"], event[name]) for event in events]
+
+
+def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: World) -> None:
+    run = world.run(overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2"])
+    tell(run, attempt("2", 120, 130, "ok"))
+    events = read_events(run.events)
+    run.events.write_bytes(b"")
+    tell(run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events])  # as it is today
+    scores = {"auroc": 0.71, "created": BEGAN, "split": SPLIT, "members": [{"checkpoint_sha256": "none"}]}
+    csv = world.predict(run)
+    write_json(saved_metrics.path_beside(csv), scores)
+    sent = push(run)
+    [folder] = folders(run)
+    assert sent["new"] and sent["link"] == str(run.tracking)
+    [about] = of_kind(folder, "run")
+    assert (about.run_id, about.project, about.display_name) == (sent["id"], "hateful-memes", run.id)
+    assert not (about.host or about.HasField("git"))
+    assert series(folder, "train/loss") == told(run, "loss")
+    assert [update for update, _, _ in series(folder, "val/hateful_memes/roc_auc")] == [30, 60, 90, 120]
+    assert series(folder, f"{SPLIT}/auroc") == [(0, BEGAN, 0.71)]
+    settings = values(of_kind(folder, "config")[0].update)
+    assert (settings["optimizer.params.lr"], settings["env.api_key"]) == ("5e-05", "<secret>")
+    assert values(of_kind(folder, "summary")[0].update) == {"mmfw.outcome": "done"}
+    assert {metric.glob_name: metric.step_metric for metric in of_kind(folder, "metric")}["*"] == "update"
+    names = {file.name for file in (folder / "files").iterdir()}
+    assert names == {"request.json", csv.name, saved_metrics.path_beside(csv).name}
+    kept = {".wandb", ".json", ".csv"}
+    everything = b"".join(file.read_bytes() for file in folder.rglob("*") if file.suffix in kept)
+    assert b"hunter2" not in everything and b"track" not in everything, "nor the command line"
+    assert of_kind(folder, "exit")[0].exit_code == 0
+    assert not push(run)["new"] and folders(run) == [folder]
+
+
+def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: World) -> None:
+    run = world.run()
+    push(run)
+    before = len(read_events(run.events))
+    tell(run, attempt("2", 60, 100, "interrupted"))  # resumed from a checkpoint that lies behind
+    Exit("interrupted").save(run.exit_file)
+    assert push(run)["state"] == "interrupted"
+    first, second = folders(run)
+    assert {file.name for file in run.tracking.rglob("*.wandb")} == {f"run-{destinations(run)[0].id}.wandb"}
+    assert len(series(first, "train/loss")) == 12 and series(second, "train/loss") == []
+    assert series(second, "train/loss/2") == told(run, "loss", before), "updates that lie behind are kept"
+    summary = values(of_kind(second, "summary")[0].update)
+    assert summary == {"mmfw.outcome": "interrupted", "resumed_at": "60"}
+    assert of_kind(second, "exit")[0].exit_code == 1
+
+
+def test_a_run_of_a_sweep_is_in_its_group_and_its_checkpoint_in_the_folder(world: World) -> None:
+    run = world.run()
+    run.checkpoints.mkdir()
+    (run.checkpoints / "best.ckpt").write_bytes(b"weights")
+    sweep = ["0" * 32, "sweeps/lr", str(run.path / "a lock")]
+    assert follower("wandb", run, json.dumps({"models": "best", "sweep": sweep})).returncode == 0
+    (run.checkpoints / "best.ckpt").unlink()
+    [folder] = folders(run)
+    assert of_kind(folder, "run")[0].run_group == "sweeps/lr"
+    assert (folder / "files" / "best.ckpt").read_bytes() == b"weights"
+
+
+def test_what_a_follower_that_is_killed_has_not_brought_in_safety_is_sent_later(world: World) -> None:
+    run = world.run()
+    command = module_command("mmf_win.tracking.follower", "wandb", str(run.path), "{}")
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        while not [*run.tracking.glob("wandb/*/files/request.json")]:  # which follows the points
+            time.sleep(0.02)
+            assert process.poll() is None and not any(sent.error for sent in destinations(run))
+        process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
+    assert [sent.events for sent in destinations(run)] in ([], [{}])
+    push(run)
+    assert series(folders(run)[-1], "train/loss") == told(run, "loss")
