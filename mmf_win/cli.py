@@ -10,10 +10,9 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -110,16 +109,24 @@ def cli(ctx: click.Context) -> None:
     ctx.with_resource(log_shown())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return the exit code (see :mod:`mmf_win.errors`)."""
+def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -> int:
+    """Run the command line and return the exit code (see :mod:`mmf_win.errors`).
+
+    Args:
+        arguments: its words, or what makes them; by default those of this process.
+    """
     for stream in (sys.stdout, sys.stderr):
         # A Windows pipe may not know a user's letters; losing a letter is better than losing the message.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    words = sys.argv[1:] if arguments is None else arguments
-    report = partial(_report, as_json="--json" in words)  # of a mistake, click tells no more than the words
+    words: Sequence[str] = ()
+
+    def report(error: MmfwError) -> int:
+        return _report(error, as_json="--json" in words)  # of a mistake, click tells no more than the words
+
     try:
         with _signals_as_interrupts():
+            words = arguments() if callable(arguments) else sys.argv[1:] if arguments is None else arguments
             if stop_file := os.environ.get("MMFW_STOP_FILE"):
                 _interrupt_when_there_is(Path(stop_file))
             result = cli.main(args=words, prog_name="mmfw", standalone_mode=False)

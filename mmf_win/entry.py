@@ -1,0 +1,71 @@
+"""``python -m mmf_win.entry preset=mmbt_grid seed=1`` is ``mmfw train``, as queues start a program.
+
+They hand on named arguments alone, and many start a file; this one can be started so, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+
+import click
+
+if not __package__:  # as a file: the modules beside it must not stand in for others of their names
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from mmf_win.cli import main
+from mmf_win.commands.train import command
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.tracking.tracker import why
+from mmf_win.upstream.install import require_packages
+
+
+def words(arguments: Sequence[str]) -> list[str]:
+    """What ``mmfw`` is called with; without arguments, those of the task that an agent of ClearML's runs.
+
+    Raises:
+        UsageError: an argument has no name, or one that is unknown.
+        MmfError: the task cannot be read.
+    """
+    known = [option for option in command.params if isinstance(option, click.Option)]
+    options = {opt[2:].replace("-", "_"): option for option in known for opt in option.opts}
+    own, said, task = {"preset": "", "dataset_id": ""}, list[str](), os.environ.get("CLEARML_TASK_ID")
+    for argument in arguments or (_of_task(task) if task else ()):
+        key, equals, value = argument.lstrip("-").partition("=")
+        name = key.replace("-", "_")
+        if equals and "." in key:
+            said.append(f"{key}={value}")
+        elif equals and name in own:
+            own[name] = value
+        elif equals and name in options:
+            option = options[name]
+            flags = {"true": option.opts, "false": option.secondary_opts} if option.is_flag else {}
+            each = value.split(",") if option.multiple else [value]
+            said += flags.get(value.lower(), [f"{option.opts[0]}={one}" for one in each])
+        else:
+            near = get_close_matches(name, [*options, *own], n=1)
+            hint = f"did you mean {near[0]}=…?" if near else "for example preset=mmbt_grid seed=1"
+            raise UsageError(f"{argument}: not a NAME=VALUE of a training", hint=hint)
+    if own["dataset_id"]:
+        data = import_module("mmf_win.tracking.datasets").get(own["dataset_id"])
+        said.append(f"--data-dir={data}")
+    return ["train", *filter(None, [own["preset"]]), *said]
+
+
+def _of_task(task: str) -> list[str]:
+    require_packages("clearml", extra="[clearml]")
+    from clearml import Task
+
+    try:
+        given = Task.get_task(task_id=task).get_parameters()
+    except Exception as error:  # whatever its package raises
+        raise MmfError(f"task {task} of ClearML: {why(error)}", hint="see CLEARML_API_HOST") from None
+    return [f"{name[5:]}={value}" for name, value in given.items() if name.startswith("Args/")]
+
+
+if __name__ == "__main__":
+    sys.exit(main(lambda: words(sys.argv[1:])))

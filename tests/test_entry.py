@@ -1,0 +1,102 @@
+"""``mmfw train`` as queues start it: by named arguments, as a module or as a file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from mmf_win import entry
+from mmf_win.cli import main
+from mmf_win.errors import UsageError
+
+_FILE = str(entry.__file__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("preset=mmbt_grid seed=1", "mmbt_grid --seed=1"),
+        ("seed=1 preset=my.yaml optimizer.params.lr=1e-5", "my.yaml --seed=1 optimizer.params.lr=1e-5"),
+        ("resume=last data-dir=a data_dir=b", "--resume=last --data-dir=a --data-dir=b"),
+        ("--preset=vilbert --batch_size=auto", "vilbert --batch-size=auto"),
+        ("fast=true detect_anomaly=True trust=false", "--fast --detect-anomaly"),
+        ("fast=False no_retry=true", "--no-fast --no-retry"),
+        ("track=clearml,mlflow track_models=best", "--track=clearml --track=mlflow --track-models=best"),
+        ("name=a=b a.b=c=d", "--name=a=b a.b=c=d"),
+    ],
+)
+def test_named_arguments_become_the_words_of_train(arguments: str, words: str) -> None:
+    assert entry.words(arguments.split()) == ["train", *words.split()]
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("presett=mmbt_grid", "did you mean preset=…?"),
+        ("dataset-ids=7", "did you mean dataset_id=…?"),
+        ("upates=7", "did you mean updates=…?"),
+        ("seed", "did you mean seed=…?"),
+        ("xyz=7", "for example preset=mmbt_grid seed=1"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(argument: str, hint: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        entry.words(["preset=mmbt_grid", argument])
+    assert argument in str(refused.value) and refused.value.hint == hint
+
+
+def test_what_is_wrong_is_said_as_by_mmfw(capsys: pytest.CaptureFixture[str]) -> None:
+    for argument, said in (("xyz=7", "xyz=7: not a NAME"), ("fast=maybe", "'--fast' does not take a value")):
+        assert main(lambda argument=argument: entry.words(["preset=mmbt_grid", argument])) == 2  # type: ignore[misc]
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("how", [["-m", "mmf_win.entry"], [_FILE]])
+def test_it_runs_as_a_module_and_as_a_file_from_anywhere(how: list[str], tmp_path: Path) -> None:
+    root = str(Path(_FILE).parents[1])
+    code = f"import sys; sys.path.append({root!r}); import runpy; sys.argv = ['', 'list=true', 'json=true']; "
+    run = f"sys.path.insert(0, {str(Path(_FILE).parent)!r}); runpy.run_path({_FILE!r}, run_name='__main__')"
+    run = "runpy.run_module('mmf_win.entry', run_name='__main__')" if how[0] == "-m" else run
+    done = subprocess.run(
+        [sys.executable, "-c", code + run], cwd=tmp_path, capture_output=True, encoding="utf-8"
+    )
+    assert "mmbt_grid" in {preset["name"] for preset in json.loads(done.stdout)}, done.stderr
+
+
+def test_as_a_file_the_modules_beside_it_take_no_others_place() -> None:
+    code = (
+        f"import importlib.util, runpy, sys; sys.path.insert(0, {str(Path(_FILE).parent)!r}); "
+        f"runpy.run_path({_FILE!r}); print(importlib.util.find_spec('console'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout.split() == ["None"]
+
+
+def test_a_stand_in_for_data_sets_is_asked_for_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = ModuleType("mmf_win.tracking.datasets")
+    stand_in.get = lambda given: tmp_path / given  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    words = entry.words(["preset=mmbt_grid", "dataset_id=7f"])
+    assert words == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
+
+
+def test_a_stand_in_for_clearml_has_the_arguments_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = {"Args/preset": "mmbt_grid", "Args/optimizer.params.lr": "1e-5", "General/seed": "3"}
+    task = SimpleNamespace(get_parameters=lambda: parameters)
+    tasks = {"7f": task}
+    stand_in = ModuleType("clearml")
+    stand_in.Task = SimpleNamespace(get_task=lambda task_id: tasks[task_id])  # type: ignore[attr-defined]
+    stand_in.__spec__ = SimpleNamespace()  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "clearml", stand_in)
+    monkeypatch.setenv("CLEARML_TASK_ID", "7f")
+    assert entry.words([]) == ["train", "mmbt_grid", "optimizer.params.lr=1e-5"]
+    assert entry.words(["preset=vilbert"]) == ["train", "vilbert"], "what is given is not asked for"
+    monkeypatch.setenv("CLEARML_TASK_ID", "8a")
+    assert main(lambda: entry.words([])) == 6
