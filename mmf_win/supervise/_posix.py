@@ -19,9 +19,9 @@ _MOMENTS = (1.0, 0.6)  # seconds; with a poll, less than the two that a second C
 
 
 def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for an end: Ctrl+C, kill, and a closed terminal unless nohup said to ignore it."""
-    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
-    return [signal.SIGINT, signal.SIGTERM, *hangup]
+    """The signals that ask for an end: Ctrl+C, and kill and a closed terminal where they are not ignored."""
+    others = (signal.SIGTERM, signal.SIGHUP)
+    return [signal.SIGINT, *(each for each in others if signal.getsignal(each) is not signal.SIG_IGN)]
 
 
 @contextmanager

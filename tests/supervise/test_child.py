@@ -280,13 +280,15 @@ def test_the_signal_handlers_of_the_caller_come_back(world: World) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
-def test_a_closed_terminal_asks_for_an_end_unless_nohup_said_to_ignore_it() -> None:
-    assert signal.SIGHUP in child.stop_signals()
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_kill_and_a_closed_terminal_ask_for_an_end_where_they_are_not_ignored(name: str) -> None:
+    number = getattr(signal, name)
+    assert number in child.stop_signals()
+    before = signal.signal(number, signal.SIG_IGN)  # as nohup does, or the job of a cluster
     try:
-        assert signal.SIGHUP not in child.stop_signals()
+        assert number not in child.stop_signals()
     finally:
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, before)
 
 
 @pytest.fixture
