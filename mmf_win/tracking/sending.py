@@ -170,8 +170,9 @@ class Sender:
         if not new and not files and (described, now) == (sent.files.get("settings"), sent.state):
             return False
         self._open()
-        if sent.state not in ("running", now):
+        if sent.state != "running":
             self._tracker.state("running", time.time())  # an ended run may refuse more
+            sent.state = "running"
         if described != sent.files.get("settings"):
             self._tracker.describe(settings, tags)
             self._note(files={"settings": described})
