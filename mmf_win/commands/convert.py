@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import aligned, duration, print_json, say, shell_line
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.dataset.convert import Conversion, convert
+from mmf_win.dataset.convert import Conversion, convert, require_list
 from mmf_win.errors import NoValidation, UsageError
 from mmf_win.paths import Places, data_option
+from mmf_win.tracking import datasets
 
 
 @click.command(
@@ -23,6 +24,7 @@ Examples:
   mmfw convert hateful_memes.zip --password-file secret.txt --data-dir D:\\data
   mmfw convert unpacked/hateful_memes --allow-missing
   mmfw convert my_memes/                train.csv, dev.csv, test.csv and images of your own
+  mmfw convert --clearml-dataset 0123abcd0123abcd0123abcd0123abcd
 
 The password may also be in the variable MMFW_PASSWORD; otherwise you are asked for it when it is needed.
 It is neither shown nor stored.""",
@@ -30,12 +32,18 @@ It is neither shown nor stored.""",
 @click.argument("words", nargs=-1, type=click.Path(), metavar="ARCHIVE")
 @click.option("--zip", "source", type=click.Path(), metavar="ARCHIVE", help="The same as ARCHIVE.")
 @options.ask
+@click.option("--clearml-dataset", "dataset", metavar="ID", help="A data set in ClearML, instead of ARCHIVE.")
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
 @click.option("--allow-missing", is_flag=True, help="Leave out memes without an image, and missing splits.")
 @options.as_json
 def command(
-    words: tuple[str, ...], source: str | None, data_dir: Path | None, as_json: bool, **how: Any
+    words: tuple[str, ...],
+    source: str | None,
+    dataset: str | None,
+    data_dir: Path | None,
+    as_json: bool,
+    **how: Any,
 ) -> None:
     """Turn the dataset's archive into MMF's layout.
 
@@ -43,9 +51,12 @@ def command(
 
     Checks the password, the free disk space, every file's checksum, and that annotations and images belong
     together. Converting the same archive again takes a second.
+
+    A data set that `mmfw track register-dataset` made is verified, and used where ClearML keeps it on this
+    machine, or converted to what --data-dir names.
     """
     # The value of an unset shell variable is empty, and as a path would mean the current folder.
-    named = [name for name in (source, *words) if name]
+    named = [name for name in (source, dataset, *words) if name]
     if not named:
         raise UsageError("the dataset is not named", hint=shell_line("mmfw", "convert", "ARCHIVE"))
     if len(named) > 1:  # the names are not repeated here, for they may be a part of the password
@@ -54,10 +65,18 @@ def command(
             hint="put quotes around a name or password that holds blanks, or the password into a file for "
             "--password-file",
         )
-    places = Places.resolve(data_dir)
-    result = convert(Path(named[0]), places, **how)
+    archive, places = Path(named[0]), Places.resolve(data_dir)
+    manifest = None
+    if dataset:
+        archive = datasets.get(dataset)
+        manifest = require_list(Places.resolve(archive).dataset) if data_dir is None else None
+    if manifest and manifest.result:
+        places = Places.resolve(archive)
+        result = replace(Conversion.from_json(manifest.result), already_done=True, seconds=0.0)
+    else:
+        result = convert(archive, places, **how)
     if as_json:
-        print_json({"target": places.dataset.root, **asdict(result)})
+        print_json({"target": places.dataset.root, "data_dir": places.data_dir, **asdict(result)})
     else:
         _show(result, places)
 

@@ -12,12 +12,15 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.runs import agreed
 from mmf_win.console import Progress, aligned, print_json, say
 from mmf_win.errors import MmfError, MmfwError, UsageError
+from mmf_win.paths import Places
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task
 from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
 from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.tracking import datasets
 from mmf_win.tracking.follower import following
 from mmf_win.tracking.sending import Models, Sender, Sent, What, destinations, event_files
 from mmf_win.tracking.tracker import Tracker, tracker, why
@@ -151,3 +154,29 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
         print(aligned(columns, [[each[column] for column in columns] for each in told]))
     else:
         say("nothing is sent so far; `mmfw track push --to mlflow` sends the newest run")
+
+
+@command.command(
+    "register-dataset",
+    epilog="""\b
+Examples:
+  mmfw track register-dataset hateful_memes""",
+)
+@click.argument("name")
+@options.data_dir
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@options.as_json
+def register_dataset(name: str, data_dir: Path | None, yes: bool, as_json: bool) -> None:
+    """Make a data set in ClearML of the converted dataset, and print its id.
+
+    Images and annotations are verified and uploaded, and `mmfw convert --clearml-dataset` gets them. Only
+    those who have accepted the licence of Hateful Memes may use it.
+    """
+    say("Hateful Memes may be used only by those who have accepted its licence.")
+    if not agreed("has everyone who can read this project in ClearML accepted it?", yes):
+        raise UsageError("the dataset is not registered", hint="its licence says who may use it")
+    made = datasets.register(name, Places.resolve(data_dir).dataset)
+    if as_json:
+        print_json({"id": made})
+    else:
+        print(made)

@@ -28,7 +28,7 @@ _STATES = {"running": "started", "done": "completed", "interrupted": "stopped", 
 _TRIES = dict.fromkeys(("total", "connect", "read", "redirect", "status"), 1)
 _CONFIG = {
     "api": {"http": {"retries": _TRIES, "wait_on_maintenance_forever": False}},
-    "sdk": {"http": {"download": {"max_retries": 1}}},
+    "sdk": {"http": {"download": {"max_retries": 1}}, "development": {"report_use_subprocess": False}},
 }
 
 
@@ -50,12 +50,10 @@ class Connection(Tracker):
         self._task = ""
 
     def open(self, about: About) -> tuple[str, str]:
-        try_once()
         from clearml.backend_api import Session
 
-        self._session = self._session or Session(host=self.server)
-        named = self._ask("projects.get_all", name=f"^{re.escape(self.project)}$")["projects"]
-        project = (named or [self._ask("projects.create", name=self.project, description="")])[0]["id"]
+        named = self.ask("projects.get_all", name=f"^{re.escape(self.project)}$")["projects"]
+        project = (named or [self.ask("projects.create", name=self.project, description="")])[0]["id"]
         self._task = self._found(project, about)
         self.state("running", about.created)  # for an ended one refuses most
         return self._task, f"{Session.get_app_server_host()}/projects/{project}/experiments/{self._task}"
@@ -80,8 +78,8 @@ class Connection(Tracker):
         uri = StorageManager.upload_file(str(path), place, retries=1)
         if folder == "checkpoints":
             of = {"name": path.stem, "framework": "PyTorch", "ready": False, "task": self._task, "uri": uri}
-            there = self._ask("models.get_all", task=[self._task], uri=[uri])["models"]
-            model = (there or [self._ask("models.create", **of)])[0]["id"]
+            there = self.ask("models.get_all", task=[self._task], uri=[uri])["models"]
+            model = (there or [self.ask("models.create", **of)])[0]["id"]
             self._do("add_or_update_model", name=path.stem, model=model, type="output")
         else:
             self._do("add_or_update_artifacts", artifacts=[_artifact(path, uri)], force=True)
@@ -96,24 +94,31 @@ class Connection(Tracker):
         """The id of the task: that of a queue's agent that runs this, else by the key; else it is made."""
         tag = f"mmfw:{about.key}"
         if about.parent is None and about.lock is None and (given := os.environ.get("CLEARML_TASK_ID")):
-            tags = {*self._ask("tasks.get_by_id", task=given)["task"].get("tags", []), tag}
-            self._ask("tasks.edit", task=given, tags=sorted(tags), force=True)
+            tags = {*self.ask("tasks.get_by_id", task=given)["task"].get("tags", []), tag}
+            self.ask("tasks.edit", task=given, tags=sorted(tags), force=True)
             return given
-        if known := self._ask("tasks.get_all", tags=[tag], order_by=["created"], only_fields=["id"])["tasks"]:
+        if known := self.ask("tasks.get_all", tags=[tag], order_by=["created"], only_fields=["id"])["tasks"]:
             return str(known[0]["id"])
         what: dict[str, Any] = {"name": about.name, "tags": [tag], "type": "training", "project": project}
         if about.parent is not None:
             with locked(Path(str(about.parent.lock)), patience=60.0):
                 what["parent"] = self._found(project, about.parent)
-        made = str(self._ask("tasks.create", **what)["id"])
+        made = str(self.ask("tasks.create", **what)["id"])
         if about.lock:  # a sweep has no state of its own
-            self._ask("tasks.completed", task=made, force=True)
+            self.ask("tasks.completed", task=made, force=True)
         return made
 
     def _do(self, action: str, **what: Any) -> None:
-        self._ask(f"tasks.{action}", task=self._task, **what)
+        self.ask(f"tasks.{action}", task=self._task, **what)
 
-    def _ask(self, action: str, **what: Any) -> Any:
+    def ask(self, action: str, **what: Any) -> Any:
+        """What the API answers. Raises RuntimeError where it refuses."""
+        if self._session is None:
+            from clearml.backend_api import Session
+            from clearml.config import config_obj
+
+            config_obj.set_overrides(_CONFIG)  # else it tries for hours, though a later command does, too
+            self._session = Session(host=self.server)
         service, _, name = action.partition(".")
         return _said(self._session.send_request(service, name, _VERSION, json=what))
 
@@ -152,13 +157,6 @@ class _Offline(Connection):
     def _keep(self, **told: Any) -> None:
         file = self._folder / "task.json"
         write_json(file, {**(read_json(file) if file.exists() else {}), **told})
-
-
-def try_once() -> None:
-    """Have clearml not try for hours, for whoever sends tries again later."""
-    from clearml.config import config_obj
-
-    config_obj.set_overrides(_CONFIG)
 
 
 def _sections(settings: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, dict[str, Any]]:

@@ -98,6 +98,10 @@ ELSEWHERE = {
     "commands/track: mmfw track": "test_what_a_run_leaves_is_sent_once",
     "tracking/follower: mmfw track": "test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its"
     "_end",
+    "tracking/datasets: mmfw convert": "test_nothing_goes_to_a_stub_before_all_is_intact_and_the_licence"
+    "_was_named",
+    "tracking/datasets: mmfw repair": "test_nothing_goes_to_a_stub_before_all_is_intact_and_the_licence"
+    "_was_named",
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw bug-report": "test_without_any_run_it_is_about_the_machine",
     "doctor/system: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",

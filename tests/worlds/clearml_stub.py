@@ -30,6 +30,11 @@ class Refusal(Exception):
     """What the server answers instead."""
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that leaves in the midst of something has its reasons."""
+
+
 class Stub:
     """Both servers.
 
@@ -53,9 +58,7 @@ class Stub:
         self.refused: set[str] = set()
         self.text = b""
         self._lock = threading.Lock()
-        self._servers = [
-            ThreadingHTTPServer(("127.0.0.1", 0), self._handler(kind)) for kind in ("api", "files")
-        ]
+        self._servers = [_Server(("127.0.0.1", 0), self._handler(kind)) for kind in ("api", "files")]
         self.api, self.files_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
     @classmethod
@@ -122,6 +125,13 @@ class Stub:
     def _projects_create(self, name: str, **what: Any) -> Any:
         return {"id": _made(self.projects, name=name, **what)}
 
+    def _projects_get_by_id(self, project: str, **_: Any) -> Any:
+        return {"project": self.projects[project]}
+
+    def _projects_update(self, project: str, **what: Any) -> Any:
+        self.projects[project].update(what)
+        return {"updated": 1}
+
     def _tasks_get_all(self, **what: Any) -> Any:
         return {"tasks": _found(self.tasks, what)}
 
@@ -131,7 +141,10 @@ class Stub:
         return {"task": self.tasks[task]}
 
     def _tasks_create(self, **what: Any) -> Any:
-        return {"id": _made(self.tasks, **({"status": "created", "hyperparams": {}, "tags": []} | what))}
+        parts = ("hyperparams", "configuration", "output", "execution", "script", "runtime")
+        return {
+            "id": _made(self.tasks, **({"status": "created", "tags": []} | {p: {} for p in parts} | what))
+        }
 
     def _changeable(self, task: str, *also: str) -> dict[str, Any]:
         found: dict[str, Any] = self._tasks_get_by_id(task)["task"]
@@ -192,7 +205,7 @@ class Stub:
             try:
                 if action in self.refused:
                     raise Refusal("this is refused")
-                service, _, name = action.partition(".")
+                service, _, name = action.removesuffix("_ex").partition(".")
                 if service == "tasks" and name in _ENDED:
                     self._tasks_get_by_id(said[0]["task"])["task"]["status"] = _ENDED[name]
                     data: Any = {"updated": 1}
@@ -263,8 +276,8 @@ def _found(things: Things, what: dict[str, Any]) -> list[dict[str, Any]]:
         if name == "name":
             return re.search(wanted, str(there)) is not None
         if isinstance(there, list):
-            return {*wanted} <= {*there}
+            return {word for word in wanted if not word.startswith(("__$", "-"))} <= {*there}
         return there in wanted
 
-    names = ("id", "name", "tags", "task", "uri", "project")
+    names = ("id", "name", "tags", "system_tags", "task", "uri", "project")
     return [thing for thing in things.values() if all(has(thing, name) for name in names)]
