@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, rm, status, table, tasks
+from mmf_win.commands.track import usable
 from mmf_win.commands.train import resumed
 from mmf_win.console import did_you_mean, print_json, say, shell_line
 from mmf_win.errors import Interrupted, TrainingError, UsageError
@@ -36,6 +38,7 @@ from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.table import cost, flat, lines
 from mmf_win.sweeps.task import Task, begun, joined, require_known
+from mmf_win.tracking.sending import Models
 from mmf_win.upstream.install import require_packages
 
 _MOST_SEEDS = 10_000
@@ -109,6 +112,7 @@ Examples:
 @click.option("--dry-run", is_flag=True, help="Show the tasks with expected time and disk; run nothing.")
 @click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
 @options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
+@options.tracking
 @options.stop_timeout
 @options.data_dir
 @options.runs_dir
@@ -128,6 +132,9 @@ def run(
     dry_run: bool,
     debug: bool,
     output: Path | None,
+    trackers: tuple[str, ...],
+    models: Models,
+    page: bool,
     stop_timeout: float,
     data_dir: Path | None,
     save_dir: Path,
@@ -141,7 +148,12 @@ def run(
     """
     if not any(words[:1]):
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
-    typed = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir, "KEY=VALUE": words[1:]}
+    usable(trackers, models, page)
+    named = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
+    track = [word for name in trackers if named for word in ("--track", name)]  # MMFW_TRACK they inherit
+    track += [*(["--track-models", models] if models != "none" else []), *(["--track-page"] if page else [])]
+    typed: dict[str, Any] = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir}
+    typed |= {"KEY=VALUE": words[1:], "--track": track}
     asked, text, folder = _read(words[0], typed, output, save_dir, failed=failed, dry_run=dry_run)
     try:
         planned = plan(asked, title=title, commands=commands, sample=sample)
@@ -262,7 +274,7 @@ def _read(
     seeds, updates, data_dir = (typed[option] for option in ("--seeds", "--updates", "--data-dir"))
     _, overrides = split_words(typed["KEY=VALUE"], names=0)
     words = ["--updates", str(updates)] if updates else []
-    words += ["--data-dir", str(data_dir.absolute())] if data_dir else []
+    words += [*(["--data-dir", str(data_dir.absolute())] if data_dir else []), *typed["--track"]]
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
     typed_file = grid.of_preset(preset.file or preset.name, seeds, overrides, words)
     asked, text = _joined(typed_file, folder)

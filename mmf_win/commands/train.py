@@ -36,6 +36,8 @@ from mmf_win.runs.request import Once
 from mmf_win.tracking.sending import Models
 from mmf_win.upstream.install import find_mmf
 
+_TRACKING = ("trackers", "models", "page")
+
 
 def _batch_size(value: str) -> Any:
     """A positive number, or ``auto``."""
@@ -191,9 +193,10 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
     again = ["mmfw", "train", "--resume", str(run.path)]
     for option in command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name in {"data_dir", *(field.name for field in fields(Once))}:
-            is_flag = isinstance(option, click.Option) and option.is_flag
-            again += [option.opts[0], *([] if is_flag else [str(context.params[option.name])])]
+        if given and option.name in {"data_dir", *_TRACKING, *(field.name for field in fields(Once))}:
+            is_flag, value = isinstance(option, click.Option) and option.is_flag, context.params[option.name]
+            for each in value if option.multiple else [value]:
+                again += [option.opts[0], *([] if is_flag else [str(each)])]
     return again
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.sweep import _joined as joined
+from mmf_win.commands.train import resumed
+from mmf_win.runs.folder import Run
 from mmf_win.sweeps import grid
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.specification import parse
@@ -282,6 +284,29 @@ def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_pat
     more, text = joined(grid.of_preset("demo", [3], ["training.batch_size=8"], []), folder)
     assert more.resource == ("cpu", "cpu") and len(more.choices) == 1 and text.startswith(by_hand)
     assert len(parse(text, folder.specification).choices) == 2
+
+
+def test_the_trainings_of_a_preset_are_sent_to_a_tracker_also_when_they_are_resumed(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    track = ["--track", "wandb", "--track-models", "best", "--track-page"]
+    sweep.write("echo {a}", "a: 1")
+    assert "--track is for a preset" in sweep.run(*track, code=2)
+    monkeypatch.setenv("MMFW_TRACK", "wandb")
+    sweep.run("--dry-run")  # what a file's commands may heed
+    sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, *track)  # no task has failed
+    [command] = parse((sweep.output / "sweep.yaml").read_text(encoding="utf-8"), sweep.file).template.values()
+    words = shlex.split(command)
+    assert words[:3] == ["mmfw", "train", "demo"] and words[-len(track) :] == track
+    run = Run(sweep.folder / "a run")
+    assert resumed(["mmfw", "train", "demo", *track], run) == [
+        "mmfw",
+        "train",
+        "--resume",
+        str(run.path),
+        *track,
+    ]
 
 
 def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
