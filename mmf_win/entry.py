@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from pathlib import Path
 
 import click
@@ -19,9 +18,8 @@ if not __package__:  # as a file: the modules beside it must not stand in for ot
 
 from mmf_win.cli import main
 from mmf_win.commands.train import command
-from mmf_win.errors import MmfError, UsageError
-from mmf_win.tracking.tracker import why
-from mmf_win.upstream.install import require_packages
+from mmf_win.errors import UsageError
+from mmf_win.tracking import datasets
 
 
 def words(arguments: Sequence[str]) -> list[str]:
@@ -29,11 +27,19 @@ def words(arguments: Sequence[str]) -> list[str]:
 
     Raises:
         UsageError: an argument has no name, or one that is unknown.
-        MmfError: the task cannot be read.
+        MmfError: ClearML cannot be asked.
     """
+    task = os.environ.pop("CLEARML_TASK_ID", "")  # where it is, importing clearml takes over click's parsing
+    try:
+        return _words(arguments, task)
+    finally:
+        os.environ.update({"CLEARML_TASK_ID": task} if task else {})
+
+
+def _words(arguments: Sequence[str], task: str) -> list[str]:
     known = [option for option in command.params if isinstance(option, click.Option)]
     options = {opt[2:].replace("-", "_"): option for option in known for opt in option.opts}
-    own, said, task = {"preset": "", "dataset_id": ""}, list[str](), os.environ.get("CLEARML_TASK_ID")
+    own, said = {"preset": "", "dataset_id": ""}, list[str]()
     for argument in arguments or (_of_task(task) if task else ()):
         key, equals, value = argument.lstrip("-").partition("=")
         name = key.replace("-", "_")
@@ -51,20 +57,14 @@ def words(arguments: Sequence[str]) -> list[str]:
             hint = f"did you mean {near[0]}=…?" if near else "for example preset=mmbt_grid seed=1"
             raise UsageError(f"{argument}: not a NAME=VALUE of a training", hint=hint)
     if own["dataset_id"]:
-        data = import_module("mmf_win.tracking.datasets").get(own["dataset_id"])
-        said.append(f"--data-dir={data}")
+        said.append(f"--data-dir={datasets.get(own['dataset_id'])}")
     return ["train", *filter(None, [own["preset"]]), *said]
 
 
 def _of_task(task: str) -> list[str]:
-    require_packages("clearml", extra="[clearml]")
-    from clearml import Task
-
-    try:
-        given = Task.get_task(task_id=task).get_parameters()
-    except Exception as error:  # whatever its package raises
-        raise MmfError(f"task {task} of ClearML: {why(error)}", hint="see CLEARML_API_HOST") from None
-    return [f"{name[5:]}={value}" for name, value in given.items() if name.startswith("Args/")]
+    with datasets.connected() as to:
+        given = to.ask("tasks.get_by_id", task=task)["task"].get("hyperparams", {}).get("Args", {})
+    return [f"{name}={parameter['value']}" for name, parameter in given.items()]
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from mmf_win import entry
 from mmf_win.cli import main
 from mmf_win.errors import UsageError
+from mmf_win.tracking import datasets
+from tests.worlds.clearml_stub import Stub
 
 _FILE = str(entry.__file__)
 
@@ -80,23 +81,23 @@ def test_as_a_file_the_modules_beside_it_take_no_others_place() -> None:
 def test_a_stand_in_for_data_sets_is_asked_for_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in = ModuleType("mmf_win.tracking.datasets")
-    stand_in.get = lambda given: tmp_path / given  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.setattr(datasets, "get", lambda given: tmp_path / given)
     words = entry.words(["preset=mmbt_grid", "dataset_id=7f"])
     assert words == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
 
 
-def test_a_stand_in_for_clearml_has_the_arguments_of_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    parameters = {"Args/preset": "mmbt_grid", "Args/optimizer.params.lr": "1e-5", "General/seed": "3"}
-    task = SimpleNamespace(get_parameters=lambda: parameters)
-    tasks = {"7f": task}
-    stand_in = ModuleType("clearml")
-    stand_in.Task = SimpleNamespace(get_task=lambda task_id: tasks[task_id])  # type: ignore[attr-defined]
-    stand_in.__spec__ = SimpleNamespace()  # type: ignore[assignment]
-    monkeypatch.setitem(sys.modules, "clearml", stand_in)
-    monkeypatch.setenv("CLEARML_TASK_ID", "7f")
-    assert entry.words([]) == ["train", "mmbt_grid", "optimizer.params.lr=1e-5"]
-    assert entry.words(["preset=vilbert"]) == ["train", "vilbert"], "what is given is not asked for"
-    monkeypatch.setenv("CLEARML_TASK_ID", "8a")
-    assert main(lambda: entry.words([])) == 6
+def test_a_stub_of_clearml_has_the_arguments_of_an_agents_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("clearml")
+    arguments = {name: {"section": "Args", "name": name, "value": "true"} for name in ("list", "json")}
+    with Stub.serving(tmp_path, monkeypatch) as stub:
+        queued = stub._tasks_create(name="queued", hyperparams={"Args": arguments, "General": {}})["id"]
+        monkeypatch.setenv("CLEARML_TASK_ID", queued)
+        done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
+        assert done.returncode == 0, done.stderr
+        assert "mmbt_grid" in {preset["name"] for preset in json.loads(done.stdout)}
+        assert entry.words(["preset=vilbert"]) == ["train", "vilbert"], "what is given is not asked for"
+        monkeypatch.setenv("CLEARML_TASK_ID", "8a")
+        done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
+        assert done.returncode == 6 and "Traceback" not in done.stderr

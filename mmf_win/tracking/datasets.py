@@ -25,7 +25,7 @@ def get(id_: str) -> Path:
         DatasetError: a file is damaged.
         MmfError: clearml is missing, or its server does not answer.
     """
-    with _clearml() as to:
+    with connected() as to:
         if not to.ask("tasks.get_all", id=[id_], system_tags=["dataset"], search_hidden=True)["tasks"]:
             raise UsageError(f"{id_}: ClearML has no data set of this id", hint=f"see {to.variable}")
         from clearml import Dataset
@@ -44,7 +44,7 @@ def register(name: str, paths: DatasetPaths) -> str:
     """
     if _require_intact(paths.data_dir, "`mmfw repair dataset` repairs it") is None:
         raise DatasetError(f"{paths.root}: no dataset was converted", hint="`mmfw convert` does that")
-    with _clearml() as to:
+    with connected() as to:
         to.ask("debug.ping")  # for what follows tries for ever
         from clearml import Dataset
 
@@ -57,7 +57,7 @@ def register(name: str, paths: DatasetPaths) -> str:
 
 
 @contextmanager
-def _clearml() -> Iterator[Connection]:
+def connected() -> Iterator[Connection]:
     """A connection; what clearml prints is no result of a command, and what it raises is one error."""
     to = Connection()
     if to.server == OFFLINE:
