@@ -122,9 +122,9 @@ def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
             sender = Sender(run, to, what)
             new = sender.send()
             sender.close()
-        except (MmfwError, OSError):
-            raise
-        except Exception as error:  # of the package
+        except Exception as error:
+            if isinstance(error, MmfwError) or getattr(error, "errno", None):  # of the disk
+                raise
             hint = "run the same command again later"
             raise MmfError(f"{to.name} at {to.address}: {why(error)}", hint=hint) from None
     return {"new": new, **asdict(sender.sent)}

@@ -128,13 +128,15 @@ def test_a_stub_is_told_how_a_run_ended(world: World, stub: Stub, outcome: str |
     assert stub.task()["status"] == status
 
 
-@pytest.mark.parametrize("refused", ["auth.login", "tasks.create", "events.add_batch", "files"])
+@pytest.mark.parametrize("refused", ["auth.login", "tasks.create", "events.add_batch", "files", "dropped"])
 def test_what_a_stub_refuses_is_an_error_and_is_sent_later(world: World, stub: Stub, refused: str) -> None:
     run = world.run()
     stub.refused.add(refused)
+    stub.dropped |= {"events.add_batch"} if refused == "dropped" else set()
     said = push(world, code=6)
-    assert "again later" in said
+    assert "again later" in said and ("does not answer" in said) == (refused == "dropped")
     stub.refused.clear()
+    stub.dropped.clear()
     [told] = push(world)
     task = stub.task()
     assert told["new"] and task["status"] == "completed" and stub.series("loss", "train") == losses(run)

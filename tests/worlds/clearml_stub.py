@@ -45,6 +45,7 @@ class Stub:
         files: path → content.
         asked: action and body of each request, in order.
         refused: actions that are answered by an error.
+        dropped: actions whose connection is closed instead.
         text: all that came, as it came.
     """
 
@@ -56,6 +57,7 @@ class Stub:
         self.files: dict[str, bytes] = {}
         self.asked: list[tuple[str, Any]] = []
         self.refused: set[str] = set()
+        self.dropped: set[str] = set()
         self.text = b""
         self._lock = threading.Lock()
         self._servers = [_Server(("127.0.0.1", 0), self._handler(kind)) for kind in ("api", "files")]
@@ -226,7 +228,9 @@ class Stub:
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 path = unquote(urlsplit(self.path).path).strip("/")
-                if kind == "api":
+                if path.rpartition("/")[2] in outer.dropped:
+                    self.close_connection = True
+                elif kind == "api":
                     status, told = outer._answer(path.rpartition("/")[2], body)
                     self._send(status, json.dumps(told).encode(), "application/json")
                 elif self.command == "POST":
