@@ -27,7 +27,7 @@ from mmf_win.tracking.tracker import About, Point, Tracker
 from mmf_win.upstream.overrides import leaves
 
 Models = Literal["best", "last", "none"]
-CHECKPOINTS = {"best": "best.ckpt", "last": "current.ckpt"}
+_CHECKPOINTS = {"best": "best.ckpt", "last": "current.ckpt"}
 _SCORES = ".metrics.json"
 _SCALARS = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
 _FACTS = ("seed", "batch", "micro_batch", "precision", "device", "parameters", "max_updates")
@@ -111,10 +111,6 @@ def event_files(run: Run) -> dict[str, Path]:
     return {file.relative_to(run.path).as_posix(): file for file in files}
 
 
-class _IsAnother(Exception):
-    """The tracker has another run, or none, where the note says that there is one."""
-
-
 class Sender:
     """Sends what is new of a run, again and again; after an error, another one must be made."""
 
@@ -144,11 +140,40 @@ class Sender:
             Exception: whatever the tracker's package raises.
             DataError, OSError: a file of the run cannot be read, or no note be written.
         """
-        try:
-            return self._send(models)
-        except _IsAnother:
-            self._begin()
-            return self._send(models)
+        run, sent = self._run, self.sent
+        now = "done" if run.request().published_weights else state(run)
+        new = [*self._new_events()]
+        settings, tags = self._settings(), {"mmfw.outcome": now}
+        if self._resumed_at:
+            tags["resumed_at"] = ", ".join(map(str, self._resumed_at))
+        described = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
+        files = [due for due in self._files(models) if sent.files.get(due[0]) != due[2]]
+        if not new and not files and (described, now) == (sent.files.get("settings"), sent.state):
+            return False
+        if not self._is_open:
+            self._open()
+            if self.sent is not sent:  # nothing of it is there
+                self._begin()
+                return self.send(models=models)
+        if sent.state != "running":
+            self._tracker.state("running", time.time())  # an ended run may refuse more
+            sent.state = "running"
+        if described != sent.files.get("settings"):
+            self._tracker.describe(settings, tags)
+            self._note(sent.files, {"settings": described})
+        for first in range(0, len(new), _AT_ONCE):
+            some = new[first : first + _AT_ONCE]
+            if points := [point for _, _, points in some for point in points]:
+                self._tracker.points(points)
+            self._note(sent.events, {name: count for name, count, _ in some})
+        for name, file, like in files:
+            self._send_file(name, file)
+            self._note(sent.files, {name: like})
+        if now != sent.state:
+            self._tracker.state(now, self._last or time.time())
+            sent.state = now
+            self._note(sent.files, {})
+        return True
 
     def close(self) -> None:
         """See to it that all has arrived, and note that."""
@@ -156,43 +181,8 @@ class Sender:
         if self._is_open:
             self.sent.save(self._run)
 
-    def _send(self, models: bool) -> bool:
-        run, sent, request = self._run, self.sent, self._run.request()
-        now = "done" if request.published_weights else state(run)
-        new = [*self._new_events()]
-        settings, tags = self._settings(), {"mmfw.outcome": now}
-        if self._resumed_at:
-            tags["resumed_at"] = ", ".join(map(str, self._resumed_at))
-        described = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
-        files = [
-            (name, file, like) for name, file, like in self._files(models) if sent.files.get(name) != like
-        ]
-        if not new and not files and (described, now) == (sent.files.get("settings"), sent.state):
-            return False
-        self._open()
-        if sent.state != "running":
-            self._tracker.state("running", time.time())  # an ended run may refuse more
-            sent.state = "running"
-        if described != sent.files.get("settings"):
-            self._tracker.describe(settings, tags)
-            self._note(files={"settings": described})
-        for first in range(0, len(new), _AT_ONCE):
-            some = new[first : first + _AT_ONCE]
-            if points := [point for _, _, points in some for point in points]:
-                self._tracker.points(points)
-            self._note(events={name: count for name, count, _ in some})
-        for name, file, like in files:
-            self._send_file(name, file)
-            self._note(files={name: like})
-        if now != sent.state:
-            self._tracker.state(now, self._last or time.time())
-            sent.state = now
-            self._note()
-        return True
-
     def _open(self) -> None:
-        if self._is_open:
-            return
+        """Open the run there; what is noted holds if it is the one that was noted."""
         created, sweep = self._run.request().created, self._what.sweep
         parent = None if sweep is None else About(*sweep[:2], created, lock=sweep[2])
         named = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
@@ -203,11 +193,9 @@ class Sender:
         if found != self.sent.id:
             self.sent = Sent(self.sent.tracker, self.sent.address, found, link)
             self.sent.save(self._run)
-            raise _IsAnother
 
-    def _note(self, events: dict[str, int] | None = None, files: dict[str, str] | None = None) -> None:
-        self.sent.events |= events or {}
-        self.sent.files |= files or {}
+    def _note(self, known: dict[str, Any], new: dict[str, Any]) -> None:
+        known.update(new)
         self.sent.error = None
         if self._tracker.confirms:
             self.sent.save(self._run)
@@ -230,10 +218,8 @@ class Sender:
         kind, update, t = event["kind"], event.get("update"), event.get("t", 0.0)
         values: dict[str, Any] = {}
         if kind == "predict":
-            values, update = (
-                {f"{file.removesuffix('/events.jsonl')}/memes": event.get("done")},
-                event.get("done"),
-            )
+            update = event.get("done")
+            values[file.replace("events.jsonl", "memes")] = update
         if update is None:
             return
         self._last = t
@@ -251,9 +237,8 @@ class Sender:
         elif kind == "val":
             of = "best" if event.get("final") else "val"
             values = {f"{of}/{name}": value for name, value in (event.get("metrics") or {}).items()}
-        if kind in ("train", "val") and not event.get(
-            "final"
-        ):  # that is of the best one, which may lie behind
+        is_final = event.get("final")  # of the best checkpoint, which may lie behind
+        if kind in ("train", "val") and not is_final:
             self._furthest = max(self._furthest, update)
         branch = f"/{len(self._resumed_at) + 1}" if self._resumed_at and kind != "predict" else ""
         for name, value in values.items():
@@ -267,7 +252,7 @@ class Sender:
         found += [file.with_name(file.name.removesuffix(_SCORES) + ".csv") for file in found[2:]]
         found += sorted(run.reports.glob("*.html")) if self._what.pages else []
         if wanted != "none" and (models or time.time() > self.sent.models + _BETWEEN_MODELS):
-            found.append(run.checkpoints / CHECKPOINTS[wanted])
+            found.append(run.checkpoints / _CHECKPOINTS[wanted])
         for file in found:
             with suppress(FileNotFoundError):
                 stat = file.stat()
@@ -288,10 +273,8 @@ class Sender:
                 share(file, copy)
             if name.endswith(_SCORES):
                 self._tracker.points([*self._scores(read_json(file))])
-            is_model = name.endswith(tuple(CHECKPOINTS.values()))
-            self._tracker.file(
-                copy, "reports" if name.startswith("reports") else "checkpoints" if is_model else ""
-            )
+            is_model = file.suffix == ".ckpt"
+            self._tracker.file(copy, file.parent.name if is_model or file.parent == self._run.reports else "")
             self.sent.models = time.time() if is_model else self.sent.models
         finally:
             remove_tree(staged)
