@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from mmf_win.files import read_json, share, write_json
 from mmf_win.locking import locked
@@ -56,7 +57,10 @@ class Connection(Tracker):
         project = (named or [self.ask("projects.create", name=self.project, description="")])[0]["id"]
         self._task = self._found(project, about)
         self.state("running", about.created)  # for an ended one refuses most
-        return self._task, f"{Session.get_app_server_host()}/projects/{project}/experiments/{self._task}"
+        web = self.server
+        with suppress(ValueError):  # nothing says where people look
+            web = Session.get_app_server_host()
+        return self._task, f"{web.rstrip('/')}/projects/*/experiments/{self._task}"
 
     def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
         for section, params in _sections(settings, tags).items():
@@ -131,10 +135,11 @@ class _Offline(Connection):
         self.server, self._folder = OFFLINE, Path()
 
     def open(self, about: About) -> tuple[str, str]:
-        self._task = f"offline-{about.key}"
         cache = expanded(os.environ.get("CLEARML_CACHE_DIR") or "~/.clearml/cache").absolute()
-        self._folder = cache / "offline" / self._task
+        self._folder = cache / "offline" / f"offline-{about.key}"
         (self._folder / "data").mkdir(parents=True, exist_ok=True)
+        file = self._folder / "task.json"  # where it was removed, all is written anew, as of another task
+        self._task = read_json(file)["id"] if file.exists() else f"offline-{uuid4().hex}"
         self._keep(id=self._task, offline_folder=str(self._folder), project_name=self.project)
         self._keep(name=about.name, tags=[f"mmfw:{about.key}"], type="training")
         return self._task, str(self._folder)

@@ -66,7 +66,7 @@ def test_a_stub_gets_what_a_run_leaves_once(world: World, stub: Stub) -> None:
     [told] = push(world)
     task = stub.task()
     assert (told["id"], told["new"], task["name"], task["status"]) == (task["id"], True, run.id, "completed")
-    assert told["link"] == f"http://web.test/projects/{task['project']}/experiments/{task['id']}"
+    assert told["link"] == f"http://web.test/projects/*/experiments/{task['id']}"
     assert stub.series("loss", "train") == losses(run)
     assert [update for update, _, _ in stub.series("hateful_memes/roc_auc", "val")] == [30, 60, 90, 120]
     assert stub.series("auroc", SPLIT) == [(0, round((BEGAN + 7) * 1000), 0.75)]
@@ -177,9 +177,11 @@ def test_a_run_of_a_queue_uses_the_task_of_its_agent_which_a_stub_has(
     world.run()
     given = stub._tasks_create(name="queued", tags=["mine"], status="in_progress")["id"]
     monkeypatch.setenv("CLEARML_TASK_ID", given)
+    monkeypatch.delenv("CLEARML_WEB_HOST")  # so nothing says where people look
     [told] = push(world)
     task = stub.task()
     assert told["id"] == given and task["name"] == "queued" and "mine" in task["tags"]
+    assert told["link"] == f"{stub.api}/projects/*/experiments/{given}"
     monkeypatch.delenv("CLEARML_TASK_ID")
     assert not push(world)[0]["new"]
 
@@ -211,9 +213,14 @@ def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
 ) -> None:
     run = world.run(overrides=["env.api_token=hunter2-hunter2"])
     monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
-    [told] = push(world)
+    [lost] = push(world)
     assert not push(world)[0]["new"]
-    session = Path(told["link"])
+    session = Path(lost["link"])
+    remove_tree(session)
+    (run.checkpoints / "config.yaml").parent.mkdir()
+    (run.checkpoints / "config.yaml").write_text("lr: 1\n", encoding="utf-8")
+    [told] = push(world)
+    assert told["link"] == lost["link"] and told["id"] != lost["id"]
     kept = json.loads((session / "task.json").read_text(encoding="utf-8"))
     assert kept["id"] == told["id"] and kept["hyperparams"]["mmfw"]["env.api_token"]["value"] == "<secret>"
     assert stub.asked == []
@@ -226,5 +233,5 @@ def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
     task = stub.task()
     assert (task["name"], task["status"], task["tags"]) == (run.id, "completed", kept["tags"])
     assert stub.series("loss", "train") == losses(run) and stub.params("mmfw")["preset"] == "mmbt_grid"
-    [artifact] = task["execution"]["artifacts"]
-    assert b"<secret>" in stub.file(artifact["uri"])
+    files = {each["key"]: stub.file(each["uri"]) for each in task["execution"]["artifacts"]}
+    assert files.keys() == {"config.yaml", "request.json"} and b"<secret>" in files["request.json"]
