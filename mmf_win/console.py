@@ -63,7 +63,7 @@ _bars: list[tqdm[Any]] = []
 """The bars on the terminal, which a line of text must not tear."""
 
 
-def without_control_characters(text: object) -> str:
+def controls_escaped(text: object) -> str:
     """What somebody else may have written, without what would steer a terminal or turn a text around.
 
     Control characters other than ends of lines, and those of writing from right to left, are escaped.
@@ -79,7 +79,7 @@ def say(text: str = "", *, label: str = "", code: int = 0) -> None:
         text: may hold names from elsewhere: what would steer the terminal is escaped.
         label: stands before it, in the ANSI colour ``code``.
     """
-    shown = without_control_characters(text)
+    shown = controls_escaped(text)
     if label:
         shown = f"{colour(label, code)} {shown}".rstrip(" ")
     if _bars:
@@ -95,7 +95,7 @@ def _is_terminal() -> bool:
 
 def print_line(text: object) -> None:
     """A line on stdout: for a script as it is, on a terminal without what would steer it."""
-    print(without_control_characters(text) if _is_terminal() else text, flush=True)
+    print(controls_escaped(text) if _is_terminal() else text, flush=True)
 
 
 def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]], delimiter: str = ",") -> None:
@@ -146,7 +146,7 @@ def _quoted_for_cmd(word: str) -> str:
 
 def colour(text: str, code: int) -> str:
     """``text`` in an ANSI colour, where stderr is a terminal and NO_COLOR is not set."""
-    text = without_control_characters(text)
+    text = controls_escaped(text)
     if os.environ.get("NO_COLOR") or not _stderr.isatty():
         return text
     return f"\x1b[{code}m{text}\x1b[0m"
@@ -257,7 +257,7 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional
 def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
-    return "-" if value is None else without_control_characters(value).replace("\n", "\\n")
+    return "-" if value is None else controls_escaped(value).replace("\n", "\\n")
 
 
 class Progress:
@@ -277,7 +277,7 @@ class Progress:
         self, title: str, total: int | None, unit: Unit = "B", initial: int = 0, *, leave: bool = True
     ) -> None:
         self.done = initial
-        self._title, self._leave, self._note = without_control_characters(title), leave, ""
+        self._title, self._leave, self._note = controls_escaped(title), leave, ""
         self._bar: tqdm[Any] | None = None
         self._scale: dict[str, Any] = {"total": total, "initial": initial, "unit": unit}
         self._scale |= {"unit_scale": unit == "B", "unit_divisor": 1024}

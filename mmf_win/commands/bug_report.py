@@ -24,9 +24,7 @@ Examples:
 )
 @click.argument("run", required=False, metavar="[RUN]", shell_complete=options.completed_by("RUN"))
 @click.option("--log", is_flag=True, help="Include the run's logs, which may hold texts of memes.")
-@options.data_dir
-@options.save_dir
-@options.as_json
+@options.places_and_json
 def command(run: str | None, log: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
     """Write a zip for a bug report into the current folder, under a new name.
 

@@ -60,11 +60,8 @@ def command(
     if not named:
         raise UsageError("the dataset is not named", hint=shell_line("mmfw", "convert", "ARCHIVE"))
     if len(named) > 1:  # the names are not repeated here, for they may be a part of the password
-        raise UsageError(
-            "the dataset is named more than once",
-            hint="put quotes around a name or password that holds blanks, or the password into a file for "
-            "--password-file",
-        )
+        hint = "put quotes around a name or password that holds blanks, or the password into a file for "
+        raise UsageError("the dataset is named more than once", hint=f"{hint}--password-file")
     archive, places = Path(named[0]), Places.resolve(data_dir)
     manifest = None
     if dataset:

@@ -64,10 +64,8 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
     if as_json:
         print_json(result)
     if result["auroc"] < _GOOD:
-        raise TrainingError(
-            f"an AUROC of {result['auroc']:.4f} is less than the {_GOOD} that this demo has to reach",
-            hint="`mmfw doctor` may show why",
-        )
+        message = f"an AUROC of {result['auroc']:.4f} is less than the {_GOOD} that this demo has to reach"
+        raise TrainingError(message, hint="`mmfw doctor` may show why")
 
 
 @contextmanager
@@ -81,9 +79,8 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
         yield temporary
     except (Interrupted, KeyboardInterrupt, click.Abort):
         shutil.rmtree(temporary, ignore_errors=True)
-        raise Interrupted(
-            f"interrupted; {temporary} is removed", hint="with --keep it stays, and training can be resumed"
-        ) from None
+        message = f"interrupted; {temporary} is removed"
+        raise Interrupted(message, hint="with --keep it stays, and training can be resumed") from None
     except Exception:
         say(f"{temporary} stays, so that you can look into it")
         raise

@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from mmf_win.commands.options import as_json, data_dir, save_dir
-from mmf_win.console import aligned, colour, print_json, size, with_rest_counted, without_control_characters
+from mmf_win.commands import options
+from mmf_win.console import aligned, colour, controls_escaped, print_json, size, with_rest_counted
 from mmf_win.doctor.survey import MmfState, survey
 from mmf_win.errors import MmfError
 from mmf_win.paths import Places, module_command
@@ -27,9 +27,7 @@ Examples:
   mmfw doctor --compat
 """,
 )
-@data_dir
-@save_dir
-@as_json
+@options.places_and_json
 @click.option("--compat", is_flag=True, help="List only the patches to MMF for today's libraries.")
 def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat: bool) -> None:
     """Show versions and every resolved path, and the commands that install what is missing.
@@ -45,7 +43,7 @@ def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat:
     if as_json:
         print_json(plain(found))
     else:
-        print("\n\n".join([*map(without_control_characters, _sections(found)), *_missing(found)]), flush=True)
+        print("\n\n".join([*map(controls_escaped, _sections(found)), *_missing(found)]), flush=True)
     if found["mmf"].problems and found["mmf"].error is not None:
         raise found["mmf"].error
 
@@ -82,7 +80,7 @@ def _missing(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["missing"]:
         yield colour("Everything is in place.", 32)
     for error in found["missing"]:
-        what, fix = map(without_control_characters, (error, error.hint))
+        what, fix = map(controls_escaped, (error, error.hint))
         yield f"{colour('missing:', 33)} {what}\n{colour('fix:', 36)}     {fix}"
 
 

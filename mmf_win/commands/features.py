@@ -57,9 +57,7 @@ Examples:
   mmfw features status mmbt_region visual_bert_coco --json"""
 )
 @_words
-@options.data_dir
-@options.save_dir
-@options.as_json
+@options.places_and_json
 def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
     """Show what PRESETs need, where it lies, and how much is to be downloaded.
 
@@ -82,9 +80,7 @@ Examples:
 )
 @options.archives
 @_words
-@options.data_dir
-@options.save_dir
-@options.as_json
+@options.places_and_json
 def fetch(
     words: Sequence[str],
     data_dir: Path | None,
@@ -170,8 +166,21 @@ def add(
     added = add_features(folders, lmdb, places, force=force)
     if as_json:
         print_json(added)
-    else:
-        _show_added(added)
+        return
+    if added["splits"]:
+        rows = [(split, *covered.values()) for split, covered in added["splits"].items()]
+        print(aligned(("split", "rows", "with features"), rows), flush=True)
+    if added["without_info"]:
+        images = f"{len(added['without_info'])} images have no _info.npy: {first_few(added['without_info'])}"
+        say(f"note: {images}; ViLBERT reads the boxes in it")
+    if [*added["regions"]] != _REGIONS:
+        fewest, most = added["regions"]
+        count = fewest if fewest == most else f"{fewest} to {most}"
+        key = "dataset_config.hateful_memes.max_features"
+        say(f"note: an image has {count} regions; ViLBERT needs the same number in all, as {key}")
+    if added["numbers"] != _NUMBERS:
+        say(f"note: {added['numbers']} numbers describe a region; the presets expect {_NUMBERS}")
+    say(f"features of {added['images']} images: {added['lmdb']}")
 
 
 class _Wanted(NamedTuple):
@@ -197,9 +206,8 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
     try:
         inputs = inputs_of_run(mmf, request, places, overrides)
     except UsageError as error:  # it may have been trained with another MMF
-        raise UsageError(
-            f"run {newest.id}, the newest, with its overrides: {error}", hint="name presets instead"
-        ) from None
+        message = f"run {newest.id}, the newest, with its overrides: {error}"
+        raise UsageError(message, hint="name presets instead") from None
     say(f"for preset {request.preset}, that of the newest run")
     return _Wanted(places, inputs, [*words_about_files(request), *overrides])
 
@@ -232,20 +240,3 @@ def _show(
     if presets_to_fetch:
         words = [*presets_to_fetch, *wanted.overrides]
         say(f"next: {shell_line('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
-
-
-def _show_added(added: dict[str, Any]) -> None:
-    if added["splits"]:
-        rows = [(split, *covered.values()) for split, covered in added["splits"].items()]
-        print(aligned(("split", "rows", "with features"), rows), flush=True)
-    if added["without_info"]:
-        images = f"{len(added['without_info'])} images have no _info.npy: {first_few(added['without_info'])}"
-        say(f"note: {images}; ViLBERT reads the boxes in it")
-    if [*added["regions"]] != _REGIONS:
-        fewest, most = added["regions"]
-        count = fewest if fewest == most else f"{fewest} to {most}"
-        key = "dataset_config.hateful_memes.max_features"
-        say(f"note: an image has {count} regions; ViLBERT needs the same number in all, as {key}")
-    if added["numbers"] != _NUMBERS:
-        say(f"note: {added['numbers']} numbers describe a region; the presets expect {_NUMBERS}")
-    say(f"features of {added['images']} images: {added['lmdb']}")

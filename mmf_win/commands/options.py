@@ -237,6 +237,16 @@ def archives(function: Callable[..., None]) -> Callable[..., None]:
     return source(ask(keep_archives(function)))
 
 
+def places_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--data-dir`` and ``--save-dir``, each None where it is not named, and ``--json``."""
+    return data_dir(save_dir(as_json(function)))
+
+
+def runs_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command ``--save-dir``, which is never None, and ``--json``."""
+    return runs_dir(as_json(function))
+
+
 def _answer(password: str | None) -> Callable[[], str] | None:
     if password is not None:
         return lambda: password

@@ -55,13 +55,9 @@ _RESETS = ("checkpoint.reset.optimizer=True", "checkpoint.reset.all=True")
 
 
 def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names that come first, and the ``KEY=VALUE`` overrides after them.
+    """The names that come first, at most so many where ``names`` says so, and the overrides after them.
 
-    Args:
-        names: how many names there may be; None for any number.
-
-    Raises:
-        UsageError: a word after the names is no ``KEY=VALUE``, or sets what mmfw sets itself.
+    Raises UsageError where a word after the names is no ``KEY=VALUE``, or sets what mmfw sets itself.
     """
     first = tuple(takewhile(lambda word: "=" not in word or Path(word).exists(), words[:names]))
     overrides = tuple(words[len(first) :])
@@ -91,9 +87,8 @@ def require_trainable(overrides: Sequence[str], options: Mapping[str, Any], *, r
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "run_type" and "train" not in value:
-            raise UsageError(
-                f"{override}: mmfw train trains", hint="use mmfw predict for predictions and scores"
-            )
+            hint = "use mmfw predict for predictions and scores"
+            raise UsageError(f"{override}: mmfw train trains", hint=hint)
 
 
 def require_optimizer_kept(overrides: Sequence[str]) -> None:
@@ -107,10 +102,8 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
         return
     for override in overrides:
         if _set_by(override, {"optimizer"}):
-            raise UsageError(
-                f"{override}: a run that resumes has the optimizer of its checkpoint",
-                hint=f"{_RESETS[0]} beside it starts the optimizer afresh, with this value",
-            )
+            hint = f"{_RESETS[0]} beside it starts the optimizer afresh, with this value"
+            raise UsageError(f"{override}: a run that resumes has the optimizer of its checkpoint", hint=hint)
 
 
 def require_predictable(overrides: Sequence[str], options: Mapping[str, Any]) -> None:

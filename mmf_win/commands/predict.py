@@ -124,8 +124,7 @@ Examples:
 @options.stop_timeout
 @options.no_retry
 @options.data_dir
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def command(
     words: tuple[str, ...],
     checkpoint: tuple[str, ...],

@@ -39,9 +39,7 @@ Examples:
 @options.trust
 @options.no_retry
 @options.stop_timeout
-@options.data_dir
-@options.save_dir
-@options.as_json
+@options.places_and_json
 def command(
     words: tuple[str, ...],
     updates: int,

@@ -26,9 +26,7 @@ Examples:
 )
 @what
 @options.archives
-@options.data_dir
-@options.save_dir
-@options.as_json
+@options.places_and_json
 def command(
     words: Sequence[str],
     source: str | None,

@@ -34,8 +34,7 @@ Examples:
 @click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @options.data_dir
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def command(
     runs: tuple[str, ...],
     split: str | None,

@@ -13,6 +13,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import (
     aligned,
+    controls_escaped,
     duration,
     iso,
     moment,
@@ -23,7 +24,6 @@ from mmf_win.console import (
     say,
     shell_line,
     size,
-    without_control_characters,
 )
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import UsageError
@@ -62,8 +62,7 @@ Examples:
 @options.number("--limit", meaning="Only the newest N of them.")
 @click.option("--sweep", metavar="NAME", help="The runs of this sweep, by its name or folder.")
 @options.form("csv", meaning="How to print the list; CSV has all columns.")
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -150,8 +149,7 @@ Examples:
     "--verify", is_flag=True, help="Read all checkpoints, and say what is in them and which are intact."
 )
 @click.option("--config", is_flag=True, help="Print the run's settings alone, as a tree of MMF's keys.")
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: bool) -> None:
     """Show everything about one run, by default the newest.
 
@@ -171,7 +169,7 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
     if as_json:
         print_json(known)
         return
-    print(without_control_characters("\n\n".join(_described(known))), end="\n\n" if verify else "\n")
+    print(controls_escaped("\n\n".join(_described(known))), end="\n\n" if verify else "\n")
     if verify:
         _show_checkpoints(chosen, found)
 
@@ -237,8 +235,7 @@ Examples:
 )
 @click.argument("runs", nargs=-1, required=True, metavar="RUN ...", shell_complete=_RUNS)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
@@ -250,10 +247,8 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     for name in runs:
         several = [run.id for run in named(save_dir, name)]
         if len(several) > 1:
-            raise UsageError(
-                f"there are {len(several)} runs named {name}",
-                hint=f"name those that are meant: {shell_line(*several)}",
-            )
+            hint = f"name those that are meant: {shell_line(*several)}"
+            raise UsageError(f"there are {len(several)} runs named {name}", hint=hint)
     for run in chosen:
         require_unused(run)
     remove_asked({run.id: run.path for run in chosen}, lambda: [*map(remove, chosen)], yes, as_json)
@@ -291,8 +286,7 @@ Examples:
 )
 @click.argument("first", shell_complete=_RUNS)
 @click.argument("second", shell_complete=_RUNS)
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     """Show how two runs differ: in request, configuration and scores.
 

@@ -115,8 +115,7 @@ Examples:
 @options.tracking
 @options.stop_timeout
 @options.data_dir
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def run(
     words: tuple[str, ...],
     seeds: tuple[int, ...],
@@ -218,7 +217,9 @@ def run(
     if force:
         for task in entered:
             task.forget(folder.task(task.name), busy)
-    wanted = _to_run(entered, chosen)
+    left = [task for task in entered if task.state != "pruned" and set(task.left) & set(chosen)]
+    # One that somebody else runs may be left by him.
+    wanted = [t if t.state == "running" else replace(t, state="queued", message=None) for t in left]
     for task in [] if force else wanted:
         require_known(folder.task(task.name))
     with SweepDisplay(sum(task.state == "queued" for task in wanted) + more) as display:
@@ -324,15 +325,6 @@ def _preset_of(asked: Specification) -> str | None:
     first = next(iter(asked.template.values()))
     filled = templates.words(first, {**dict.fromkeys(templates.placeholders(first), ""), **asked.default})
     return Path(filled[2]).stem if filled[:2] == ["mmfw", "train"] and len(filled) > 2 else None
-
-
-def _to_run(entered: Sequence[Task], chosen: Sequence[str]) -> list[Task]:
-    """The tasks that have something to run; one that somebody else runs may be left by him."""
-    return [
-        task if task.state == "running" else replace(task, state="queued", message=None)
-        for task in entered
-        if task.state != "pruned" and set(task.left) & set(chosen)
-    ]
 
 
 def _report(

@@ -12,11 +12,7 @@ from mmf_win.sweeps.task import Task
 
 
 class SweepDisplay:
-    """What a driver tells, for people; see :class:`mmf_win.sweeps.driver.Driver`.
-
-    Args:
-        total: how many tasks there are to run.
-    """
+    """What a driver tells of ``total`` tasks, for people; see :class:`mmf_win.sweeps.driver.Driver`."""
 
     def __init__(self, total: int) -> None:
         self._all = Progress("all tasks", total, "task")

@@ -30,8 +30,7 @@ Examples:
 )
 @click.argument("sweep", required=False)
 @click.option("--state", type=click.Choice(get_args(State)), help="Only tasks in this state.")
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) -> None:
     """Show how far the tasks of a sweep are.
 
@@ -87,8 +86,7 @@ Examples:
     *("tsv", "csv", "markdown"),
     meaning="How to print it; tsv and csv have means and deviations in columns of their own.",
 )
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def table(
     sweep: str | None, metric: str | None, baseline: Sequence[str], form: str, save_dir: Path, as_json: bool
 ) -> None:
@@ -146,8 +144,7 @@ def _spread(values: Sequence[float], runs: int) -> str | None:
 @click.command(epilog="Examples:\n  mmfw sweep rm mmbt_grid")
 @click.argument("sweep")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@options.runs_dir
-@options.as_json
+@options.runs_and_json
 def rm(sweep: str, yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove a sweep with all its runs and their checkpoints, and free their space.
 

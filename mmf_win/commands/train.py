@@ -15,15 +15,7 @@ from mmf_win.commands import options
 from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import tracked, usable, write_page
-from mmf_win.console import (
-    aligned,
-    duration,
-    print_json,
-    print_tree,
-    say,
-    shell_line,
-    without_control_characters,
-)
+from mmf_win.console import aligned, controls_escaped, duration, print_json, print_tree, say, shell_line
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import DatasetPaths, Places, expanded, name_part
 from mmf_win.runs import presets, training
@@ -118,9 +110,7 @@ Examples:
 )
 @click.option("--list", "show_list", is_flag=True, help="List the presets and exit.")
 @options.stop_timeout
-@options.data_dir
-@options.save_dir
-@options.as_json
+@options.places_and_json
 def command(
     words: tuple[str, ...],
     resume: str | None,
@@ -146,7 +136,7 @@ def command(
         return None
     if name is not None:
         # Beside what Windows refuses, a run's id is neither an option nor an override, and is shown as it is.
-        fit = name_part(name_part(without_control_characters(name)).replace("=", "-").lstrip("-") or "run")
+        fit = name_part(name_part(controls_escaped(name)).replace("=", "-").lstrip("-") or "run")
         fit = "run" if fit.casefold() == SWEEPS else fit
         if name != fit:
             raise UsageError(f"a run cannot be named {name!r}", hint=shell_line("--name", fit))
@@ -164,14 +154,16 @@ def command(
         raise UsageError("name a preset, or --resume", hint=hint)
     require_trainable(overrides, chosen, resumes=(resume, init) != (None, None))
     found = usable(trackers, models, page)
-    if preset:
-        _require_no_run(preset, Places.resolve(data_dir, save_dir).save_dir)
+    places = Places.resolve(data_dir, save_dir)
+    is_preset = preset is None or preset in presets.names() or expanded(preset).exists()
+    if not is_preset and any(named(places.save_dir, preset)):
+        again = shell_line("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)
+        raise UsageError(f"{preset} is a run, not a preset", hint=f"`{again}`")
     once = Once.of(overrides, **chosen)
     if resume is not None:
         require_optimizer_kept(overrides)
         start = training.resumed(resume, preset, once, name, data_dir, save_dir)
     else:
-        places = Places.resolve(data_dir, save_dir)
         start = training.new(str(preset), once, places, name, init=init, source=source)
     if once.dry_run:
         print_tree(training.prepare(start).first.settings, as_json)
@@ -198,13 +190,6 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
             for each in value if option.multiple else [value]:
                 again += [option.opts[0], *([] if is_flag else [str(each)])]
     return again
-
-
-def _require_no_run(name: str, save_dir: Path) -> None:
-    """Refuse the name of a run in the place of a preset's."""
-    if name not in presets.names() and not expanded(name).exists() and any(named(save_dir, name)):
-        again = shell_line("mmfw", "train", "--resume", name, "--save-dir", save_dir)
-        raise UsageError(f"{name} is a run, not a preset", hint=f"`{again}`")
 
 
 def _print_presets(as_json: bool) -> None:

@@ -31,9 +31,7 @@ Examples:
 )
 @what
 @click.option("--full", is_flag=True, help="Read every file, even if it is unchanged since the last check.")
-@options.data_dir
-@options.save_dir
-@options.as_json
+@options.places_and_json
 def command(
     words: Sequence[str], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
@@ -87,9 +85,11 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
     if not findings:
         say("there is nothing to verify yet")
         return
-    rows = [
-        (f.what, f.state, size(f.size) if f.size else None, _verified(f), str(f.folder)) for f in findings
-    ]
+    rows = []
+    for f in findings:
+        when = f" ({moment(f.verified)})" if f.verified else ""
+        against = f"{f.against}{when}" if f.against else None
+        rows.append((f.what, f.state, size(f.size) if f.size else None, against, f.folder))
     print(aligned(("what", "state", "size", "verified against", "where"), rows), flush=True)
     for finding in findings:
         what, code = f"{finding.what}:", 31 if finding.state == "damaged" else 32
@@ -103,8 +103,3 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
                 say(said, label=what, code=code)
             if finding.error.hint:
                 say(finding.error.hint, label="hint:", code=36)
-
-
-def _verified(finding: Finding) -> str | None:
-    when = f" ({moment(finding.verified)})" if finding.verified else ""
-    return f"{finding.against}{when}" if finding.against else None

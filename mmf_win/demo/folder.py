@@ -30,11 +30,7 @@ class DemoFolder:
     save_dir = Inside("save")
 
     def claim(self) -> None:
-        """Make the folder, or take one that an earlier demo made.
-
-        Raises:
-            UsageError: there is something else in it.
-        """
+        """Make the folder, or take an earlier demo's. Raises UsageError where something else is in it."""
         if not self.marker.is_file() and self.path.exists() and any(self.path.iterdir()):
             message = f"{self.path}: not empty, and not the folder of a demo"
             raise UsageError(message, hint="name a new folder")
@@ -44,9 +40,7 @@ class DemoFolder:
     def fill(self, seed: int) -> None:
         """Make what is not there yet, in a child: it takes what the parent must not import.
 
-        Raises:
-            DataError: something could not be made; the child has said why.
-            Interrupted: the user pressed Ctrl+C.
+        Raises DataError where something could not be made, why the child has said, and Interrupted.
         """
         command = module_command("mmf_win.demo.make", str(self.path), str(seed))
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode

@@ -105,9 +105,7 @@ def describe(stem: str, image: bytes) -> dict[str, Any]:
 def write_features(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
     """Write a ``features.tar.gz`` as MMF downloads it, holding ``detectron.lmdb``. It is complete or absent.
 
-    Args:
-        path: the archive; replaced when it exists.
-        images: arguments of :func:`describe`.
+    An archive that is there is replaced; ``images`` has arguments of :func:`describe`.
     """
     records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
     size = feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))

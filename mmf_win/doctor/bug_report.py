@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import without_control_characters
+from mmf_win.console import controls_escaped
 from mmf_win.errors import DataError
 from mmf_win.files import replacing, require_end
 from mmf_win.paths import new_file
@@ -22,12 +22,14 @@ _MOST = 1 << 20  # of a file; what went wrong is at its end
 
 
 def write(run: Run | None, about: Mapping[str, Any], folder: Path, *, log: bool) -> tuple[Path, list[str]]:
-    """Write ``mmfw-bug-report-<time>.zip``; with ``log``, also what the run printed goes into it.
+    """Write ``mmfw-bug-report-<time>.zip``, and return it and the names of what is in it.
 
-    Returns:
-        The zip and the names of what is in it.
+    With ``log``, also what the run printed goes into it.
     """
-    scrub = scrubber([*os.environ.items(), *_overrides(run)])
+    overrides: list[tuple[str, str]] = []  # MMF's log has their keys and values apart
+    with suppress(DataError):
+        overrides = [(key, str(value)) for key, value in run.request().chosen.items()] if run else []
+    scrub = scrubber([*os.environ.items(), *overrides])
     records = {"doctor.json": json.dumps(about, default=str, indent=2, ensure_ascii=False)}
     records |= {f"run/{name}": _end_of(file) for name, file in _records(run, log)}
     with (
@@ -36,7 +38,7 @@ def write(run: Run | None, about: Mapping[str, Any], folder: Path, *, log: bool)
         zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
     ):
         for name, content in records.items():
-            text = without_control_characters(scrub(content))
+            text = controls_escaped(scrub(content))
             archive.writestr(name, text.encode("utf-8", "backslashreplace"))
     return path, list(records)
 
@@ -59,10 +61,3 @@ def _end_of(file: Path) -> str:
         return f"cannot be read: {error.strerror}"
     cut = content[-_MOST:].partition(b"\n")[2] if len(content) > _MOST else content
     return cut.decode("utf-8", "replace")
-
-
-def _overrides(run: Run | None) -> Iterator[tuple[str, str]]:
-    """Key and value of what the run was given; MMF's log has them apart."""
-    with suppress(DataError):
-        for key, value in run.request().chosen.items() if run else ():
-            yield key, str(value)

@@ -15,11 +15,11 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.archives.zip_extract import engine
 from mmf_win.console import shell_line
-from mmf_win.dataset.annotations import where_to_get
+from mmf_win.dataset.annotations import splits_on_disk, where_to_get
 from mmf_win.doctor.system import BUILDS, pip_line, survey_machine, survey_settings, survey_torch, unused_gpu
 from mmf_win.errors import DatasetError, MmfError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
-from mmf_win.paths import DatasetPaths, Places, presets_dir, tool_home
+from mmf_win.paths import Places, presets_dir, tool_home
 from mmf_win.runs import fits, gpus
 from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
@@ -51,13 +51,18 @@ def survey(places: Places) -> dict[str, Any]:
         training would end with, in the order in which to repair them.
     """
     mmf, torch, cuda = survey_mmf(), survey_torch(), gpus.cuda()
+    images = places.dataset.images / "img"
     system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
     packages = (*required_packages(), *required_packages("train"))
     found = {
         "versions": system | {name: version(name) for name in packages},
         "mmf": mmf,
         "folders": list(_folders(places, mmf)),
-        "dataset": _dataset(places.dataset),
+        "dataset": {
+            "splits": sorted(splits_on_disk(places.dataset)),
+            "images": sum(1 for _ in images.iterdir()) if images.is_dir() else 0,
+            "features": (places.dataset.features / "detectron.lmdb").is_dir(),
+        },
         "machine": survey_machine(),
         "settings": survey_settings(),
         "torch": torch,
@@ -128,15 +133,6 @@ def _named_by(places: Places) -> dict[str, str]:
     named = {name: next(filter(os.environ.get, variables), "default") for name, variables in by.items()}
     data_option = {"data": "--data-dir"} if places.data_dir != usual.data_dir else {}
     return named | data_option | ({"runs": "--save-dir"} if places.save_dir != usual.save_dir else {})
-
-
-def _dataset(paths: DatasetPaths) -> dict[str, Any]:
-    images = paths.images / "img"
-    return {
-        "splits": sorted(file.stem for file in paths.annotations.glob("*.jsonl")),
-        "images": sum(1 for _ in images.iterdir()) if images.is_dir() else 0,
-        "features": (paths.features / "detectron.lmdb").is_dir(),
-    }
 
 
 def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> Iterator[MmfwError]:

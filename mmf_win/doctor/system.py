@@ -26,10 +26,8 @@ _BUILT_FOR = re.compile(r"^(cuda|hip)\b[^=\n]*= *(?:['\"]([^'\"]+)['\"]|None)", 
 # https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation
 _LONG_PATHS = (r"SYSTEM\CurrentControlSet\Control\FileSystem", "LongPathsEnabled")
 # https://learn.microsoft.com/windows/apps/get-started/enable-your-device-for-development
-_DEVELOPER = (
-    r"SOFTWARE\Microsoft\Windows\CurrentVersion\AppModelUnlock",
-    "AllowDevelopmentWithoutDevLicense",
-)
+_APPS = r"SOFTWARE\Microsoft\Windows\CurrentVersion\AppModelUnlock"
+_DEVELOPER = (_APPS, "AllowDevelopmentWithoutDevLicense")
 
 
 class _CudaBuild(NamedTuple):
@@ -60,12 +58,7 @@ _CUDA_BUILDS = (
 
 @dataclass(frozen=True)
 class Torch:
-    """What the installed torch was built for.
-
-    Attributes:
-        cuda: the version of CUDA; None for a build without it.
-        rocm: the version of ROCm, likewise.
-    """
+    """The versions of CUDA and ROCm that the installed torch was built for; None for what it was not."""
 
     cuda: str | None
     rocm: str | None = None

@@ -43,12 +43,7 @@ _NOTHING = "nothing"
 def _meant(
     names: Sequence[str], places: Places, overrides: Sequence[str]
 ) -> tuple[set[str], list[Input], list[Run]]:
-    """What a user names: parts, features and the like, and runs; without a name, everything.
-
-    Raises:
-        UsageError: a name stands for nothing.
-        MmfError: a preset is named, and MMF is not installed.
-    """
+    """What a user names: parts, features and the like, and runs; without a name, everything."""
     parts = set(names) & set(PARTS) if names or overrides else set(PARTS)
     others = [name for name in names if name not in PARTS]
     of_presets = [name for name in others if name in presets.names() or Path(name).is_file()]
@@ -87,9 +82,7 @@ def verify(
     What is not there is passed over, unless a preset needs it. Checkpoints are read each time, all else only
     if it was touched since it was last found intact, or with ``full``.
 
-    Raises:
-        UsageError: a name stands for nothing.
-        MmfError: a preset is named, and MMF is not installed.
+    Raises UsageError where a name stands for nothing, and MmfError for a preset where there is no MMF.
     """
     parts, inputs, runs = _meant(names, places, overrides)
     found = [
@@ -104,11 +97,8 @@ def verify(
 def repair(names: Sequence[str], places: Places, overrides: Sequence[str], mirror: Mirror) -> list[Finding]:
     """Repair what is damaged, and nothing else; the findings are those afterwards.
 
-    What cannot be repaired stays as it is, and its finding has the error.
-
-    Raises:
-        ResourceError: there is not enough room.
-        UsageError, MmfError: as for :func:`verify`.
+    What cannot be repaired stays as it is, and its finding has the error. Raises ResourceError where there is
+    not enough room, and else as :func:`verify`.
     """
     parts, inputs, runs = _meant(names, places, overrides)
     found = []
@@ -214,11 +204,8 @@ def _checkpoints(run: Run) -> Finding | None:
     if any(each.problem == FOREIGN for each in damaged):
         finding = replace(finding, against=f"{finding.against}, and the run's record of hashes")
         what = "checkpoint that is not the run's"
-        hint = (
-            f"move away what the run has not saved; {use}"
-            if use
-            else "the run has none of its own: train again"
-        )
+        instead = f"move away what the run has not saved; {use}"
+        hint = instead if use else "the run has none of its own: train again"
     error = CheckpointError(f"a {what} cannot be repaired", hint=hint)
     problems = tuple(f"{each.name}: {each.problem}" for each in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)

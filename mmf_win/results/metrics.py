@@ -83,9 +83,7 @@ def measure(
 def auroc_difference(labels: Sequence[int], first: Sequence[float], second: Sequence[float]) -> Score:
     """The first prediction's AUROC less the second's, by DeLong's test; undefined for one class only.
 
-    Args:
-        labels: 0 or 1 for each row.
-        first, second: the probability of 1 for each row, by two models.
+    The probabilities of two models and the labels are as for :func:`measure`.
     """
     y, p, q = np.asarray(labels), np.asarray(first), np.asarray(second)
     if not 0 < y.sum() < len(y):

@@ -108,8 +108,7 @@ def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str
     """
     names: Sequence[str | None] = runs or [None]
     members = [_choose(save_dir, name, which) for name in names for which in wanted]
-    twice = next((member for member in members if members.count(member) > 1), None)
-    if twice is not None:
+    if twice := next((member for member in members if members.count(member) > 1), None):
         raise UsageError(f"{twice.name} is named twice")
     return members
 
@@ -129,9 +128,6 @@ def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: Predictio
     """The results for each split, or for own memes: of every member, then of the ensemble.
 
     Predictions of an ensemble are kept in ``save_dir``, unless the options name a folder.
-
-    Raises:
-        MmfwError: the class says what went wrong.
     """
     team = _Team(members, save_dir, options)
     first = members[0].run.request()
@@ -149,11 +145,7 @@ def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: Predictio
 def predict_one(
     members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, image: Path, text: str
 ) -> list[float]:
-    """The probability that one meme is hateful: of every member, or of the ensemble alone. Leaves no files.
-
-    Raises:
-        MmfwError: the class says what went wrong.
-    """
+    """The probability that one meme is hateful: of each member, or of the ensemble alone. Leaves no files."""
     if options.kind == "rank":
         raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
     with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
@@ -168,8 +160,7 @@ def predict_one(
 class _Team:
     """The members, and what is known of them so far; nothing is predicted or hashed twice.
 
-    Raises:
-        UsageError: an ensemble of one is asked for.
+    Raises UsageError where an ensemble of one is asked for.
     """
 
     members: Sequence[RunCheckpoint]
@@ -197,16 +188,13 @@ class _Team:
     def checked_target(self, split: str) -> Target:
         """The split, once it is sure that every member has it, and the same one where they are blended.
 
-        Raises:
-            DatasetError: it is not there, without memes, or not the same everywhere.
+        Raises DatasetError where it is not there, without memes, or not the same everywhere.
         """
         targets = [Target.of_split(self._places(member), split) for member in self.members]
         files = {target.annotations for target in targets}
         if self.options.kind and len({self._sha256(file) for file in files}) > 1:
-            raise DatasetError(
-                f"the runs have different files for {split}: {', '.join(sorted(map(str, files)))}",
-                hint="name one data folder for all",
-            )
+            message = f"the runs have different files for {split}: {', '.join(sorted(map(str, files)))}"
+            raise DatasetError(message, hint="name one data folder for all")
         return targets[0]
 
     def results(self, target: Target, validation: Target | None) -> Iterator[Result]:
@@ -224,8 +212,7 @@ class _Team:
     def _threshold(self, members: Sequence[RunCheckpoint], validation: Target | None) -> tuple[float, str]:
         """The threshold that is best on the validation split, and where it is from.
 
-        Raises:
-            DatasetError: the split has no labels to choose by.
+        Raises DatasetError where the split has no labels to choose by.
         """
         if validation is None:
             return DEFAULT_THRESHOLD, "default"

@@ -18,11 +18,7 @@ _EDGE = 1e-7  # a logit of 0 or 1 is infinite; 32-bit probabilities come no near
 
 
 def blend(kind: str, members: Sequence[Column]) -> list[float]:
-    """The blended probability of each meme, from those of each member for the same memes, in one order.
-
-    Raises:
-        ValueError: the members do not have the same length.
-    """
+    """The blended probability of each meme, from those of each member for the same memes, in one order."""
     columns = [KINDS[kind][0](member) for member in members]
     return [KINDS[kind][1](sum(row) / len(row)) for row in zip(*columns, strict=True)]
 

@@ -76,16 +76,16 @@ def verdict(profile: Profile) -> list[Advice]:
 def write_page(profile: Profile) -> Path:
     """Write the page of a profile into its folder."""
     from mmf_win.results.report import page
-    from mmf_win.results.report.page import Fact
 
-    facts = [
-        Fact("Device", profile.device),
-        Fact("Batch", f"{profile.batch} rows"),
-        Fact("DataLoader workers", str(profile.waiting.workers)),
-        Fact("Processors", str(profile.waiting.processors)),
-        Fact("Checkpoints", f"every {profile.checkpoint_interval} updates"),
-        Fact("Validations", f"every {profile.evaluation_interval} updates"),
-    ]
+    told = {
+        "Device": profile.device,
+        "Batch": f"{profile.batch} rows",
+        "DataLoader workers": str(profile.waiting.workers),
+        "Processors": str(profile.waiting.processors),
+        "Checkpoints": f"every {profile.checkpoint_interval} updates",
+        "Validations": f"every {profile.evaluation_interval} updates",
+    }
+    facts = [page.Fact(*each) for each in told.items()]
     rows = {NAMES[name]: 1000 * seconds for name, seconds in seconds_of_update(profile).items()}
     about = {"name": profile.name, "verdict": verdict(profile), "rows": rows, "facts": facts}
     return page.write("profile.html", profile.folder / "profile.html", about)

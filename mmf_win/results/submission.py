@@ -25,8 +25,7 @@ def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> li
         ids: those of the split's annotation file, in its order, as :attr:`Row.shown_id` has them.
         left_out: those of the full split that were left out when the dataset was converted.
 
-    Raises:
-        DataError: the file cannot be read, or is no CSV file in UTF-8.
+    Raises DataError where the file cannot be read, or is no CSV file in UTF-8.
     """
     try:
         require_end(path)

@@ -215,10 +215,8 @@ class Cluster:
         return sum(_fitting(node, gpus) for node in self._nodes())
 
     def _inventory(self) -> str:
-        has = ", ".join(
-            f"{node['NodeManagerHostname']}: {_told(_fitting(node, 1))}" for node in self._nodes()
-        )
-        return f"it has {has or 'no nodes'}"
+        has = [f"{node['NodeManagerHostname']}: {_told(_fitting(node, 1))}" for node in self._nodes()]
+        return f"it has {', '.join(has) or 'no nodes'}"
 
     def _require_shared(self, nodes: Sequence[dict[str, Any]], sweep: Path, folders: Sequence[Path]) -> None:
         """See to it that nodes have this mmfw, and see the sweep with its locks and the other folders."""

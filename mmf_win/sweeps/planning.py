@@ -54,20 +54,16 @@ def plan(
     choices = [choice for choice in specification.choices if title in (None, choice.title)]
     if title is not None and not choices:
         titles = list(dict.fromkeys(choice.title for choice in specification.choices if choice.title))
-        raise UsageError(
-            f"there is no choice with the title {title}",
-            hint=f"the titles are {', '.join(titles)}" if titles else "no choice has a _title",
-        )
+        hint = f"the titles are {', '.join(titles)}" if titles else "no choice has a _title"
+        raise UsageError(f"there is no choice with the title {title}", hint=hint)
     tasks: dict[str, Task] = {}
     for choice in choices:
         for parameters in _combinations(choice, sample):
             task = task_of(specification, parameters, commands or choice.commands)
-            if (same := tasks.get(task.key)) is not None:
-                both = {*same.commands, *task.commands}
-                task = replace(same, commands=tuple(name for name in specification.template if name in both))
-            else:
-                task = replace(task, order=len(tasks))
-            tasks[task.key] = task
+            same = tasks.get(task.key, replace(task, order=len(tasks)))
+            both = {*same.commands, *task.commands}
+            in_order = tuple(name for name in specification.template if name in both)
+            tasks[task.key] = replace(same, commands=in_order)
     every = [*tasks.values()]
     if specification.search is not None and title is None:
         domains = specification.search.parameters.items()

@@ -99,16 +99,16 @@ def parse(text: str, path: Path) -> Specification:
     if not template or not all(isinstance(command, str) and command.strip() for command in template.values()):
         raise UsageError(f"{path}: 'template' must name at least one command, each a text")
     if odd := next((name for name in template if not re.fullmatch(r"[\w-]+", name)), None):
-        raise UsageError(
-            f"{path}: a command cannot be named {odd!r}", hint="letters, digits, _ and - make a name"
-        )
+        hint = "letters, digits, _ and - make a name"
+        raise UsageError(f"{path}: a command cannot be named {odd!r}", hint=hint)
     resource = head.get("resource")
     if resource is not None and not (is_a(resource, list[int | str]) and resource and "" not in resource):
         raise UsageError(f"{path}: 'resource' must be a list, such as [0, 1], ['0,1', '2,3'] or [cpu]")
-    alias = {
-        name: _alias(name, cases, path)
-        for name, cases in _mapping(head.get("alias") or {}, f"{path}: 'alias'").items()
-    }
+    alias: dict[str, dict[Hashable, Values]] = {}
+    for name, document in _mapping(head.get("alias") or {}, f"{path}: 'alias'").items():
+        cases = _of_any_key(document, f"{path}: 'alias' {name}").items()
+        where = f"{path}: 'alias', case"
+        alias[name] = {case: _values(v, f"{where} {case!r} of {name}", empty=False) for case, v in cases}
     if not isinstance(head.get("shell", False), bool):
         raise UsageError(f"{path}: 'shell' must be true or false")
     search = head.get("search")
@@ -173,13 +173,6 @@ def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path)
     return Choice(lists, None if title is None else str(title), commands)
 
 
-def _alias(name: str, document: Any, path: Path) -> dict[Hashable, Values]:
-    return {
-        case: _values(values, f"{path}: 'alias', case {case!r} of {name}", empty=False)
-        for case, values in _of_any_key(document, f"{path}: 'alias' {name}").items()
-    }
-
-
 def _search(document: Any, path: Path) -> Search:
     where = f"{path}: 'search'"
     values = _mapping(document, where)
@@ -190,9 +183,8 @@ def _search(document: Any, path: Path) -> Search:
             raise UsageError(f"{where} has the unknown key {key!r}", hint=f"it has {', '.join(hints)}")
         if not is_a(value, hints[key]):
             known = ", ".join(part for part in get_args(hints[key]) if isinstance(part, str))
-            raise UsageError(
-                f"{where}: '{key}' cannot be {value!r:.40}", hint=known and f"it is one of {known}"
-            )
+            hint = known and f"it is one of {known}"
+            raise UsageError(f"{where}: '{key}' cannot be {value!r:.40}", hint=hint)
     require_validation(values.get("metric", ""), f"{where}: ")
     if values.get("trials", 0) < 1:
         raise UsageError(f"{where}: 'trials' must be a number above 0")
@@ -217,9 +209,8 @@ def _require_domain(name: str, domain: Any, where: str) -> None:
     ends = [domain.get("low"), domain.get("high")] if isinstance(domain, dict) else []
     numbers = [end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)]
     if len(numbers) != 2 or not set(domain) <= {"low", "high", "log", "step"}:
-        hint = (
-            "for example {low: 1.0e-6, high: 1.0e-3, log: true}; YAML takes 1e-6, without a dot, for a text"
-        )
+        example = "{low: 1.0e-6, high: 1.0e-3, log: true}"
+        hint = f"for example {example}; YAML takes 1e-6, without a dot, for a text"
         raise UsageError(f"{where} must be a list of values or a range of numbers", hint=hint)
     low, high = numbers
     if not (math.isfinite(low) and math.isfinite(high)) or low > high or (domain.get("log") and low <= 0):

@@ -68,8 +68,7 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
         metric: what they are ranked by; None for what the sweep searches by, else the AUROC.
         baseline: ``PARAMETER=VALUE`` of the one to compare the others with.
 
-    Raises:
-        UsageError: the metric is one of a test set, or is not there, or ``baseline`` names not one line.
+    Raises UsageError where the metric is one of a test set, or not there, or ``baseline`` names not one line.
     """
     asked = load(folder)
     search = asked.search if asked is not None else None
@@ -139,10 +138,8 @@ def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
     """
     tasks = [task for task in all_tasks(sweep) if task.state in ("success", "pruned")]
     differing = differing_parameters(tasks)
-    found = [(sweep.task(task.name).newest_run(), task) for task in tasks]
-    return {
-        run: {name: task.values.get(name) for name in differing} for run, task in found if run is not None
-    }
+    found = {sweep.task(task.name).newest_run(): task for task in tasks}
+    return {run: {name: of.values.get(name) for name in differing} for run, of in found.items() if run}
 
 
 def position(folder: TaskFolder) -> dict[str, Any]:
@@ -252,11 +249,8 @@ def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> li
     if wrong := [word for word in baseline if "=" not in word]:
         raise UsageError(f"--baseline takes PARAMETER=VALUE, and {wrong[0]!r} is not")
     asked = dict(word.split("=", 1) for word in baseline)
-    fit = [
-        line
-        for line in found
-        if all(str(line.parameters.get(name)) == str(number(value)) for name, value in asked.items())
-    ]
+    wanted = {name: str(number(value)) for name, value in asked.items()}
+    fit = [line for line in found if all(str(line.parameters.get(k)) == v for k, v in wanted.items())]
     if len(fit) != 1 or len(asked) != len(baseline):
         there = "; ".join(" ".join(f"{k}={v}" for k, v in line.parameters.items()) for line in found[:5])
         message = f"{' '.join(baseline)} matches {len(fit)} combinations, and must match one"

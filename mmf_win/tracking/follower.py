@@ -155,8 +155,14 @@ def follow(run: Run, to: Tracker, what: What) -> int:
                 time.sleep(1)  # until the worker has ended, too
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Follow what the command line names: a tracker, a run and, as JSON, what is to be sent."""
+    name, run, what = sys.argv[1:]
     if sys.platform != "win32":
         os.nice(10)
     with log_shown():
-        sys.exit(follow(Run(Path(sys.argv[2])), tracker(sys.argv[1]), What(**json.loads(sys.argv[3]))))
+        return follow(Run(Path(run)), tracker(name), What(**json.loads(what)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,12 @@ from mmf_win.protocol import Exit, read_events
 from mmf_win.results import saved_metrics
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps.folder import write_yaml
-from mmf_win.tracking.sending import Sender, What
+from mmf_win.tracking.sending import Sender, What, destinations
 from mmf_win.tracking.tracker import tracker
 from tests.tracking.conftest import follower, tell
 from tests.worlds.browser import needs_browser, running_browser
 from tests.worlds.mlflow_server import Seen, needs_server
+from tests.worlds.proxy import Proxy
 from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
 from tests.worlds.tools import Mmfw
 
@@ -119,6 +122,37 @@ def test_a_follower_that_is_killed_before_it_notes_what_it_sent_sends_each_point
         assert killed.returncode == -signal.SIGKILL, killed.stdout
     assert follower("mlflow", run).returncode == 0
     for name in ("loss", "lr", "epoch", "updates_per_s"):
+        assert mlflow.points(f"train/{name}") == points_of(run, name)
+
+
+def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
+    world: World, mlflow: Seen, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, proxy = world.run(), Proxy(server)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
+    script = (
+        "import runpy, sys\nfrom mmf_win.tracking import follower\nfollower._BETWEEN = 0.1\n"
+        "sys.exit(follower.main())"
+    )
+    command = [sys.executable, "-X", "utf8", "-c", script, "mlflow", str(run.path), "{}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+
+        def waits_for(something: Callable[..., bool]) -> None:
+            while not any(map(something, destinations(run))):
+                assert process.poll() is None
+                time.sleep(0.02)
+
+        for round_ in range(3):
+            waits_for(lambda sent: sent.error is not None)
+            tell(run, attempt("1", 120 + 60 * round_, 180 + 60 * round_, None)[2:])
+            events = len(read_events(run.events))
+            with proxy.up():
+                waits_for(lambda sent, there=events: sent.events.get("events.jsonl") == there)
+                if round_ == 2:
+                    process.communicate()
+            tell(run, [{"t": BEGAN, "kind": "note", "attempt": "1", "text": "it is down again"}])
+    assert process.returncode == 0
+    for name in ("loss", "lr"):
         assert mlflow.points(f"train/{name}") == points_of(run, name)
 
 

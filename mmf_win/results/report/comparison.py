@@ -93,8 +93,7 @@ def of_runs(
         settings: the parameters in which runs of a sweep differ. With them, curves and differences are those
             of the eight best runs alone, since a sweep may have hundreds.
 
-    Raises:
-        DataError: a run's configuration, or how it ended, cannot be read.
+    Raises DataError where a run's configuration, or how it ended, cannot be read.
     """
     entries = [entry_of(known, scored) for known, scored in runs]
     groups = grouped(entries)
@@ -106,9 +105,8 @@ def of_runs(
         apart = dict.fromkeys(entry.known.summary.id for entry in shown)
     colours = dict(zip(apart, cycle(plots.SERIES)))  # of the groups, or of the runs of the only one
     roles = [colours.get(e.known.summary.id) or colours[group_of[e.known.run]] for e in shown]
-    papers = {
-        g.name: split and published(g.entries[0].known.request.published, split, "auroc") for g in groups
-    }
+    numbers = {group.name: group.entries[0].known.request.published for group in groups}
+    papers = {name: split and published(of, split, "auroc") for name, of in numbers.items()}
     return {
         "groups": groups,
         "entries": entries,
@@ -171,10 +169,8 @@ def _configuration(known: Record, curves: TrainingCurves) -> dict[str, Any]:
     """What the result of a run depends on beside its seed: what was asked for, what MMF made of it, what it
     was trained on, which totals it was to reach when (rates of learning depend on that), and how it ended.
     """
-    found = {
-        key.removeprefix("request.").removeprefix("settings."): value
-        for key, value in history.configuration(known.run).items()
-    }
+    told = history.configuration(known.run).items()
+    found = {key.removeprefix("request.").removeprefix("settings."): value for key, value in told}
     data = [str(attempt.data) for attempt in curves.attempts if attempt.data]
     totals = dict.fromkeys(str(attempt.total) for attempt in curves.attempts if attempt.total)
     found |= {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mmf_win import __version__
-from mmf_win.console import duration, moment, without_control_characters
+from mmf_win.console import controls_escaped, duration, moment
 from mmf_win.files import replacing
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
@@ -55,10 +55,8 @@ class Fact(NamedTuple):
 def of_run(known: Record, scored: Scored | None, dataset: DatasetPaths, *, images: bool) -> dict[str, Any]:
     """What the page of a run shows; without predictions, it is about training alone.
 
-    ``images`` is whether it holds small copies of the memes, which are in ``dataset``.
-
-    Raises:
-        DataError: how the run ended cannot be read.
+    ``images`` is whether it holds small copies of the memes, which are in ``dataset``. Raises DataError where
+    the record of the run's end cannot be read.
     """
     request, summary = known.request, known.summary
     curves = read_curves(known.events)
@@ -239,7 +237,7 @@ def write(template: str, output: Path, about: dict[str, Any]) -> Path:
     environment.filters |= {"score": _score, "cut": _cut}
     made = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = environment.get_template(template).render(version=__version__, made=made, **about)
-    page = without_control_characters(page)  # whose names and texts might turn those beside them around
+    page = controls_escaped(page)  # whose names and texts might turn those beside them around
     output.parent.mkdir(parents=True, exist_ok=True)
     with replacing(output.resolve()) as temporary:  # a link stays one
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")

@@ -60,11 +60,7 @@ def of_run(
 
 
 def with_something_to_show(run: Run) -> Run:
-    """The run, if it came as far as an update or has predictions.
-
-    Raises:
-        DataError: there is nothing to show, or its files cannot be read.
-    """
+    """The run, if it came as far as an update or has predictions. Raises DataError for any other."""
     known = Record.read(run)
     if known.scores.made or any(event["kind"] in ("train", "val") for event in known.events):
         return run
@@ -74,8 +70,7 @@ def with_something_to_show(run: Run) -> Run:
 def of_ensemble(csv: Path) -> Path:
     """Write the page of an ensemble beside its predictions and their record, and return it.
 
-    Raises:
-        DataError: predictions or annotations cannot be read.
+    Raises DataError where predictions or annotations cannot be read.
     """
     facts = saved_metrics.read(csv)
     annotations = Path(facts["annotations"])  # of own memes, it lies in no dataset, and a copy beside the CSV

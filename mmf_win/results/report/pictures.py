@@ -69,10 +69,7 @@ def alike(files: Mapping[int, Path]) -> dict[int, int]:
 
     Two pictures are the same when they have one size, and their difference hashes have seven tenths of their
     steps in common; two that are the same as a third are of one group. Plain backgrounds are left out, and
-    pictures too large to be decoded.
-
-    Args:
-        files: the picture of each meme, by its id.
+    pictures too large to be decoded. ``files`` has the picture of each meme, by its id.
     """
     by_size: dict[tuple[int, int], list[int]] = defaultdict(list)
     for id_, file in files.items():

@@ -128,9 +128,8 @@ def training(curves: TrainingCurves) -> list[Plot]:
             _over_updates(axes, curves)
     if rates := curves.series("lr"):
         peak = max(rate for _, rate in rates)
-        with plots.drawing(
-            "rate", "Learning rate", f"The learning rate rises to at most {peak:.3g}."
-        ) as axes:
+        caption = f"The learning rate rises to at most {peak:.3g}."
+        with plots.drawing("rate", "Learning rate", caption) as axes:
             _line(axes, rates, "series-1")
             _over_updates(axes, curves)
             axes.ticklabel_format(axis="y", scilimits=(-2, 3), useMathText=False)
@@ -202,8 +201,7 @@ def overlaid(runs: Sequence[tuple[TrainingCurves, str]]) -> list[Plot]:
 def by_setting(runs: Sequence[tuple[Mapping[str, object], float | None]]) -> list[Plot]:
     """For each setting that varies its values, in order, and above them a dot a run and a line of the means.
 
-    Args:
-        runs: the settings of each run, and its validation AUROC; without that it is left out.
+    ``runs`` has the settings of each, and its validation AUROC; one without that is left out.
     """
     scored = [(settings, score) for settings, score in runs if score is not None]
     plots = Plots()
@@ -229,9 +227,8 @@ def _setting(plots: Plots, title: str, scores: Mapping[float | str, Sequence[flo
             if len(values) < len(dots):
                 means = [statistics.mean(scores[value]) for value in values]
                 axes.plot(means, color=COLOURS["accent"], alpha=0.6)
-            axes.plot(
-                *zip(*dots, strict=True), "o", color=COLOURS["accent"], markersize=4.5, alpha=0.6, mew=0
-            )
+            xs, ys = zip(*dots, strict=True)
+            axes.plot(xs, ys, "o", color=COLOURS["accent"], markersize=4.5, alpha=0.6, mew=0)
             axes.set_xticks(range(0, len(labels), step), labels[::step], parse_math=False)
             axes.set(xlim=(-0.5, len(labels) - 0.5), ylabel="validation AUROC")
             if sum(map(len, labels)) > _LETTERS:

@@ -99,8 +99,7 @@ class Scored:
 def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     """Read a file of predictions together with the annotations of its split.
 
-    Raises:
-        DataError: one of the two cannot be read, or they do not fit each other.
+    Raises DataError where one of the two cannot be read, or they do not fit each other.
     """
     own = annotations_beside(csv)
     annotations = own if own.is_file() else dataset.split(split)
@@ -139,9 +138,7 @@ def worst(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[ScoredMem
 def pairs(memes: Sequence[ScoredMeme], pictures: Mapping[int, int]) -> list[Pair]:
     """All confounder pairs, those first that the model got most wrong.
 
-    Args:
-        memes: with their labels.
-        pictures: for the ids of memes whose pictures look alike, a number that those have in common.
+    For the ids of memes whose pictures look alike, ``pictures`` has a number that those have in common.
     """
     texts = {meme.row.id: text for meme in memes if (text := " ".join(meme.row.text.casefold().split()))}
     found: list[Pair] = []
