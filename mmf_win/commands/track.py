@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,11 @@ def usable(names: Sequence[str], models: Models, page: bool) -> list[Tracker]:
     return found
 
 
-@contextmanager
-def tracked(trackers: Sequence[Tracker], models: Models, page: bool) -> Iterator[Callable[[Run], None]]:
+def tracked(
+    trackers: Sequence[Tracker], models: Models, page: bool
+) -> AbstractContextManager[Callable[[Run], None]]:
     """Yield what has a run followed until the end of the block, as :func:`following` does."""
-    with following(trackers) as follow:
-        yield lambda run: follow(run, _what(run, models, page))
+    return following(trackers, lambda run: _what(run, models, page))
 
 
 def write_page(run: Run) -> None:

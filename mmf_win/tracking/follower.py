@@ -36,7 +36,7 @@ _LEFT = 3
 
 
 @contextmanager
-def following(trackers: Sequence[Tracker]) -> Iterator[Callable[[Run, What], None]]:
+def following(trackers: Sequence[Tracker], what: Callable[[Run], What]) -> Iterator[Callable[[Run], None]]:
     """Yield what starts the followers of a run, one a tracker; the end of the block waits for their ends.
 
     It does so for as long as they send, but for five seconds after Ctrl+C. A note says what is left then, and
@@ -44,10 +44,10 @@ def following(trackers: Sequence[Tracker]) -> Iterator[Callable[[Run, What], Non
     """
     started: list[tuple[Run, Tracker, subprocess.Popen[bytes]]] = []
 
-    def start(run: Run, what: What) -> None:
+    def start(run: Run) -> None:
         for to in trackers:
             try:
-                started.append((run, to, _start(run, to, what)))
+                started.append((run, to, _start(run, to, what(run))))
             except OSError as error:  # of a full disk, perhaps
                 _say_left(run, to, str(error))
 
@@ -132,9 +132,9 @@ def follow(run: Run, to: Tracker, what: What) -> int:
     with Sent.of(run, to).alone(run, patience=float("inf")):  # another one may follow an earlier command
         while True:
             is_over = mmfw_ended.is_set() and not is_locked(run.lock)
-            sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
-            give_up = time.monotonic() + _TO_SEND + max(sizes, default=0) / (1 << 20)
             try:
+                sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
+                give_up = time.monotonic() + _TO_SEND + max(sizes, default=0) / (1 << 20)
                 sender = sender or Sender(run, to, what)
                 sender.send(models=is_over and not in_a_hurry.is_set())
                 if is_over:
