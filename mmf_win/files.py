@@ -131,10 +131,9 @@ def json_bytes(value: object, indent: int | None = None) -> bytes:
 
 
 def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder, in order. Links are followed; one that leads nowhere is no file.
+    """All files below a folder, in order; an OSError where one cannot be read.
 
-    Raises:
-        OSError: a folder cannot be read.
+    Links are followed; one that leads nowhere is no file.
     """
     seen: set[str] = set()
     for here, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
@@ -158,12 +157,7 @@ def require_end(path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in ``path``.
-
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it holds no JSON.
-    """
+    """The JSON value in a file; an OSError where it cannot be read, a ValueError where it holds no JSON."""
     require_end(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))

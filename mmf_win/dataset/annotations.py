@@ -74,11 +74,8 @@ class Row:
 def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
     """The rows of an annotation file, in its order; blank lines are skipped.
 
-    Errors call it ``shown``, where the user knows it by another name.
-
-    Raises:
-        DatasetError: the file cannot be read, a line is not what it should be, or two have the same id; it
-            names file and line.
+    Errors call it ``shown``, where the user knows it by another name. Raises DatasetError where it cannot be
+    read, a line is not what it should be, or two have the same id; that names file and line.
     """
     name = shown or str(path)
     rows = [_row(f"{name}:{number}", number, value) for number, value in read_objects(path, name)]
@@ -87,11 +84,7 @@ def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
 
 
 def require_unique(shown: str, ids: Iterable[tuple[int | str, int]]) -> None:
-    """Refuse a file in which two rows have the same id; ``ids`` are those of the rows, with their lines.
-
-    Raises:
-        DatasetError: it names the second row's line, and the first one's.
-    """
+    """Raise DatasetError where two rows of a file have the same id; ``ids`` are theirs, with their lines."""
     lines: dict[int | str, int] = {}
     for id_, line in ids:
         if (earlier := lines.setdefault(id_, line)) != line:
@@ -99,11 +92,7 @@ def require_unique(shown: str, ids: Iterable[tuple[int | str, int]]) -> None:
 
 
 def count_rows(path: Path) -> int:
-    """How many rows an annotation file has.
-
-    Raises:
-        DatasetError: the file cannot be read.
-    """
+    """How many rows an annotation file has. Raises DatasetError where it cannot be read."""
     return len(_lines(path, str(path)))
 
 
@@ -134,11 +123,7 @@ def splits_on_disk(paths: DatasetPaths) -> list[str]:
 
 
 def require_split(paths: DatasetPaths, split: str) -> Path:
-    """The annotation file of a split.
-
-    Raises:
-        DatasetError: there is none.
-    """
+    """The annotation file of a split. Raises DatasetError where there is none."""
     require_finished(paths.root)
     file = paths.split(split)
     if file.stem == split and file.is_file():  # a split is a name, not a path
@@ -173,10 +158,7 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     """The annotation file's stem for each of MMF's ``train``, ``val`` and ``test``.
 
     Phase 2 wins where both phases lie on disk. ``test`` is named even when there is none: training does
-    without.
-
-    Raises:
-        DatasetError: there is nothing to train with or to validate on.
+    without. Raises DatasetError where there is nothing to train with or to validate on.
     """
     require_finished(paths.root)
     there = splits_on_disk(paths)

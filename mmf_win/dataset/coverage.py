@@ -113,11 +113,7 @@ def is_own_set(paths: DatasetPaths) -> bool:
 
 
 def coverage(paths: DatasetPaths, split: str) -> Coverage:
-    """How much of a split its annotation file holds.
-
-    Raises:
-        DatasetError: the file cannot be read.
-    """
+    """How much of a split its annotation file holds. Raises DatasetError where it cannot be read."""
     summary = converted(paths, split)
     full = None if summary is None else summary.rows + summary.missing
     return Coverage(split, count_rows(paths.split(split)), full)

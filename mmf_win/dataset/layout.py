@@ -101,11 +101,7 @@ def missing_splits(layout: Layout, readme: str) -> list[str]:
 
 
 def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> None:
-    """Refuse annotations whose images are not there.
-
-    Raises:
-        DatasetError: it says how many are missing of each split, and names a few.
-    """
+    """Raise DatasetError where images of rows are missing; it counts them in each split, and names a few."""
     missing = {split: [r.img for r in rows if r.img not in images] for split, rows in splits.items()}
     counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
     if counts:

@@ -49,11 +49,8 @@ def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
     """The rows of a ``.csv`` or ``.jsonl`` file in UTF-8, in its order and numbered from 1.
 
     ``img`` is the path of the image as the table has it, with ``/``; ``own_id`` is None where the table has
-    no id. Errors call the file ``shown``, where the user knows it by another name.
-
-    Raises:
-        DatasetError: the file cannot be read, a row is not what it should be, or two have the same id; it
-            names file and line.
+    no id. Errors call the file ``shown``, where the user knows it by another name. Raises DatasetError where
+    it cannot be read, a row is not what it should be, or two have the same id; that names file and line.
     """
     name = shown or str(path)
     if path.suffix.lower() not in (".csv", ".jsonl"):
@@ -192,10 +189,7 @@ def require_names_apart(images: Collection[str], named: Collection[str]) -> None
     """Refuse images that differ in their suffix alone, since region features go by the rest of the name.
 
     MMF without mmfw also confuses the images themselves: see ``get_possible_image_paths`` in
-    mmf/datasets/databases/image_database.py.
-
-    Raises:
-        DatasetError: two have the same name but for their suffix, and one of them is ``named`` by a row.
+    mmf/datasets/databases/image_database.py. Raises DatasetError where one of two such is ``named`` by a row.
     """
     by_name: dict[str, str] = {}
     for image in sorted(images):

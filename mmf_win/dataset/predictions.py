@@ -25,11 +25,7 @@ class Prediction:
 
 
 def read_predictions(path: Path) -> list[Prediction]:
-    """The rows of a CSV with the columns ``id``, ``proba`` and ``label``.
-
-    Raises:
-        DataError: a column is missing or a value is not a number.
-    """
+    """The rows of a CSV of ``id``, ``proba`` and ``label``; a DataError where one is missing or no number."""
     with path.open(encoding="utf-8", newline="") as file:
         try:
             rows = [Prediction(r["id"], float(r["proba"]), int(r["label"])) for r in csv.DictReader(file)]
@@ -46,10 +42,8 @@ def read_predictions(path: Path) -> list[Prediction]:
 def in_order(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[Prediction]:
     """``predictions`` in the order of ``ids``, each exactly once.
 
-    A repeated row is dropped when it says the same as the first.
-
-    Raises:
-        DataError: an id is missing, unknown, or predicted twice with different results.
+    A repeated row is dropped when it says the same as the first. Raises DataError where an id is missing,
+    unknown, or predicted twice with different results.
     """
     by_id: dict[str, Prediction] = {}
     for row in predictions:

@@ -107,10 +107,7 @@ def hash_in_name(path: Path) -> str | None:
 def contradicts_hash(path: Path, sha256: str | None = None) -> bool:
     """Whether a file is not what its known hash says; False where none is known.
 
-    ``sha256`` is of the content that it has or is to get; without, that is read.
-
-    Raises:
-        OSError: it cannot be read.
+    ``sha256`` is of the content that it has or is to get; without, that is read, or an OSError raised.
     """
     known = hash_in_name(path)
     if known is None:

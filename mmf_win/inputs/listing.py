@@ -28,10 +28,7 @@ def inputs_of(
 ) -> list[Input]:
     """The files that a run reads, beside the annotations, the images and its own checkpoints.
 
-    Its ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it.
-
-    Raises:
-        UsageError, MmfError: as :class:`~mmf_win.upstream.zoo.Zoo`.
+    Its ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it. Errors are those of :class:`Zoo`.
     """
     zoo = Zoo(root, places, config["env"]["dataset_zoo"], config["env"]["model_zoo"])
     found = [

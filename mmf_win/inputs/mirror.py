@@ -80,10 +80,7 @@ class Mirror:
     ) -> None:
         """Download a file, by any of these names from here, or else from its own address.
 
-        Arguments are as for :func:`~mmf_win.upstream.download.download`.
-
-        Raises:
-            MmfError: it cannot be downloaded.
+        Arguments are as for :func:`~mmf_win.upstream.download.download`. Raises MmfError where that fails.
         """
         urls = self._urls(names, own)
         if not urls:

@@ -89,11 +89,7 @@ class Source:
 
     @classmethod
     def of(cls, path: Path, sha256: str | None = None) -> Source:
-        """The archive or folder at ``path``, without reading its content.
-
-        Raises:
-            OSError: there is none.
-        """
+        """The archive or folder at ``path``, its content unread. Raises OSError where there is none."""
         files = [file.stat() for file in (files_below(path) if path.is_dir() else [path])]
         newest = max((file.st_mtime_ns for file in files), default=0)
         return cls(path.name, sum(file.st_size for file in files), newest, str(path.absolute()), sha256)
@@ -169,11 +165,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
-        """The manifest of ``folder``; None when it has none.
-
-        Raises:
-            DataError: there is one that cannot be read or understood.
-        """
+        """The manifest of ``folder``, or None. Raises DataError where it cannot be read or understood."""
         path = folder / SUMS
         try:
             text = path.read_bytes()
@@ -188,11 +180,7 @@ class Manifest:
         return replace(known, files={name: Entry(sha256, sizes.get(name)) for name, sha256 in hashes.items()})
 
     def save(self) -> None:
-        """Write it into its folder.
-
-        Raises:
-            OSError: it cannot be written; no ``SHA256SUMS`` appears then.
-        """
+        """Write it into its folder; after an OSError, no ``SHA256SUMS`` has appeared."""
         lines = (_line(name, entry.sha256) for name, entry in self.files.items())
         text = "".join(lines).encode("utf-8", "surrogateescape")  # Linux allows names that are no UTF-8
         self._write_notes(text)
@@ -201,10 +189,8 @@ class Manifest:
     def save_checks(self) -> None:
         """Write only what is remembered of checks, beside the ``SHA256SUMS`` that is there.
 
-        Nothing is written when another process has put another one there meanwhile.
-
-        Raises:
-            OSError: it cannot be written.
+        Nothing is written when another process has put another one there meanwhile. Raises OSError where it
+        cannot be written.
         """
         sums = (self.folder / SUMS).read_bytes()
         with suppress(DataError):

@@ -51,11 +51,8 @@ def problem(path: Path, advance: Advance = ignore) -> str | None:
 def plain_contents(path: Path) -> Any:
     """What is in a file of torch's, with None or an empty object in the place of everything but plain values.
 
-    Nothing that the file names is imported or called, so that a hostile one does no harm.
-
-    Raises:
-        ValueError: it cannot be read as such a file.
-        OSError: it cannot be read at all.
+    Nothing that the file names is imported or called, so that a hostile one does no harm. Raises OSError
+    where it cannot be read at all, and ValueError where it cannot be read as such a file.
     """
     try:
         with zipfile.ZipFile(path) as archive, archive.open(_pickled(archive.infolist())) as file:

@@ -85,10 +85,8 @@ def last_check(manifest: Manifest) -> float | None:
 def record_hashes(folder: Path, names: Iterable[str], *, title: str = "Recording") -> Manifest:
     """Hash the files ``names`` below ``folder`` as they are, and write their manifest.
 
-    If it is noted what they were made of, that is kept: it may still repair them.
-
-    Raises:
-        OSError: a file cannot be read, or the manifest cannot be written.
+    If it is noted what they were made of, that is kept: it may still repair them. Raises OSError where a file
+    cannot be read, or the manifest cannot be written.
     """
     paths = {name: folder / name for name in sorted(names)}
     files: dict[str, Entry] = {}

@@ -45,10 +45,8 @@ def until_it_fits(
     """Attempt something until it succeeds, fails for another reason than memory, or cannot get smaller.
 
     Each attempt gets a folder of its own in the run's, and ``attempt`` runs it to its end. Without ``retry``
-    there is but one. What the one that succeeded did is returned.
-
-    Raises:
-        MmfwError: the class says how it ended.
+    there is but one. What the one that succeeded did is returned; else the class of an MmfwError tells how
+    the last one ended.
     """
     asked = first
     free = gpus.free_memory() if retry else []

@@ -64,10 +64,8 @@ def choose(run: Run, wanted: str) -> Path:
     """The checkpoint that ``best``, ``last`` or a path stands for.
 
     A broken ``last``, or one that is not the run's own, falls back to the newest intact one, and ``best`` to
-    ``last`` in a run too short to have a best; a note names what is passed over.
-
-    Raises:
-        CheckpointError: there is none, or the only ones are broken.
+    ``last`` in a run too short to have a best; a note names what is passed over. Raises CheckpointError where
+    there is none, or the only ones are broken.
     """
     if wanted not in ("best", "last"):
         path = checked(wanted, "give best, last, or the file of an intact checkpoint")
@@ -140,11 +138,7 @@ def can_resume(run: Run) -> bool:
 
 
 def checked(file: str, hint: str = "give the file of an intact checkpoint") -> Path:
-    """The checkpoint that a user names by its file; the hint is what to name instead.
-
-    Raises:
-        CheckpointError: it cannot be an intact checkpoint.
-    """
+    """The intact checkpoint that a user names by its file; else a CheckpointError with ``hint``."""
     path = expanded(file).absolute()
     if reason := problem(path):
         raise CheckpointError(f"{path}: {reason}", hint=hint)

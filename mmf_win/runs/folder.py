@@ -88,11 +88,7 @@ class Run(RunFolder):
         write_json(self.request_file, asdict(replace(request, settings=lasting(request.settings))))
 
     def request(self) -> Request:
-        """What was asked for.
-
-        Raises:
-            DataError: the run's request cannot be read.
-        """
+        """What was asked for. Raises DataError where that cannot be read."""
         try:
             values = read_json(self.request_file)
             request = Request(**known_fields(Request, values))

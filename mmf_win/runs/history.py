@@ -276,11 +276,7 @@ def differences(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def configuration(run: Run) -> dict[str, Any]:
-    """What :func:`differences` compares of a run, by key.
-
-    Raises:
-        DataError: its request or configuration cannot be read.
-    """
+    """What :func:`differences` compares of a run, by key. Raises DataError where it cannot be read."""
     known, config = dict(leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
     if config.is_file():
         from omegaconf import OmegaConf

@@ -37,12 +37,7 @@ _ABOUT_FILES = ("checkpoint.", "dataset_config.", "env.", "model_config.")
 
 
 def mmf_for(request: Request) -> Installed:
-    """The installed MMF, which has the configuration that is asked for.
-
-    Raises:
-        UsageError: it has not.
-        MmfError: there is none that can be used.
-    """
+    """The MMF that runs, or an MmfError; a UsageError where it lacks the configuration that is asked for."""
     mmf = usable_mmf()
     _note_changes(mmf)
     if request.config is not None:
@@ -203,11 +198,7 @@ def check_prediction(asked: Attempt, job: Job, config: Tree, target: Target, fea
 
 
 def _require_own_features(places: Places, target: Target, lmdb: Path) -> None:
-    """Refuse own memes whose images have no region features, or those of another image.
-
-    Raises:
-        DatasetError: it names the images, and what can be done.
-    """
+    """Raise DatasetError for own memes whose images have no region features, or those of another image."""
     rows = target.rows
     keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
     missing = without_features(rows, keys)

@@ -65,11 +65,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> Preset:
-    """A preset by its name, or the user's own by its path.
-
-    Raises:
-        UsageError: there is none, or the file is not one.
-    """
+    """A preset by its name, or the user's own by its path. Raises UsageError where that is none."""
     path = _find(name)
     values = _read(path)
     if "model" not in values:

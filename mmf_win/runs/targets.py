@@ -47,12 +47,7 @@ class Target:
 
     @classmethod
     def of_image(cls, image: Path, text: str, scratch: Path) -> Target:
-        """One image and its text.
-
-        Raises:
-            DatasetError: there is no such image, or it is none.
-            UsageError: the text is none.
-        """
+        """One image and its text; a DatasetError where the image is none, a UsageError where the text is."""
         if not image.is_file():
             raise DatasetError(f"{image}: there is no such image")
         if not is_unicode(text):

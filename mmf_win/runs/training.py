@@ -213,11 +213,7 @@ def _of_preset(preset: Preset, once: Once, places: Places) -> Request:
 
 
 def prepare(start: Start) -> Prepared:
-    """Compose the configuration of a training, and check what it reads.
-
-    Raises:
-        MmfwError: it could not be trained.
-    """
+    """Compose the configuration of a training, and check what it reads. Raises MmfwError where it fails."""
     request, once = start.request, start.once
     mmf = needs.mmf_for(request)
     whose = f"run {start.run.id}" if start.run else f"preset {request.preset}"

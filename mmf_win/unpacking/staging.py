@@ -187,14 +187,11 @@ def flush(path: Path) -> None:
 
 
 def flush_all(files: Sequence[Path]) -> None:
-    """Have the system write many files of one disk to it now.
+    """Have the system write many files of one disk to it now. Raises OSError where the disk refuses one.
 
     Each file by itself makes the disk empty its cache once more. Linux has one call for all that is not yet
     written, at about a third of the cost; elsewhere only an administrator has one, so there several files
     wait for the disk at a time.
-
-    Raises:
-        OSError: the disk refuses one.
     """
     with Progress("Waiting for the disk", len(files), "file") as bar:
         if sys.platform == "linux" and len(files) > _FLUSHED_AT_ONCE and _sync_disk_of(files[0]):

@@ -61,10 +61,8 @@ class Installed:
 def find_mmf() -> Installed:
     """The MMF that runs: what ``mmfw setup`` chose, else one that is importable here.
 
-    Looks at a few files only; :func:`changed_files` looks at all of them.
-
-    Raises:
-        MmfError: there is none, or it is visibly incomplete.
+    Looks at a few files only; :func:`changed_files` looks at all of them. Raises MmfError where there is
+    none, or it is visibly incomplete.
     """
     installed = chosen() or _importable()
     if installed is None:
@@ -153,10 +151,7 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
     """Use a copy from ``source``; one that is there and intact is fetched again only by ``force``.
 
     Until the new copy is verified, the old one stays as it is. A second one of these waits for the first.
-
-    Raises:
-        MmfError: it cannot be had.
-        OSError: the disk is full, or files are in use.
+    Raises MmfError where it cannot be had, OSError where the disk is full or files are in use.
     """
     # Short, since paths on Windows may be no longer than 260 characters.
     root = _home() / f"{source.name}-{(source.commit or source.version)[:12]}"

@@ -100,10 +100,7 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: boo
 def require_usable(config: Any, settings: Any, version: str, *, own_code: bool = False) -> None:
     """Refuse settings of a preset that MMF would refuse or drop; it may add keys that code reads.
 
-    Both trees are plain values; ``config`` is MMF's own of the experiment.
-
-    Raises:
-        UsageError: there is one; it names the key.
+    Both trees are plain values; ``config`` is MMF's own of the experiment. The UsageError names the key.
     """
     for key, value in leaves(settings) if settings else ():
         before = _value_there(config, key, version, in_preset=True, may_be_new=own_code)

@@ -38,10 +38,8 @@ def least_map(count: int, total: int) -> int:
 def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list[str]:
     """Write an LMDB, and return its keys; only one record is in memory at a time.
 
-    The folder must not exist. The ``size`` is that of the map, as :func:`least_map` has it.
-
-    Raises:
-        lmdb.Error: the disk is full, for example.
+    The folder must not exist. The ``size`` is that of the map, as :func:`least_map` has it. Raises lmdb.Error
+    where the disk is full, for example.
     """
     folder.mkdir(parents=True)
     keys: list[str] = []
@@ -60,11 +58,8 @@ def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list
 def read_keys(folder: Path, *, records: bool) -> list[str]:
     """The keys of the images in an LMDB, a folder or ``data.mdb``, as MMF's ``LMDBFeatureReader`` finds them.
 
-    With ``records``, every record is read, too.
-
-    Raises:
-        DamagedFeatures: it is no LMDB, is truncated, or lacks or holds what it should not.
-        HostileFeatures: what is in it could run code.
+    With ``records``, every record is read, too. Raises DamagedFeatures where it is no LMDB, is truncated, or
+    lacks or holds what it should not, and HostileFeatures where what is in it could run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
     with told_of(folder, damage=(lmdb.Error, OSError, ValueError)), _opened(folder) as environment:

@@ -194,12 +194,7 @@ def _dtype(code: str, state: Any) -> Any:
 
 
 def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: object) -> Any:
-    """An array of numbers or text.
-
-    Raises:
-        Refused: it is one of something else.
-        ValueError: it has more bytes or fewer.
-    """
+    """An array of numbers or text. Raises Refused for another type, and ValueError for a wrong size."""
     import numpy as np
 
     if dtype.kind not in "biufSU":
@@ -216,12 +211,7 @@ def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: object) 
 
 
 def loads(pickled: bytes | memoryview) -> Any:
-    """What ``pickle.loads`` returns.
-
-    Raises:
-        Refused: it would run code, or write where it should not.
-        ValueError: it is damaged.
-    """
+    """What ``pickle.loads`` returns. Raises Refused where that could do harm, ValueError for damage."""
     try:
         told = _told(pickled)
     except (Refused, MemoryError):
@@ -259,11 +249,7 @@ def load_npy(content: bytes) -> Any:
 
 
 def require_features(record: Any) -> Any:
-    """A record of an LMDB, if MMF can take features out of it.
-
-    Raises:
-        ValueError: it cannot.
-    """
+    """A record of an LMDB. Raises ValueError where MMF can take no features out of it."""
     import numpy as np
 
     features = record.get("features") if isinstance(record, dict) else None

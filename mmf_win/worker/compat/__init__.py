@@ -39,11 +39,7 @@ NEEDED = tuple(patch for patch in PATCHES if not patch.speed)
 
 
 def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES) -> None:
-    """Make ``import mmf`` find the MMF in ``mmf_root`` and work, in this process.
-
-    Raises:
-        RuntimeError: this process has imported MMF already.
-    """
+    """Make ``import mmf`` find the MMF in ``mmf_root`` and work, in a process that has not imported it."""
     if "mmf" in sys.modules:
         raise RuntimeError("patches must be installed before mmf is imported")
     root = mmf_root.resolve()

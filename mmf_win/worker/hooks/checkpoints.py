@@ -171,11 +171,7 @@ def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
 
 
 def check_weights(model: nn.Module, update: int) -> None:
-    """Refuse to save weights that are not finite; a gradient may overflow where the loss does not.
-
-    Raises:
-        Diverged: they are NaN or infinite.
-    """
+    """Raise Diverged where weights are not finite; a gradient may overflow where the loss does not."""
     for name, weight in model.named_parameters():
         if not torch.isfinite(weight.detach()).all():
             raise Diverged(f"after update {update} the weights are not finite any more ({name}); not saved")

@@ -91,11 +91,7 @@ class Observer:
         self.clock.lap()
 
     def require_update(self) -> None:
-        """Refuse to call a training done that has done nothing.
-
-        Raises:
-            UsageError: there was no update.
-        """
+        """Refuse, by a UsageError, to call a training done in which there was no update."""
         # A checkpoint that mmfw named was checked before; there may have been a validation to repeat.
         if self._trainer.num_updates == self._first_update and self.request.checkpoint is None:
             raise UsageError(

@@ -47,12 +47,9 @@ def _rows_of(value: Any, wanted: slice, rows: int) -> Any:
 
 
 def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
-    """Stop before the optimizer's step of an update whose loss is not finite.
+    """Raise Diverged before the optimizer's step of an update whose loss is not finite.
 
     Autograd's anomaly detection looks for the operation itself, so a NaN is left to it where it is on.
-
-    Raises:
-        Diverged: a loss is NaN or infinite.
     """
     total = float(sum(loss.detach().float().mean() for loss in losses.values()))
     if math.isinf(total) or (math.isnan(total) and not torch.is_anomaly_enabled()):
