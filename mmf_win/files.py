@@ -96,8 +96,13 @@ def share(source: Path, path: Path) -> None:
             os.link(source, temporary)
         except OSError:  # FAT and some network drives have none, and none leads to another drive
             shutil.copyfile(source, temporary)
-            with temporary.open("rb+") as file:
-                os.fsync(file.fileno())
+            flush(temporary)
+
+
+def flush(path: Path) -> None:
+    """Have the system write a file to the disk now, so that a power cut cannot take it back."""
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
 
 
 def free_space(path: Path) -> int | None:

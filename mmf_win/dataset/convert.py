@@ -80,12 +80,7 @@ class Conversion:
 
 
 def convert(
-    source: Path,
-    places: Places,
-    *,
-    ask: Ask | None = None,
-    force: bool = False,
-    allow_missing: bool = False,
+    source: Path, places: Places, *, ask: Ask | None = None, force: bool = False, allow_missing: bool = False
 ) -> Conversion:
     """Put the dataset in ``source`` where MMF looks for it, or repair it there if it was made of that.
 

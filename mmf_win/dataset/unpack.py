@@ -117,16 +117,14 @@ def _unpack_annotations(
             message = f"{size(sizes[member])}, more than {size(_MOST_ANNOTATIONS)}, which no annotations take"
             raise DatasetError(f"{archive.path}: {member}: {message}")
     tables = layout.tables
-    names = {
-        split: f"annotations/{split}.{'csv' if split in tables else 'jsonl'}" for split in layout.annotations
-    }
+    names = {split: f"annotations/{split}.jsonl" for split in layout.annotations}
+    names |= {split: f"annotations/{split}.csv" for split in tables}
     targets = {member: names[split] for split, member in layout.annotations.items()}
     unpack_chosen(archive, targets.get, here, "Reading the annotations", enough=len(targets))
     rows = {}
     for split, member in layout.annotations.items():
-        if split in tables:
-            continue
-        rows[split] = read_rows(here.new / names[split], shown=f"{archive.path}: {member}")
+        if split not in tables:
+            rows[split] = read_rows(here.new / names[split], shown=f"{archive.path}: {member}")
     staged = {split: here.new / names[split] for split in tables}
     taken = {row.id for listed in rows.values() for row in listed}
     own, images = read_tables(staged, tables, archive.path, sizes, taken)

@@ -69,9 +69,8 @@ class HubModel(GivenModel):
         if (place := mirror.path) is None:
             return []
         own, cached = self.source.rpartition("/")[2], _folder_of(self.source).name
-        folders = (
-            [place] if own == place.name or cached in place.parts else [place / own, place / self.source]
-        )
+        is_its_own = own == place.name or cached in place.parts
+        folders = [place] if is_its_own else [place / own, place / self.source]
         for above in (place, place / cached, place / "hub" / cached):
             folders += (above / "snapshots").glob("*") if above.name == cached else ()
         return [each for each in folders if self._is_complete(_files_in(each, weights=self.weights))]

@@ -83,9 +83,8 @@ def choose(run: Run, wanted: str) -> Path:
     if broken:
         file, why = broken[0]
         raise CheckpointError(f"{file}: {why}", hint="no other checkpoint of this run is intact")
-    raise CheckpointError(
-        f"run {run.id} has no checkpoint", hint=f"training makes one; see {run.log} for how the run went"
-    )
+    hint = f"training makes one; see {run.log} for how the run went"
+    raise CheckpointError(f"run {run.id} has no checkpoint", hint=hint)
 
 
 def _foreign(path: Path, events: Sequence[Event]) -> str | None:
@@ -193,9 +192,8 @@ def listed(run: Run) -> list[SavedCheckpoint]:
     scored = ((event, val_auroc(event)) for event in events if not event.get("final"))
     scores = {event.get("update"): score for event, score in scored if score is not None}
     found = {}
-    with Progress(
-        "checking checkpoints", sum(stats[paths[0]].st_size for paths in names.values())
-    ) as progress:
+    total = sum(stats[paths[0]].st_size for paths in names.values())
+    with Progress("checking checkpoints", total) as progress:
         for paths in names.values():
             problem = torch_file.problem(paths[0], progress.advance) or _foreign(paths[0], events)
             counted = None if problem else counts(paths[0])

@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
+from mmf_win import errors
 from mmf_win.console import shell_line
-from mmf_win.errors import (
-    CheckpointError,
-    DataError,
-    Interrupted,
-    MmfError,
-    MmfwError,
-    ResourceError,
-    TrainingError,
-    UsageError,
-)
 from mmf_win.protocol import Attempt, Exit, Outcome, read_events
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
@@ -24,16 +15,16 @@ from mmf_win.runs.lookup import all_runs
 from mmf_win.supervise import Ended
 
 # All others are errors of training.
-_ERRORS: dict[Outcome, type[MmfwError]] = {
-    "interrupted": Interrupted,
-    "host_oom": ResourceError,
-    "disk": ResourceError,
-    "data": DataError,
-    "checkpoint": CheckpointError,
-    "untrusted": CheckpointError,
-    "config": UsageError,
-    "mmf": MmfError,
-    "network": MmfError,
+_ERRORS: dict[Outcome, type[errors.MmfwError]] = {
+    "interrupted": errors.Interrupted,
+    "host_oom": errors.ResourceError,
+    "disk": errors.ResourceError,
+    "data": errors.DataError,
+    "checkpoint": errors.CheckpointError,
+    "untrusted": errors.CheckpointError,
+    "config": errors.UsageError,
+    "mmf": errors.MmfError,
+    "network": errors.MmfError,
 }
 
 _STOPPED = (-1, -2, -15)  # by the user's own signal, which meets a worker that has no session of its own yet
@@ -62,7 +53,7 @@ def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
     ``memory_ran_out``: the system killed a process meanwhile because it did.
     """
     said = None
-    with suppress(DataError):  # one that cannot be read says nothing
+    with suppress(errors.DataError):  # one that cannot be read says nothing
         said = Exit.load(asked.attempt.exit)
     end = said or _died(ended, memory_ran_out)
     if end.outcome == "killed" and memory_ran_out:
@@ -77,18 +68,17 @@ def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
     return end
 
 
-def as_error(end: Exit, asked: Attempt) -> MmfwError:
+def as_error(end: Exit, asked: Attempt) -> errors.MmfwError:
     """The outcome of an attempt as an error whose class gives the exit code, with what to do next."""
     message = end.message or end.outcome
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"
     hint = _hint_after(end.outcome, asked)
     if end.hint:
-        more = (
-            _hint_after("killed", asked) if end.outcome == "disk" else f"the whole output is in {asked.log}"
-        )
+        # Of "internal" it is only where the output is.
+        more = _hint_after("killed" if end.outcome == "disk" else "internal", asked)
         hint = f"{end.hint}; {more}"
-    return _ERRORS.get(end.outcome, TrainingError)(message, hint=hint, log=asked.log)
+    return _ERRORS.get(end.outcome, errors.TrainingError)(message, hint=hint, log=asked.log)
 
 
 def _hint_after(outcome: str, asked: Attempt) -> str | None:
@@ -127,7 +117,7 @@ def use_intact(run: Run, found: Iterable[checkpoints.SavedCheckpoint]) -> str | 
     if newest is None:
         return None
     use = f"`{resume(run)}` resumes from what is intact"
-    with suppress(DataError):
+    with suppress(errors.DataError):
         known = Record.read(run).summary
         if known.state == "done" and known.updates == newest.update:  # nothing is left to train
             predict = shell_line("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)

@@ -13,7 +13,6 @@ from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
 from mmf_win.runs import lookup, presets, training
 from mmf_win.runs.attempts import Display
-from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Once
 from mmf_win.upstream.config import Tree, merge
 
@@ -78,10 +77,11 @@ def profile(
     Raises:
         MmfwError: the class says how it ended.
     """
-    run = _run_of(wanted, save_dir)
-    if run is None:
-        start = training.new(wanted or "", once, Places.resolve(data_dir, save_dir))
+    run, places = None, Places.resolve(data_dir, save_dir)
+    if wanted is not None and (wanted in presets.names() or expanded(wanted).is_file()):
+        start = training.new(wanted, once, places)  # even where a run has the preset's name
     else:
+        run = lookup.find_run(places.save_dir, wanted)
         start = training.of_request(run.request(), once, data_dir, save_dir)
     prepared = training.prepare(start)
     intervals, first = _intervals(prepared.config["training"]), prepared.first
@@ -107,14 +107,6 @@ def profile(
     name = run.id if run else start.request.preset
     measured = known_fields(Profile, {**profiled, "waiting": Waiting(**profiled["waiting"])})
     return Profile(name, folder, *intervals, **measured)
-
-
-def _run_of(wanted: str | None, save_dir: Path | None) -> Run | None:
-    """The run that is meant; None where it is a preset. The name of both is the preset."""
-    places = Places.resolve(None, save_dir)
-    if wanted is not None and (wanted in presets.names() or expanded(wanted).is_file()):
-        return None
-    return lookup.find_run(places.save_dir, wanted)
 
 
 def _intervals(config: Tree) -> tuple[int, int, int | None]:

@@ -92,9 +92,8 @@ class Request(ConfigParts):
         """Key → value of the settings that are not the preset's."""
         of_preset = dict(leaves(self.preset_settings))
         none = object()
-        return {
-            key: value for key, value in leaves(self.settings) if key and of_preset.get(key, none) != value
-        }
+        known = leaves(self.settings)
+        return {key: value for key, value in known if key and of_preset.get(key, none) != value}
 
     def over(self, changes: Tree) -> Request:
         """This request with changes over its settings; what says the same in another way gives way."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -95,10 +95,8 @@ def new(
     elif init is not None:
         weights = checkpoints.checked(init)
         init = str(weights)
-    alone = weights is not None
-    return Start(
-        replace(request, init=init), once, places, name=name, checkpoint=weights, weights_alone=alone
-    )
+    request, alone = replace(request, init=init), weights is not None
+    return Start(request, once, places, name=name, checkpoint=weights, weights_alone=alone)
 
 
 def of_request(request: Request, once: Once, data_dir: Path | None, save_dir: Path | None) -> Start:
@@ -239,8 +237,7 @@ def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda 
     Raises:
         MmfwError: the class says how it ended.
     """
-    with ExitStack() as stack:
-        lock = stack.enter_context(training_alone(start.run)) if start.run is not None else None
+    with nullcontext() if start.run is None else training_alone(start.run) as lock:
         return carry_out(prepare(start), display, lock, begun)
 
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from mmf_win.console import Progress, size
 from mmf_win.errors import DatasetError, ResourceError, UnfinishedInstallation, UsageError
-from mmf_win.files import free_space, read_json, remove, rename, write_json
+from mmf_win.files import flush, free_space, read_json, remove, rename, write_json
 from mmf_win.integrity.finding import repair_line
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import is_locked, locked
@@ -178,12 +178,6 @@ def finish_installation(root: Path) -> None:
     if staging_folder(root).exists():
         with suppress(UsageError), staging(root, wait=is_unfinished(root)):
             pass
-
-
-def flush(path: Path) -> None:
-    """Have the system write a file to the disk now, so that a power cut cannot take it back."""
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def flush_all(files: Sequence[Path]) -> None:

@@ -24,10 +24,9 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.console import Progress, size
 from mmf_win.errors import MmfError, UsageError
-from mmf_win.files import naming, remove, rename
+from mmf_win.files import flush, naming, remove, rename
 from mmf_win.integrity.digest import file_digest
 from mmf_win.locking import locked
-from mmf_win.unpacking.staging import flush
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +93,7 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None) -
 def remote_size(url: str) -> int | None:
     """How many bytes a server says that a file has; None when it cannot be told soon."""
     silent = suppress(OSError, http.client.HTTPException, ValueError)
-    with silent, _opened(url, "HEAD", timeout=_TIMEOUT_OF_QUESTIONS) as answer:
+    with silent, _opened(url, "HEAD", _TIMEOUT_OF_QUESTIONS) as answer:
         return _length(answer)
     return None
 
@@ -128,7 +127,7 @@ def _fetch_the_rest(url: str, part: Path, title: str) -> None:
     """Ask for what has not arrived yet, and add it to what has."""
     done = _arrived(part)
     try:
-        with _opened(url, "GET", {"Range": f"bytes={done}-"} if done else {}) as answer:
+        with _opened(url, "GET", TIMEOUT, **({"Range": f"bytes={done}-"} if done else {})) as answer:
             if answer.headers.get_content_type() == "text/html":
                 raise MmfError(
                     f"{url}: the server sent a web page, not the file",
@@ -167,13 +166,11 @@ def _arrived(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
 
 
-def _opened(
-    url: str, method: str, headers: dict[str, str] | None = None, timeout: float | None = None
-) -> Any:
-    agent = {"User-Agent": f"mmfw/{__version__}", **(headers or {})}
-    request = urllib.request.Request(url, headers=agent, method=method)
+def _opened(url: str, method: str, timeout: float, **headers: str) -> Any:
+    headers["User-Agent"] = f"mmfw/{__version__}"
+    request = urllib.request.Request(url, headers=headers, method=method)
     # urlopen would keep the proxies of its first call.
-    return urllib.request.build_opener().open(request, timeout=timeout or TIMEOUT)
+    return urllib.request.build_opener().open(request, timeout=timeout)
 
 
 def _length(answer: Any) -> int | None:

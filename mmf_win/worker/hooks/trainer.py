@@ -131,9 +131,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         super()._summarize_report(meter, should_print, extra)
         scalars = meter.get_scalar_dict()
         if any(key.startswith("val/") for key in scalars):
-            self._observer.validated(
-                self.checkpoint.resume_state.validated, meter, final=self._after_training
-            )
+            update = self.checkpoint.resume_state.validated
+            self._observer.validated(update, meter, final=self._after_training)
         elif should_print is True:
             self._observer.trained(scalars)
 
