@@ -86,9 +86,8 @@ def make_portable(folder: Path) -> list[tuple[Path, Path]]:
     targets = [new for _, new in planned]
     for old, new in planned:
         if new.exists() or targets.count(new) > 1:
-            raise DataError(
-                f"{old} cannot become {new.name}, which is taken", hint="rename one of them yourself"
-            )
+            message = f"{old} cannot become {new.name}, which is taken"
+            raise DataError(message, hint="rename one of them yourself")
     for old, new in planned:
         old.rename(new)
     return planned

@@ -223,9 +223,8 @@ def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]
             raise DatasetError(f"{shown}:{number}: not a JSON object", hint=_OF_LINES)
         for key, written in value.items():  # of all keys, since a conversion may have to write them
             if not is_unicode(json.dumps([key, written], ensure_ascii=False)):
-                raise must_be(
-                    f"{shown}:{number}", key, "whole letters, without half of a surrogate pair", written
-                )
+                wanted = "whole letters, without half of a surrogate pair"
+                raise must_be(f"{shown}:{number}", key, wanted, written)
         yield number, value
 
 

@@ -122,10 +122,8 @@ def convert(
     layout = find_layout(source, archive.members)
     old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
     if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
-        message = "there is a dataset already, and not known to be made from this archive"
-        raise DatasetError(
-            f"{paths.root}: {message}", hint="--force replaces it; --data-dir chooses another folder"
-        )
+        message = f"{paths.root}: there is a dataset already, and not known to be made from this archive"
+        raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
     archive.check_password()
     made_of = Source.of(source)
     require_space(paths.root, _size(archive, layout))

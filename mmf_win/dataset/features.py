@@ -51,11 +51,9 @@ def extract_features(
     if not force and (features / _DATA).exists():
         manifest = Manifest.load(features)
         if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
-            message = "there are features already, and not known to be made from this archive"
-            raise DatasetError(
-                f"{features / _DATA}: {message}",
-                hint="--force replaces it; --data-dir chooses another folder",
-            )
+            already = f"{features / _DATA}: there are features already"
+            message = f"{already}, and not known to be made from this archive"
+            raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
 
     def check(new: Path) -> None:
         if not (new / _DATA).is_file():

@@ -107,10 +107,8 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
         other_way = other_name(names, images) or "get a complete copy"
-        raise DatasetError(
-            f"{source}: images are missing: {', '.join(counts)} ({first_few(names)})",
-            hint=f"{other_way}, or --allow-missing goes without them",
-        )
+        message = f"{source}: images are missing: {', '.join(counts)} ({first_few(names)})"
+        raise DatasetError(message, hint=f"{other_way}, or --allow-missing goes without them")
 
 
 def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:

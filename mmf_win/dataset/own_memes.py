@@ -73,10 +73,8 @@ def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
     folder = table.parent
     missing = [f"{meme.img} (line {meme.line})" for meme in memes if not (folder / meme.img).is_file()]
     if missing:
-        raise DatasetError(
-            f"{table}: {len(missing)} of {len(memes)} images are missing: {first_few(missing)}",
-            hint=f"relative paths begin at {folder.absolute()}",
-        )
+        message = f"{table}: {len(missing)} of {len(memes)} images are missing: {first_few(missing)}"
+        raise DatasetError(message, hint=f"relative paths begin at {folder.absolute()}")
     return [replace(meme, img=(folder / meme.img).absolute().as_posix()) for meme in memes]
 
 
@@ -145,10 +143,8 @@ def read_tables(
             _log.warning(told)
         memes = [_in_layout(meme, member, shown, names, images) for meme in memes]
         if (without := [meme for meme in memes if meme.label is None]) and len(without) < len(memes):
-            raise DatasetError(
-                f"{shown}:{without[0].line}: no label, as {len(without)} of {len(memes)} rows",
-                hint="a split has labels in all of its rows, or in none",
-            )
+            message = f"{shown}:{without[0].line}: no label, as {len(without)} of {len(memes)} rows"
+            raise DatasetError(message, hint="a split has labels in all of its rows, or in none")
         if any(whole_number(meme.own_id) is None for meme in memes):
             unnumbered[split] = memes
             continue
@@ -171,10 +167,8 @@ def _in_layout(meme: Row, member: str, shown: str, names: Collection[str], image
     """The meme with its image's name in MMF's layout; where that lies is added to ``images``."""
     path = posixpath.normpath(meme.img)
     if posixpath.isabs(path) or re.match(r"[A-Za-z]:", path):
-        raise DatasetError(
-            f"{shown}:{meme.line}: {path} is an absolute path",
-            hint="paths of images are relative to the CSV file",
-        )
+        message = f"{shown}:{meme.line}: {path} is an absolute path"
+        raise DatasetError(message, hint="paths of images are relative to the CSV file")
     found = posixpath.normpath(posixpath.join(posixpath.dirname(member), path))
     rest = re.sub(r"^(\.\./)+", "", path)
     image = rest if rest.startswith("img/") else f"img/{rest}"

@@ -32,10 +32,8 @@ def read_predictions(path: Path) -> list[Prediction]:
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise DataError(f"{path}: not a prediction file ({error})") from None
     if broken := [row.id for row in rows if not math.isfinite(row.proba)]:
-        raise DataError(
-            f"{path}: the model's output for {len(broken)} memes is not a number (first id {broken[0]})",
-            hint="the training has diverged; train again with a smaller learning rate",
-        )
+        message = f"{path}: the model's output for {len(broken)} memes is not a number (first id {broken[0]})"
+        raise DataError(message, hint="the training has diverged; train again with a smaller learning rate")
     return rows
 
 

@@ -58,10 +58,8 @@ def unpack(
     with _image_archive(archive, layout, here, digest) as (holder, images):
         images = {**images, **(own_images if holder is archive else {})}
         if not images:
-            raise DatasetError(
-                f"{archive.path}: there are annotations in it, but no images",
-                hint="images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it",
-            )
+            hint = "images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it"
+            raise DatasetError(f"{archive.path}: there are annotations in it, but no images", hint=hint)
         if not allow_missing:
             require_images(archive.path, rows, images)
         if layout.tables:

@@ -73,12 +73,8 @@ def _require_free(lmdb: Path, force: bool) -> None:
             raise
         manifest = None
     if manifest and (others := manifest.files.keys() - {f"{lmdb.name}/{_DATA}"}):
-        raise UsageError(
-            f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})",
-            hint="name an LMDB in another folder",
-        )
+        message = f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})"
+        raise UsageError(message, hint="name an LMDB in another folder")
     if (lmdb / _DATA).exists() and not force:
-        raise DatasetError(
-            f"{lmdb}: there are region features already",
-            hint="--force replaces it; --data-dir chooses another folder",
-        )
+        message = f"{lmdb}: there are region features already"
+        raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")

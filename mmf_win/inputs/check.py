@@ -235,10 +235,8 @@ def _require_labels(path: Path, rows: Sequence[Row]) -> None:
         raise DatasetError(f"{path}: there are no memes in it")
     unlabelled = [row for row in rows if row.label is None]
     if unlabelled:
-        raise DatasetError(
-            f"{path}:{unlabelled[0].line}: no label, as {len(unlabelled)} of {len(rows)} rows",
-            hint="training and validation need the label 0 or 1 in every row",
-        )
+        message = f"{path}:{unlabelled[0].line}: no label, as {len(unlabelled)} of {len(rows)} rows"
+        raise DatasetError(message, hint="training and validation need the label 0 or 1 in every row")
 
 
 def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:

@@ -77,8 +77,6 @@ def _require_usable_source(inputs: Sequence[Input], mirror: Mirror) -> None:
     if mirror.path is None or not inputs or any(each.copies(mirror) for each in inputs):
         return
     if names := dict.fromkeys(name for each in inputs for name in each.copy_names()):
-        raise UsageError(
-            f"{mirror.path}: none of the files that are needed is there",
-            hint=f"they are called {', '.join(names)}",
-        )
+        message = f"{mirror.path}: none of the files that are needed is there"
+        raise UsageError(message, hint=f"they are called {', '.join(names)}")
     _log.warning("%s is not used, since nothing that is needed comes out of an archive", mirror.path)

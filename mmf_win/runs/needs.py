@@ -99,9 +99,8 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
     if not (ours.epochs or training["max_epochs"] or training["max_updates"]):
-        raise UsageError(
-            "training.max_updates: without it, and training.max_epochs, no run ends", hint="set one"
-        )
+        message = "training.max_updates: without it, and training.max_epochs, no run ends"
+        raise UsageError(message, hint="set one")
     inputs = check(
         Path(asked.mmf),
         job.places,
@@ -142,9 +141,8 @@ def _require_updates_left(asked: Attempt, job: Job, config: Tree, total: int | N
             where = [*data_option(job.places.data_dir), "--save-dir", job.places.save_dir]
             begin = shell_line("mmfw", "train", preset, "--init", checkpoint, *where)
             hint += f", or begin again with these weights: `{begin}`"
-        raise UsageError(
-            f"{checkpoint}: it is at update {counted.update}, and the run's total is {total}", hint=hint
-        )
+        message = f"{checkpoint}: it is at update {counted.update}, and the run's total is {total}"
+        raise UsageError(message, hint=hint)
     if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
         return
     if counted.update <= counted.best_update + patience or Exit.load(run.exit_file) != Exit("ok"):

@@ -39,20 +39,16 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
         return named
     folder, of_environment = _absolute(named), os.environ.get("MMF_USER_DIR")
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
-        raise UsageError(
-            f"{whose} needs code of its own (env.user_dir), and there is no {folder}",
-            hint="name its folder with env.user_dir=FOLDER",
-        )
+        message = f"{whose} needs code of its own (env.user_dir), and there is no {folder}"
+        raise UsageError(message, hint="name its folder with env.user_dir=FOLDER")
     known = _known()
     if str(folder) in known:
         return str(folder)
     by_user = any(override.startswith("env.user_dir=") for override in once.overrides)
     by_user |= bool(of_environment) and folder == _absolute(str(of_environment))
     if not (by_user or once.trust):
-        raise DataError(
-            f"{folder}: {whose} names code (env.user_dir), which would be run",
-            hint="if you trust it, give --trust, which is remembered",
-        )
+        message = f"{folder}: {whose} names code (env.user_dir), which would be run"
+        raise DataError(message, hint="if you trust it, give --trust, which is remembered")
     if not once.dry_run:
         try:
             file().parent.mkdir(parents=True, exist_ok=True)

@@ -69,10 +69,8 @@ def load(name: str) -> Preset:
     path = _find(name)
     values = _read(path)
     if "model" not in values:
-        raise UsageError(
-            f"{path}: a preset needs the key 'model'",
-            hint="a file in MMF's own format goes into a preset's 'config:', beside 'model:'",
-        )
+        hint = "a file in MMF's own format goes into a preset's 'config:', beside 'model:'"
+        raise UsageError(f"{path}: a preset needs the key 'model'", hint=hint)
     values.pop("extends", None)
     file = None if path.parent == presets_dir() else str(path)
     return Preset(name=name_part(path.stem), file=file, **values)
@@ -127,9 +125,8 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     for key in ("settings", "published"):
         own[key] = own.get(key) or {}
     if OURS in own["settings"]:
-        raise UsageError(
-            f"{path}: '{OURS}' in 'settings' is no group of MMF's keys", hint="options set those"
-        )
+        message = f"{path}: '{OURS}' in 'settings' is no group of MMF's keys"
+        raise UsageError(message, hint="options set those")
     dotted = next((key for key in own["settings"] if "." in str(key)), None)
     if dotted is not None:
         raise UsageError(f"{path}: 'settings' is a tree; write {dotted} as nested keys")

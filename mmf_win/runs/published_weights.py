@@ -129,10 +129,8 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
     if request.published_weights:
         preset = request.preset_file or request.preset
         train = shell_line("mmfw", "train", preset, "--init", checkpoint or "published")
-        raise UsageError(
-            f"run {run.id} holds published weights, and was never trained, so it cannot be resumed",
-            hint=f"`{train}` trains on from them",
-        )
+        message = f"run {run.id} holds published weights, and was never trained, so it cannot be resumed"
+        raise UsageError(message, hint=f"`{train}` trains on from them")
 
 
 def _earlier(save_dir: Path, name: str, request: Request) -> Run | None:

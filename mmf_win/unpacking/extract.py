@@ -207,9 +207,8 @@ def install_repaired(
     for name in names:
         if name not in files or files[name].sha256 != manifest.files[name].sha256:
             what = "other content in" if name in files else "no"
-            raise ArchiveError(
-                f"{archive}: there is {what} {name}", hint="this is another archive, or a damaged one"
-            )
+            message = f"{archive}: there is {what} {name}"
+            raise ArchiveError(message, hint="this is another archive, or a damaged one")
     flush_all([here.new / name for name in names])
     here.install([(here.new / name, manifest.folder / name) for name in names])
     # The sizes that were noted may be what was damaged.

@@ -147,9 +147,8 @@ def require_finished(root: Path) -> None:
     """
     if is_unfinished(root):
         if is_locked(root / LOCK):
-            raise DatasetError(
-                f"{root}: another mmfw is moving files to their places", hint="wait until it has finished"
-            )
+            message = f"{root}: another mmfw is moving files to their places"
+            raise DatasetError(message, hint="wait until it has finished")
         if is_unfinished(root):  # for it may have ended between the two questions
             message = f"{root}: mmfw was interrupted while it moved new files to their places"
             hint = repair_line(root) or "the command that wrote them, typed again, moves the rest"

@@ -129,10 +129,8 @@ def _fetch_the_rest(url: str, part: Path, title: str) -> None:
     try:
         with _opened(url, "GET", TIMEOUT, **({"Range": f"bytes={done}-"} if done else {})) as answer:
             if answer.headers.get_content_type() == "text/html":
-                raise MmfError(
-                    f"{url}: the server sent a web page, not the file",
-                    hint="a proxy or a login page may be in the way; open the address in a browser to see",
-                )
+                hint = "a proxy or a login page may be in the way; open the address in a browser to see"
+                raise MmfError(f"{url}: the server sent a web page, not the file", hint=hint)
             total = _length(answer)
             if answer.status == http.HTTPStatus.PARTIAL_CONTENT:
                 place = _RANGE.fullmatch(answer.headers.get("Content-Range") or "")

@@ -161,10 +161,8 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
             manifest = source.fetch(here)
             manifest.save()
             if damage := find_damage(manifest):
-                raise MmfError(
-                    f"MMF {source.version} did not arrive intact ({damage[0]})",
-                    hint="try again; if that does not help, suspect the disk or a virus scanner",
-                )
+                hint = "try again; if that does not help, suspect the disk or a virus scanner"
+                raise MmfError(f"MMF {source.version} did not arrive intact ({damage[0]})", hint=hint)
             flush_all([here.new / name for name in manifest.files])
             here.install([(here.new, root)])
         return _remember(copy)
@@ -241,10 +239,8 @@ def _writable_home() -> Path:
     except OSError as error:
         if error.errno in NO_ROOM:
             raise
-        raise MmfError(
-            f"{home} cannot be written to: {error.strerror}",
-            hint="use a virtual environment of your own, or let MMFW_HOME name a folder of yours",
-        ) from error
+        hint = "use a virtual environment of your own, or let MMFW_HOME name a folder of yours"
+        raise MmfError(f"{home} cannot be written to: {error.strerror}", hint=hint) from error
     return home
 
 

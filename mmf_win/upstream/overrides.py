@@ -140,10 +140,8 @@ def _item(key: str, here: str, field: str, items: Sequence[Any]) -> Any:
     if index.isdecimal() and int(index) < len(items):
         return items[int(index)]
     first = f"{here}[0]=VALUE sets the first; " if items else ""
-    raise UsageError(
-        f"{key}: {here} has {len(items)} items and none numbered {field.strip('[]')!r}",
-        hint=f"{first}the whole list: " + shell_line(f"{here}=['VALUE']"),
-    )
+    message = f"{key}: {here} has {len(items)} items and none numbered {field.strip('[]')!r}"
+    raise UsageError(message, hint=f"{first}the whole list: " + shell_line(f"{here}=['VALUE']"))
 
 
 def _is_open(group: str, known: Mapping[str, Any]) -> bool:

@@ -57,10 +57,8 @@ class PypiWheel:
             archive = open_archive(wheel)
             files = unpack_chosen(archive, everything, here, f"Unpacking MMF {self.version}", digest)
         if not files or digest.hexdigest() != self.wheel_sha256:
-            raise MmfError(
-                f"{wheel.name} is not the wheel that PyPI publishes",
-                hint=f"check which index pip uses (`pip config list`), or {_WITHOUT_PIP}",
-            )
+            message = f"{wheel.name} is not the wheel that PyPI publishes"
+            raise MmfError(message, hint=f"check which index pip uses (`pip config list`), or {_WITHOUT_PIP}")
         return Manifest(here.new, files, "published", Source.of(wheel, self.wheel_sha256))
 
     def _download(self, folder: Path) -> Path:
@@ -80,14 +78,11 @@ class PypiWheel:
         if done.returncode == 0 and wheels:
             return wheels[0]
         if "No module named pip" in done.stdout:
-            raise MmfError(
-                f"{sys.executable} has no pip", hint=f"run `python -m ensurepip`, or {_WITHOUT_PIP}"
-            )
+            message = f"{sys.executable} has no pip"
+            raise MmfError(message, hint=f"run `python -m ensurepip`, or {_WITHOUT_PIP}")
         said = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-10:])
-        raise MmfError(
-            f"pip cannot download mmf=={self.version}:\n{said}",
-            hint=f"check the connection and pip's index, or {_WITHOUT_PIP}",
-        )
+        message = f"pip cannot download mmf=={self.version}:\n{said}"
+        raise MmfError(message, hint=f"check the connection and pip's index, or {_WITHOUT_PIP}")
 
 
 @dataclass(frozen=True)
@@ -117,9 +112,8 @@ class GithubArchive:
                     files[name] = mode, git_id(content)
                     entries[name] = Entry(hashlib.sha256(content).hexdigest(), len(content))
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise MmfError(
-                f"what {self.url} sent is damaged or no archive: {error}", hint="run the same command again"
-            ) from error
+            message = f"what {self.url} sent is damaged or no archive: {error}"
+            raise MmfError(message, hint="run the same command again") from error
         if (tree := git_tree_id(files)) != self.tree:
             raise MmfError(
                 f"what {self.url} sent is not commit {self.commit}: the id of its tree is {tree}, "

@@ -58,10 +58,8 @@ def versions_with(key: str) -> list[str]:
 def has_key(version: str, key: str) -> bool:
     """Whether a version of MMF, which must be one that mmfw knows, has a key that only some have."""
     if version not in ONLY_IN:
-        raise MmfError(
-            f"MMF {version} is unknown to mmfw, which works with {' and '.join(ONLY_IN)}",
-            hint="run `mmfw setup --mmf pypi`",
-        )
+        message = f"MMF {version} is unknown to mmfw, which works with {' and '.join(ONLY_IN)}"
+        raise MmfError(message, hint="run `mmfw setup --mmf pypi`")
     return version in versions_with(key)
 
 

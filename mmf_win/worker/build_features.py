@@ -95,9 +95,8 @@ def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
                 continue
             path, key = folder / name, Path(name).as_posix().removesuffix(".npy")
             if key == "keys" or len(key.encode()) > _LONGEST_KEY:  # MMF lists all keys under "keys"
-                raise DatasetError(
-                    f"{path}: an LMDB for MMF cannot have this name as a key", hint="rename it"
-                )
+                message = f"{path}: an LMDB for MMF cannot have this name as a key"
+                raise DatasetError(message, hint="rename it")
             if key in pairs:
                 raise DatasetError(f"{path}: {pairs[key]} is of the same image", hint="take one of them away")
             pairs[key] = path

@@ -268,9 +268,8 @@ def told_of(
     try:
         yield
     except Refused as error:
-        raise HostileFeatures(
-            f"{path}: not used, since what is in it could run code: {part}{error}"
-        ) from None
+        message = f"{path}: not used, since what is in it could run code: {part}{error}"
+        raise HostileFeatures(message) from None
     except MemoryError:
         raise
     except damage as error:

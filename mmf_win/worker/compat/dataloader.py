@@ -73,9 +73,8 @@ def say_how_workers_ended(module: ModuleType) -> None:
             for code, pid in codes.items():
                 if code is not None and code < 0:  # in torch's own words
                     name = signal.strsignal(-code)
-                    raise RuntimeError(
-                        f"DataLoader worker (pid {pid}) is killed by signal: {name}."
-                    ) from error
+                    message = f"DataLoader worker (pid {pid}) is killed by signal: {name}."
+                    raise RuntimeError(message) from error
             raise
 
     iterator._try_get_data = checked

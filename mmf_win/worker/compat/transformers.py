@@ -55,10 +55,8 @@ def refuse_code_of_models() -> None:
 
 
 def _refuse(class_name: str, module_path: str | PathLike[str], **options: object) -> NoReturn:
-    raise DataError(
-        f"{module_path}: not run, since it is code that comes with a model ({class_name})",
-        hint="if you trust it, repeat the command with --trust",
-    )
+    message = f"{module_path}: not run, since it is code that comes with a model ({class_name})"
+    raise DataError(message, hint="if you trust it, repeat the command with --trust")
 
 
 PATCHES = (

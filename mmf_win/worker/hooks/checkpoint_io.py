@@ -57,9 +57,8 @@ def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
             if isinstance(error, RuntimeError) and not any(words in str(error) for words in _DAMAGED):
                 raise
             if not trust and (refused := _REFUSED.search(str(error))):
-                raise UntrustedCheckpoint(
-                    f"{name} holds {refused[1]}, and loading that could run any code"
-                ) from error
+                message = f"{name} holds {refused[1]}, and loading that could run any code"
+                raise UntrustedCheckpoint(message) from error
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise CheckpointError(f"{name} cannot be loaded ({reason.splitlines()[0]})") from error
 

@@ -87,9 +87,8 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             if "state_dict" not in str(error):
                 raise
             reason = " ".join(str(error).split())
-            raise CheckpointError(
-                f"{self._file}: it does not fit the model: {reason}", hint="name weights of this very model"
-            ) from error
+            message = f"{self._file}: it does not fit the model: {reason}"
+            raise CheckpointError(message, hint="name weights of this very model") from error
         self._starting = False
         loaded, self._loaded = self._loaded, {}
         counted = self.trainer.num_updates

@@ -89,10 +89,8 @@ class Profiler:
     def ended(self) -> dict[str, Any]:
         """What was measured, when training has ended with a checkpoint and a validation."""
         if len(self._laps) < self._request.profile:
-            raise UsageError(
-                f"training did not begin at update 0, and so made only {len(self._laps)} updates",
-                hint="leave out what names a checkpoint",
-            )
+            message = f"training did not begin at update 0, and so made only {len(self._laps)} updates"
+            raise UsageError(message, hint="leave out what names a checkpoint")
         laps = [*self._laps, self._clock.lap()]
         measured = [lap for lap in laps[self._few : self._traced] if not any(map(lap.begun.get, ASIDE))]
         phases = sorted({phase for lap in measured for phase in lap.of_update})
