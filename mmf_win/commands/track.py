@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, redirect_stdout
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.runs import agreed
 from mmf_win.console import Progress, aligned, print_json, say
-from mmf_win.errors import MmfError, MmfwError, UsageError
+from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task
@@ -23,7 +22,7 @@ from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.tracking import datasets
 from mmf_win.tracking.follower import following
 from mmf_win.tracking.sending import Models, Sender, Sent, What, destinations, event_files
-from mmf_win.tracking.tracker import Tracker, tracker, why
+from mmf_win.tracking.tracker import Tracker, tracker
 from mmf_win.upstream.install import require_packages
 
 
@@ -117,16 +116,10 @@ def push(
 
 def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
     """Send what is missing, and tell what is there then."""
-    with Sent.of(run, to).alone(run), redirect_stdout(sys.stderr):  # a tracker's package may print
-        try:
-            sender = Sender(run, to, what)
-            new = sender.send()
-            sender.close()
-        except Exception as error:
-            if isinstance(error, MmfwError) or getattr(error, "errno", None):  # of the disk
-                raise
-            hint = "run the same command again later"
-            raise MmfError(f"{to.name} at {to.address}: {why(error)}", hint=hint) from None
+    with Sent.of(run, to).alone(run), to.asked():
+        sender = Sender(run, to, what)
+        new = sender.send()
+        sender.close()
     return {"new": new, **asdict(sender.sent)}
 
 

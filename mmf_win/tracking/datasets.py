@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from pathlib import Path
 
 from mmf_win.console import first_few
 from mmf_win.dataset.convert import require_list
-from mmf_win.errors import DatasetError, MmfError, MmfwError, UsageError
+from mmf_win.errors import DatasetError, UsageError
 from mmf_win.integrity.manifest import Manifest, manifest_files
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths
 from mmf_win.tracking.to_clearml import Connection
-from mmf_win.tracking.tracker import OFFLINE, why
+from mmf_win.tracking.tracker import OFFLINE
 
 
 def get(id_: str) -> Path:
@@ -58,18 +57,13 @@ def register(name: str, paths: DatasetPaths) -> str:
 
 @contextmanager
 def connected() -> Iterator[Connection]:
-    """A connection; what clearml prints is no result of a command, and what it raises is one error."""
+    """A connection. Raises UsageError in the offline mode, and as :meth:`Tracker.asked`."""
     to = Connection()
     if to.server == OFFLINE:
         raise UsageError("ClearML's offline mode has no data sets", hint="unset CLEARML_OFFLINE_MODE")
     to.require_usable()
-    try:
-        with redirect_stdout(sys.stderr):
-            yield to
-    except MmfwError:
-        raise
-    except Exception as error:
-        raise MmfError(f"{to.name} at {to.address}: {why(error)}", hint="try again later") from None
+    with to.asked():
+        yield to
 
 
 def _require_intact(data_dir: Path, repair: str) -> Manifest | None:

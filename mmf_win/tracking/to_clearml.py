@@ -91,9 +91,6 @@ class Connection(Tracker):
     def state(self, state: str, t: float) -> None:
         self._do(_STATES.get(state, "failed"), force=True, status_reason=state)
 
-    def close(self) -> None:
-        pass  # each request has been answered
-
     def _found(self, project: str, about: About) -> str:
         """The id of the task: that of a queue's agent that runs this, else by the key; else it is made."""
         tag = f"mmfw:{about.key}"

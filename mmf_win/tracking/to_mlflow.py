@@ -80,9 +80,6 @@ class Connection(Tracker):
         else:
             self._client.set_terminated(self._run, status, round(t * 1000))
 
-    def close(self) -> None:
-        pass  # each request has been answered
-
     def _experiment(self) -> str:
         from mlflow.exceptions import MlflowException
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import ClassVar
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from mmf_win.errors import UsageError
+from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.scrub import without_secrets
 from mmf_win.upstream.install import require_packages
 
@@ -129,9 +130,20 @@ class Tracker(ABC):
     def state(self, state: str, t: float) -> None:
         """How it is since ``t``; see :func:`mmf_win.runs.history.state`."""
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have waited for each answer
         """See to it that all has arrived."""
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Have what its package raises be one MmfError, and what that prints be no result of a command."""
+        try:
+            with redirect_stdout(sys.stderr):
+                yield
+        except Exception as error:
+            if isinstance(error, MmfwError) or getattr(error, "errno", None):  # of the disk
+                raise
+            hint = "run the same command again later"
+            raise MmfError(f"{self.name} at {self.address}: {why(error)}", hint=hint) from None
 
 
 def why(error: Exception) -> str:
