@@ -263,12 +263,8 @@ def _cell(value: object) -> str:
 class Progress:
     """One bar on a terminal; elsewhere a plain line every ten seconds, and none for short work.
 
-    Args:
-        title: what is being done.
-        total: how much there is to do, in ``unit``; None when that is not known.
-        unit: ``B`` is shown in powers of 1024.
-        initial: how much was done before.
-        leave: whether a finished bar stays on the terminal.
+    Of the ``total``, None where it is not known, ``initial`` was done before. ``B`` is shown in powers of
+    1024. With ``leave``, a finished bar stays on the terminal.
     """
 
     _PLAIN_INTERVAL = 10.0

@@ -40,11 +40,9 @@ def _known(word: str, places: Places) -> Iterable[str]:
 
 
 def completed_by(*words: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
-    """The ``shell_complete`` of a parameter.
+    """The ``shell_complete`` of a parameter, where these words may stand, else files.
 
-    Args:
-        words: what may stand there, else files. ``PRESET``, ``RUN`` and ``SPLIT`` are all of these, in the
-            folders that were named before or are the default.
+    ``PRESET``, ``RUN`` and ``SPLIT`` are all of these, in the folders that were named before or the default.
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:

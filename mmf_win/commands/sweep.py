@@ -245,8 +245,7 @@ def _read(
 ) -> tuple[Specification, str, SweepFolder]:
     """What a preset, a file or an earlier sweep stands for; of ``typed``, a file takes ``--data-dir`` alone.
 
-    Returns:
-        What is asked for now; the text of it, with what was asked for before in the same folder; the folder.
+    Returns what is asked for now, its text with what was asked for before in the same folder, and the folder.
     """
     path, earlier = expanded(what), sweep_named(save_dir, what)
     if what in presets.names() and earlier != path.absolute():

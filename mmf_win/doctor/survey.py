@@ -46,9 +46,8 @@ class MmfState:
 def survey(places: Places) -> dict[str, Any]:
     """Look at everything; nothing heavy is imported, and nothing is changed.
 
-    Returns:
-        Plain values, but for ``mmf``, the :class:`MmfState`, ``torch``, and ``missing``: the errors that
-        training would end with, in the order in which to repair them.
+    What is returned are plain values, but for ``mmf``, ``torch``, and ``missing``: the errors that training
+    would end with, in the order in which to repair them.
     """
     mmf, torch, cuda = survey_mmf(), survey_torch(), gpus.cuda()
     images = places.dataset.images / "img"

@@ -131,9 +131,8 @@ def _pairs(y: Integers, p: Floats) -> tuple[Floats, Floats]:
 def _delong(of_hateful: Floats, of_benign: Floats) -> tuple[float, float]:
     """An AUROC or a difference of two and its standard error, 0 where that cannot be estimated.
 
-    Args:
-        of_hateful, of_benign: what :func:`_pairs` counts, or a difference of such counts. These are whole or
-            half numbers, so that no rounding hides a variance of 0.
+    The arguments are what :func:`_pairs` counts, or a difference of such counts: whole or half numbers, so
+    that no rounding hides a variance of 0.
     """
     hateful, benign = len(of_hateful), len(of_benign)
     value = float(of_hateful.sum() / (hateful * benign))

@@ -20,12 +20,9 @@ ORDER = "its rows are in another order than the annotations"
 def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> list[str]:
     """Everything that is wrong with a submission, a line each with the first places.
 
-    Args:
-        path: the CSV.
-        ids: those of the split's annotation file, in its order, as :attr:`Row.shown_id` has them.
-        left_out: those of the full split that were left out when the dataset was converted.
-
-    Raises DataError where the file cannot be read, or is no CSV file in UTF-8.
+    ``ids`` are those of the split's annotation file, in its order, as :attr:`Row.shown_id` has them, and
+    ``left_out`` those of the full split that were left out when the dataset was converted. Raises DataError
+    where the file cannot be read, or is no CSV file in UTF-8.
     """
     try:
         require_end(path)

@@ -56,11 +56,9 @@ class Slot:
 
 
 def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]:
-    """The slots of this machine. Raises UsageError where it lacks a resource.
+    """The slots of this machine: one a resource, or a ``count`` of them, which share the resources in turn.
 
-    Args:
-        resources: what each slot has; None for one slot a GPU, or one without where there is no GPU.
-        count: how many slots; they share the resources in turn. None for one slot a resource.
+    Without ``resources``, these are its GPUs, else the CPU. Raises UsageError where it lacks one.
     """
     found = [str(number) for number in range(len(gpus.installed()))]
     if resources is None:
@@ -131,10 +129,8 @@ class Runner:
     def run(self, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked] = Asked) -> Task:
         """Claim a task, given as it was when the driver began, and run its commands until one fails.
 
+        Returns it as it is now: ``running`` where somebody else has it, ``queued`` where it was stopped.
         Raises OSError where its folder cannot be written.
-
-        Returns:
-            The task as it is now: ``running`` where somebody else has it, ``queued`` where it was stopped.
         """
         folder = self.sweep.task(task.name)
         folder.path.mkdir(parents=True, exist_ok=True)

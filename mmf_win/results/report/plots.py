@@ -301,9 +301,8 @@ def _over_updates(axes: Axes, curves: TrainingCurves) -> None:
 
 def _over_time(axes: Axes, points: Points) -> None:
     longest = points[-1][0]
-    unit, seconds = (
-        ("hours", 3600) if longest > 7200 else ("minutes", 60) if longest > 120 else ("seconds", 1)
-    )
+    unit, seconds = ("minutes", 60) if longest > 120 else ("seconds", 1)
+    unit, seconds = ("hours", 3600) if longest > 7200 else (unit, seconds)
     _line(axes, [(x / seconds, y) for x, y in points], "series-1")
     axes.set(ylim=(0, max(y for _, y in points) * 1.08 or 1), xlabel=f"{unit} of training")
 
