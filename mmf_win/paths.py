@@ -72,11 +72,8 @@ def module_command(module: str, *words: str) -> list[str]:
 def make_portable(folder: Path) -> list[tuple[Path, Path]]:
     """Rename every file and folder below ``folder`` whose name is not legal on Windows.
 
-    Returns:
-        Old and new path of each, in the order in which they were renamed: contents before their folder.
-
-    Raises:
-        DataError: the new name is taken; nothing has been renamed then.
+    Returned are the old and the new path of each, in the order in which they were renamed: contents before
+    their folder. Raises DataError where a new name is taken; nothing has been renamed then.
     """
     planned = [
         (path, path.with_name(portable_name(path.name)))

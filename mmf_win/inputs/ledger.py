@@ -50,10 +50,8 @@ def compare(
 
     A file without one may be replaced by its owner: then it is recorded again, and that is logged. One whose
     content changes while its time and size stay is damaged. With ``full``, files are read that nobody has
-    touched, too; with ``record``, what was read is written.
-
-    Returns:
-        the ledger with what was read now; and what is wrong.
+    touched, too; with ``record``, what was read is written. What is wrong is returned after the ledger, which
+    then has what was read.
     """
     listed, checks = dict(ledger.files), dict(ledger.checks)
     wrong: list[Difference] = []

@@ -95,10 +95,8 @@ class Unpacked(Input):
             with suppress(OSError), locked(self.folder / LOCK):  # else nobody can unpack it again
                 raise DataError(message)
         if self.entry and (version := built_version(self.entry.marker)) not in (None, self.entry.version):
-            raise DataError(
-                f"{self.folder}: version {version} by MMF's {self.entry.marker.name}, and the installed MMF "
-                f"wants {self.entry.version}"
-            )
+            by_mmf = f"version {version} by MMF's {self.entry.marker.name}"
+            raise DataError(f"{self.folder}: {by_mmf}, and the installed MMF wants {self.entry.version}")
         self._require_structure(files)
 
     def _require_structure(self, files: Sequence[Path]) -> None:

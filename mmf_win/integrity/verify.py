@@ -26,15 +26,12 @@ Hashed: TypeAlias = tuple[str, str | OSError, Check | None]
 def find_damage(
     manifest: Manifest, *, full: bool = False, only: Collection[str] | None = None, title: str = "Verifying"
 ) -> list[Difference]:
-    """Compare files with their manifest, ``only`` some of its paths or all.
+    """Compare files, ``only`` some or all, with their manifest; return what is wrong, in its order.
 
     Unless ``full``, a file that was not touched since it was last found intact is not read again. All others
     are, side by side and with a progress bar, and those that are intact are remembered in the manifest and
     beside it – unless the folder is read-only or another process is at work there; then that is all that is
     lost.
-
-    Returns:
-        what is wrong, in the manifest's order: ``missing``, ``changed`` or ``unreadable``.
     """
     names = list(manifest.files) if only is None else sorted(only)
     stats = _stats(manifest.folder, names)

@@ -87,12 +87,9 @@ def composed(first: Attempt, job: _J, whose: str) -> tuple[Attempt, _J, Tree]:
 def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int | None]:
     """Check what training reads; the arguments are what :func:`composed` gives.
 
-    Returns:
-        That, and after how many updates training ends; None where only MMF knows.
-
-    Raises:
-        UsageError: the configuration cannot be used, or would not train one update.
-        DataError: something is missing or broken.
+    Returned are that, and after how many updates training ends; None where only MMF knows. Raises UsageError
+    where the configuration cannot be used, or would not train one update, and DataError where something is
+    missing or broken.
     """
     request, ours, run_type = job.request, job.request.ours, str(asked.settings["run_type"])
     if "train" not in run_type:
@@ -175,15 +172,9 @@ def _total(epochs: int | None, config: Tree, inputs: Inputs) -> int | None:
 
 
 def check_prediction(asked: Attempt, job: Job, config: Tree, target: Target, features: Path | None) -> Inputs:
-    """Check what a prediction reads.
+    """Check what a prediction reads; ``features`` is the LMDB that the user named for the memes.
 
-    Args:
-        asked, job, config: as :func:`composed` gives them.
-        target: the memes.
-        features: the LMDB that the user named for them.
-
-    Raises:
-        DataError: something is missing or broken.
+    The others are as :func:`composed` gives them. Raises DataError where something is missing or broken.
     """
     if features and not config["dataset"].get("use_features"):
         preset = job.request.preset

@@ -142,13 +142,7 @@ class Once:
 
 @dataclass(frozen=True)
 class Job:
-    """What a command does with a run.
-
-    Attributes:
-        request: what the run is asked for.
-        once: what this command asks for.
-        places: MMF's folders.
-    """
+    """What a command does with a run: what that is asked for, what the command asks for, MMF's folders."""
 
     request: Request
     once: Once

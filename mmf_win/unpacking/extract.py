@@ -187,11 +187,9 @@ def make_manifest(
         ArchiveError: the archive is not the expected one.
     """
     if expected_sha256 not in (None, source.sha256):
-        raise ArchiveError(
-            f"{source.path}: not the archive that was published: its SHA-256 is {source.sha256}, "
-            f"not {expected_sha256}",
-            hint="the file may be incomplete or damaged; get it again",
-        )
+        differs = f"its SHA-256 is {source.sha256}, not {expected_sha256}"
+        message = f"{source.path}: not the archive that was published: {differs}"
+        raise ArchiveError(message, hint="the file may be incomplete or damaged; get it again")
     basis: Basis = "published" if expected_sha256 else "archive" if source.sha256 else "recorded"
     return Manifest(folder, dict(sorted(files.items())), basis, source, result or {})
 

@@ -80,11 +80,9 @@ def download(url: str, target: Path, title: str, *, sha256: str | None = None) -
             found = _fetch(url, part, title, keep=True)
         if not found.startswith(sha256 or ""):
             remove(part)
-            raise MmfError(
-                f"{url} is not the file that was expected: its SHA-256 is {found}, not {sha256}; "
-                "it was removed",
-                hint="something on the way may change downloads; try another network",
-            )
+            differs = f"its SHA-256 is {found}, not {sha256}"
+            message = f"{url} is not the file that was expected: {differs}; it was removed"
+            raise MmfError(message, hint="something on the way may change downloads; try another network")
         flush(part)
         rename(part, target)
         return found

@@ -115,11 +115,9 @@ class GithubArchive:
             message = f"what {self.url} sent is damaged or no archive: {error}"
             raise MmfError(message, hint="run the same command again") from error
         if (tree := git_tree_id(files)) != self.tree:
-            raise MmfError(
-                f"what {self.url} sent is not commit {self.commit}: the id of its tree is {tree}, "
-                f"not {self.tree}",
-                hint="something on the way changes downloads; try another network",
-            )
+            differs = f"the id of its tree is {tree}, not {self.tree}"
+            message = f"what {self.url} sent is not commit {self.commit}: {differs}"
+            raise MmfError(message, hint="something on the way changes downloads; try another network")
         return Manifest(here.new, entries, "published", Source.of(archive, sha256))
 
 

@@ -82,15 +82,12 @@ def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
 def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
     """The features below folders: key → ``NAME.npy``. MMF's converter makes the key from the path.
 
-    Args:
-        folders: what to look through. Hidden files are left out, as by MMF's converter.
-
-    Raises:
-        DatasetError: there are none, two have the same key, or one cannot be a key.
+    Hidden files are left out, as by that. Raises DatasetError where there are no features, two have the same
+    key, or one cannot be a key.
     """
     pairs: dict[str, Path] = {}
     for folder in folders:
-        for name in sorted(glob("**/*.npy", root_dir=folder, recursive=True)):  # noqa: PTH207 – see Args
+        for name in sorted(glob("**/*.npy", root_dir=folder, recursive=True)):  # noqa: PTH207 – see above
             if name.endswith(_INFO):
                 continue
             path, key = folder / name, Path(name).as_posix().removesuffix(".npy")
@@ -118,10 +115,8 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
     features: Any = _read(path, load_npy)
     is_float = np.issubdtype(features.dtype, np.floating)
     if features.ndim < 2 or not features.size or not is_float or not np.isfinite(features).all():
-        raise DatasetError(
-            f"{path}: features are finite floating-point numbers, regions × numbers; this is an array of "
-            f"{features.dtype} with the shape {features.shape}"
-        )
+        found = f"this is an array of {features.dtype} with the shape {features.shape}"
+        raise DatasetError(f"{path}: features are finite floating-point numbers, regions × numbers; {found}")
     record = {"feature_path": key, "features": features}
     info = _info_of(path)
     if info.is_file():

@@ -38,8 +38,7 @@ class Stop:
     def listen(self, leave: Callable[[], NoReturn]) -> None:
         """Look for the request from now on. A signal counts as one, and so does the parent's death.
 
-        Args:
-            leave: ends the process; called in another thread, once nothing holds it off.
+        ``leave`` ends the process; it is called in another thread, once nothing holds it off.
         """
         self._listening = True
         for name in _SIGNALS:

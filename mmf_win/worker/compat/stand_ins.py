@@ -42,11 +42,8 @@ LightningDataModule = object
 def GloVe(name: str, dim: int, *, cache: str) -> SimpleNamespace:
     """GloVe vectors (https://nlp.stanford.edu/projects/glove/) from ``<cache>/glove.<name>.<dim>d.txt``.
 
-    Returns:
-        in torchtext's terms, ``itos``: the words; ``stoi``: the row of each; ``vectors``: the rows.
-
-    Raises:
-        DatasetError: the file is damaged.
+    In torchtext's terms, they have ``itos``: the words; ``stoi``: the row of each; ``vectors``: the rows.
+    Raises DatasetError where the file is damaged.
     """
     path = Path(cache, f"glove.{name}.{dim}d.txt")
     rows: dict[str, np.ndarray] = {}
@@ -62,6 +59,5 @@ def GloVe(name: str, dim: int, *, cache: str) -> SimpleNamespace:
     return SimpleNamespace(itos=words, stoi={word: row for row, word in enumerate(words)}, vectors=vectors)
 
 
-pretrained_aliases = {
-    f"glove.{name}.{dim}d": partial(GloVe, name, dim) for name, dims in _DIMENSIONS.items() for dim in dims
-}
+_SETS = ((name, dim) for name, dims in _DIMENSIONS.items() for dim in dims)
+pretrained_aliases = {f"glove.{name}.{dim}d": partial(GloVe, name, dim) for name, dim in _SETS}

@@ -31,11 +31,7 @@ _SCALER = "fp16_scaler"  # of MMF 1.0.0rc12
 
 
 class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
-    """Saves safely, and resumes with all that was saved.
-
-    Attributes:
-        resume_state: what this run needs to resume; None in a prediction.
-    """
+    """Saves safely, and resumes with all that was saved: ``resume_state``, which is None in a prediction."""
 
     def __init__(self, trainer: Any) -> None:
         super().__init__(trainer)

@@ -58,11 +58,8 @@ def shortened(batch: Any) -> Any:
     """A batch without the padding that no text in it needs.
 
     One column of padding stays, since MMBT takes the last token for the end of every text. The length is
-    rounded up to a multiple of eight, for the units of a GPU.
-
-    Args:
-        batch: of MMF, with ``input_mask`` of shape (rows, tokens), 1 where there is a token; all others, and
-            those that are padded elsewhere than at the end, stay as they are.
+    rounded up to a multiple of eight, for the units of a GPU. A batch without ``input_mask`` of shape (rows,
+    tokens), 1 where there is a token, stays as it is, and so does one padded elsewhere than at the end.
     """
     mask = batch.get(_MASK)
     if not torch.is_tensor(mask) or mask.dim() != 2:

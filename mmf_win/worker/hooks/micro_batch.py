@@ -119,17 +119,11 @@ def meter_of(device: torch.device) -> Meter | None:
 
 
 class LargestFit:
-    """Finds the most rows that fit, from the peaks of two ordinary updates.
+    """Finds the most rows of a batch that fit, from the peaks of two ordinary updates.
 
     Memory grows linearly with the rows. The first update, during which the optimizer makes its
     state, is not measured. The next update uses the result; if it does not fit, a retry has a smaller one.
-
-    Args:
-        batch: rows of the batch.
-        meter: of the GPU.
-
-    Attributes:
-        rows: micro-batch of the next update.
+    Before each, ``rows`` is the micro-batch to take.
     """
 
     def __init__(self, batch: int, meter: Meter) -> None:

@@ -82,10 +82,8 @@ class RowOrder(Sampler[int]):
     """In the place of a DataLoader's sampler, it knows how far training is in its pass over the rows.
 
     A sampler draws the order of a pass when it begins, from torch's generator. So that generator's state at
-    that moment and the number of rows since then are the position.
-
-    Attributes:
-        random: the state of the generators with which the first row is loaded after resuming.
+    that moment and the number of rows since then are the position. With ``random``, the state of the
+    generators, the first row is loaded after resuming.
     """
 
     def __init__(self, loader: Any, trainer: Any) -> None:
