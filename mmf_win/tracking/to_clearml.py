@@ -57,7 +57,7 @@ class Connection(Tracker):
         project = (named or [self.ask("projects.create", name=self.project, description="")])[0]["id"]
         self._task = self._found(project, about)
         self.state("running", about.created)  # for an ended one refuses most
-        web = self.server
+        web = self.host
         with suppress(ValueError):  # nothing says where people look
             web = Session.get_app_server_host()
         return self._task, f"{web.rstrip('/')}/projects/*/experiments/{self._task}"

@@ -40,6 +40,7 @@ class Connection(Tracker):
         # By itself it tries for minutes; whoever sends tries again later anyway.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # it may hold a password
         self._client: Any = None
         self._run = ""
 
@@ -52,7 +53,7 @@ class Connection(Tracker):
             with locked(Path(str(about.parent.lock)), patience=60.0):
                 tags["mlflow.parentRunId"] = self._found(experiment, about.parent, {})
         self._run = self._found(experiment, about, tags)
-        return self._run, f"{self.server.rstrip('/')}/#/experiments/{experiment}/runs/{self._run}"
+        return self._run, f"{self.host}/#/experiments/{experiment}/runs/{self._run}"
 
     def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
         there = self._client.get_run(self._run).data

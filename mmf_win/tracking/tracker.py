@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
@@ -77,38 +78,49 @@ class Tracker(ABC):
         """Where runs go, with nothing secret."""
         return without_secrets(f"{self.server} {self.project}")
 
+    @property
+    def host(self) -> str:
+        """Its server without a user and password, as the beginning of addresses."""
+        return re.sub("(?<=//).*@", "", self.server).rstrip("/")
+
     def require_usable(self) -> None:
         """See that its package is there, and that what answers at its address is one.
 
-        A server that does not answer, or wants a key, may do so later; a note says so.
+        One that does not answer may do so later; a note says so. One that wants a key is there.
 
         Raises:
             MmfError: the package is missing.
             UsageError: something else answers there.
         """
         require_packages(self.name, extra=f"[{self.name}]")
-        if not self.server.startswith(("http://", "https://")):
-            return
+        refused = UsageError(f"{self.address} is no server of {self.name}", hint=f"see {self.variable}")
+        scheme, is_address, _ = self.server.partition("://")
+        if scheme not in ("http", "https"):
+            if is_address or scheme in (OFFLINE, "databricks"):  # MLflow takes a database, too
+                return
+            raise refused
         path, body, keys = self.probe
-        scheme, _, where = self.server.rstrip("/").partition("://")
-        address = f"{scheme}://{where.rpartition('@')[2]}{path}"
         try:
             try:
-                request = Request(address, body, {"Content-Type": "application/json"})
+                request = Request(f"{self.host}{path}", body, {"Content-Type": "application/json"})
                 with urlopen(request, timeout=_TO_ANSWER) as answer:
                     said = answer.read(_MOST)
             except HTTPError as error:
+                if error.code in (401, 403):
+                    return
                 if error.code != 404:
                     raise
                 said = error.read(_MOST)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             self.answers, reason = False, getattr(error, "reason", error)
             _log.warning("%s at %s does not answer: %s", self.name, without_secrets(self.server), reason)
             return
+        except (ValueError, HTTPException):  # no address, or no server of the web
+            raise refused from None
         with suppress(ValueError, TypeError):
             if keys & set(json.loads(said)):
                 return
-        raise UsageError(f"{self.address} is no server of {self.name}", hint=f"see {self.variable}")
+        raise refused
 
     @abstractmethod
     def open(self, about: About) -> tuple[str, str]:

@@ -44,10 +44,10 @@ def test_a_server_that_is_down_or_refuses_is_noted(
     mmfw: Mmfw, user_dir: Path, no_tracker: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_tracker.files[Connection.probe[0].lstrip("/")] = b"{}"
-    no_tracker.faults = [answers(401)]
+    no_tracker.faults = [answers(500)]
     train = ("train", "mmbt_grid", "--data-dir", user_dir, "--track", "mlflow")
     mmfw(*train, code=3)
-    assert "does not answer: Unauthorized" in mmfw.err and "no Hateful Memes dataset" in mmfw.err
+    assert "does not answer: Internal Server Error" in mmfw.err and "no Hateful Memes dataset" in mmfw.err
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:9")
     mmfw(*train, code=3)
     assert "does not answer" in mmfw.err and "no Hateful Memes dataset" in mmfw.err
@@ -55,6 +55,22 @@ def test_a_server_that_is_down_or_refuses_is_noted(
     report_world.make(user_dir, drawn=False).run()
     mmfw("track", "push", "--to", "mlflow", "--save-dir", user_dir / "save", code=6)
     assert "hunter2" not in mmfw.err and "it does not answer" in mmfw.err
+
+
+def test_a_server_that_wants_a_key_is_taken_for_one_that_answers(
+    mmfw: Mmfw, no_tracker: WebServer, user_dir: Path
+) -> None:
+    no_tracker.files[Connection.probe[0].lstrip("/")] = b"{}"
+    no_tracker.faults = [answers(401)]
+    mmfw("train", "mmbt_grid", "--data-dir", user_dir, "--track", "mlflow", code=3)
+    assert "does not answer" not in mmfw.err and "no Hateful Memes dataset" in mmfw.err
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:5000", "mlruns", "http://host:abc", "http://a b"])
+def test_what_is_no_address_is_refused(mmfw: Mmfw, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
+    assert f"{address} hateful-memes is no server of mlflow" in mmfw.err
 
 
 @pytest.mark.parametrize(
