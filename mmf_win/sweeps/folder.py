@@ -20,7 +20,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from uuid import uuid4
 from mmf_win.console import did_you_mean, shell_line
 from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes
-from mmf_win.locking import is_locked
+from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside
 from mmf_win.runs.folder import PARAMETERS, RECORD, SPECIFICATION, SWEEPS, Run, discard, require_unused
 from mmf_win.runs.lookup import all_runs, sweep_named, sweeps_in
@@ -54,9 +53,10 @@ class SweepFolder:
 
     def key(self) -> str:
         """Hexadecimal digits that tell it from every other sweep for trackers, made when first asked for."""
-        with suppress(FileExistsError), self.tracking_key.open("x", encoding="ascii") as file:
-            file.write(uuid4().hex)
-        return self.tracking_key.read_text(encoding="ascii")
+        with locked(self.path / "tracking.key.lock", patience=10.0):  # its tasks ask at the same time
+            if not self.tracking_key.exists():
+                write_bytes(self.tracking_key, uuid4().hex.encode())
+            return self.tracking_key.read_text(encoding="ascii")
 
 
 @dataclass(frozen=True)
