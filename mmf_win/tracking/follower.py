@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 _BETWEEN, _LONGEST_BETWEEN = 3.0, 60.0  # seconds from one look at the run to the next
 _TO_SEND = 120.0  # seconds of one look, beside one for each MiB of a checkpoint
+_BETWEEN_MODELS = 600.0
 _AFTER_CTRL_C = 5.0
 _LEFT = 3
 
@@ -88,7 +89,8 @@ def _end(
             process.stdin.close()
     told = time.monotonic() + 1
     for run, to, process in started:
-        if not to.answers or Sent.of(run, to).error:  # nor will it, most likely
+        known = Sent.of(run, to)
+        if known.error or not (to.answers or known.id):  # nor will it, most likely
             deadline = min(deadline, time.monotonic() + _AFTER_CTRL_C)
         try:
             while process.poll() is None and time.monotonic() < deadline:
@@ -113,13 +115,18 @@ def _say_left(run: Run, to: Tracker, reason: str) -> None:
 
 def follow(run: Run, to: Tracker, what: What) -> int:
     """Send what becomes of a run until mmfw and its worker have ended; return 0 if all is sent."""
-    mmfw_ended, in_a_hurry = Event(), Event()
+    mmfw_ended, in_a_hurry, is_alone = Event(), Event(), Event()
     give_up = float("inf")
 
     def listen() -> None:
         if os.read(0, 1):
             in_a_hurry.set()
         mmfw_ended.set()
+        time.sleep(_AFTER_CTRL_C + 1)  # by then mmfw has ended it, if it was not ended at once
+        if in_a_hurry.is_set():
+            os._exit(_LEFT)
+        if not is_alone.is_set():  # another follower sends this run: it sends this, too
+            os._exit(0)
 
     def watch() -> None:  # a tracker's package may wait for ever
         while time.monotonic() < give_up:
@@ -130,13 +137,15 @@ def follow(run: Run, to: Tracker, what: What) -> int:
     Thread(target=watch, daemon=True).start()
     between, sender = _BETWEEN, None
     with Sent.of(run, to).alone(run, patience=float("inf")):  # another one may follow an earlier command
+        is_alone.set()
         while True:
             is_over = mmfw_ended.is_set() and not is_locked(run.lock)
             try:
                 sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
                 give_up = time.monotonic() + _TO_SEND + max(sizes, default=0) / (1 << 20)
                 sender = sender or Sender(run, to, what)
-                sender.send(models=is_over and not in_a_hurry.is_set())
+                hurried = float("inf") if in_a_hurry.is_set() else _BETWEEN_MODELS
+                sender.send(0.0 if is_over and not in_a_hurry.is_set() else hurried)
                 if is_over:
                     sender.close()
                     return 0

@@ -31,7 +31,6 @@ _CHECKPOINTS = {"best": "best.ckpt", "last": "current.ckpt"}
 _SCORES = ".metrics.json"
 _SCALARS = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
 _FACTS = ("seed", "batch", "micro_batch", "precision", "device", "parameters", "max_updates")
-_BETWEEN_MODELS = 600.0  # seconds
 _AT_ONCE = 500  # events
 
 
@@ -130,11 +129,11 @@ class Sender:
         self._saved: dict[str, int] = {}  # hash of a checkpoint → its update
         self._best: str | None = None
 
-    def send(self, *, models: bool = True) -> bool:
+    def send(self, between_models: float = 0.0) -> bool:
         """Send what is new, and return whether anything was.
 
         Args:
-            models: also a checkpoint that was sent less than ten minutes ago.
+            between_models: seconds from one checkpoint to the next.
 
         Raises:
             Exception: whatever the tracker's package raises.
@@ -147,14 +146,14 @@ class Sender:
         if self._resumed_at:
             tags["resumed_at"] = ", ".join(map(str, self._resumed_at))
         described = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
-        files = [due for due in self._files(models) if sent.files.get(due[0]) != due[2]]
+        files = [due for due in self._files(between_models) if sent.files.get(due[0]) != due[2]]
         if not new and not files and (described, now) == (sent.files.get("settings"), sent.state):
             return False
         if not self._is_open:
             self._open()
             if self.sent is not sent:  # nothing of it is there
                 self._begin()
-                return self.send(models=models)
+                return self.send(between_models)
         if sent.state != "running":
             self._tracker.state("running", time.time())  # an ended run may refuse more
             sent.state = "running"
@@ -245,13 +244,13 @@ class Sender:
             if _is_number(value):
                 yield Point(name + branch, float(value), update, t)
 
-    def _files(self, models: bool) -> Iterator[tuple[str, Path, str]]:
+    def _files(self, between_models: float) -> Iterator[tuple[str, Path, str]]:
         """Name, place and stamp of each file that is to be there."""
         run, wanted = self._run, self._what.models
         found = [run.request_file, run.checkpoints / "config.yaml", *sorted(run.reports.glob(f"*{_SCORES}"))]
         found += [file.with_name(file.name.removesuffix(_SCORES) + ".csv") for file in found[2:]]
         found += sorted(run.reports.glob("*.html")) if self._what.pages else []
-        if wanted != "none" and (models or time.time() > self.sent.models + _BETWEEN_MODELS):
+        if wanted != "none" and time.time() >= self.sent.models + between_models:
             found.append(run.checkpoints / _CHECKPOINTS[wanted])
         for file in found:
             with suppress(FileNotFoundError):
@@ -267,26 +266,31 @@ class Sender:
         try:
             copy = staged / file.name
             if file.suffix in (".json", ".yaml"):
-                text = scrubber(self._names())(file.read_text(encoding="utf-8"))
+                text = scrubber(self._names())(file.read_text(encoding="utf-8", errors="replace"))
                 write_bytes(copy, text.encode(errors="replace"))
             else:
                 share(file, copy)
             if name.endswith(_SCORES):
-                self._tracker.points([*self._scores(read_json(file))])
+                self._tracker.points([*self._scores(file)])
             is_model = file.suffix == ".ckpt"
             self._tracker.file(copy, file.parent.name if is_model or file.parent == self._run.reports else "")
             self.sent.models = time.time() if is_model else self.sent.models
         finally:
             remove_tree(staged)
 
-    def _scores(self, record: dict[str, Any]) -> Iterator[Point]:
-        """The scores of a prediction, at the update of the checkpoint that predicted."""
-        sha256 = record["members"][0]["checkpoint_sha256"]
+    def _scores(self, file: Path) -> Iterator[Point]:
+        """The scores of a prediction, at the update of its checkpoint; none of a record that is odd."""
+        try:
+            record = read_json(file)
+            sha256, t = record["members"][0]["checkpoint_sha256"], float(record["created"])
+            split = record["split"]
+        except (LookupError, TypeError, ValueError):
+            return
         update = self._saved.get(sha256, 0)
         by = f"update {update}/" if sha256 in self._saved and sha256 != self._best else ""
         for name, value in record.items():
             if isinstance(value, float) and _is_number(value) and name not in ("created", "threshold"):
-                yield Point(f"{record['split']}/{by}{name}", value, update, float(record["created"]))
+                yield Point(f"{split}/{by}{name}", value, update, t)
 
     def _settings(self) -> dict[str, str]:
         """What the run was asked for and how it began, for people, with secrets masked."""

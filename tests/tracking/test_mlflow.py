@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ from mmf_win.paths import module_command
 from mmf_win.protocol import Exit, read_events
 from mmf_win.results import saved_metrics
 from mmf_win.runs.folder import Run
-from mmf_win.sweeps.folder import write_yaml
-from mmf_win.tracking.sending import Sender, What, destinations
+from mmf_win.sweeps import folder
+from mmf_win.sweeps.folder import SweepFolder, write_yaml
+from mmf_win.tracking.sending import Sender, Sent, What, destinations
 from mmf_win.tracking.tracker import tracker
 from tests.tracking.conftest import follower, tell
 from tests.worlds.browser import needs_browser, running_browser
@@ -230,15 +233,16 @@ def test_a_checkpoint_is_sent_at_most_every_ten_minutes_and_at_the_end(
     best = run.checkpoints / "best.ckpt"
     best.write_bytes(b"first")
     sends = sender(run, What(models="best"))
-    assert sends.send(models=False)
+    assert sends.send(600.0)
     assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "first"
     best.write_bytes(b"second, which is longer")
-    assert not sends.send(models=False)
+    assert not sends.send(600.0)
     assert sends.send()
     assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "second, which is longer"
     best.write_bytes(b"third")
     sends.sent.models -= 600
-    assert sends.send(models=False)
+    assert not sends.send(float("inf"))
+    assert sends.send(600.0)
     assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "third"
 
 
@@ -291,3 +295,54 @@ def test_its_page_shows_the_curve(world: World, mlflow: Seen, server: str) -> No
         page.goto(f"{server}/#/experiments/{info.experiment_id}/runs/{info.run_id}/model-metrics")
         page.wait_for_selector("text=loss", timeout=120_000)
         page.wait_for_selector(".plotly .scatterlayer path", timeout=120_000, state="attached")
+
+
+def test_a_password_in_the_address_is_in_no_link_and_no_note(
+    world: World, mlflow: Seen, server: str, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.replace("//", "//me:hunter2@"))
+    mmfw("track", "push", "--to", "mlflow", "--save-dir", world.save, "--json")
+    [sent] = destinations(run)
+    assert (sent.link or "").startswith(f"{server}/#/") and "hunter2" not in str(sent) + mmfw.out + mmfw.err
+
+
+@pytest.mark.parametrize("odd", [b"{}", b"[]", b"", b"\xff", b'{"members": [], "created": 1, "split": "x"}'])
+def test_a_record_of_scores_that_cannot_be_read_keeps_nothing_else_back(
+    world: World, mlflow: Seen, odd: bytes
+) -> None:
+    run = world.run()
+    csv = world.predict(run)
+    saved_metrics.path_beside(csv).write_bytes(odd)
+    assert send(run)
+    assert mlflow.run().info.status == "FINISHED" and f"reports/{csv.name}" in mlflow.files("reports")
+
+
+def test_a_follower_leaves_the_run_to_another_one_once_mmfw_has_ended(world: World, mlflow: Seen) -> None:
+    run = world.run()
+    with Sent.of(run, tracker("mlflow")).alone(run):
+        assert follower("mlflow", run).returncode == 0
+    assert mlflow.runs() == []
+
+
+def test_tasks_that_ask_at_once_are_told_the_same_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, keys = threading.Event(), list[str]()
+
+    def ask() -> None:
+        asked.set()
+        keys.append(SweepFolder(tmp_path).key())
+
+    other, make = threading.Thread(target=ask), uuid.uuid4
+
+    def meanwhile() -> uuid.UUID:
+        if not asked.is_set():
+            other.start()
+            assert asked.wait(60)
+        return make()
+
+    monkeypatch.setattr(folder, "uuid4", meanwhile)
+    keys.append(SweepFolder(tmp_path).key())
+    other.join()
+    assert len({*keys}) == 1 and len(keys[0]) == 32
