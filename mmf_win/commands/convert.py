@@ -14,7 +14,6 @@ from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import Conversion, convert, require_list
 from mmf_win.errors import NoValidation, UsageError
 from mmf_win.paths import Places, data_option
-from mmf_win.tracking import datasets
 
 
 @click.command(
@@ -65,6 +64,8 @@ def command(
     archive, places = Path(named[0]), Places.resolve(data_dir)
     manifest = None
     if dataset:
+        from mmf_win.tracking import datasets
+
         archive = datasets.get(dataset)
         manifest = require_list(Places.resolve(archive).dataset) if data_dir is None else None
     if manifest and manifest.result:

@@ -18,8 +18,7 @@ from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import Precision
-from mmf_win.tracking.sending import Models
-from mmf_win.tracking.tracker import TRACKERS
+from mmf_win.tracking import TRACKERS, Models
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 

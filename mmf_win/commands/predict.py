@@ -27,7 +27,7 @@ from mmf_win.runs.published_weights import run_of
 from mmf_win.runs.request import Once
 from mmf_win.sweeps.folder import find_sweep
 from mmf_win.sweeps.table import lines
-from mmf_win.tracking.sending import Models
+from mmf_win.tracking import Models
 from mmf_win.upstream.install import require_packages
 
 

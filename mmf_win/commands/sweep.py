@@ -38,7 +38,7 @@ from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.table import cost, flat, lines
 from mmf_win.sweeps.task import Task, begun, joined, require_known
-from mmf_win.tracking.sending import Models
+from mmf_win.tracking import Models
 from mmf_win.upstream.install import require_packages
 
 _MOST_SEEDS = 10_000

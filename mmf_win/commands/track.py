@@ -19,9 +19,9 @@ from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task
 from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.tracking import datasets
+from mmf_win.tracking import Models, datasets
 from mmf_win.tracking.follower import following
-from mmf_win.tracking.sending import Models, Sender, Sent, What, destinations, event_files
+from mmf_win.tracking.sending import Sender, Sent, What, destinations, event_files
 from mmf_win.tracking.tracker import Tracker, tracker
 from mmf_win.upstream.install import require_packages
 

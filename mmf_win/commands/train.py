@@ -25,7 +25,7 @@ from mmf_win.runs.lookup import named
 from mmf_win.runs.paper import PAPER, SPLITS, Published, published, why_none
 from mmf_win.runs.published_weights import weights_of
 from mmf_win.runs.request import Once
-from mmf_win.tracking.sending import Models
+from mmf_win.tracking import Models
 from mmf_win.upstream.install import find_mmf
 
 _TRACKING = ("trackers", "models", "page")

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from mmf_win.errors import UsageError
 from mmf_win.files import read_json, remove_tree, share, write_bytes, write_json
@@ -23,10 +23,10 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.request import as_typed
 from mmf_win.scrub import is_secret, scrubber
+from mmf_win.tracking import Models
 from mmf_win.tracking.tracker import About, Point, Tracker
 from mmf_win.upstream.overrides import leaves
 
-Models = Literal["best", "last", "none"]
 _CHECKPOINTS = {"best": "best.ckpt", "last": "current.ckpt"}
 _SCORES = ".metrics.json"
 _SCALARS = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
