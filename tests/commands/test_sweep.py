@@ -289,11 +289,13 @@ def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_pat
 def test_the_trainings_of_a_preset_are_sent_to_a_tracker_also_when_they_are_resumed(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    track = ["--track", "wandb", "--track-models", "best", "--track-page"]
+    for package in ("mlflow", "matplotlib"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    track = ["--track", "mlflow", "--track-models", "best", "--track-page"]
     sweep.write("echo {a}", "a: 1")
     assert "--track is for a preset" in sweep.run(*track, code=2)
-    monkeypatch.setenv("MMFW_TRACK", "wandb")
+    monkeypatch.setenv("MMFW_TRACK", "mlflow")
     sweep.run("--dry-run")  # what a file's commands may heed
     sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, *track)  # no task has failed
     [command] = parse((sweep.output / "sweep.yaml").read_text(encoding="utf-8"), sweep.file).template.values()
