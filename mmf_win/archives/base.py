@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import reduce
 from pathlib import Path
 from threading import Event
 from typing import Protocol, TypeAlias, TypeVar
@@ -108,8 +109,7 @@ class Archive(ABC):
     def check_password(self) -> None:
         """Ask for the password if a member is encrypted, and try it on a few small ones, writing nothing.
 
-        Raises:
-            PasswordError: it is wrong, or there is nobody to ask.
+        Raises PasswordError where it is wrong, or there is nobody to ask.
         """
         if self._password_checked or not any(member.encrypted for member in self.members):
             return
@@ -183,6 +183,22 @@ class Archive(ABC):
         """Whether the given password opens the archive; asked only of encrypted ones."""
         return True
 
+    @staticmethod
+    def _is_intact(member: Member, content: Iterable[bytes | memoryview]) -> bool:
+        """Whether a member can be read and has its checksum."""
+        try:
+            crc = reduce(lambda crc, block: zlib_ng.crc32(block, crc), content, 0)
+        except ArchiveError:
+            return False
+        return member.crc32 in (None, crc)
+
+    def _write(
+        self, member: Member, target: Path, content: Iterable[bytes | memoryview], progress: Advance
+    ) -> Extracted:
+        """Write a member to its target and verify it."""
+        with closing(Output(self.path, member, target, progress)) as output:
+            return output.write_all(content)
+
     def _error(self, reason: str, member: str | None = None) -> ArchiveError:
         """What is wrong with the archive, or with one member of it."""
         return damaged(self.path, reason, member)
@@ -201,16 +217,6 @@ class Archive(ABC):
                 f"{self.path}: member {raw[:100]!r} is refused: {error}",
                 hint="this archive may be an attack; get it from another place",
             ) from None
-
-
-def write_member(
-    archive: Path, member: Member, target: Path, blocks: Iterable[bytes | memoryview], progress: Advance
-) -> Extracted:
-    """Write ``blocks`` to ``target`` and verify them; see :class:`Output`."""
-    with closing(Output(archive, member, target, progress)) as output:
-        for block in blocks:
-            output.write(block)
-        return output.finish()
 
 
 class Output:
@@ -235,11 +241,7 @@ class Output:
             remove(self._target)
 
     def write(self, block: bytes | memoryview) -> None:
-        """Append a block.
-
-        Raises:
-            ArchiveError: this would be more than the member declares; nothing of the block was written.
-        """
+        """Append a block; an ArchiveError, and nothing is written, where the member declares less."""
         self._size += len(block)
         if self._size > self._member.size:
             raise damaged(self._archive, "it holds more bytes than it declares", self._member.name)
@@ -253,11 +255,7 @@ class Output:
         self._progress(len(block))
 
     def finish(self) -> Extracted:
-        """Close the file and compare it with the member.
-
-        Raises:
-            ArchiveError: the size or the checksum is not what the archive declares.
-        """
+        """Close the file; an ArchiveError where its size or checksum is not what the archive declares."""
         with naming(self._target):
             self._file.close()
         member = self._member
@@ -267,6 +265,12 @@ class Output:
             raise damaged(self._archive, "its checksum (CRC-32) is wrong", member.name)
         self._verified = True
         return Extracted(member.name, self._target, self._size, self._sha256.hexdigest())
+
+    def write_all(self, blocks: Iterable[bytes | memoryview]) -> Extracted:
+        """Write the whole member."""
+        for block in blocks:
+            self.write(block)
+        return self.finish()
 
 
 @contextmanager

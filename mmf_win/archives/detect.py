@@ -9,17 +9,7 @@ import zipfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
-from mmf_win.archives.base import (
-    BLOCK,
-    Archive,
-    Ask,
-    Choose,
-    Extracted,
-    Member,
-    damaged,
-    with_problems,
-    write_member,
-)
+from mmf_win.archives.base import BLOCK, Archive, Ask, Choose, Extracted, Member, damaged, with_problems
 from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
 from mmf_win.files import files_below
@@ -102,7 +92,7 @@ class FolderArchive(Archive):
 
     def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
         for member, target in self._chosen(self.members, choose).items():
-            yield write_member(self.path, member, target, _blocks(self.path / member.name), progress)
+            yield self._write(member, target, _blocks(self.path / member.name), progress)
 
 
 def _blocks(file: Path) -> Iterator[bytes]:

@@ -16,8 +16,7 @@ _LONGEST, _DEEPEST = 4096, 128
 def safe_name(raw: str) -> str:
     """``raw`` as a relative path with ``/`` between its parts.
 
-    Raises:
-        ValueError: the name points out of the folder it would be unpacked in; the text says how.
+    Raises ValueError, which says how, where it points out of the folder that it would be unpacked in.
     """
     if len(raw) > _LONGEST:
         raise ValueError(f"its name has {len(raw)} characters")

@@ -33,8 +33,7 @@ class ReadAhead:
     def take(self, most: int) -> memoryview:
         """The next bytes, not copied: at most so many, and no more than one block; none at the end only.
 
-        Raises:
-            Exception: whatever reading the file raised, once all bytes before that are taken.
+        Raises whatever reading the file raised, once all bytes before that are taken.
         """
         if not self._rest:
             # The end, or what was raised, stays in front, so that it is there again for the next call.

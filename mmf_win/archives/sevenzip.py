@@ -8,27 +8,17 @@ import os
 import signal
 import struct
 import subprocess
-import zlib
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from errno import EINVAL
-from functools import partial, reduce
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mmf_win.archives.base import (
-    Archive,
-    Ask,
-    Choose,
-    Extracted,
-    Member,
-    with_problems,
-    write_member,
-    wrong_password,
-)
+from mmf_win.archives.base import Archive, Ask, Choose, Extracted, Member, with_problems, wrong_password
 from mmf_win.errors import ArchiveError, NoPassword
 from mmf_win.paths import module_command
 from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
@@ -85,11 +75,7 @@ class SevenZipArchive(Archive):
         if not first:  # nothing of it will be extracted
             return True
         cheapest = min(first.values(), key=lambda member: member.size)
-        try:
-            crc = reduce(lambda crc, block: zlib.crc32(block, crc), self._decoded([cheapest.number]), 0)
-        except ArchiveError:
-            return False
-        return cheapest.crc32 in (None, crc)
+        return self._is_intact(cheapest, self._decoded([cheapest.number]))
 
     def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
         targets = self._chosen(self.members, choose)
@@ -113,7 +99,7 @@ class SevenZipArchive(Archive):
         with closing(self._decoded([member.number for member in share])) as blocks:
             for member in share:
                 content = _up_to(member.size, blocks)
-                group.report(write_member(self.path, member, targets[member], content, group.advance))
+                group.report(self._write(member, targets[member], content, group.advance))
             for _ in blocks:  # the answer's end
                 pass
 

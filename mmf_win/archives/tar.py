@@ -9,16 +9,7 @@ from errno import EINVAL
 from pathlib import Path
 from typing import NoReturn
 
-from mmf_win.archives.base import (
-    BLOCK,
-    INFLATE_ERROR,
-    Archive,
-    Choose,
-    Extracted,
-    Member,
-    with_problems,
-    write_member,
-)
+from mmf_win.archives.base import BLOCK, INFLATE_ERROR, Archive, Choose, Extracted, Member, with_problems
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.console import Progress
@@ -85,7 +76,7 @@ class TarArchive(Archive):
                     continue
                 if problem := member.problem or refused.get(member.name) or naming_problem(member.name):
                     raise self._error(problem, member.name)
-                yield write_member(self.path, member, target, self._blocks(content, info), ignore)
+                yield self._write(member, target, self._blocks(content, info), ignore)
 
     def _member(self, info: tarfile.TarInfo) -> Member:
         return Member(self._safe_name(info.name), info.size, problem=_problem(info))

@@ -61,8 +61,7 @@ def find_field(extra: bytes) -> AesField | None:
 class AesDecryptor:
     """Decrypts one member, which begins with ``salt``, and authenticates it.
 
-    Attributes:
-        verifier: what follows the salt if the password is right.
+    ``verifier`` is what follows the salt if the password is right.
     """
 
     def __init__(self, password: bytes, field: AesField, salt: bytes) -> None:

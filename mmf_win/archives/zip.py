@@ -14,8 +14,6 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from zlib_ng import zlib_ng
-
 from mmf_win.archives import winzip_aes
 from mmf_win.archives.base import Archive, Ask, Choose, Extracted, with_problems
 from mmf_win.archives.zip_extract import extract
@@ -94,8 +92,8 @@ class ZipArchive(Archive):
             opened = sum(self._opens_one(member, reader) for member in tried)
             if len(tried) >= _MEMBERS_SUFFICIENT:  # a few that do not open are damaged, if the others do
                 return opened >= _MEMBERS_SUFFICIENT and opened > len(tried) // 2
-            is_small = bool(tried) and tried[0].size <= _READ_UP_TO
-            return opened == len(tried) and (not is_small or self._reads(tried[0], reader))
+            small = [member for member in tried[:1] if member.size <= _READ_UP_TO]
+            return opened == len(tried) and all(self._is_intact(m, reader.content(m)) for m in small)
 
     def _opens_one(self, member: ZipMember, reader: ZipReader) -> bool:
         try:
@@ -103,15 +101,6 @@ class ZipArchive(Archive):
         except PasswordError:
             return False
         return True
-
-    def _reads(self, member: ZipMember, reader: ZipReader) -> bool:
-        crc = 0
-        try:
-            for block in reader.content(member):
-                crc = zlib_ng.crc32(block, crc)
-        except ArchiveError:
-            return False
-        return member.crc32 in (None, crc)
 
 
 def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:

@@ -64,9 +64,8 @@ class ZipReader:
         The first block of an encrypted member is empty: asking for no more checks the password and
         decrypts nothing.
 
-        Raises:
-            PasswordError: the member's check bytes say that the password is not right.
-            ArchiveError: the member is cut off, damaged or not authentic.
+        Raises PasswordError where the member's check bytes say that the password is not right, and
+        ArchiveError where the member is cut off, damaged or not authentic.
         """
         offset, size = self.data_offset(member), member.packed_size
         self._file.seek(offset)

@@ -26,11 +26,7 @@ _CRC = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in ra
 
 
 class Cipher:
-    """The cipher in pure Python, which is slow. Encrypts one member, from its first byte on.
-
-    Attributes:
-        keys: the state now.
-    """
+    """The cipher in pure Python, which is slow. Encrypts one member, from its first byte on."""
 
     def __init__(self, password: bytes = b"") -> None:
         self.keys: Keys = (0x12345678, 0x23456789, 0x34567890)
@@ -62,13 +58,8 @@ def native() -> ModuleType | None:
 def write_encrypted_zip(path: Path, files: Iterable[tuple[str, bytes]], password: str) -> None:
     """Write a zip whose members are deflated and encrypted, as ``zip -P`` does. The complete file or none.
 
-    Args:
-        path: the zip to write; replaced when it exists.
-        files: names with ``/`` between their parts, and contents.
-        password: encoded as UTF-8.
-
-    Raises:
-        struct.error: more than 65,535 files or 4 GiB; this writer is for small sets and knows no Zip64.
+    ``files`` are names with ``/`` between their parts, and contents; the password is encoded as UTF-8. Raises
+    struct.error for more than 65,535 files or 4 GiB; this writer is for small sets and knows no Zip64.
     """
     secret = password.encode()
     directory = []
