@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 if sys.platform == "win32":
     import ctypes
@@ -20,6 +19,7 @@ if sys.platform == "win32":
     _kernel32.LockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4, wintypes.LPVOID]
     _kernel32.UnlockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 3, wintypes.LPVOID]
     _AT_ONCE, _EXCLUSIVE = 1, 2
+    _FirstByte = ctypes.c_size_t * 5  # Windows' OVERLAPPED for the file's beginning: nothing but zeros
     _HELD_BY_ANOTHER = {33, 997}
     _NOT_THERE = {1, 50}  # of a network drive: no such function, not supported
 else:
@@ -42,15 +42,14 @@ def locked(
 ) -> Iterator[int]:
     """Hold the lock that is the file ``path``, which is made and stays.
 
+    The block gets the file's descriptor: on Linux and macOS a process that inherits it holds the lock, too.
+
     Args:
         path: the file.
         patience: seconds to try for; infinity waits for as long as it takes.
         on_wait: called once, when another process holds it and there is patience left.
         shared: take a share of it: any number may have one while nobody holds the lock itself.
         refused: what to raise when another process holds it.
-
-    Yields:
-        The open file's descriptor: on Linux and macOS a process that inherits it holds the lock, too.
 
     Raises:
         BlockingIOError: another process holds it, and there is no ``refused``.
@@ -77,8 +76,7 @@ def locked(
 def is_locked(path: Path) -> bool:
     """Whether some process holds the lock at this moment. Any number may ask at once.
 
-    Raises:
-        OSError: the file cannot be read; ``ENOLCK``: its file system has no locks.
+    Raises OSError where the file cannot be read; ``ENOLCK``: its file system has no locks.
     """
     try:
         with path.open("rb") as file:
@@ -95,7 +93,7 @@ def _acquired(path: Path, descriptor: int, *, shared: bool = False) -> bool:
     none = OSError(errno.ENOLCK, "this file system has no locks", str(path))
     if sys.platform == "win32":
         flags = _AT_ONCE | (0 if shared else _EXCLUSIVE)
-        if _kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _first_byte()):
+        if _kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _FirstByte()):
             return True
         code = ctypes.get_last_error()
         if code not in _HELD_BY_ANOTHER:
@@ -114,10 +112,4 @@ def _acquired(path: Path, descriptor: int, *, shared: bool = False) -> bool:
 def _release(descriptor: int) -> None:
     """Give the lock back; on Windows, closing the file would do so only some time later."""
     if sys.platform == "win32":
-        _kernel32.UnlockFileEx(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _first_byte())
-
-
-def _first_byte() -> Any:
-    """Windows' OVERLAPPED for the file's beginning: nothing but zeros."""
-    if sys.platform == "win32":
-        return (ctypes.c_size_t * 5)()
+        _kernel32.UnlockFileEx(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _FirstByte())

@@ -51,9 +51,8 @@ def _bare(address: re.Match[str]) -> str:
 def scrubber(settings: Iterable[tuple[str, str]]) -> Callable[[str], str]:
     """A function that scrubs a text, JSON or not.
 
-    Args:
-        settings: names and values of variables and overrides; where the name is that of a secret, the value
-            is taken out wherever it is.
+    ``settings`` are names and values of variables and overrides; where a name is that of a secret, its value
+    is taken out wherever it is.
     """
     import getpass  # here, as every command imports this module
 

@@ -37,8 +37,7 @@ class ThreadGroup(Generic[T]):
     def advance(self, amount: int) -> None:
         """Called by a job often enough for Ctrl+C to work within a second: so many bytes more are done.
 
-        Raises:
-            Stopped: the job is to end.
+        Raises Stopped where the job is to end.
         """
         if self._stopped:
             raise Stopped
@@ -55,8 +54,7 @@ class ThreadGroup(Generic[T]):
         Whenever this ends – all is done, a job failed, the caller wants no more, or the user pressed Ctrl+C –
         all threads have ended before.
 
-        Raises:
-            BaseException: the first that a job raised; the other jobs are stopped then.
+        Raises the first that a job raised; the other jobs are stopped then.
         """
         with ThreadPoolExecutor(len(jobs) or 1, "mmfw-job") as pool:
             try:

@@ -81,8 +81,7 @@ class Tree:
     def close(self) -> int:
         """End what is left of the tree, without waiting long for what the system cannot end yet.
 
-        Returns:
-            The exit code; negative is the signal that killed it.
+        Returned is the exit code; negative is the signal that killed it.
         """
         with suppress(ConnectionError), self._line:
             self._line.sendall(b"!")

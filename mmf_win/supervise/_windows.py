@@ -15,7 +15,6 @@ from typing import IO, Any
 
 assert sys.platform == "win32"
 
-
 _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
 _ntdll = ctypes.WinDLL("ntdll")
 _kernel32.CreateJobObjectW.restype = wintypes.HANDLE
@@ -78,8 +77,7 @@ class Tree:
     starts first. It has a console of its own, without a window, so that Ctrl+C and a closed window
     reach only this process. What it takes on Linux besides is for where no job ends it with this process.
 
-    Raises:
-        OSError: Windows refuses to start the process, or to hold it in the job; it is gone then.
+    Raises OSError where Windows refuses to start the process, or to hold it in the job; it is gone then.
     """
 
     def __init__(
@@ -88,14 +86,13 @@ class Tree:
         self._job = _kill_on_close_job()
         with ExitStack() as undo:
             undo.callback(_kernel32.CloseHandle, self._job)
+            flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP | _CREATE_SUSPENDED
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                creationflags=subprocess.CREATE_NO_WINDOW
-                | subprocess.CREATE_NEW_PROCESS_GROUP
-                | _CREATE_SUSPENDED,
+                creationflags=flags,
                 env=env,
             )
             undo.callback(self.process.wait)
@@ -118,8 +115,7 @@ class Tree:
     def close(self) -> int:
         """End what is left of the tree, without waiting long for what the system cannot end yet.
 
-        Returns:
-            The exit code.
+        Returned is the exit code.
         """
         _kernel32.TerminateJobObject(self._job, 1)
         _kernel32.CloseHandle(self._job)
