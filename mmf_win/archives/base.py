@@ -150,10 +150,8 @@ class Archive(ABC):
 
     def _require_unchanged(self, cause: ArchiveError | None = None) -> None:
         if self._version is not None and _version(self.path) not in (None, self._version):
-            raise ArchiveError(
-                f"{self.path}: it was changed while it was read",
-                hint="wait until its download or copy is complete",
-            ) from cause
+            hint = "wait until its download or copy is complete"
+            raise ArchiveError(f"{self.path}: it was changed while it was read", hint=hint) from cause
 
     def _require_password(self) -> str:
         """The password, asked for when it is first needed."""
@@ -213,10 +211,8 @@ class Archive(ABC):
         try:
             return safe_name(raw)
         except ValueError as error:
-            raise ArchiveError(
-                f"{self.path}: member {raw[:100]!r} is refused: {error}",
-                hint="this archive may be an attack; get it from another place",
-            ) from None
+            hint = "this archive may be an attack; get it from another place"
+            raise ArchiveError(f"{self.path}: member {raw[:100]!r} is refused: {error}", hint=hint) from None
 
 
 class Output:
@@ -323,6 +319,5 @@ def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:
 
 def wrong_password(path: Path) -> PasswordError:
     """The error for a password that does not open the archive."""
-    return PasswordError(
-        f"{path}: the password is wrong", hint="upper and lower case count; mind a blank at the end"
-    )
+    hint = "upper and lower case count; mind a blank at the end"
+    return PasswordError(f"{path}: the password is wrong", hint=hint)

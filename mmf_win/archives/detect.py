@@ -56,17 +56,13 @@ def open_archive(path: Path, ask: Ask | None = None, *, listed: bool = True) -> 
     if head.startswith(_GZIP) or _is_tar(head):
         return TarArchive(path, head.startswith(_GZIP), listed=listed)
     if head.startswith(_OTHER_COMPRESSION):
-        raise ArchiveError(
-            f"{path}: of compressed files, zip, 7z and tar.gz are read",
-            hint="unpack it, and name the folder instead",
-        )
+        hint = "unpack it, and name the folder instead"
+        raise ArchiveError(f"{path}: of compressed files, zip, 7z and tar.gz are read", hint=hint)
     if zipfile.is_zipfile(path):  # a self-extracting one begins with a program
         return ZipArchive(path, ask)
     if head.lstrip().lower().startswith(_WEB_PAGE):
-        raise ArchiveError(
-            f"{path}: this is a web page, not an archive",
-            hint="the site probably asked for a login; download the file in a browser",
-        )
+        hint = "the site probably asked for a login; download the file in a browser"
+        raise ArchiveError(f"{path}: this is a web page, not an archive", hint=hint)
     raise ArchiveError(f"{path}: not an archive", hint="zip, 7z, tar and tar.gz files and folders are known")
 
 

@@ -115,15 +115,11 @@ def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
             infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
             ends = [*(info.header_offset for info in infos), archive.start_dir][1:]
         # The length of a comment, which nothing protects, may hide the entries that follow.
-        if (len(infos) - end[module._ECD_ENTRIES_TOTAL]) % _MODULUS:
-            raise zipfile.BadZipFile(
-                f"its directory has {len(infos)} members, not {end[module._ECD_ENTRIES_TOTAL]}"
-            )
+        if (len(infos) - (stated := end[module._ECD_ENTRIES_TOTAL])) % _MODULUS:
+            raise zipfile.BadZipFile(f"its directory has {len(infos)} members, not {stated}")
     except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
-        raise ArchiveError(
-            f"{path}: not a valid zip: {error}",
-            hint="the file may be incomplete or one part of several; get it again",
-        ) from error
+        hint = "the file may be incomplete or one part of several; get it again"
+        raise ArchiveError(f"{path}: not a valid zip: {error}", hint=hint) from error
     for info, end in zip(infos, ends, strict=True):
         yield info, _problem(info, end)
 

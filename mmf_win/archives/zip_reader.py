@@ -146,10 +146,8 @@ class ZipReader:
         return damaged(self._path, reason, member.name)
 
     def _wrong_password(self, member: ZipMember) -> PasswordError:
-        return PasswordError(
-            f"{self._path}: the password does not open member {member.name}",
-            hint="it opens others; this one is damaged, or was encrypted with another password",
-        )
+        hint = "it opens others; this one is damaged, or was encrypted with another password"
+        return PasswordError(f"{self._path}: the password does not open member {member.name}", hint=hint)
 
 
 class Inflater:

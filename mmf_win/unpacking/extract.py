@@ -47,20 +47,16 @@ def unpack_chosen(
 ) -> dict[str, Entry]:
     """Write the chosen members below ``here.new``.
 
+    Returned is what is there now, by paths with ``/`` below ``here.new``.
+
     Args:
         archive: opened; a tar need not be listed.
-        choose: which members, and where to.
-        here: the staging folder.
         title: of the progress bar.
         digest: is fed with the archive itself; complete when this has ended.
         enough: stop after so many; the digest is incomplete then.
 
-    Returns:
-        path below ``here.new``, with ``/`` → what is there now.
-
-    Raises:
-        ArchiveError: the archive is damaged or hostile, or two members are for one file.
-        ResourceError: the members do not fit on the disk.
+    Raises ArchiveError where the archive is damaged or hostile, or two members are for one file, and
+    ResourceError where the members do not fit on the disk.
     """
     needed = sum(member.size for member in archive.members if choose(member.name) is not None)
     require_space(here.new, needed)
@@ -183,8 +179,7 @@ def make_manifest(
 ) -> Manifest:
     """The manifest of files that came out of an archive; it is not written.
 
-    Raises:
-        ArchiveError: the archive is not the expected one.
+    Raises ArchiveError where the archive is not the expected one.
     """
     if expected_sha256 not in (None, source.sha256):
         differs = f"its SHA-256 is {source.sha256}, not {expected_sha256}"
@@ -199,8 +194,7 @@ def install_repaired(
 ) -> None:
     """Move the staged files ``names`` to their places, if they are what the manifest says.
 
-    Raises:
-        ArchiveError: a file is not there, or has other content; nothing was changed.
+    Raises ArchiveError where a file is not there, or has other content; nothing was changed then.
     """
     for name in names:
         if name not in files or files[name].sha256 != manifest.files[name].sha256:

@@ -42,12 +42,7 @@ _FLUSHED_AT_ONCE = 8
 
 
 class Staging:
-    """A folder for unfinished files, of which there is one at a time.
-
-    Attributes:
-        folder: the staging folder itself.
-        new: write here.
-    """
+    """A staging folder, of which there is one at a time; files are written below ``new``."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -106,12 +101,8 @@ def staging(root: Path, *, wait: bool = False) -> Iterator[Staging]:
 
     What a process that died has left in it is removed, or moved to its place where that had begun.
 
-    Args:
-        root: the folder that the files are for.
-        wait: for another process to finish, rather than refuse; it may then have done the same step already.
-
-    Raises:
-        UsageError: another process is at work in ``root``.
+    Raises UsageError where another process is at work in ``root``, unless told to ``wait`` until it has
+    finished; it may then have done the same step already.
     """
     root.mkdir(parents=True, exist_ok=True)
     refused = _at_work(root)
@@ -141,9 +132,7 @@ def is_unfinished(root: Path) -> bool:
 def require_finished(root: Path) -> None:
     """Refuse to read files in ``root`` of which some may belong to an older set, or are not there yet.
 
-    Raises:
-        DatasetError: a process is moving them there.
-        UnfinishedInstallation: it has died.
+    Raises DatasetError while a process is moving them there, UnfinishedInstallation where it has died.
     """
     if is_unfinished(root):
         if is_locked(root / LOCK):
@@ -159,8 +148,7 @@ def require_finished(root: Path) -> None:
 def reading(root: Path) -> Iterator[None]:
     """Keep every mmfw from changing the files in ``root`` meanwhile, where this user may write there.
 
-    Raises:
-        UsageError: one is at work there.
+    Raises UsageError where one is at work there.
     """
     with ExitStack() as stack:
         with suppress(OSError):
@@ -209,19 +197,17 @@ def _sync_disk_of(path: Path) -> bool:
 def require_space(folder: Path, needed: int) -> None:
     """Refuse to begin what will not fit: so many bytes in a folder that need not exist yet.
 
-    Raises:
-        ResourceError: the disk has not that much and a reserve of 64 MiB.
-        UsageError: there is no such drive.
+    Raises ResourceError where the disk has not that much and a reserve of 64 MiB, and UsageError where there
+    is no such drive.
     """
     free = free_space(folder)
     if free is None:
         message = f"{folder}: there is no drive {folder.anchor}"
         raise UsageError(message, hint="choose another with --data-dir")
     if free < needed + _RESERVE:
-        raise ResourceError(
-            f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free",
-            hint="free some space, or choose a folder on another disk with --data-dir",
-        )
+        message = f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free"
+        hint = "free some space, or choose a folder on another disk with --data-dir"
+        raise ResourceError(message, hint=hint)
 
 
 def _remove(folder: Path) -> None:
