@@ -16,7 +16,7 @@ from mmf_win.commands.overrides import require_optimizer_kept, require_trainable
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import tracked, usable, write_page
 from mmf_win.console import aligned, controls_escaped, duration, print_json, print_tree, say, shell_line
-from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.paths import DatasetPaths, Places, expanded, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SWEEPS, Run
@@ -173,7 +173,7 @@ def command(
         if page:
             try:
                 write_page(run)
-            except DataError as error:  # the run has ended well all the same
+            except (MmfwError, OSError) as error:  # the run has ended well all the same
                 say(f"note: no page is sent: {error}")
     _print_result(run, as_json)
     return run
