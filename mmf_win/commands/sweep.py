@@ -39,6 +39,7 @@ from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.table import cost, flat, lines
 from mmf_win.sweeps.task import Task, begun, joined, require_known
 from mmf_win.tracking import Models
+from mmf_win.tracking.sending import What
 from mmf_win.upstream.install import require_packages
 
 _MOST_SEEDS = 10_000
@@ -150,7 +151,7 @@ def run(
     usable(trackers, models, page)
     named = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
     track = [word for name in trackers if named for word in ("--track", name)]  # MMFW_TRACK they inherit
-    track += [*(["--track-models", models] if models != "none" else []), *(["--track-page"] if page else [])]
+    track += What(models, page).options
     typed: dict[str, Any] = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir}
     typed |= {"KEY=VALUE": words[1:], "--track": track}
     asked, text, folder = _read(words[0], typed, output, save_dir, failed=failed, dry_run=dry_run)

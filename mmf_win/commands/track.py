@@ -21,7 +21,7 @@ from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.tracking import Models, datasets
 from mmf_win.tracking.follower import following
-from mmf_win.tracking.sending import Sender, Sent, What, destinations, event_files
+from mmf_win.tracking.sending import Sender, Sent, Sweep, What, destinations, event_files
 from mmf_win.tracking.tracker import Tracker, tracker
 from mmf_win.upstream.install import require_packages
 
@@ -58,7 +58,7 @@ def tracked(
     trackers: Sequence[Tracker], models: Models, page: bool
 ) -> AbstractContextManager[Callable[[Run], None]]:
     """Yield what has a run followed until the end of the block, as :func:`following` does."""
-    return following(trackers, lambda run: _what(run, models, page))
+    return following(trackers, What(models, page), _sweep_of)
 
 
 def write_page(run: Run) -> None:
@@ -68,12 +68,11 @@ def write_page(run: Run) -> None:
     pages.of_run(run)
 
 
-def _what(run: Run, models: Models, page: bool) -> What:
-    """What is sent of a run; one of a sweep lies below that there."""
+def _sweep_of(run: Run) -> Sweep | None:
+    """The sweep of a run, below which it lies there."""
     task = run.path.parent.parent
     sweep = SweepFolder(task.parent)
-    of = (sweep.key(), f"sweeps/{sweep.path.name}", str(sweep.tracking_lock)) if is_task(task) else None
-    return What(models, page, of)
+    return (sweep.key(), f"sweeps/{sweep.path.name}", str(sweep.tracking_lock)) if is_task(task) else None
 
 
 @command.command(
@@ -105,7 +104,7 @@ def push(
             if page:
                 write_page(run)
             for to in found:
-                told.append({"run": run.id, **_push(run, to, _what(run, models, page))})
+                told.append({"run": run.id, **_push(run, to, What(models, page, _sweep_of(run)))})
                 progress.advance(1)
     if as_json:
         print_json(told)

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -24,7 +24,8 @@ from mmf_win.errors import Interrupted
 from mmf_win.locking import is_locked
 from mmf_win.paths import module_command
 from mmf_win.runs.folder import Run
-from mmf_win.tracking.sending import Sender, Sent, What
+from mmf_win.scrub import without_secrets
+from mmf_win.tracking.sending import Sender, Sent, Sweep, What
 from mmf_win.tracking.tracker import Tracker, tracker, why
 
 _log = logging.getLogger(__name__)
@@ -33,11 +34,14 @@ _BETWEEN, _LONGEST_BETWEEN = 3.0, 60.0  # seconds from one look at the run to th
 _TO_SEND = 120.0  # seconds of one look, beside one for each MiB of a checkpoint
 _BETWEEN_MODELS = 600.0
 _AFTER_CTRL_C = 5.0
+_HURRY, _CALM = b"!", b"."
 _LEFT = 3
 
 
 @contextmanager
-def following(trackers: Sequence[Tracker], what: Callable[[Run], What]) -> Iterator[Callable[[Run], None]]:
+def following(
+    trackers: Sequence[Tracker], what: What, sweep_of: Callable[[Run], Sweep | None]
+) -> Iterator[Callable[[Run], None]]:
     """Yield what starts the followers of a run, one a tracker; the end of the block waits for their ends.
 
     It does so for as long as they send, but for five seconds after Ctrl+C. A note says what is left then, and
@@ -48,19 +52,19 @@ def following(trackers: Sequence[Tracker], what: Callable[[Run], What]) -> Itera
     def start(run: Run) -> None:
         for to in trackers:
             try:
-                started.append((run, to, _start(run, to, what(run))))
+                started.append((run, to, _start(run, to, replace(what, sweep=sweep_of(run)))))
             except OSError as error:  # of a full disk, perhaps
-                _say_left(run, to, str(error))
+                _say_left(run, to, what, str(error))
 
     try:
         yield start
     except (Interrupted, KeyboardInterrupt):
-        _end(started, time.monotonic() + _AFTER_CTRL_C)
+        _end(started, what, time.monotonic() + _AFTER_CTRL_C)
         raise
     except BaseException:
-        _end(started)
+        _end(started, what)
         raise
-    _end(started)
+    _end(started, what)
 
 
 def _start(run: Run, to: Tracker, what: What) -> subprocess.Popen[bytes]:
@@ -79,13 +83,15 @@ def _log_of(run: Run, to: Tracker) -> Path:
 
 
 def _end(
-    started: Sequence[tuple[Run, Tracker, subprocess.Popen[bytes]]], deadline: float = float("inf")
+    started: Sequence[tuple[Run, Tracker, subprocess.Popen[bytes]]],
+    what: What,
+    deadline: float = float("inf"),
 ) -> None:
     """Tell followers that mmfw ends, wait for them, and say what they leave."""
     for _, _, process in started:
         assert process.stdin is not None
         with suppress(OSError):  # it has ended
-            process.stdin.write(b"" if deadline == float("inf") else b"!")
+            process.stdin.write(_CALM if deadline == float("inf") else _HURRY)
             process.stdin.close()
     told = time.monotonic() + 1
     for run, to, process in started:
@@ -103,27 +109,27 @@ def _end(
         if process.poll() is None:
             process.kill()
             process.wait()
-            _say_left(run, to, "there was no time to send all" if to.answers else "it does not answer")
+            _say_left(run, to, what, "there was no time to send all" if to.answers else "it does not answer")
         elif process.returncode:
-            _say_left(run, to, Sent.of(run, to).error or f"see {_log_of(run, to)}")
+            _say_left(run, to, what, Sent.of(run, to).error or f"see {_log_of(run, to)}")
 
 
-def _say_left(run: Run, to: Tracker, reason: str) -> None:
-    push = shell_line("mmfw", "track", "push", run.path, "--to", to.name)
+def _say_left(run: Run, to: Tracker, what: What, reason: str) -> None:
+    push = shell_line("mmfw", "track", "push", run.path, "--to", to.name, *what.options)
     _log.warning("%s lacks some of run %s: %s; `%s` sends it later", to.name, run.id, reason, push)
 
 
 def follow(run: Run, to: Tracker, what: What) -> int:
     """Send what becomes of a run until mmfw and its worker have ended; return 0 if all is sent."""
-    mmfw_ended, in_a_hurry, is_alone = Event(), Event(), Event()
-    give_up = float("inf")
+    mmfw_ended, is_alone = Event(), Event()
+    give_up, said = float("inf"), b""
 
     def listen() -> None:
-        if os.read(0, 1):
-            in_a_hurry.set()
+        nonlocal said
+        said = os.read(0, 1)
         mmfw_ended.set()
         time.sleep(_AFTER_CTRL_C + 1)  # by then mmfw has ended it, if it was not ended at once
-        if in_a_hurry.is_set():
+        if said == _HURRY:
             os._exit(_LEFT)
         if not is_alone.is_set():  # another follower sends this run: it sends this, too
             os._exit(0)
@@ -139,19 +145,20 @@ def follow(run: Run, to: Tracker, what: What) -> int:
     with Sent.of(run, to).alone(run, patience=float("inf")):  # another one may follow an earlier command
         is_alone.set()
         while True:
-            is_over = mmfw_ended.is_set() and not is_locked(run.lock)
+            # A worker outlives only a mmfw that was killed, and so says nothing; another one is no concern.
+            is_over = mmfw_ended.is_set() and (said != b"" or not is_locked(run.lock))
             try:
                 sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
                 give_up = time.monotonic() + _TO_SEND + max(sizes, default=0) / (1 << 20)
                 sender = sender or Sender(run, to, what)
-                hurried = float("inf") if in_a_hurry.is_set() else _BETWEEN_MODELS
-                sender.send(0.0 if is_over and not in_a_hurry.is_set() else hurried)
+                at_end = float("inf") if said == _HURRY else 0.0
+                sender.send(at_end if is_over else _BETWEEN_MODELS)
                 if is_over:
                     sender.close()
                     return 0
                 between = _BETWEEN
             except Exception as error:  # of the tracker's package, or of the disk
-                _log.warning("%s: %s", type(error).__name__, error)
+                _log.warning("%s: %s", type(error).__name__, without_secrets(str(error)))
                 sent, sender = Sent.of(run, to), None
                 sent.error = why(error)
                 with suppress(OSError):

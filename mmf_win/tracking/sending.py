@@ -27,6 +27,7 @@ from mmf_win.tracking import Models
 from mmf_win.tracking.tracker import About, Point, Tracker
 from mmf_win.upstream.overrides import leaves
 
+Sweep = tuple[str, str, str]
 _CHECKPOINTS = {"best": "best.ckpt", "last": "current.ckpt"}
 _SCORES = ".metrics.json"
 _SCALARS = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
@@ -46,7 +47,13 @@ class What:
 
     models: Models = "none"
     pages: bool = False
-    sweep: tuple[str, str, str] | None = None
+    sweep: Sweep | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """The options that choose it."""
+        models = ["--track-models", self.models] if self.models != "none" else []
+        return [*models, *(["--track-page"] if self.pages else [])]
 
 
 @dataclass

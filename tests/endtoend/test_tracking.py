@@ -74,10 +74,12 @@ def test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its_end(
 
 
 def test_a_server_that_never_answers_keeps_nobody_waiting(tool: Tool, hanging: str) -> None:
-    with user(tool, "train", tool.preset("visual_bert"), *_WORDS, *_TO) as who:
+    what = ("--track-models", "best")
+    with user(tool, "train", tool.preset("visual_bert"), *_WORDS, *_TO, *what) as who:
         run = who.sees("train")
         assert who.gets_the_prompt_back() == 0
     assert who.read.count("mmfw track push") == 1 and "it does not answer" in who.read
+    assert "--to mlflow --track-models best" in who.read
     assert len(losses(run)) == 60 and not followers(run)
 
 

@@ -47,8 +47,10 @@ def tell(run: Run, events: list[dict[str, object]]) -> None:
         file.write(b"".join(map(json_bytes, events)))
 
 
-def follower(tracker: str, run: Run, what: str = "{}") -> subprocess.CompletedProcess[bytes]:
+def follower(
+    tracker: str, run: Run, what: str = "{}", said: bytes = b""
+) -> subprocess.CompletedProcess[bytes]:
     """A real follower that begins when mmfw has ended, to its end."""
     command = module_command("mmf_win.tracking.follower", tracker, str(run.path), what)
     environ = {**os.environ, "PYTHONUTF8": "1"}
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, env=environ, timeout=300)
+    return subprocess.run(command, input=said, capture_output=True, env=environ, timeout=300)

@@ -318,6 +318,15 @@ def test_a_record_of_scores_that_cannot_be_read_keeps_nothing_else_back(
     assert mlflow.run().info.status == "FINISHED" and f"reports/{csv.name}" in mlflow.files("reports")
 
 
+def test_a_follower_of_a_prediction_does_not_wait_for_a_training_beside_it(
+    world: World, mlflow: Seen
+) -> None:
+    run = world.run()
+    with locked(run.lock):
+        assert follower("mlflow", run, said=b".").returncode == 0
+    assert mlflow.run().info.status == "RUNNING"
+
+
 def test_a_follower_leaves_the_run_to_another_one_once_mmfw_has_ended(world: World, mlflow: Seen) -> None:
     run = world.run()
     with Sent.of(run, tracker("mlflow")).alone(run):
