@@ -6,7 +6,8 @@ A folder is read as if it were an archive.
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
+from functools import partial
 from pathlib import Path
 
 from mmf_win.archives.base import BLOCK, Archive, Ask, Choose, Extracted, Member, damaged, with_problems
@@ -88,10 +89,6 @@ class FolderArchive(Archive):
 
     def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
         for member, target in self._chosen(self.members, choose).items():
-            yield self._write(member, target, _blocks(self.path / member.name), progress)
-
-
-def _blocks(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as opened:
-        while block := opened.read(BLOCK):
-            yield block
+            with (self.path / member.name).open("rb") as file:
+                done = self._write(member, target, iter(partial(file.read, BLOCK), b""), progress)
+            yield done

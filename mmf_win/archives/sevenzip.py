@@ -34,12 +34,7 @@ _idle: list[subprocess.Popen[bytes]] = []
 
 @dataclass(frozen=True)
 class SevenZipMember(Member):
-    """A file in a 7z.
-
-    Attributes:
-        number: its place in the archive.
-        stream: which compressed stream it is in; None for an empty file.
-    """
+    """A file in a 7z: its ``number`` there, and the compressed ``stream`` it is in; None for an empty one."""
 
     number: int = field(kw_only=True)
     stream: int | None = field(kw_only=True)

@@ -79,7 +79,10 @@ class TarArchive(Archive):
                 yield self._write(member, target, self._blocks(content, info), ignore)
 
     def _member(self, info: tarfile.TarInfo) -> Member:
-        return Member(self._safe_name(info.name), info.size, problem=_problem(info))
+        problem = None if info.isreg() else "it is a device, not a file"
+        if info.issym() or info.islnk():
+            problem = "it is a link"
+        return Member(self._safe_name(info.name), info.size, problem=problem)
 
     def _blocks(self, content: ReadAhead, info: tarfile.TarInfo) -> Iterator[memoryview]:
         """The content of a member that is a file."""
@@ -158,9 +161,3 @@ class _Info(tarfile.TarInfo):
 
     # What tarfile calls for each of the four ways to say that a member is sparse.
     _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
-
-
-def _problem(info: tarfile.TarInfo) -> str | None:
-    if info.issym() or info.islnk():
-        return "it is a link"
-    return None if info.isreg() else "it is a device, not a file"

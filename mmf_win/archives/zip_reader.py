@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,11 +23,9 @@ LOCAL_HEADER = struct.Struct("<4s22xHH")
 
 @dataclass(frozen=True)
 class ZipMember(Member):
-    """A file in a zip.
+    """A file in a zip, with what the directory says of it.
 
-    Attributes:
-        info: what the archive's directory says of it.
-        aes: how WinZip's encryption was used, None for a member that is plain or classically encrypted.
+    ``aes`` is None for a member that is plain or classically encrypted.
     """
 
     info: zipfile.ZipInfo = field(kw_only=True, compare=False)
@@ -55,8 +53,17 @@ class ZipReader:
     def content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's own bytes; see :meth:`packed`."""
         method = member.aes.method if member.aes else member.info.compress_type
-        packed = self.packed(member)
-        return packed if method == zipfile.ZIP_STORED else self._inflated(member, packed)
+        if method == zipfile.ZIP_STORED:
+            yield from self.packed(member)
+            return
+        inflater = Inflater()
+        try:
+            # To its end even when all is unpacked: an AES member's MAC comes last.
+            for block in self.packed(member):
+                yield from inflater.feed(block)
+            yield inflater.flush()
+        except INFLATE_ERROR as error:
+            raise self._error("its compressed data is damaged", member) from error
 
     def packed(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's bytes as they were compressed, decrypted. Each block is good until the next one.
@@ -115,15 +122,6 @@ class ZipReader:
             check = hour << 3 | minute >> 3
         if header[HEADER_SIZE - 1] != check:
             raise self._wrong_password(member)
-
-    def _inflated(self, member: ZipMember, packed: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-        inflater = Inflater()
-        try:
-            for block in packed:  # to its end even when all is unpacked: an AES member's MAC comes last
-                yield from inflater.feed(block)
-            yield inflater.flush()
-        except INFLATE_ERROR as error:
-            raise self._error("its compressed data is damaged", member) from error
 
     def _raw(self, member: ZipMember, size: int) -> Iterator[memoryview]:
         """The next bytes of the file, in blocks that each lie at the beginning of ``self._block``."""
