@@ -106,6 +106,7 @@ def of_runs(
     colours = dict(zip(apart, cycle(plots.SERIES)))  # of the groups, or of the runs of the only one
     roles = [colours.get(e.known.summary.id) or colours[group_of[e.known.run]] for e in shown]
     numbers = {group.name: group.entries[0].known.request.published for group in groups}
+    varied = [(settings[e.known.run], e.best) for e in entries if e.known.run in settings]
     papers = {name: split and published(of, split, "auroc") for name, of in numbers.items()}
     return {
         "groups": groups,
@@ -119,9 +120,7 @@ def of_runs(
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
         "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": plots.by_setting(
-            [(settings[e.known.run], e.best) for e in entries if e.known.run in settings]
-        ),
+        "settings": plots.by_setting(varied),
         "plots": plots.overlaid([*zip((entry.curves for entry in shown), roles, strict=True)]),
         "colours": colours,
     }

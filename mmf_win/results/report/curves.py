@@ -122,21 +122,19 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
         elif kind == "train_started":
             spent, began, current = seconds, time, event.get("attempt")
             why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
-            attempts.append(
-                TrainedAttempt(
-                    update=event.get("update", 0),
-                    batch=event.get("batch"),
-                    micro_batch=event.get("micro_batch"),
-                    device=event.get("device"),
-                    why=why if attempts else "",
-                    data=Coverage.read(event.get("data")),
-                    total=event.get("max_updates"),
-                )
+            attempt = TrainedAttempt(
+                update=event.get("update", 0),
+                batch=event.get("batch"),
+                micro_batch=event.get("micro_batch"),
+                device=event.get("device"),
+                why=why if attempts else "",
+                data=Coverage.read(event.get("data")),
+                total=event.get("max_updates"),
             )
+            attempts.append(attempt)
             outcome = None
-            first = attempts[-1].update
-            undone += [sample for sample in samples if sample.update > first]
-            samples = [sample for sample in samples if sample.update <= first]
+            undone += [sample for sample in samples if sample.update > attempt.update]
+            samples = [sample for sample in samples if sample.update <= attempt.update]
         elif kind == "run_ended":
             outcome = str(event.get("outcome"))
         elif not attempts or event.get("attempt") != current or event.get("final"):
