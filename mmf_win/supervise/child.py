@@ -46,10 +46,10 @@ def run_child(
     log: Path,
     environment: Mapping[str, str],
     stop_file: Path,
-    exit_file: Path | None,
     watch: Callable[[], bool],
-    on_stop: Callable[[], None],
     patience: float,
+    exit_file: Path | None = None,
+    on_stop: Callable[[], None] = lambda: None,
     terminate: float | None = None,
     held: Sequence[int] = (),
     stops: Callable[[], int] | None = None,
@@ -68,10 +68,10 @@ def run_child(
         log: the child's output is appended here.
         environment: the child's environment.
         stop_file: the file that asks the child to leave.
-        exit_file: the file by which it says how it ended; None for a child that has none.
         watch: called several times a second; True when the child made progress since the last call.
-        on_stop: called once, when the user asked for a stop.
         patience: seconds.
+        exit_file: the file by which it says how it ended; None for a child that has none.
+        on_stop: called once, when the user asked for a stop.
         terminate: for a child that may know no stop file: seconds after the first stop, when it gets SIGTERM
             if it is still there. Windows has no such signal. It does not outlive this process.
         held: descriptors, of a lock for example, that stay open until the child has ended, even when this

@@ -212,9 +212,7 @@ class _Turn:
                 log=log,
                 environment=self._environment(),
                 stop_file=folder.stop.absolute(),
-                exit_file=None,
                 watch=_Watch(folder, log if how.aloud else None, self.tell, partial(self._trains, name)),
-                on_stop=lambda: None,
                 patience=2 * how.patience,  # the command's own comes first
                 terminate=None if has_ours else _POLITE,
                 held=[self.held],
