@@ -16,7 +16,7 @@ from mmf_win.console import Progress, aligned, print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import read_events
-from mmf_win.runs.folder import Run, is_task
+from mmf_win.runs.folder import Run, is_task, reading
 from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.tracking import Models, datasets
@@ -115,7 +115,7 @@ def push(
 
 def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
     """Send what is missing, and tell what is there then."""
-    with Sent.of(run, to).alone(run), to.asked():
+    with Sent.of(run, to).alone(run), reading(run), to.asked():
         sender = Sender(run, to, what)
         new = sender.send()
         sender.close()

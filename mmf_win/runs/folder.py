@@ -137,9 +137,10 @@ def training_alone(run: Run) -> AbstractContextManager[int]:
 
 
 def require_unused(run: Run) -> None:
-    """Raise UsageError where some process trains the run or predicts with it."""
+    """Raise UsageError where some process trains the run, predicts with it or sends it to a tracker."""
     require_idle(run)
-    refused = UsageError(f"run {run.id} is predicting", hint="stop it first, or wait until it has ended")
+    hint = "stop it first, or wait until it has ended"
+    refused = UsageError(f"run {run.id} is predicting, or is being sent to a tracker", hint=hint)
     with locked(run.readers, refused=refused):
         pass
 
@@ -166,7 +167,7 @@ def remove(run: Run) -> None:
     """Remove the run's folder, and its name's where that was the last run of the name.
 
     Raises:
-        UsageError: the run is being trained, or predicts.
+        UsageError: the run is being trained, predicts or is being sent.
         OSError: it cannot be removed; Windows refuses that for files that are open.
     """
     require_unused(run)

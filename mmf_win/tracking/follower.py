@@ -23,7 +23,7 @@ from mmf_win.console import log_shown, shell_line
 from mmf_win.errors import Interrupted
 from mmf_win.locking import is_locked
 from mmf_win.paths import module_command
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import Run, reading
 from mmf_win.scrub import without_secrets
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What
 from mmf_win.tracking.tracker import Tracker, tracker, why
@@ -142,7 +142,8 @@ def follow(run: Run, to: Tracker, what: What) -> int:
     Thread(target=listen, daemon=True).start()
     Thread(target=watch, daemon=True).start()
     between, sender = _BETWEEN, None
-    with Sent.of(run, to).alone(run, patience=float("inf")):  # another one may follow an earlier command
+    alone = Sent.of(run, to).alone(run, patience=float("inf"))  # another one may follow an earlier command
+    with alone, reading(run):
         is_alone.set()
         while True:
             # A worker outlives only a mmfw that was killed, and so says nothing; another one is no concern.

@@ -14,15 +14,17 @@ from typing import Any
 
 import pytest
 
+from mmf_win.errors import UsageError
 from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.paths import module_command
 from mmf_win.protocol import Exit, read_events
 from mmf_win.results import saved_metrics
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import Run, require_unused
 from mmf_win.sweeps import folder
 from mmf_win.sweeps.folder import SweepFolder, write_yaml
 from mmf_win.tracking.sending import Sender, Sent, What, destinations
+from mmf_win.tracking.to_mlflow import Connection
 from mmf_win.tracking.tracker import tracker
 from tests.tracking.conftest import follower, tell
 from tests.worlds.browser import needs_browser, running_browser
@@ -325,6 +327,23 @@ def test_a_follower_of_a_prediction_does_not_wait_for_a_training_beside_it(
     with locked(run.lock):
         assert follower("mlflow", run, said=b".").returncode == 0
     assert mlflow.run().info.status == "RUNNING"
+
+
+def test_a_run_is_not_removed_while_it_is_sent(
+    world: World, mlflow: Seen, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run()
+    refused: list[str] = []
+
+    def removing(*_: object) -> None:
+        with pytest.raises(UsageError) as error:
+            require_unused(run)
+        refused.append(str(error.value))
+
+    monkeypatch.setattr(Connection, "points", removing)
+    mmfw("track", "push", "--to", "mlflow", "--save-dir", world.save)
+    assert refused and "is being sent" in refused[0]
+    require_unused(run)
 
 
 def test_a_follower_leaves_the_run_to_another_one_once_mmfw_has_ended(world: World, mlflow: Seen) -> None:
