@@ -112,4 +112,4 @@ class Connection(Tracker):
 
 def _name(name: str) -> str:
     """A name with what MLflow refuses replaced."""
-    return re.sub(r"[^\w\-. :/]", "_", name)[:250]
+    return re.sub(r"[^\w\-. :/]|(?<![^/])\.{0,2}(?![^/])", "_", name)[:250]

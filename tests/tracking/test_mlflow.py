@@ -374,3 +374,11 @@ def test_tasks_that_ask_at_once_are_told_the_same_sweep(
     keys.append(SweepFolder(tmp_path).key())
     other.join()
     assert len({*keys}) == 1 and len(keys[0]) == 32
+
+
+def test_names_that_mlflow_refuses_are_sent_under_others(world: World, mlflow: Seen) -> None:
+    run = world.run()
+    metrics = {"a%b": 0.1, "": 0.2, "../up": 0.3, "a//b": 0.4}
+    tell(run, [{"t": BEGAN, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])
+    send(run)
+    assert {"val/a_b", "val/_", "val/_/up", "val/a/_/b"} <= mlflow.series()
