@@ -95,11 +95,11 @@ def _end(
             process.stdin.close()
     told = time.monotonic() + 1
     for run, to, process in started:
-        known = Sent.of(run, to)
+        known, until = Sent.of(run, to), deadline
         if known.error or not (to.answers or known.id):  # nor will it, most likely
-            deadline = min(deadline, time.monotonic() + _AFTER_CTRL_C)
+            until = min(deadline, time.monotonic() + _AFTER_CTRL_C)
         try:
-            while process.poll() is None and time.monotonic() < deadline:
+            while process.poll() is None and time.monotonic() < until:
                 time.sleep(0.05)
                 if time.monotonic() > told:
                     told = float("inf")
