@@ -35,7 +35,13 @@ def server(folder: Path) -> Iterator[None]:
     ]
     with (folder / "mlflow.txt").open("wb") as log:
         command = [PYTHON, "-m", "mlflow", *words]
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        environ = {
+            **os.environ,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }  # of things that nobody asks for
+        process = subprocess.Popen(
+            command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True
+        )
     try:
         while process.poll() is None and not _answers(address):
             time.sleep(0.1)

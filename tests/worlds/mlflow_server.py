@@ -49,7 +49,13 @@ def _start(folder: Path) -> tuple[str, str]:
     words += ["--artifacts-destination", str(folder / "artifacts")]
     with (folder / "log.txt").open("wb") as log:
         command = [sys.executable, "-m", "mlflow", "server", *words]
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        environ = {
+            **os.environ,
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+        }  # of things that nobody asks for
+        process = subprocess.Popen(
+            command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True
+        )
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
