@@ -102,9 +102,8 @@ def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str
             ``last`` for the newest that has a checkpoint.
         wanted: ``best``, ``last`` or paths.
 
-    Raises:
-        UsageError: there is no such run, or one is named twice.
-        CheckpointError: there is no such checkpoint, or it is broken.
+    Raises UsageError where there is no such run, or one is named twice, and CheckpointError where there is no
+    such checkpoint, or it is broken.
     """
     names: Sequence[str | None] = runs or [None]
     members = [_choose(save_dir, name, which) for name in names for which in wanted]

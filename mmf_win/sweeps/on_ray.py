@@ -116,9 +116,8 @@ class Cluster:
                 where the cluster has no GPUs.
             count: how many slots; None for as many as the cluster has room for.
 
-        Raises:
-            UsageError: no node has so many GPUs, or a CPU.
-            MmfError: a node that would be used has another mmfw or none, or does not see what it needs.
+        Raises UsageError where no node has so many GPUs, or a CPU, and MmfError where a node that would be
+        used has another mmfw or none, or does not see what it needs.
         """
         wanted = [0 if name == CPU else len(name.split(",")) for name in resources or ()]
         wanted = wanted or [min(1, self._room(1))]

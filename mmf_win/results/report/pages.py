@@ -37,9 +37,8 @@ def of_run(
         output: the page; None for one beside the predictions that has their name, or ``report.html``.
         images: whether the page holds small copies of the memes.
 
-    Raises:
-        UsageError: ``split`` was not predicted.
-        DataError: predictions, annotations or the run's request cannot be read.
+    Raises UsageError where ``split`` was not predicted, and DataError where predictions, annotations or the
+    run's request cannot be read.
     """
     known = Record.read(run)
     dataset = _dataset(known, data_dir)
@@ -98,9 +97,8 @@ def of_runs(
         output: the page.
         settings: the parameters in which runs of a sweep differ, to be shown with what came of them.
 
-    Raises:
-        UsageError: fewer than two different runs are named, or none of them has predicted ``split``.
-        DataError: predictions, annotations or a run's request cannot be read.
+    Raises UsageError where fewer than two different runs are named, or none of them has predicted ``split``,
+    and DataError where predictions, annotations or a run's request cannot be read.
     """
     runs = list(dict.fromkeys(runs))
     if len(runs) < 2:
