@@ -10,12 +10,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
-from http.client import HTTPException
 from importlib import import_module
 from pathlib import Path
 from typing import ClassVar
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.scrub import without_secrets
@@ -91,6 +88,10 @@ class Tracker(ABC):
             MmfError: the package is missing.
             UsageError: something else answers there.
         """
+        from http.client import HTTPException  # here, as every training imports this module
+        from urllib.error import HTTPError
+        from urllib.request import Request, urlopen
+
         require_packages(self.name, extra=f"[{self.name}]")
         refused = UsageError(f"{self.address} is no server of {self.name}", hint=f"see {self.variable}")
         scheme, is_address, _ = self.server.partition("://")
