@@ -5,7 +5,7 @@
     <output>/
       sweep.yaml        what was asked for last; what of it has not begun has no folder
       optuna.sqlite     what Optuna knows of a search
-      tracking.key      tells trackers which sweep it is; tracking.lock is held while one is asked
+      tracking.key      tells trackers which sweep it is; tracking.*lock is held while it is made there
       optuna.lock       held while a driver makes the study, or makes or ends a trial, which Optuna mixes up
       <task>/           named by its parameters
         param           YAML: its values and names
