@@ -137,7 +137,7 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
     for run in [find_run(save_dir, name)] if name else with_sweeps(save_dir):
         for sent in destinations(run):
             files = event_files(run).items()
-            left = sum(len(read_events(file)) - sent.events.get(name, 0) for name, file in files)
+            left = sum(max(0, len(read_events(file)) - sent.events.get(name, 0)) for name, file in files)
             told.append({"run": run.id, "events_left": left, **asdict(sent)})
     if as_json:
         print_json(told)
