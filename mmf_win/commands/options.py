@@ -170,23 +170,19 @@ no_retry = click.option(
 )
 
 
-def _trackers(option: str, meaning: str) -> _Decorator:
-    """Trackers, which MMFW_TRACK names, too."""
-    how: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
-    return click.option(option, "trackers", type=click.Choice(TRACKERS), help=meaning, **how)
-
-
 def to_track(option: str, meaning: str) -> _Decorator:
     """Options of what is sent to trackers: ``trackers``, which ``option`` names, ``models`` and ``page``."""
     of_models = "The checkpoint that is sent, too: at the end, and in between at most every ten minutes."
     choice = click.Choice(get_args(Models))
+    how: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
+    trackers = click.option(option, "trackers", type=click.Choice(TRACKERS), help=meaning, **how)
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         page = click.option(
             "--track-page", "page", is_flag=True, help="Send the report page, which holds memes."
         )
         models = click.option("--track-models", "models", type=choice, default="none", help=of_models)
-        return _trackers(option, meaning)(models(page(function)))
+        return trackers(models(page(function)))
 
     return decorate
 
@@ -196,6 +192,16 @@ tracking = to_track(
     "Send settings, scalars, predictions and the outcome to a tracker; may be given several times. "
     "docs/tracking.md says where its server is named.",
 )
+
+
+def agreed(question: str, yes: bool) -> bool:
+    """Whether the user says yes, or has said so before. Raises UsageError where nobody answers."""
+    try:
+        return yes or click.confirm(question, err=True)
+    except click.Abort as error:
+        if isinstance(error.__context__, EOFError):
+            raise UsageError("nobody is there to answer", hint="--yes goes on without asking") from None
+        raise
 
 
 def ask(function: Callable[..., None]) -> Callable[..., None]:

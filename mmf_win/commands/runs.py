@@ -254,22 +254,12 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     remove_asked({run.id: run.path for run in chosen}, lambda: [*map(remove, chosen)], yes, as_json)
 
 
-def agreed(question: str, yes: bool) -> bool:
-    """Whether the user says yes, or has said so before. Raises UsageError where nobody answers."""
-    try:
-        return yes or click.confirm(question, err=True)
-    except click.Abort as error:
-        if isinstance(error.__context__, EOFError):
-            raise UsageError("nobody is there to answer", hint="--yes goes on without asking") from None
-        raise
-
-
 def remove_asked(folders: Mapping[str, Path], how: Callable[[], object], yes: bool, as_json: bool) -> None:
     """Ask before folders are removed, by their names, and tell how much that has freed."""
     sizes = {name: size_of(Run(path)) for name, path in folders.items()}
     for name, path in folders.items():
         say(f"{path}: {size(sizes[name])}")
-    if not agreed(f"remove {'it' if len(folders) == 1 else 'all of them'}?", yes):
+    if not options.agreed(f"remove {'it' if len(folders) == 1 else 'all of them'}?", yes):
         sizes = {}
     if sizes:
         how()

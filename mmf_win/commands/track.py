@@ -11,15 +11,13 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.runs import agreed
 from mmf_win.console import Progress, aligned, print_json, say
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task, reading
 from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
-from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.tracking import Models, datasets
+from mmf_win.tracking import Models
 from mmf_win.tracking.follower import following
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What, destinations, event_files
 from mmf_win.tracking.tracker import Tracker, tracker
@@ -71,8 +69,12 @@ def write_page(run: Run) -> None:
 def _sweep_of(run: Run) -> Sweep | None:
     """The sweep of a run, below which it lies there."""
     task = run.path.parent.parent
+    if not is_task(task):
+        return None
+    from mmf_win.sweeps.folder import SweepFolder  # here, as trainings import this module
+
     sweep = SweepFolder(task.parent)
-    return (sweep.key(), f"sweeps/{sweep.path.name}", str(sweep.tracking_lock)) if is_task(task) else None
+    return sweep.key(), f"sweeps/{sweep.path.name}", str(sweep.tracking_lock)
 
 
 @command.command(
@@ -103,8 +105,9 @@ def push(
         for run in runs:
             if page:
                 write_page(run)
+            what = What(models, page, _sweep_of(run))
             for to in found:
-                told.append({"run": run.id, **_push(run, to, What(models, page, _sweep_of(run)))})
+                told.append({"run": run.id, **_push(run, to, what)})
                 progress.advance(1)
     if as_json:
         print_json(told)
@@ -135,9 +138,10 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
     """Show what trackers have of each run, or of RUN."""
     told = []
     for run in [find_run(save_dir, name)] if name else with_sweeps(save_dir):
-        for sent in destinations(run):
-            files = event_files(run).items()
-            left = sum(max(0, len(read_events(file)) - sent.events.get(name, 0)) for name, file in files)
+        sends = destinations(run)
+        counts = {name: len(read_events(file)) for name, file in event_files(run).items()} if sends else {}
+        for sent in sends:
+            left = sum(max(0, count - sent.events.get(name, 0)) for name, count in counts.items())
             told.append({"run": run.id, "events_left": left, **asdict(sent)})
     if as_json:
         print_json(told)
@@ -164,8 +168,10 @@ def register_dataset(name: str, data_dir: Path | None, yes: bool, as_json: bool)
     Images and annotations are verified and uploaded, and `mmfw convert --clearml-dataset` gets them. Only
     those who have accepted the licence of Hateful Memes may use it.
     """
+    from mmf_win.tracking import datasets  # here, as trainings import this module
+
     say("Hateful Memes may be used only by those who have accepted its licence.")
-    if not agreed("has everyone who can read this project in ClearML accepted it?", yes):
+    if not options.agreed("has everyone who can read this project in ClearML accepted it?", yes):
         raise UsageError("the dataset is not registered", hint="its licence says who may use it")
     made = datasets.register(name, Places.resolve(data_dir).dataset)
     if as_json:

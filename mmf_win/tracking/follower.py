@@ -56,15 +56,14 @@ def following(
             except OSError as error:  # of a full disk, perhaps
                 _say_left(run, to, what, str(error))
 
+    deadline = float("inf")
     try:
         yield start
     except (Interrupted, KeyboardInterrupt):
-        _end(started, what, time.monotonic() + _AFTER_CTRL_C)
+        deadline = time.monotonic() + _AFTER_CTRL_C
         raise
-    except BaseException:
-        _end(started, what)
-        raise
-    _end(started, what)
+    finally:
+        _end(started, what, deadline)
 
 
 def _start(run: Run, to: Tracker, what: What) -> subprocess.Popen[bytes]:
@@ -83,9 +82,7 @@ def _log_of(run: Run, to: Tracker) -> Path:
 
 
 def _end(
-    started: Sequence[tuple[Run, Tracker, subprocess.Popen[bytes]]],
-    what: What,
-    deadline: float = float("inf"),
+    started: Sequence[tuple[Run, Tracker, subprocess.Popen[bytes]]], what: What, deadline: float
 ) -> None:
     """Tell followers that mmfw ends, wait for them, and say what they leave."""
     for _, _, process in started:

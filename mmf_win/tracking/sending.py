@@ -146,8 +146,10 @@ class Sender:
             Exception: whatever the tracker's package raises.
             DataError, OSError: a file of the run cannot be read, or no note be written.
         """
-        run, sent = self._run, self.sent
-        now = "done" if run.request().published_weights else state(run)
+        run, sent, request = self._run, self.sent, self._run.request()
+        secrets = [*os.environ.items(), *((key, str(value)) for key, value in leaves(request.settings))]
+        self._request, self._scrub = request, scrubber(secrets)
+        now = "done" if request.published_weights else state(run)
         new = [*self._new_events()]
         settings, tags = self._settings(), {"mmfw.outcome": now}
         if self._resumed_at:
@@ -189,7 +191,7 @@ class Sender:
 
     def _open(self) -> None:
         """Open the run there; what is noted holds if it is the one that was noted."""
-        created, sweep = self._run.request().created, self._what.sweep
+        created, sweep = self._request.created, self._what.sweep
         parent = None if sweep is None else About(*sweep[:2], created, lock=sweep[2])
         named = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
         own = sha256(f"{'/'.join(named)} {created!r}".encode(errors="replace")).hexdigest()[:32]
@@ -273,7 +275,7 @@ class Sender:
         try:
             copy = staged / file.name
             if file.suffix in (".json", ".yaml"):
-                text = scrubber(self._names())(file.read_text(encoding="utf-8", errors="replace"))
+                text = self._scrub(file.read_text(encoding="utf-8", errors="replace"))
                 write_bytes(copy, text.encode(errors="replace"))
             else:
                 share(file, copy)
@@ -301,18 +303,13 @@ class Sender:
 
     def _settings(self) -> dict[str, str]:
         """What the run was asked for and how it began, for people, with secrets masked."""
-        request, scrub = self._run.request(), scrubber(self._names())
+        request = self._request
         told = {name: getattr(request, name) for name in ("preset", "model", "mmf", "init", "start")}
         told |= {f"split.{slot}": split for slot, split in request.splits.items()}
         told |= {key: value for key, value in leaves(request.settings) if key}
         told |= {name: self._started[name] for name in _FACTS if name in self._started}
         shown = {key: as_typed(value) for key, value in told.items() if value is not None}
-        return {key: "<secret>" if is_secret(key) else scrub(value) for key, value in shown.items()}
-
-    def _names(self) -> list[tuple[str, str]]:
-        """Names and values among which there may be secrets."""
-        settings = leaves(self._run.request().settings)
-        return [*os.environ.items(), *((key, str(value)) for key, value in settings)]
+        return {key: "<secret>" if is_secret(key) else self._scrub(value) for key, value in shown.items()}
 
 
 def _is_number(value: Any) -> bool:

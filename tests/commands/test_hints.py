@@ -197,7 +197,7 @@ NOT_RUN = {
     "commands/predict: --memes": _CHOICE,
     "commands/predict: --source": _CHOICE,
     "commands/predict: --text": _CHOICE,
-    "commands/runs: --yes": _CHOICE,
+    "commands/options: --yes": _CHOICE,
     "commands/train: --init": _CHOICE,
     "commands/train: --name": _CHOICE,
     "commands/train: --source": _CHOICE,

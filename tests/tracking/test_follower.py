@@ -35,6 +35,6 @@ def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_follo
 
     Thread(target=then).start()
     monkeypatch.setattr(follower, "_AFTER_CTRL_C", 0.0)
-    follower._end([(run, dead, stuck), (run, well, busy)], What())
+    follower._end([(run, dead, stuck), (run, well, busy)], What(), float("inf"))
     assert busy.returncode == 0 and stuck.returncode != 0
     assert caplog.text.count("lacks some") == 1
