@@ -190,12 +190,12 @@ class Archive(ABC):
             return False
         return member.crc32 in (None, crc)
 
-    def _write(
-        self, member: Member, target: Path, content: Iterable[bytes | memoryview], progress: Advance
-    ) -> Extracted:
-        """Write a member to its target and verify it."""
-        with closing(Output(self.path, member, target, progress)) as output:
-            return output.write_all(content)
+    @staticmethod
+    def _with_problems(members: Iterable[M]) -> list[M]:
+        """``members``, with those marked whose names clash or cannot be written everywhere."""
+        listed = list(members)
+        twins = find_twins(member.name for member in listed)
+        return [replace(m, problem=m.problem or naming_problem(m.name) or twins.get(m.name)) for m in listed]
 
     def _error(self, reason: str, member: str | None = None) -> ArchiveError:
         """What is wrong with the archive, or with one member of it."""
@@ -262,11 +262,15 @@ class Output:
         self._verified = True
         return Extracted(member.name, self._target, self._size, self._sha256.hexdigest())
 
-    def write_all(self, blocks: Iterable[bytes | memoryview]) -> Extracted:
-        """Write the whole member."""
-        for block in blocks:
-            self.write(block)
-        return self.finish()
+
+def write(
+    archive: Path, member: Member, target: Path, content: Iterable[bytes | memoryview], progress: Advance
+) -> Extracted:
+    """Write a member to its target and verify it."""
+    with closing(Output(archive, member, target, progress)) as output:
+        for block in content:
+            output.write(block)
+        return output.finish()
 
 
 @contextmanager
@@ -302,13 +306,6 @@ def _version(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return None if stat.S_ISDIR(now.st_mode) else (now.st_size, now.st_mtime_ns)
-
-
-def with_problems(members: Iterable[M]) -> list[M]:
-    """``members``, with those marked whose names clash or cannot be written everywhere."""
-    listed = list(members)
-    twins = find_twins(member.name for member in listed)
-    return [replace(m, problem=m.problem or naming_problem(m.name) or twins.get(m.name)) for m in listed]
 
 
 def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 
-from mmf_win.archives.base import BLOCK, Archive, Ask, Choose, Extracted, Member, damaged, with_problems
+from mmf_win.archives.base import BLOCK, Archive, Ask, Choose, Extracted, Member, damaged, write
 from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
 from mmf_win.files import files_below
@@ -83,12 +83,12 @@ class FolderArchive(Archive):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.members = with_problems(
+        self.members = self._with_problems(
             Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in files_below(path)
         )
 
     def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
         for member, target in self._chosen(self.members, choose).items():
             with (self.path / member.name).open("rb") as file:
-                done = self._write(member, target, iter(partial(file.read, BLOCK), b""), progress)
+                done = write(self.path, member, target, iter(partial(file.read, BLOCK), b""), progress)
             yield done

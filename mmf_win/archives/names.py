@@ -66,24 +66,22 @@ def find_twins(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         groups.setdefault(folded(name), []).append(name)
     folders = _folders(groups)
-    also_folders = {
-        name: "it is the name of a folder, too" for key in groups.keys() & folders for name in groups[key]
-    }
-    return also_folders | {
-        name: "the archive holds it twice"
-        if len(set(group)) == 1
-        else f"it differs only by case from {other}"
-        for group in groups.values()
-        if len(group) > 1
-        for name, other in zip(group, reversed(group), strict=True)
-    }
+    twins: dict[str, str] = {}
+    for key, group in groups.items():
+        if len(set(group)) > 1:
+            others = zip(group, reversed(group), strict=True)
+            twins |= {name: f"it differs only by case from {other}" for name, other in others}
+        elif len(group) > 1:
+            twins[group[0]] = "the archive holds it twice"
+        elif key in folders:
+            twins[group[0]] = "it is the name of a folder, too"
+    return twins
 
 
 def _folders(names: Iterable[str]) -> set[str]:
     folders: set[str] = set()
     for name in names:
-        folder = name.rpartition("/")[0]
-        while folder and folder not in folders:
+        folder = name
+        while (folder := folder.rpartition("/")[0]) and folder not in folders:
             folders.add(folder)
-            folder = folder.rpartition("/")[0]
     return folders

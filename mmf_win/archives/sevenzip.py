@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mmf_win.archives.base import Archive, Ask, Choose, Extracted, Member, with_problems, wrong_password
+from mmf_win.archives.base import Archive, Ask, Choose, Extracted, Member, write, wrong_password
 from mmf_win.errors import ArchiveError, NoPassword
 from mmf_win.paths import module_command
 from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
@@ -57,7 +57,7 @@ class SevenZipArchive(Archive):
             except ArchiveError:
                 raise wrong_password(path) from None
         self._require_few(len(listed))
-        self.members: Sequence[SevenZipMember] = with_problems(
+        self.members: Sequence[SevenZipMember] = self._with_problems(
             SevenZipMember(**told | {"name": self._safe_name(told["name"])}) for told in listed
         )
 
@@ -94,7 +94,7 @@ class SevenZipArchive(Archive):
         with closing(self._decoded([member.number for member in share])) as blocks:
             for member in share:
                 content = _up_to(member.size, blocks)
-                group.report(self._write(member, targets[member], content, group.advance))
+                group.report(write(self.path, member, targets[member], content, group.advance))
             for _ in blocks:  # the answer's end
                 pass
 

@@ -9,7 +9,7 @@ from errno import EINVAL
 from pathlib import Path
 from typing import NoReturn
 
-from mmf_win.archives.base import BLOCK, INFLATE_ERROR, Archive, Choose, Extracted, Member, with_problems
+from mmf_win.archives.base import BLOCK, INFLATE_ERROR, Archive, Choose, Extracted, Member, write
 from mmf_win.archives.names import naming_problem
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.console import Progress
@@ -47,7 +47,7 @@ class TarArchive(Archive):
         self._is_packed = is_packed
         if listed:
             with self._damage_named():
-                self.members = with_problems(self._listed())
+                self.members = self._with_problems(self._listed())
 
     def _listed(self) -> Iterator[Member]:
         if self._is_packed:
@@ -76,7 +76,7 @@ class TarArchive(Archive):
                     continue
                 if problem := member.problem or refused.get(member.name) or naming_problem(member.name):
                     raise self._error(problem, member.name)
-                yield self._write(member, target, self._blocks(content, info), ignore)
+                yield write(self.path, member, target, self._blocks(content, info), ignore)
 
     def _member(self, info: tarfile.TarInfo) -> Member:
         problem = None if info.isreg() else "it is a device, not a file"

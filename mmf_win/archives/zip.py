@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.archives import winzip_aes
-from mmf_win.archives.base import Archive, Ask, Choose, Extracted, with_problems
+from mmf_win.archives.base import Archive, Ask, Choose, Extracted
 from mmf_win.archives.zip_extract import extract
 from mmf_win.archives.zip_reader import LOCAL_HEADER, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
@@ -44,7 +44,7 @@ class ZipArchive(Archive):
         infos = list(_directory(path))
         self._require_few(len(infos))
         self._require_names(info for info, problem in infos if problem is None)
-        self.members: Sequence[ZipMember] = with_problems(
+        self.members: Sequence[ZipMember] = self._with_problems(
             self._member(info, problem) for info, problem in infos if not _text(info).endswith(("/", "\\"))
         )
 

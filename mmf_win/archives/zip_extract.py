@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from mmf_win.archives.base import INFLATE_ERROR, Extracted, Output, damaged
+from mmf_win.archives.base import INFLATE_ERROR, Extracted, Output, damaged, write
 from mmf_win.archives.zip_reader import Inflater, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.threads import Advance, ThreadGroup, worker_count
@@ -96,12 +96,8 @@ class _Worker:
         if side_by_side.left:
             self._decrypt_in_rounds(side_by_side)
         while (member := one_by_one.take()) is not None:
-            with closing(self.output(member)) as output:
-                self.group.report(output.write_all(self.reader.content(member)))
-
-    def output(self, member: ZipMember) -> Output:
-        """Where a member is written."""
-        return Output(self.path, member, self.targets[member], self.group.advance)
+            content, progress = self.reader.content(member), self.group.advance
+            self.group.report(write(self.path, member, self.targets[member], content, progress))
 
     def _decrypt_in_rounds(self, queue: MemberQueue) -> None:
         from mmf_win.archives import _zipcrypto
@@ -167,7 +163,7 @@ class _Stream:
         if self._output is None:
             worker.reader.check_header(member, plain)
             plain = plain[HEADER_SIZE:]
-            self._output = worker.output(member)
+            self._output = Output(worker.path, member, worker.targets[member], worker.group.advance)
             if member.info.compress_type == zipfile.ZIP_DEFLATED:
                 self._inflater = Inflater()
         try:
