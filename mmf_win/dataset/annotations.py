@@ -106,8 +106,7 @@ def keep_rows(path: Path, rows: list[Row]) -> None:
 def objects_for_mmf(path: Path) -> list[dict[str, Any]]:
     """The rows of an annotation file as MMF wants them: it needs labels for all rows or for none.
 
-    Raises:
-        DatasetError: the file cannot be read.
+    Raises DatasetError where the file cannot be read.
     """
     rows: list[dict[str, Any]] = [json.loads(line) for _, line in _lines(path, str(path))]
     if any(row.get("label") is None for row in rows):
@@ -191,8 +190,7 @@ def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
 def read_text(path: Path, shown: str) -> str:
     """The text in a file in UTF-8, without a byte order mark; errors call the file ``shown``.
 
-    Raises:
-        DatasetError: it cannot be read, or is in another encoding.
+    Raises DatasetError where it cannot be read, or is in another encoding.
     """
     try:
         content = path.read_bytes()
@@ -209,8 +207,7 @@ def read_text(path: Path, shown: str) -> str:
 def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """The JSON objects in a file, one a line or in a list, each with its number; for ``shown`` see above.
 
-    Raises:
-        DatasetError: the file cannot be read, or holds something else.
+    Raises DatasetError where the file cannot be read, or holds something else.
     """
     for number, line in _lines(path, shown):
         try:
@@ -257,8 +254,7 @@ def must_be(where: str, key: str, wanted: str, value: object) -> DatasetError:
 def label_of(where: str, value: object) -> int | None:
     """A label of a JSON file; pandas writes 1.0 and 0.0 where some rows of a column have none.
 
-    Raises:
-        DatasetError: it is none; neither is true, nor "1".
+    Raises DatasetError where it is none; neither is true, nor "1".
     """
     if value is None:
         return None

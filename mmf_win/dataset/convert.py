@@ -84,12 +84,8 @@ def convert(
 ) -> Conversion:
     """Put the dataset in ``source`` where MMF looks for it, or repair it there if it was made of that.
 
-    Args:
-        source: an archive of any kind that :mod:`mmf_win.archives` reads, or a folder.
-        places: where MMF's data folder is.
-        ask: answers with the password; called only for an encrypted archive.
-        force: replace images and annotations that came from elsewhere. Features and extras always stay.
-        allow_missing: leave out rows whose image is missing instead of refusing the archive.
+    With ``force``, images and annotations that came from elsewhere are replaced; features and extras stay.
+    With ``allow_missing``, rows whose image is missing are left out; otherwise the archive is refused.
 
     Raises:
         ArchiveError: the archive is damaged, hostile or none at all.
@@ -155,8 +151,7 @@ def convert(
 def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest | None) -> None:
     """Take the images that the user put beside those of the old dataset over to the new one.
 
-    Raises:
-        DatasetError: there are some that the new one does not bring, and no list tells whose they are.
+    Raises DatasetError where there are some that the new one lacks, and no list tells whose they are.
     """
     converted = manifest.files if manifest else {}
     there = [path.relative_to(paths.root) for path in (paths.images / "img").rglob("*") if path.is_file()]
@@ -188,15 +183,9 @@ def _size(archive: Archive, layout: Layout) -> int:
 def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
     """Rewrite the files of the dataset that are damaged or missing, and end a conversion that was killed.
 
-    Files that mmfw did not write, such as annotations of the user's own, stay as they are.
-
-    Args:
-        places: where MMF's data folder is.
-        archive: what the dataset was converted from; None to look where it lay then.
-        ask: as for :func:`convert`.
-
-    Returns:
-        the files that were written, relative to the dataset's root.
+    Files that mmfw did not write, such as annotations of the user's own, stay as they are. The ``archive`` is
+    what the dataset was converted from; without it, that is looked for where it lay then. Returned are the
+    files that were written, relative to the dataset's root.
 
     Raises:
         DatasetError: no dataset was converted here, or the archive is not where it lay, and ``archive`` does
@@ -231,8 +220,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
 def archive_of(manifest: Manifest | None, hint: str | None = None) -> Path:
     """What a dataset was converted from, where it lay then.
 
-    Raises:
-        DatasetError: it is not there, or nothing tells where that is; ``hint`` is another way out.
+    Raises DatasetError where it is not there, or nothing tells where that is; ``hint`` is another way out.
     """
     by_name = "name it, or its folder, with --source"
     hint = f"{hint}, or {by_name}" if hint else by_name

@@ -56,10 +56,7 @@ class SplitSummary:
 class Coverage:
     """The part of a split that was trained on, validated on or predicted.
 
-    Attributes:
-        split: the annotation file's stem.
-        rows: how many rows were used.
-        full_rows: how many the full split has; None where that is not known.
+    The ``split`` is its annotation file's stem; ``full_rows`` is None where nothing tells how many it has.
     """
 
     split: str

@@ -27,13 +27,10 @@ def extract_features(
     force: bool = False,
     require_harmless: Callable[[Path], None] = lambda _: None,
 ) -> Path:
-    """Unpack an LMDB of region features and return its folder.
+    """Unpack the LMDB of region features that an archive or folder holds somewhere, and return its folder.
 
     Args:
-        archive: an archive or folder that holds ``detectron.lmdb/data.mdb`` somewhere.
-        places: where MMF's data folder is.
         version: of MMF's download; with it MMF's own marker is written, so that it downloads nothing.
-        ask: answers with the password; called only for an encrypted archive.
         force: replace features that came from elsewhere.
         require_harmless: is given the LMDB before it takes its place, and may refuse it.
 
@@ -82,8 +79,7 @@ def choose_features(member: str) -> str | None:
 def find_lmdb(path: Path) -> Path:
     """The LMDB that a user names by its folder, or by the one that it lies in.
 
-    Raises:
-        DatasetError: there is none, or MMF would not take it for one.
+    Raises DatasetError where there is none, or MMF would not take it for one.
     """
     path = expanded(path).absolute()
     inside = [path, path / "detectron.lmdb", *sorted(path.glob("*.lmdb"))]

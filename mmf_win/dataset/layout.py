@@ -56,8 +56,7 @@ class Layout:
 def find_layout(source: Path, members: Sequence[Member]) -> Layout:
     """Recognise the dataset by its members' names.
 
-    Raises:
-        DatasetError: there is no ``train.jsonl`` or ``train.csv``, or several datasets, or an unknown split.
+    Raises DatasetError where there is no ``train.jsonl`` or ``train.csv``, or several, or an unknown split.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
     annotations, ignored = _find_annotations(source, names)

@@ -67,8 +67,7 @@ def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
 def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
     """The memes of a table with absolute paths to their images; relative ones begin at its folder.
 
-    Raises:
-        DatasetError: images are missing; it names the first of them with their lines.
+    Raises DatasetError where images are missing; it names the first of them with their lines.
     """
     folder = table.parent
     missing = [f"{meme.img} (line {meme.line})" for meme in memes if not (folder / meme.img).is_file()]

@@ -36,9 +36,6 @@ def unpack(
     """Write annotations and images to the staging folder, in MMF's layout.
 
     Args:
-        archive: opened.
-        layout: where things are in it.
-        here: the staging folder.
         digest: is fed with the archive itself; complete when this has ended.
         allow_missing: leave out rows whose image is missing instead of refusing the archive.
         only: the images that are wanted, by their path below the dataset's root; None for all.
@@ -104,8 +101,7 @@ def _unpack_annotations(
 ) -> tuple[dict[str, list[Row]], dict[str, str]]:
     """Write the annotations before the images: what is wrong with them shows within a second.
 
-    Returns:
-        the rows of each split; and image → member, for those that the user's own tables name.
+    Returned are the rows of each split; and image → member, for those that the user's own tables name.
     """
     for name in layout.ignored:
         _log.warning("%s is left aside, since the same split is there as .jsonl", name)

@@ -25,11 +25,8 @@ def add_features(
 ) -> dict[str, Any]:
     """Build an LMDB of the features in folders, with a manifest beside it: all of it, or nothing.
 
-    Args:
-        folders: hold ``NAME.npy`` and ``NAME_info.npy``, as MMF's extraction scripts write them.
-        lmdb: the LMDB's folder.
-        places: MMF's folders; the images are compared with the splits in them.
-        force: replace the LMDB that is there.
+    The folders hold ``NAME.npy`` and ``NAME_info.npy``, as MMF's extraction scripts write them; the images
+    are compared with the splits in MMF's folders. With ``force``, the LMDB that is there is replaced.
 
     Returns:
         the ``lmdb``; the number of its ``images``; how many ``numbers`` describe a region; the smallest and

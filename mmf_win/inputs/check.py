@@ -76,7 +76,6 @@ def check(
 
     Args:
         root: the folder that holds the package ``mmf``.
-        places: MMF's folders.
         config: as :func:`mmf_win.upstream.config.resolve` gives it.
         slots: which of ``train``, ``val`` and ``test`` it reads.
         allow_missing: leave out the rows whose features or images are missing; who predicts needs every row.

@@ -24,14 +24,9 @@ _log = logging.getLogger(__name__)
 def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: bool = False) -> list[Finding]:
     """Get what is missing, and repair what is damaged; return what was found afterwards.
 
-    While another process does this with the same data folder, this one says so and waits.
-
-    Args:
-        inputs: the files.
-        places: MMF's folders.
-        mirror: where to look first.
-        repairs: what is missing stays missing; and what cannot be repaired stays damaged, its finding has the
-            error, and the rest is repaired.
+    While another process does this with the same data folder, this one says so and waits. Where this only
+    ``repairs``, what is missing stays missing; and what cannot be repaired stays damaged, its finding has the
+    error, and the rest is repaired.
 
     Raises:
         MmfError: something cannot be downloaded; what can be had is there.
@@ -40,10 +35,8 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
     """
     places.data_dir.mkdir(parents=True, exist_ok=True)
 
-    def waiting() -> None:
-        _log.info("another mmfw is fetching into this data folder; waiting for it")
-
-    with locked(places.data_dir / ".mmfw-fetch-lock", math.inf, waiting):
+    waiting = "another mmfw is fetching into this data folder; waiting for it"
+    with locked(places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: _log.info(waiting)):
         found = {each: each.verify() for each in inputs}
         states = ("damaged",) if repairs else ("missing", "damaged")
         wanted = [each for each, finding in found.items() if finding.state in states]

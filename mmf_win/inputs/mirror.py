@@ -42,8 +42,7 @@ class Mirror:
     def of(cls, where: str | None, **how: Any) -> Mirror:
         """The place that a user names; ``how`` are the other attributes.
 
-        Raises:
-            UsageError: there is no such folder or file, or it is no URL of HTTP, or one with a password.
+        Raises UsageError where there is no such folder or file, or it is no URL of HTTP, or has a password.
         """
         if where is None:
             return cls(**how)

@@ -24,13 +24,7 @@ Part: TypeAlias = Literal["dataset", "features", "runs", "mmf"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A file that is not what it should be.
-
-    Attributes:
-        kind: what is wrong with it.
-        path: relative to the folder, with ``/`` on every system.
-        detail: more about it, where there is more to say.
-    """
+    """A file that is not what it should be; its path is relative to the folder, and has ``/`` everywhere."""
 
     kind: Literal["missing", "changed", "unreadable"]
     path: str

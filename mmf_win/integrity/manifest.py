@@ -58,12 +58,7 @@ _COARSEST_CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class Entry:
-    """What a file should be.
-
-    Attributes:
-        sha256: its hash in hex.
-        size: bytes; None when only the hash is known.
-    """
+    """What a file should be: its SHA-256 in hex, and its size in bytes; None when only the hash is known."""
 
     sha256: str
     size: int | None = None

@@ -45,15 +45,10 @@ def unpack_chosen(
     *,
     enough: int | None = None,
 ) -> dict[str, Entry]:
-    """Write the chosen members below ``here.new``.
+    """Write the chosen members below ``here.new``; return what is there now, by paths with ``/`` below that.
 
-    Returned is what is there now, by paths with ``/`` below ``here.new``.
-
-    Args:
-        archive: opened; a tar need not be listed.
-        title: of the progress bar.
-        digest: is fed with the archive itself; complete when this has ended.
-        enough: stop after so many; the digest is incomplete then.
+    A tar need not be listed. The ``digest`` is fed with the archive itself. With ``enough``, this stops after
+    so many members, and the digest is incomplete.
 
     Raises ArchiveError where the archive is damaged or hostile, or two members are for one file, and
     ResourceError where the members do not fit on the disk.
@@ -107,14 +102,9 @@ def extract_verified(
     there, this one says so and waits.
 
     Args:
-        archive: of any kind that :mod:`mmf_win.archives` reads, or a folder.
-        folder: where to; made when it is not there.
-        ask: answers with the password, if the archive needs one.
-        choose: which members, and where to.
         expected_sha256: of the archive, as its publisher says, in hex.
         check: is given the folder of what will be in place, and may refuse it by an error of its own.
         replaces: files about what was there before; removed before anything moves.
-        title: of the progress bar.
 
     Raises:
         ArchiveError: the archive is damaged, hostile, none at all, or not the expected one.
@@ -210,14 +200,12 @@ def install_repaired(
 
 def _made_of(archive: Path, folder: Path, expected: str | None) -> tuple[Manifest | None, Collection[str]]:
     """The folder's manifest, if what it lists came out of this archive, and which of its files are wrong."""
-    manifest = None
     with suppress(DataError):  # whatever it lists is unpacked again
         manifest = Manifest.load(folder)
-    if manifest is None or manifest.source is None or manifest.was_changed:
-        return None, ()
-    if expected not in (None, manifest.source.sha256) or not manifest.source.is_same(archive):
-        return None, ()
-    return manifest, dict.fromkeys(difference.path for difference in find_damage(manifest))
+        source = manifest.source if manifest and not manifest.was_changed else None
+        if manifest and source and expected in (None, source.sha256) and source.is_same(archive):
+            return manifest, dict.fromkeys(difference.path for difference in find_damage(manifest))
+    return None, ()
 
 
 def _moves(new: Path, target: Path, removed: Collection[Path]) -> Iterator[tuple[Path | None, Path]]:

@@ -58,7 +58,7 @@ class Staging:
         """
         self._old.mkdir(exist_ok=True)
         moves = [(new, target) for new, target in moves if new is not None or os.path.lexists(target)]
-        names = [[new and self._name(new), self._name(target)] for new, target in moves]
+        names = [[path and path.relative_to(self._root).as_posix() for path in move] for move in moves]
         made: list[tuple[Path, Path]] = []
         write_json(self._installing, names)
         try:
@@ -90,9 +90,6 @@ class Staging:
             if new is not None:
                 rename(new, target)
                 made.append((new, target))
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self._root).as_posix()
 
 
 @contextmanager
