@@ -80,24 +80,10 @@ def events_of_attempt(asked: Attempt) -> list[Event]:
     return [event for event in read_events(asked.events) if event.get("attempt") == asked.attempt.path.name]
 
 
-def run_worker(
-    run: Run,
-    asked: Attempt,
-    job: Job,
-    display: Display,
-    *,
-    lock: int | None = None,
-    on_training: Callable[[], None] = lambda: None,
-) -> Exit:
+def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: int | None = None) -> Exit:
     """Run one worker to its end, and say how it ended; the attempt's folder says so too.
 
-    Args:
-        run: its folder.
-        asked: what the worker is to do.
-        job: what this is part of.
-        display: shows the worker's events.
-        lock: the descriptor of the run's lock, for a training.
-        on_training: called when training begins.
+    For a training, ``lock`` is the descriptor of the run's lock, and the run remembers what ``job`` asks for.
     """
     files = asked.attempt
     asked.save()
@@ -125,7 +111,8 @@ def run_worker(
         for event in events:
             saving = event["kind"] == "saving"
             if event["kind"] == "train_started":
-                on_training()
+                # No sooner: what MMF refuses must not stay with a run that went well so far.
+                run.save_request(job.request)
             show(event)
         return bool(events) or saving
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits
@@ -268,9 +267,7 @@ def carry_out(
         def attempt(asked: Attempt) -> Exit:
             annotations = inputs.settings(asked.attempt.path / "annotations")
             asked = replace(asked, settings=merge(asked.settings, annotations))
-            # An override that MMF refuses must not stay with a run that went well so far.
-            remember = partial(run.save_request, request)
-            end = run_worker(run, asked, prepared, display, lock=lock, on_training=remember)
+            end = run_worker(run, asked, prepared, display, lock=lock)
             if end.outcome in ("ok", "interrupted"):
                 fits.remember(events_of_attempt(asked))
             return end

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -212,7 +211,7 @@ class _Turn:
                 log=log,
                 environment=self._environment(),
                 stop_file=folder.stop.absolute(),
-                watch=_Watch(folder, log if how.aloud else None, self.tell, partial(self._trains, name)),
+                watch=self._watching(name, log),
                 patience=2 * how.patience,  # the command's own comes first
                 terminate=None if has_ours else _POLITE,
                 held=[self.held],
@@ -246,9 +245,33 @@ class _Turn:
                 return run
         return None
 
-    def _trains(self, name: str, run: Run) -> None:
-        known = {**self.task.runs.get(name, {}), "run": run.path.relative_to(self.folder.path).as_posix()}
-        self._note(runs={**self.task.runs, name: known})
+    def _watching(self, name: str, log: Path) -> Callable[[], bool]:
+        """What hands on what a command does; called several times a second, it says if there was progress."""
+        read = log.stat().st_size if log.exists() else 0
+        before = self.folder.newest_run()
+        readers = {} if before is None else {before.path: EventReader(before.events, from_end=True)}
+        calls = 0
+
+        def watch() -> bool:
+            nonlocal calls, read
+            calls += 1
+            run = None if calls % _LOOKS else self.folder.newest_run()
+            if run is not None and run.path not in readers:
+                readers[run.path] = EventReader(run.events)
+                where = run.path.relative_to(self.folder.path).as_posix()
+                self._note(runs={**self.task.runs, name: {**self.task.runs[name], "run": where}})
+            events = [event for reader in readers.values() for event in reader.poll()]
+            for event in events:
+                self.tell(event)
+            if self.how.aloud:
+                with suppress(OSError), log.open("rb") as file:
+                    file.seek(read)
+                    if new := file.read():
+                        read += len(new)
+                        self.tell(new.decode(errors="replace"))
+            return bool(events)
+
+        return watch
 
     def _stopped(self) -> State:
         return "pruned" if self.asked().pruned else "queued"
@@ -267,38 +290,6 @@ class _Turn:
             "MMF_SAVE_DIR": str(self.folder.path.absolute()),
             "MMFW_STOP_FILE": str(self.folder.stop.absolute()),
         }
-
-
-class _Watch:
-    """Hands on what a command does; called several times a second, it says whether there was progress."""
-
-    def __init__(
-        self, folder: TaskFolder, log: Path | None, tell: Tell, trains: Callable[[Run], None]
-    ) -> None:
-        self._folder, self._log, self._tell, self._trains = folder, log, tell, trains
-        self._read = log.stat().st_size if log and log.exists() else 0
-        self._calls = 0
-        before = folder.newest_run()
-        self._readers = {} if before is None else {before.path: EventReader(before.events, from_end=True)}
-
-    def __call__(self) -> bool:
-        self._calls += 1
-        if self._calls % _LOOKS == 0:
-            with suppress(DataError):
-                run = self._folder.newest_run()
-                if run is not None and run.path not in self._readers:
-                    self._readers[run.path] = EventReader(run.events)
-                    self._trains(run)
-        events = [event for reader in self._readers.values() for event in reader.poll()]
-        for event in events:
-            self._tell(event)
-        if self._log:
-            with suppress(OSError), self._log.open("rb") as file:
-                file.seek(self._read)
-                if new := file.read():
-                    self._read += len(new)
-                    self._tell(new.decode(errors="replace"))
-        return bool(events)
 
 
 def _program(words: Sequence[str], shell: bool) -> Sequence[str]:
