@@ -162,7 +162,7 @@ def command(
     once = Once.of(overrides, **chosen)
     if resume is not None:
         require_optimizer_kept(overrides)
-        start = training.resumed(resume, preset, once, name, data_dir, save_dir)
+        start = training.resumed(resume, preset, once, name, data_dir, places)
     else:
         start = training.new(str(preset), once, places, name, init=init, source=source)
     if once.dry_run:

@@ -111,8 +111,7 @@ def note_foreign(run: Run, path: Path) -> None:
 def require_own_best(run: Run) -> None:
     """Refuse to train with another run's ``best.ckpt``, which MMF would take as the run's own in the end.
 
-    Raises:
-        CheckpointError: it is not the run's own; the hint names a file that is, if there is one.
+    The hint of the CheckpointError names a file that is the run's own, if there is one.
     """
     best, events = run.checkpoints / "best.ckpt", read_events(run.events)
     if (reason := _foreign(best, events)) is None:

@@ -166,9 +166,7 @@ def discard(folder: Path, marker: str) -> None:
 def remove(run: Run) -> None:
     """Remove the run's folder, and its name's where that was the last run of the name.
 
-    Raises:
-        UsageError: the run is being trained, predicts or is being sent.
-        OSError: it cannot be removed; Windows refuses that for files that are open.
+    Raises as :func:`require_unused`, or an OSError: Windows refuses it for files that are open.
     """
     require_unused(run)
     discard(run.path, run.request_file.name)

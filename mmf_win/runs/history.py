@@ -231,8 +231,7 @@ def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
 def details(run: Run) -> dict[str, Any]:
     """All that a run's files say about it: its summary, what was asked for, attempts, scores and predictions.
 
-    Raises:
-        DataError, OSError: as for :meth:`Record.read`.
+    Raises as :meth:`Record.read`.
     """
     known = Record.read(run)
     request, events = known.request, known.events
@@ -295,10 +294,9 @@ def configuration(run: Run) -> dict[str, Any]:
 
 
 def state(run: Run) -> str:
-    """The state of a trained run.
+    """The state of a trained run; where there are no locks, it does not run.
 
-    Raises:
-        DataError, OSError: its exit or its lock cannot be read; where there are no locks, it does not run.
+    Raises DataError or OSError where its exit or its lock cannot be read.
     """
     try:
         if is_locked(run.lock):

@@ -67,8 +67,7 @@ def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
 def find_run(save_dir: Path, wanted: str | None) -> Run:
     """A run by its id, its name (the newest of that name), its folder or its task's; without one, the newest.
 
-    Raises:
-        NoRun: there is no such run.
+    Raises NoRun where there is none.
     """
     return newest(save_dir, wanted, lambda run: run)
 
@@ -80,14 +79,11 @@ def newest(
 
     A note names the newer ones that are passed over, and why.
 
+    Raises NoRun where there is none, and the DataError of the newest where none will do.
+
     Args:
-        save_dir, wanted: as for :func:`named`.
         use: raises DataError for a run that will not do; None for one that is not meant.
         preset: only runs of this preset.
-
-    Raises:
-        NoRun: there is no such run.
-        DataError: none of them will do; why not the newest.
     """
     passed: list[tuple[Run, Exception]] = []
     for run in named(save_dir, wanted):

@@ -56,17 +56,10 @@ def _note_changes(mmf: Installed) -> None:
 
 
 def composed(first: Attempt, job: _J, whose: str) -> tuple[Attempt, _J, Tree]:
-    """An attempt and a job with the overrides of this command in their settings.
+    """An attempt and a job of ``whose`` run or preset, with the overrides of this command in their settings.
 
-    The third is MMF's configuration, as :func:`~mmf_win.upstream.config.resolve` gives it.
-
-    Args:
-        first, job: both without the overrides.
-        whose: what the user calls the run or the preset.
-
-    Raises:
-        DataError: it names code of others, which nobody trusts so far.
-        UsageError: the configuration cannot be put together, or there is no such code.
+    The third is MMF's configuration, as :func:`~mmf_win.upstream.config.resolve` gives it. Raises UsageError
+    where that cannot be put together, and as :func:`mmf_win.runs.own_code.folder_of`.
     """
     request, once, places = job.request, job.once, job.places
     for path in (places.data_dir, places.save_dir, places.cache_dir, first.checkpoint):
@@ -114,11 +107,7 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
 
 
 def _require_updates_left(asked: Attempt, job: Job, config: Tree, total: int | None) -> None:
-    """See to it that training from a checkpoint does not end without one update.
-
-    Raises:
-        UsageError: the checkpoint is at the total, or where a validation has ended training before.
-    """
+    """Refuse to train without one update, from a checkpoint at the total, or where a validation ended it."""
     reset, training = config["checkpoint"].get("reset") or {}, config["training"]
     if asked.checkpoint is None or asked.weights_alone or reset.get("all") or reset.get("counts"):
         return
@@ -213,8 +202,7 @@ def inputs_of_presets(
 ) -> dict[Input, list[str]]:
     """What presets, by their names or files, need with these overrides → which of them need it.
 
-    Raises:
-        UsageError: there is no such preset, or its configuration cannot be put together.
+    Raises UsageError where there is no such preset, or its configuration cannot be put together.
     """
     found: dict[Input, list[str]] = {}
     with Progress("looking at presets", len(names), "file") as progress:

@@ -29,23 +29,14 @@ def predict(
     folder: Path | None,
     display: Display,
 ) -> tuple[Path, list[Event]]:
-    """Predict memes with a checkpoint of a run.
+    """Predict memes with a checkpoint of a run; return the file, and what the worker said while it made it.
+
+    Raises an MmfwError whose class says how it ended.
 
     Args:
-        run: knows the model's configuration.
-        places: MMF's folders.
         once: what the user chose, which wins over the run's settings.
-        checkpoint: the weights.
-        target: the memes.
         features: an LMDB of region features to read instead of the dataset's.
         folder: where the file of predictions is made; None for the run's folder of reports.
-        display: shows each attempt while it runs.
-
-    Returns:
-        The file, and what the worker said while it made it.
-
-    Raises:
-        MmfwError: the class says how it ended.
     """
     job = Job(run.request().over(once.options), once, places)
     first = plan.prediction(needs.mmf_for(job.request), job, target, checkpoint, features)

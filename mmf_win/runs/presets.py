@@ -32,14 +32,9 @@ LIST = "`mmfw train --list` shows the presets, and which have published weights"
 """What helps where a preset is not there, or lacks something."""
 
 _KEYS: dict[str, type] = {
-    "title": str,
-    "model": str,
-    "config": str,
-    "settings": dict,
-    "extends": str,
+    **dict.fromkeys(("title", "model", "config", "extends", "zoo"), str),
+    **dict.fromkeys(("settings", "published"), dict),
     "offline": bool,
-    "zoo": str,
-    "published": dict,
 }
 _NAMES = {str: "a text", bool: "true or false", dict: "a mapping of keys"}
 _OF_MMF = ("includes", "model_config", "dataset_config", "optimizer", "scheduler", "training", "evaluation")

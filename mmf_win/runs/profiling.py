@@ -63,19 +63,13 @@ def profile(
     """Train some updates as a preset or a run would, and measure them.
 
     A validation comes after half of them and at the end, and MMF saves after each, and in the end once more.
-    Nothing stays but the trace, or where the training fails, its log.
+    Nothing stays but the trace, or where the training fails, its log; the class of the MmfwError says how.
 
     Args:
         wanted: a preset, or else a run; None for the newest run.
-        once: what the user chose.
         updates: how many, from 6.
         output: a folder that is made for the result; None for ``profiles/<time>`` where runs are kept.
         data_dir: MMF's data folder; None for the one that the run used, or the default.
-        save_dir: where runs are kept.
-        display: shows the training.
-
-    Raises:
-        MmfwError: the class says how it ended.
     """
     run, places = None, Places.resolve(data_dir, save_dir)
     if wanted is not None and (wanted in presets.names() or expanded(wanted).is_file()):

@@ -32,9 +32,7 @@ _log = logging.getLogger(__name__)
 def weights_of(preset: Preset, mmf: Installed, places: Places) -> Unpacked | None:
     """The published weights of a preset; None where it has none in the zoo of this MMF.
 
-    Raises:
-        UsageError: the zoo that the user chose is none.
-        MmfError: MMF's own zoo cannot be read.
+    Raises UsageError where the zoo that the user chose is none, MmfError where MMF's own cannot be read.
     """
     if preset.zoo is None:
         return None
@@ -47,9 +45,9 @@ def weights_of(preset: Preset, mmf: Installed, places: Places) -> Unpacked | Non
 def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool = False) -> Path:
     """The file of a preset's published weights, downloaded if it is missing and verified.
 
+    A preset, too, may say that nothing may be downloaded.
+
     Args:
-        preset: names the zoo's key of them, and may say that nothing may be downloaded.
-        places: MMF's folders.
         source: a folder or a mirror to look in first.
         offline: nothing may be downloaded.
 
@@ -81,14 +79,11 @@ def run_of(
 ) -> Run:
     """The run of a preset's published weights, which was never trained; made when it is first asked for.
 
+    Raises as :func:`fetch`, and where the dataset is not there.
+
     Args:
         preset_name: a preset's name or file.
-        places: MMF's folders.
-        source: as for :func:`fetch`.
         without_dataset: the dataset need not be there, since own memes are predicted.
-
-    Raises:
-        MmfwError: as :func:`fetch`; or the dataset is not there.
     """
     preset = presets.load(preset_name)
     try:  # before a long download

@@ -40,8 +40,7 @@ class Target:
     def of_table(cls, table: Path, scratch: Path) -> Target:
         """The memes of a user's table; the annotations that MMF reads are written to ``scratch``.
 
-        Raises:
-            DatasetError: the table cannot be used, or images are missing.
+        Raises DatasetError where the table cannot be used, or images are missing.
         """
         return cls._own(table, with_own_ids(find_images(read_table(table), table)), scratch)
 

@@ -73,18 +73,13 @@ def new(
     init: str | None = None,
     source: str | None = None,
 ) -> Start:
-    """A training of a preset from update 0.
+    """A training of a preset from update 0; an MmfwError where it, the dataset or the weights cannot be used.
 
     Args:
         preset_name: the preset, or its file.
-        once: what the user chose.
-        places: MMF's folders.
         name: the folder's name; None for the preset's.
         init: the weights to begin with: :data:`PUBLISHED`, or a file; None for those that MMF begins with.
         source: where to look first for published weights.
-
-    Raises:
-        MmfwError: the preset, the dataset or the weights cannot be used.
     """
     preset, weights = presets.load(preset_name), None
     request = _of_preset(preset, once, places)
@@ -99,16 +94,9 @@ def new(
 
 
 def of_request(request: Request, once: Once, data_dir: Path | None, save_dir: Path | None) -> Start:
-    """A training as a run was trained, from update 0.
+    """A training as a run was trained, from update 0; an MmfwError where the dataset cannot be read.
 
-    Args:
-        request: the run's.
-        once: what the user chose.
-        data_dir: MMF's data folder, which the run then remembers; None for the one that it used.
-        save_dir: where runs are kept.
-
-    Raises:
-        MmfwError: the dataset cannot be read.
+    The run then remembers ``data_dir``, MMF's data folder; None is for the one that it used.
     """
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     splits = choose_splits(places.dataset)
@@ -118,12 +106,7 @@ def of_request(request: Request, once: Once, data_dir: Path | None, save_dir: Pa
 
 
 def resumed(
-    wanted: str,
-    preset_name: str | None,
-    once: Once,
-    name: str | None,
-    data_dir: Path | None,
-    save_dir: Path | None,
+    wanted: str, preset_name: str | None, once: Once, name: str | None, data_dir: Path | None, places: Places
 ) -> Start:
     """A training that goes on.
 
@@ -131,16 +114,15 @@ def resumed(
     name or folder resumes that run, from its last checkpoint. A file starts a new run from that checkpoint,
     with the configuration of the run that it belongs to unless a preset is named.
 
+    Raises an MmfwError where there is nothing to resume, or it cannot be read.
+
     Args:
         wanted: ``best``, ``last``, a checkpoint's path, or a run's id, name or folder.
         preset_name: the preset, or its file.
         name: the new run's folder, when ``wanted`` is a file; None for the preset's name.
-        once, data_dir, save_dir: as for :func:`of_request`.
-
-    Raises:
-        MmfwError: there is nothing to resume, or it cannot be read.
+        data_dir: as for :func:`of_request`.
+        places: with ``data_dir``, or its default.
     """
-    places = Places.resolve(data_dir, save_dir)
     preset = None if preset_name is None else presets.load(preset_name)
     found = _run_to_resume(wanted, preset, places.save_dir)
     if found is not None:
@@ -149,7 +131,7 @@ def resumed(
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
         _require_seed_kept(once, checkpoint, run.request().number("seed"))
-        start = of_request(run.request(), once, data_dir, save_dir)
+        start = of_request(run.request(), once, data_dir, places.save_dir)
         begun = [event for event in events_of(run) if event["kind"] == "train_started"]
         now = once.options.get(OURS, {}).get("precision")
         if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
@@ -165,7 +147,7 @@ def resumed(
         start = Start(_of_preset(preset, once, places), once, places)
     elif owner is not None:
         request = replace(owner.request(), init=None, created=time.time())
-        start = of_request(request, once, data_dir, save_dir)
+        start = of_request(request, once, data_dir, places.save_dir)
     else:
         raise UsageError(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
@@ -233,8 +215,7 @@ def prepare(start: Start) -> Prepared:
 def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda _: None) -> Run:
     """Train to the end of a run, which is returned; ``begun`` is called with it before its first attempt.
 
-    Raises:
-        MmfwError: the class says how it ended.
+    Raises an MmfwError whose class says how it ended.
     """
     with nullcontext() if start.run is None else training_alone(start.run) as lock:
         return carry_out(prepare(start), display, lock, begun)
