@@ -176,15 +176,9 @@ def to_track(option: str, meaning: str) -> _Decorator:
     choice = click.Choice(get_args(Models))
     how: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
     trackers = click.option(option, "trackers", type=click.Choice(TRACKERS), help=meaning, **how)
-
-    def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        page = click.option(
-            "--track-page", "page", is_flag=True, help="Send the report page, which holds memes."
-        )
-        models = click.option("--track-models", "models", type=choice, default="none", help=of_models)
-        return trackers(models(page(function)))
-
-    return decorate
+    models = click.option("--track-models", "models", type=choice, default="none", help=of_models)
+    page = click.option("--track-page", "page", is_flag=True, help="Send the report page, which holds memes.")
+    return lambda function: trackers(models(page(function)))
 
 
 tracking = to_track(

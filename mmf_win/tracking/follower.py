@@ -6,6 +6,7 @@ harms the training: it only reads files, at a low priority, and what it cannot s
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -119,7 +120,7 @@ def _say_left(run: Run, to: Tracker, what: What, reason: str) -> None:
 def follow(run: Run, to: Tracker, what: What) -> int:
     """Send what becomes of a run until mmfw and its worker have ended; return 0 if all is sent."""
     mmfw_ended, is_alone = Event(), Event()
-    give_up, said = float("inf"), b""
+    said = b""
 
     def listen() -> None:
         nonlocal said
@@ -131,13 +132,7 @@ def follow(run: Run, to: Tracker, what: What) -> int:
         if not is_alone.is_set():  # another follower sends this run: it sends this, too
             os._exit(0)
 
-    def watch() -> None:  # a tracker's package may wait for ever
-        while time.monotonic() < give_up:
-            time.sleep(1)
-        os._exit(_LEFT)
-
     Thread(target=listen, daemon=True).start()
-    Thread(target=watch, daemon=True).start()
     between, sender = _BETWEEN, None
     alone = Sent.of(run, to).alone(run, patience=float("inf"))  # another one may follow an earlier command
     with alone, reading(run):
@@ -147,7 +142,8 @@ def follow(run: Run, to: Tracker, what: What) -> int:
             is_over = mmfw_ended.is_set() and (said != b"" or not is_locked(run.lock))
             try:
                 sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
-                give_up = time.monotonic() + _TO_SEND + max(sizes, default=0) / (1 << 20)
+                # A tracker's package may wait for ever.
+                faulthandler.dump_traceback_later(_TO_SEND + max(sizes, default=0) / (1 << 20), exit=True)
                 sender = sender or Sender(run, to, what)
                 at_end = float("inf") if said == _HURRY else 0.0
                 sender.send(at_end if is_over else _BETWEEN_MODELS)
@@ -164,7 +160,7 @@ def follow(run: Run, to: Tracker, what: What) -> int:
                 if is_over:
                     return _LEFT
                 between = min(2 * between, _LONGEST_BETWEEN)
-            give_up = float("inf")
+            faulthandler.cancel_dump_traceback_later()
             if mmfw_ended.wait(between):
                 time.sleep(1)  # until the worker has ended, too
 
