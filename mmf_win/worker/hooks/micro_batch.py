@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from omegaconf import OmegaConf
 
 from mmf_win.worker.hooks.observer import Observer, ranks
 
+_MEASURABLE = {"cuda"}  # the memory of a CPU has no limit that could be measured
 # The allocator cannot use the last bit, as what is free lies in pieces.
 _USABLE = 0.9
 # What the memory of a pass depends on, beside the model; paths and learning rates are not among it.
@@ -46,11 +46,11 @@ class MicroBatch:
         self.fit = _dependencies(trainer, self.batch, f"{precision}, fast" if request.fast else precision)
         known = request.fits.get(self.fit)
         self.is_known_fit = request.micro_batch is None and known is not None
-        self.rows: int = min(request.micro_batch or known or self.batch, self.batch)
+        rows = request.micro_batch or known
+        self.rows: int = min(rows or self.batch, self.batch)
         self.finder: LargestFit | None = None
-        meter = meter_of(trainer.device)
-        if request.find_micro_batch and not (request.micro_batch or known) and meter is not None:
-            self.finder = LargestFit(own, meter)
+        if request.find_micro_batch and not rows and trainer.device.type in _MEASURABLE:
+            self.finder = LargestFit(own, trainer.device)
             self.rows = self.finder.rows * ranks()
 
     @property
@@ -93,61 +93,37 @@ def _plain(value: Any) -> Any:
     return OmegaConf.to_container(value, resolve=False) if OmegaConf.is_config(value) else value
 
 
-@dataclass(frozen=True)
-class Meter:
-    """Measures this process's memory on a GPU, in bytes, by torch's own figures."""
-
-    device: torch.device
-
-    def restart(self) -> None:
-        """Forget the peak so far."""
-        torch.cuda.reset_peak_memory_stats(self.device)
-
-    def peak(self) -> int:
-        """The most that was allocated since."""
-        return torch.cuda.max_memory_allocated(self.device)
-
-    def limit(self) -> int:
-        """What is free, and what torch holds already."""
-        free, _ = torch.cuda.mem_get_info(self.device)
-        return free + torch.cuda.memory_reserved(self.device)
-
-
-def meter_of(device: torch.device) -> Meter | None:
-    """What measures a device; None for a CPU, whose memory has no limit that could be measured."""
-    return Meter(device) if device.type == "cuda" else None
-
-
 class LargestFit:
-    """Finds the most rows of a batch that fit, from the peaks of two ordinary updates.
+    """Finds the most rows of a batch that fit on a GPU, from the peaks of two ordinary updates.
 
     Memory grows linearly with the rows. The first update, during which the optimizer makes its
     state, is not measured. The next update uses the result; if it does not fit, a retry has a smaller one.
-    Before each, ``rows`` is the micro-batch to take.
+    Before each, ``rows`` is the micro-batch to take. All figures are torch's own, of this process.
     """
 
-    def __init__(self, batch: int, meter: Meter) -> None:
+    def __init__(self, batch: int, device: torch.device) -> None:
         self.rows = max(1, batch // 8)
-        self._batch, self._meter, self._warm = batch, meter, False
+        self._batch, self._device, self._warm = batch, device, False
         self._peaks: dict[int, int] = {}  # bytes, by rows
 
     def update_begins(self) -> None:
         """Measure from here."""
-        self._meter.restart()
+        torch.cuda.reset_peak_memory_stats(self._device)
 
     def update_ends(self) -> bool:
         """Measure to here; True when it is found."""
         if not self._warm:
             self._warm = True
             return self._batch == 1
-        self._peaks[self.rows] = self._meter.peak()
+        self._peaks[self.rows] = torch.cuda.max_memory_allocated(self._device)
         self.rows = self.rows * 2 if len(self._peaks) == 1 else self._most()
         return len(self._peaks) == 2
 
     def _most(self) -> int:
         (few, low), (many, high) = self._peaks.items()
         a_row = (high - low) / (many - few)
-        usable = self._meter.limit() * _USABLE
+        free, _ = torch.cuda.mem_get_info(self._device)
+        usable = (free + torch.cuda.memory_reserved(self._device)) * _USABLE
         # A batch is cut into parts that are as equal as can be, and the largest has to fit.
         largest = {math.ceil(self._batch / parts) for parts in range(1, self._batch + 1)}
         return max((rows for rows in largest if low + (rows - few) * a_row <= usable), default=1)

@@ -20,7 +20,7 @@ from mmf_win.worker.hooks.observer import Observer
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def choose(observer: Observer, trainer: Any) -> tuple[str, Scaler]:
+def choose(observer: Observer, trainer: Any) -> tuple[str, Any]:
     """Let the model of MMF's trainer calculate with what the request wants, or if the device cannot, in fp32.
 
     Returns:
@@ -29,14 +29,14 @@ def choose(observer: Observer, trainer: Any) -> tuple[str, Scaler]:
     wanted, device = observer.request.precision, trainer.device
     if wanted is None:
         by_mmf = "fp16" if OmegaConf.select(trainer.config, "training.fp16") else "fp32"
-        return by_mmf, Scaler(device, enabled=False)
+        return by_mmf, scaler(device, enabled=False)
     if not can(wanted, device):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
         observer.event("note", text=f"{name} does not calculate in {wanted}; it goes on in fp32")
         wanted = "fp32"
     if wanted in _HALVES:
         calculate_in(_HALVES[wanted], type(trainer.model), device.type)
-    return wanted, Scaler(device, enabled=wanted == "fp16")
+    return wanted, scaler(device, enabled=wanted == "fp16")
 
 
 def can(precision: str, device: torch.device) -> bool:
@@ -84,17 +84,8 @@ def in_full(value: Any) -> Any:
     return value
 
 
-_Scaler: Any = getattr(torch.amp, "GradScaler", torch.cuda.amp.GradScaler)
-
-
-class Scaler(_Scaler):  # type: ignore[misc]
-    """torch's, which begins anew where a checkpoint of another precision has no state of one."""
-
-    def __init__(self, device: torch.device, *, enabled: bool) -> None:
-        of_device = {"device": device.type} if hasattr(torch.amp, "GradScaler") else {}  # since torch 2.3
-        super().__init__(**of_device, enabled=enabled)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take the state of another one, if there is any."""
-        if state:
-            super().load_state_dict(state)
+def scaler(device: torch.device, *, enabled: bool) -> Any:
+    """torch's scaler of losses."""
+    if hasattr(torch.amp, "GradScaler"):  # since torch 2.3
+        return torch.amp.GradScaler(device.type, enabled=enabled)
+    return torch.cuda.amp.GradScaler(enabled=enabled)

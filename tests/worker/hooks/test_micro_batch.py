@@ -1,50 +1,35 @@
-"""Finding how many rows fit, with a fake meter in the place of a GPU's."""
+"""Finding how many rows fit, with fake figures in the place of a GPU's."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.worker.hooks.micro_batch import LargestFit, meter_of  # noqa: E402
+from mmf_win.worker.hooks.micro_batch import LargestFit  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
-@dataclass
-class FakeMeter:
-    """Of a GPU on which the weights take 1000 bytes, and each row 100.
+def found(monkeypatch: pytest.MonkeyPatch, batch: int, memory: int) -> tuple[int, int]:
+    """How many rows it comes to, and after how many updates, on a fake GPU with so many bytes of ``memory``.
 
-    Attributes:
-        memory: bytes of the GPU.
-        rows: what goes through the model at once.
+    The weights take 1000 of them, each row 100, and 400 are those that torch holds.
     """
-
-    memory: int
-    rows: int = 0
-    restarts: int = 0
-
-    def restart(self) -> None:
-        self.restarts += 1
-
-    def peak(self) -> int:
-        return 1000 + 100 * self.rows
-
-    def limit(self) -> int:
-        return self.memory
-
-
-def found(batch: int, memory: int) -> tuple[int, int]:
-    """How many rows it comes to, and after how many updates."""
-    meter = FakeMeter(memory)
-    finder = LargestFit(batch, meter)
+    restarts: list[object] = []
+    finder = LargestFit(batch, torch.device("cuda", 1))
+    fake = {
+        "reset_peak_memory_stats": restarts.append,
+        "max_memory_allocated": lambda device: 1000 + 100 * finder.rows if device == restarts[-1] else 0,
+        "mem_get_info": lambda _device: (memory - 400, 100_000),
+        "memory_reserved": lambda _device: 400,
+    }
+    for name, figure in fake.items():
+        monkeypatch.setattr(torch.cuda, name, figure)
     for update in range(1, 10):
-        meter.rows = finder.rows
         finder.update_begins()
         if finder.update_ends():
-            assert meter.restarts == update
+            assert restarts == [torch.device("cuda", 1)] * update
             return finder.rows, update
     raise AssertionError("it has no end")
 
@@ -65,10 +50,6 @@ def found(batch: int, memory: int) -> tuple[int, int]:
     ],
 )
 def test_the_largest_of_equal_parts_that_fit_is_found_in_three_updates_at_most(
-    batch: int, memory: int, rows: int, updates: int
+    monkeypatch: pytest.MonkeyPatch, batch: int, memory: int, rows: int, updates: int
 ) -> None:
-    assert found(batch, memory) == (rows, updates)
-
-
-def test_a_cpu_has_no_limit_to_look_for() -> None:
-    assert meter_of(torch.device("cpu")) is None
+    assert found(monkeypatch, batch, memory) == (rows, updates)

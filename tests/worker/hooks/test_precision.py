@@ -9,7 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.worker.hooks.precision import Scaler, calculate_in, can  # noqa: E402
+from mmf_win.worker.hooks.precision import calculate_in, can, scaler  # noqa: E402
+from mmf_win.worker.hooks.resume import ResumeState  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -59,13 +60,21 @@ def test_a_copy_of_the_model_calculates_in_half_with_its_own_weights() -> None:
 
 
 def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> None:
-    first = Scaler(CPU, enabled=True)
-    first.load_state_dict(first.state_dict() | {"scale": 8.0})
-    second = Scaler(CPU, enabled=True)
-    second.load_state_dict(Scaler(CPU, enabled=False).state_dict())
-    assert second.get_scale() == Scaler(CPU, enabled=True).get_scale()
-    second.load_state_dict(first.state_dict())
-    assert second.get_scale() == 8.0
+    def run(*, fp16: bool) -> Any:
+        """A fake trainer that has a loader of torch's."""
+        loaders = [torch.utils.data.DataLoader(list(range(4)))]
+        loaded = SimpleNamespace(loaders=loaders)
+        made = scaler(CPU, enabled=fp16)
+        trainer = SimpleNamespace(train_loader=loaded, scaler=made, current_epoch=1, current_iteration=0)
+        return trainer, ResumeState(trainer)
+
+    (first, of_first), (full, of_full), (second, of_second) = run(fp16=True), run(fp16=False), run(fp16=True)
+    fresh = second.scaler.get_scale()
+    first.scaler.load_state_dict(first.scaler.state_dict() | {"scale": 8.0})
+    for each in (first, full, second):
+        next(iter(each.train_loader.loaders[0].batch_sampler))
+    assert of_second.resume(of_full.state()) and second.scaler.get_scale() == fresh
+    assert of_second.resume(of_first.state()) and second.scaler.get_scale() == 8.0
 
 
 def test_what_a_device_can_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,25 +213,18 @@ def _make_loader(
     _original(self, *args, **kwargs)
 
 
-class _FakeMeter:
-    """Of a GPU on which the weights take 1000 bytes, and each row 100."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-
-    def restart(self) -> None:
-        pass
-
-    def peak(self) -> int:
-        return 1000 + 100 * _state["rows"]
-
-    def limit(self) -> int:
-        return math.ceil((1000 + 100 * self._rows) / 0.9)
+def _fake_memory(rows: int) -> None:
+    """Let the CPU be a GPU that has room for so many rows: the weights take 1000 bytes, and each row 100."""
+    micro_batch._MEASURABLE = {"cpu"}
+    torch.cuda.reset_peak_memory_stats = lambda *_: None
+    torch.cuda.max_memory_allocated = lambda *_: 1000 + 100 * _state["rows"]
+    torch.cuda.mem_get_info = lambda *_: (math.ceil((1000 + 100 * rows) / 0.9), 0)
+    torch.cuda.memory_reserved = lambda *_: 0
 
 
 for _fault in _FAULTS:
     if _fault["at"] == "meter":
-        micro_batch.meter_of = lambda _device, rows=_fault["above"]: _FakeMeter(rows)  # type: ignore[misc]
+        _fake_memory(_fault["above"])
     if _fault["at"] == "hardware":
         precision.can = lambda name, _device, do=_fault["do"]: name == "fp32" or do == "half"  # type: ignore[misc]
 
