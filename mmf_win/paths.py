@@ -24,7 +24,7 @@ _LONGEST_PART = 90  # of two in one name, with a time and what says what the fil
 # As ``python -m MODULE``, which would look for modules in the current folder first.
 _RUN = """\
 import sys
-del sys.path[0]
+if not sys.path[0]: del sys.path[0]
 import runpy
 sys.path.append(sys.argv.pop(1))
 runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)

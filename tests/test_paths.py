@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -71,14 +72,18 @@ def test_nothing_is_renamed_when_a_new_name_is_taken(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a:b", "c-d", "c:d"]
 
 
-def test_files_in_the_current_folder_do_not_stand_in_for_libraries(tmp_path: Path) -> None:
+@pytest.mark.parametrize("safe", ["", "1"])
+def test_files_in_the_current_folder_do_not_stand_in_for_libraries_and_those_of_pythonpath_are_found(
+    tmp_path: Path, safe: str
+) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit(9)", encoding="utf-8")
     (tmp_path / "runpy.py").write_text("raise SystemExit(9)", encoding="utf-8")
-    source = tmp_path / "source.json"
-    source.write_text('{"a": 1}', encoding="utf-8")
-    command = module_command("json.tool", "--compact", str(source))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, '{"a":1}\n')
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "used.py").write_text("import json, sys; print(*sys.argv[1:])", encoding="utf-8")
+    environment = {**os.environ, "PYTHONSAFEPATH": safe, "PYTHONPATH": str(tmp_path / "own")}
+    command = module_command("used", "--compact", "a b")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "--compact a b\n")
 
 
 def test_images_lie_in_the_cache_unless_they_are_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
+from mmf_win.paths import module_command
 from mmf_win.protocol import Attempt, Event, EventLog, EventReader, Exit, read_events
 from mmf_win.runs import checkpoints, gpus, plan
 from mmf_win.runs.folder import Run
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 _MOST = 6
 _PAUSE = 0.5
-_WORKER = [sys.executable, "-m", "mmf_win.worker.entry"]
+_WORKER = module_command("mmf_win.worker.entry")
 _PATIENCE = 20.0
 _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 

@@ -7,14 +7,9 @@ processes that load rows, and MMF one for each of several GPUs. Each helper impo
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
-
-if sys.version_info < (3, 11) and sys.path[0] == os.getcwd():  # noqa: PTH109 - pathlib imports more
-    # The user's files must not shadow libraries; later versions of Python have PYTHONSAFEPATH for it.
-    del sys.path[0]
-
-import atexit
 import threading
 import traceback
 from contextlib import suppress

@@ -12,14 +12,11 @@ from pathlib import Path
 from mmf_win.protocol import Attempt
 from mmf_win.upstream.versions import has_key
 from mmf_win.worker.hooks import fast
-from mmf_win.worker.hooks.clock import ASIDE
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.profiler import TIMED
 from mmf_win.worker.image_cache import ImageCache, use
 from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop
-
-_ALWAYS = {"data", *ASIDE}
 
 
 def register(request: Attempt, version: str, stop: Stop) -> None:
@@ -29,7 +26,7 @@ def register(request: Attempt, version: str, stop: Stop) -> None:
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
     if request.action == "train":
         timed = (*TIMED, *hooks.TIMED)
-        Observer.current.clock.time(each for each in timed if request.profile or each[2] in _ALWAYS)
+        Observer.current.clock.time(each for each in timed if request.profile or each[2] == "data")
     watch_scoring(Observer.current)
     if request.fast:
         fast.pad_to_longest(request)

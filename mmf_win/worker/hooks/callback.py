@@ -10,7 +10,6 @@ from mmf.common.sample import SampleList, convert_batch_to_sample_list
 from mmf.trainers.callbacks import checkpoint
 from mmf.trainers.callbacks.base import Callback
 from mmf.trainers.core.callback_hook import TrainerCallbackHookMixin
-from mmf.trainers.core.evaluation_loop import TrainerEvaluationLoopMixin
 from mmf.trainers.core.training_loop import TrainerTrainingLoopMixin
 from mmf.utils.general import get_batch_size
 
@@ -22,8 +21,6 @@ from mmf_win.worker.hooks.observer import Observer
 checkpoint.Checkpoint = checkpoints.Checkpoint
 
 TIMED: tuple[Timed, ...] = (
-    (checkpoints.Checkpoint, "save", "checkpoint"),
-    (TrainerEvaluationLoopMixin, "evaluation_loop", "validation"),
     (SampleList, "to", "transfer"),
     (TrainerTrainingLoopMixin, "_forward", "forward"),
     (TrainerTrainingLoopMixin, "_finish_update", "optimizer"),

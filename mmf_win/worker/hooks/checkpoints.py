@@ -18,6 +18,7 @@ from mmf.utils import checkpoint
 from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 from torch import nn
 
+from mmf_win.console import first_few
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.integrity import torch_file
@@ -44,8 +45,9 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self.resume_state: ResumeState | None = None
         if self._observer.request.action == "train":
             self.resume_state = ResumeState(trainer)
-            if self._observer.is_main:
-                self._remove_partial()
+            if self._observer.is_main:  # only one process trains a run: a killed worker was writing these
+                for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
+                    remove(partial)
 
     def save(self, update: int, iteration: int | None = None, update_best: bool = False) -> None:
         """Save as MMF does, but write once, and remove older files when the new one is in place.
@@ -53,19 +55,20 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         Raises:
             Diverged: the weights are no longer finite; the older files stay.
         """
-        check_weights(self.trainer.model, update)
-        self._observer.saving(update)
-        write = SingleWrite()
-        state = self.resume_state.state() if self.resume_state else None
+        with self._observer.clock.during("checkpoint"):
+            check_weights(self.trainer.model, update)
+            self._observer.saving(update)
+            write = SingleWrite()
+            state = self.resume_state.state() if self.resume_state else None
 
-        def write_all(value: dict[str, Any], path: Path) -> None:
-            write(value if state is None else {**value, STATE: state}, path)
+            def write_all(value: dict[str, Any], path: Path) -> None:
+                write(value if state is None else {**value, STATE: state}, path)
 
-        with _writing_by(write_all):
-            super().save(update, iteration, update_best=update_best)
-        self._observer.event("checkpoint", update=update, sha256=write.sha256, best=bool(update_best))
-        if self._observer.is_main:
-            self._prune(update)
+            with _writing_by(write_all):
+                super().save(update, iteration, update_best=update_best)
+            self._observer.event("checkpoint", update=update, sha256=write.sha256, best=bool(update_best))
+            if self._observer.is_main:
+                self._prune(update)
 
     def finalize(self) -> None:
         """Write the weights alone, at the end of training."""
@@ -122,10 +125,9 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             parameters = dict(module.named_parameters())
             missing = [key for key in keys.missing_keys if key in parameters]
             if missing:
-                some = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
                 raise CheckpointError(
                     f"{self._file}: the checkpoint lacks {len(missing)} of the model's {len(parameters)} "
-                    f"parameters ({some})",
+                    f"parameters ({first_few(missing)})",
                     hint="name a checkpoint of this very model and configuration",
                 )
 
@@ -148,11 +150,6 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         for path in (*older[self._observer.request.keep :], *passed):
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
                 path.unlink()
-
-    def _remove_partial(self) -> None:
-        """Remove files that a killed worker was writing; only one process trains a run."""
-        for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
-            remove(partial)
 
 
 @contextmanager

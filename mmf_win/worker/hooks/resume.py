@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch.utils.data import Sampler
 
-from mmf_win.worker.hooks.observer import ranks
+from mmf_win.worker.hooks.observer import Observer, ranks
 
 Saved = dict[str, Any]
 """Tensors and plain values only, which ``torch.load`` reads with ``weights_only``."""
@@ -61,7 +61,8 @@ class ResumeState:
         """Around each validation: one that was interrupted counts as not done, and is repeated."""
         self._before_validation = random_state()
         try:
-            yield
+            with Observer.current.clock.during("validation"):
+                yield
             self.validated = self._trainer.num_updates
         finally:
             self._before_validation = None

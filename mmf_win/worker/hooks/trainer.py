@@ -142,8 +142,6 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
 
 TIMED: tuple[Timed, ...] = (
-    (checkpoints.Checkpoint, "save", "checkpoint"),
-    (BaseTrainer, "evaluate", "validation"),
     (SampleList, "to", "transfer"),
     (BaseTrainer, "_forward_pass", "forward"),
     (Trainer, "_backward", "optimizer"),  # the gradients are made before
