@@ -14,7 +14,7 @@ from mmf_win.worker import compat
 def main(command: str) -> None:
     """Do what MMF's command does with the rest of the arguments."""
     mmf = usable_mmf()
-    compat.install(mmf.root, mmf.version, compat.NEEDED)
+    compat.install(mmf.root, compat.NEEDED)
     if command == "run":
         from mmf_cli.run import run
 

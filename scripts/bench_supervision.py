@@ -79,7 +79,7 @@ _MMF_PATCHED = """\
 from mmf_win.upstream.install import usable_mmf
 from mmf_win.worker import compat
 mmf = usable_mmf()
-compat.install(mmf.root, mmf.version)
+compat.install(mmf.root)
 from mmf_cli.run import run
 run()
 """

@@ -156,7 +156,7 @@ class Bench:
 def make_bert(folder: Path) -> None:
     """A BERT with random weights, in files that every version of transformers and torch reads."""
     mmf = usable_mmf()
-    compat.install(mmf.root, mmf.version)  # torchvision may have been built for another torch
+    compat.install(mmf.root)  # torchvision may have been built for another torch
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(1)

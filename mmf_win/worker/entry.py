@@ -1,8 +1,8 @@
 """The worker's entry: request.json → patches → hooks → MMF's own ``run`` → exit.json.
 
-Run as ``python -m mmf_win.worker.entry <attempt>/request.json``. Under ``spawn``, a DataLoader starts helper
-processes that load rows, and MMF one for each of several GPUs. Each helper imports this module as
-``__mp_main__`` before it unpickles anything of MMF, and so gets the patches and hooks too.
+Run by :func:`~mmf_win.paths.module_command` with ``<attempt>/request.json``. Under ``spawn``, a DataLoader
+starts helper processes that load rows, and MMF one for each of several GPUs. Each helper imports this module
+as ``__mp_main__`` before it unpickles anything of MMF, and so gets the patches and hooks too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.protocol import Attempt, EventLog, Exit
 from mmf_win.upstream.notation import as_yaml, literal
-from mmf_win.upstream.versions import config_path, read_version
+from mmf_win.upstream.versions import config_path
 from mmf_win.worker.outcome import classify
 from mmf_win.worker.predictions import collect
 from mmf_win.worker.stopping import Stop
@@ -110,14 +110,12 @@ def prepare(request: Attempt, stop: Stop) -> None:
     from mmf_win.worker import compat
     from mmf_win.worker.compat.transformers import refuse_code_of_models
 
-    root = Path(request.mmf)
-    version = read_version(root)
-    compat.install(root, version)
+    compat.install(Path(request.mmf))
     if not request.trust:
         refuse_code_of_models()
     from mmf_win.worker import hooks
 
-    hooks.register(request, version, stop)
+    hooks.register(request, stop)
 
 
 def run(request: Attempt, stop: Stop) -> None:

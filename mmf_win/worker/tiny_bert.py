@@ -24,8 +24,7 @@ def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> N
         seed: of the weights.
         sizes: as :class:`transformers.BertConfig` calls them.
     """
-    mmf = find_mmf()
-    compat.install(mmf.root, mmf.version)  # torchvision may have been built for another torch
+    compat.install(find_mmf().root)  # torchvision may have been built for another torch
     import torch
     from transformers import BertConfig, BertForPreTraining
 

@@ -28,10 +28,9 @@ from tests.worlds.web import WebServer
 _MMF_DOWNLOAD = """\
 import json, sys
 from pathlib import Path
-from mmf_win.upstream.versions import read_version
 from mmf_win.worker import compat
 root, folder, entry, *largest = sys.argv[1:]
-compat.install(Path(root), read_version(Path(root)))
+compat.install(Path(root))
 from mmf.utils.download import download_resources
 if largest:
     import resource, signal

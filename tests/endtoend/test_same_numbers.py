@@ -23,10 +23,9 @@ _MMF_ALONE = """\
 import json, sys
 from pathlib import Path
 from mmf_win.protocol import Attempt
-from mmf_win.upstream.versions import read_version
 from mmf_win.worker import compat, entry
 request = Attempt.load(Path(sys.argv[1]))
-compat.install(Path(request.mmf), read_version(Path(request.mmf)), compat.NEEDED)
+compat.install(Path(request.mmf), compat.NEEDED)
 from mmf.common.registry import Registry
 register = Registry.register
 losses = []

@@ -35,9 +35,8 @@ _CONVERTER = """\
 import runpy, sys
 from pathlib import Path
 from mmf_win.worker import compat
-from mmf_win.upstream.versions import read_version
 root = Path(sys.argv[1])
-compat.install(root, read_version(root))
+compat.install(root)
 words = ["--mode", "convert", "--lmdb_path", sys.argv[2], "--features_folder", sys.argv[3]]
 sys.argv = ["lmdb_conversion.py", *words]
 runpy.run_path(str(root / "tools/scripts/features/lmdb_conversion.py"), run_name="__main__")

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.protocol import Attempt
-from mmf_win.upstream.versions import read_version
 from mmf_win.worker.entry import mmf_options
 
 _TESTS_PARENT = Path(__file__).parents[2]
@@ -76,7 +75,7 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """The answers."""
     from mmf_win.worker import compat
 
-    compat.install(root, read_version(root))
+    compat.install(root)
     from mmf.common.registry import registry
     from mmf.utils.configuration import Configuration, get_zoo_config
     from mmf.utils.env import setup_imports

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mmf_win.upstream.versions import read_version
 from mmf_win.worker.compat import (
     dataloader,
     late,
@@ -38,13 +39,13 @@ NEEDED = tuple(patch for patch in PATCHES if not patch.speed)
 """Those without which MMF fails, for comparisons with MMF alone."""
 
 
-def install(mmf_root: Path, mmf_version: str, patches: Sequence[Patch] = PATCHES) -> None:
+def install(mmf_root: Path, patches: Sequence[Patch] = PATCHES) -> None:
     """Make ``import mmf`` find the MMF in ``mmf_root`` and work, in a process that has not imported it."""
     if "mmf" in sys.modules:
         raise RuntimeError("patches must be installed before mmf is imported")
-    root = mmf_root.resolve()
+    root, version = mmf_root.resolve(), read_version(mmf_root)
     sys.path.insert(0, str(root))
     activate()
     for patch in patches:
-        if patch.active(root, mmf_version):
+        if patch.active(root, version):
             patch.apply(root)

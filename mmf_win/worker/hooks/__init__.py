@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from mmf_win.protocol import Attempt
-from mmf_win.upstream.versions import has_key
+from mmf_win.upstream.versions import has_key, read_version
 from mmf_win.worker.hooks import fast
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.profiler import TIMED
@@ -19,9 +19,10 @@ from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop
 
 
-def register(request: Attempt, version: str, stop: Stop) -> None:
+def register(request: Attempt, stop: Stop) -> None:
     """Register the hooks with MMF's registry, in this process."""
     Observer.current = Observer(request, stop)
+    version = read_version(Path(request.mmf))
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
     if request.action == "train":

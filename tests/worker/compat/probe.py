@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from mmf_win.upstream.versions import read_version
 from mmf_win.worker import compat
 from mmf_win.worker.compat import mmf_data
 from mmf_win.worker.compat.patch import source
@@ -283,7 +282,7 @@ QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
 def main(root: Path, world: TinyWorld) -> None:
     """Print the answers, each by its question's name, as the last line."""
     os.environ.update(world.environment)
-    compat.install(root, read_version(root))
+    compat.install(root)
     answers = {ask.__name__: ask(root, world) for ask in QUESTIONS}
     print("\n" + json.dumps(answers))
 
