@@ -214,6 +214,14 @@ class Attempt:
         """Write the request to its place."""
         write_json(self.attempt.request, asdict(self))
 
+    def write_event(self, kind: str, **values: object) -> None:
+        """Append one event, in one write; ``t`` is seconds since the epoch."""
+        event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.attempt.path.name, **values}
+        with naming(self.events), self.events.open("a+b", buffering=0) as file:
+            file.write(b"\n" * _is_torn(file) + json_bytes(event))
+            if kind == "saving":  # no power cut may leave a checkpoint of which nothing tells
+                os.fsync(file.fileno())
+
     @classmethod
     def load(cls, path: Path) -> Attempt:
         """Read a request, skipping fields of later versions."""
@@ -282,22 +290,6 @@ def is_a(value: Any, hint: Any) -> bool:
     if hint in (int, float):
         return type(value) in (int, hint) and -_MOST < value < _MOST
     return hint is Any or isinstance(value, hint)
-
-
-class EventLog:
-    """Appends events of an attempt to the ``events.jsonl`` of a run or a prediction, each in one write."""
-
-    def __init__(self, path: Path, attempt: str) -> None:
-        self.path = path
-        self.attempt = attempt
-
-    def write(self, kind: str, **values: object) -> None:
-        """Append one event; ``t`` is seconds since the epoch."""
-        event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.attempt, **values}
-        with naming(self.path), self.path.open("a+b", buffering=0) as file:
-            file.write(b"\n" * _is_torn(file) + json_bytes(event))
-            if kind == "saving":  # no power cut may leave a checkpoint of which nothing tells
-                os.fsync(file.fileno())
 
 
 def _is_torn(file: BinaryIO) -> bool:

@@ -13,9 +13,9 @@ import pytest
 from mmf_win import files
 from mmf_win.cli import main
 from mmf_win.files import read_json, remove, remove_tree, rename, replacing, write_bytes, write_json
-from mmf_win.protocol import EventLog
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
+from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 
 

@@ -3,7 +3,8 @@ import re
 from pathlib import Path
 
 from mmf_win import protocol
-from mmf_win.protocol import Attempt, EventLog, EventReader, Exit, read_events
+from mmf_win.protocol import Attempt, EventReader, Exit, read_events
+from tests.worlds.event_log import EventLog
 
 
 def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
@@ -58,7 +59,7 @@ def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: P
 
 def test_every_kind_of_event_that_is_written_is_documented() -> None:
     sources = [path.read_text(encoding="utf-8") for path in Path(protocol.__file__).parent.rglob("*.py")]
-    written = {kind for text in sources for kind in re.findall(r'\b(?:event|log\.write)\(\s*"(\w+)"', text)}
+    written = {kind for text in sources for kind in re.findall(r'\b(?:event|write_event)\(\s*"(\w+)"', text)}
     documented = set(re.findall(r"^    (\w+)  ", protocol.__doc__ or "", re.MULTILINE))
     assert "train_started" in written
     assert written == documented

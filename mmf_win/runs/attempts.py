@@ -12,7 +12,7 @@ from pathlib import Path
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.paths import module_command
-from mmf_win.protocol import Attempt, Event, EventLog, EventReader, Exit, read_events
+from mmf_win.protocol import Attempt, Event, EventReader, Exit, read_events
 from mmf_win.runs import checkpoints, gpus, plan
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_started
@@ -62,8 +62,7 @@ def until_it_fits(
             if less is None or started is None:
                 raise as_error(end, asked)
             failed, (name, had, fewer) = asked, less
-            log = EventLog(failed.events, failed.attempt.path.name)
-            log.write("attempt_failed", reason=end.outcome, next={name: fewer})
+            failed.write_event("attempt_failed", reason=end.outcome, next={name: fewer})
             asked = plan.following(failed, name, fewer, started, _newest_saved(run, events, failed))
             _log.info(_SHRINKING[name], had, fewer)
             if asked.action == "train":

@@ -21,7 +21,7 @@ from typing import NoReturn
 from mmf_win import __version__
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
-from mmf_win.protocol import Attempt, EventLog, Exit
+from mmf_win.protocol import Attempt, Exit
 from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import config_path
 from mmf_win.worker.outcome import classify
@@ -36,19 +36,18 @@ def main(request_file: Path) -> int:
     os.environ[_REQUEST] = str(request_file)
     request = Attempt.load(request_file)
     raise_file_limit()
-    log = EventLog(request.events, request.attempt.path.name)
-    log.write("run_started", pid=os.getpid(), **versions())
+    request.write_event("run_started", pid=os.getpid(), **versions())
 
     def leave() -> NoReturn:
         nothing = ", with nothing new to save" if request.action == "train" else ""
-        report(Exit("interrupted", f"stopped{nothing}"), request, log)
+        report(Exit("interrupted", f"stopped{nothing}"), request)
         os._exit(1)
 
     stop = Stop(request.attempt.stop)
     stop.listen(leave)
     end = perform(request, stop)
     stop.defer_stop()
-    report(end, request, log)
+    report(end, request)
     code = 0 if end.outcome == "ok" else 1
     leave_at_once(code)
     return code
@@ -78,9 +77,9 @@ def leave_at_once(code: int) -> None:
     os._exit(code)
 
 
-def report(end: Exit, request: Attempt, log: EventLog) -> None:
+def report(end: Exit, request: Attempt) -> None:
     """Write the outcome of the attempt."""
-    log.write("run_ended", outcome=end.outcome)
+    request.write_event("run_ended", outcome=end.outcome)
     end.save(request.attempt.exit)
     if request.action == "train":
         end.save(request.run.exit_file)

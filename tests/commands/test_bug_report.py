@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from mmf_win.paths import Places
-from mmf_win.protocol import Attempt, EventLog, Exit
+from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs.folder import Run
+from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 from tests.worlds.requests import request
 from tests.worlds.tools import Mmfw

@@ -20,10 +20,11 @@ from mmf_win.console import iso, size
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.files import share, write_json
 from mmf_win.locking import locked
-from mmf_win.protocol import EventLog, Exit
+from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
 from tests.worlds.damaged_runs import DamagedRuns
+from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 from tests.worlds.requests import request
 from tests.worlds.tools import Mmfw, requires_tool, typed, without_privileges

@@ -19,9 +19,10 @@ comparison = pytest.importorskip("mmf_win.results.report.comparison")
 from mmf_win.cli import main  # noqa: E402
 from mmf_win.errors import UsageError  # noqa: E402
 from mmf_win.files import write_json  # noqa: E402
-from mmf_win.protocol import EventLog, Exit  # noqa: E402
+from mmf_win.protocol import Exit  # noqa: E402
 from mmf_win.results.report.plots import by_setting  # noqa: E402
 from mmf_win.runs.history import Record  # noqa: E402
+from tests.worlds.event_log import EventLog  # noqa: E402
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, sweep, tell, text_of  # noqa: E402
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
-from mmf_win.protocol import Attempt, Event, EventLog, Exit, read_events
+from mmf_win.protocol import Attempt, Event, Exit, read_events
 from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import fits, gpus
 from mmf_win.runs.attempts import until_it_fits
@@ -119,11 +119,10 @@ class Attempts:
 
     def __call__(self, asked: Attempt) -> Exit:
         self.begun.append(asked)
-        log = EventLog(asked.run.events, asked.attempt.path.name)
-        log.write(**{**STARTED, "micro_batch": asked.micro_batch or 32})
+        asked.write_event(**{**STARTED, "micro_batch": asked.micro_batch or 32})
         if dict(enumerate(self.saves, start=1)).get(len(self.begun)):
             checkpoint(self.run.checkpoints / "current.ckpt", len(self.begun))
-            log.write("checkpoint", update=len(self.begun))
+            asked.write_event("checkpoint", update=len(self.begun))
         return Exit("ok") if self.fits(asked) else Exit(**self.ends)
 
     @property

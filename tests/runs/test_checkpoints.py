@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import CheckpointError
-from mmf_win.protocol import EventLog
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
+from tests.worlds.event_log import EventLog
 from tests.worlds.torch_files import checkpoint
 
 

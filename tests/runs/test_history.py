@@ -7,10 +7,11 @@ import pytest
 
 from mmf_win.errors import CheckpointError, UsageError
 from mmf_win.locking import locked
-from mmf_win.protocol import EventLog, Exit, Outcome
+from mmf_win.protocol import Exit, Outcome
 from mmf_win.runs import checkpoints, history, lookup
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
+from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 from tests.worlds.torch_files import checkpoint
 

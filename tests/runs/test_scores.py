@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from mmf_win.files import write_json
-from mmf_win.protocol import EventLog
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
 from mmf_win.runs.scores import AUROC
 from mmf_win.sweeps.folder import TaskFolder
 from mmf_win.sweeps.table import measured, metrics_of
+from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 from tests.worlds.tools import Mmfw
 

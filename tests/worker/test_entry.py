@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mmf_win.protocol import Attempt
-from mmf_win.upstream import versions
+from mmf_win.worker import compat
 from mmf_win.worker import entry as worker
 
 
@@ -35,7 +35,7 @@ def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_a
         raise BrokenPipeError
 
     monkeypatch.setenv("MMFW_REQUEST", str(request_.attempt.request))
-    monkeypatch.setattr(versions, "read_version", out_of_memory)
+    monkeypatch.setattr(compat, "install", out_of_memory)
     with pytest.raises(MemoryError):
         runpy.run_path(worker.__file__, run_name="__mp_main__")
 

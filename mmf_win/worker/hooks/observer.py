@@ -13,7 +13,7 @@ import torch
 
 from mmf_win.errors import UsageError
 from mmf_win.phases import Waiting
-from mmf_win.protocol import Attempt, EventLog, read_events
+from mmf_win.protocol import Attempt, read_events
 from mmf_win.worker.hooks.clock import Clock
 from mmf_win.worker.hooks.profiler import Profiler, WaitWatch, decodes_once
 from mmf_win.worker.outcome import StopRequested
@@ -38,7 +38,6 @@ class Observer:
 
     def __init__(self, request: Attempt, stop: Stop) -> None:
         self.request = request
-        self._log = EventLog(request.events, request.attempt.path.name)
         self._curves = Curves(request.run.path)
         self._stop = stop
         self.clock = Clock()
@@ -57,7 +56,7 @@ class Observer:
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
         if self.is_main:
-            self._log.write(kind, **values)
+            self.request.write_event(kind, **values)
             self._curves.write(kind, values)
 
     def training_started(self, trainer: Any, checkpoint: Any, micro: MicroBatch, precision: str) -> None:
@@ -164,7 +163,7 @@ class Observer:
         workers = waiting.helpful_workers() if waiting.is_much else None
         if workers is None:
             return
-        events = read_events(self._log.path)
+        events = read_events(self.request.events)
         if any("workers" in (event.get("next") or {}) for event in events):
             return
         first = self._trainer.current_epoch == 1 and decodes_once(self.request, self._trainer)

@@ -12,11 +12,12 @@ from omegaconf import OmegaConf
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
 from mmf_win.phases import Waiting  # noqa: E402
-from mmf_win.protocol import Attempt, EventLog, read_events  # noqa: E402
+from mmf_win.protocol import Attempt, read_events  # noqa: E402
 from mmf_win.worker.hooks.clock import Clock, Lap  # noqa: E402
 from mmf_win.worker.hooks.observer import Observer  # noqa: E402
 from mmf_win.worker.hooks.profiler import WaitWatch, _busy  # noqa: E402
 from mmf_win.worker.stopping import Stop  # noqa: E402
+from tests.worlds.event_log import EventLog  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -68,13 +69,12 @@ def test_it_is_noted_if_workers_may_help(
     attempt = user_dir / "attempts" / "2"
     attempt.mkdir(parents=True)
     request = Attempt("train", "m", "mmf", str(attempt), images="kept")
-    log = EventLog(request.run.events, "1")
-    log.write("attempt_failed", next=failed)
+    EventLog(request.events, "1").write("attempt_failed", next=failed)
     observer = Observer(request, Stop(attempt / "stop"))
     config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})
     observer._trainer = SimpleNamespace(current_epoch=epoch, config=config)
     observer._note(waiting)
-    notes = [event["text"] for event in read_events(log.path) if event["kind"] == "note"]
+    notes = [event["text"] for event in read_events(request.events) if event["kind"] == "note"]
     told = f"the model waits for data 60 % of the time{said}: training.num_workers=2 may help"
     assert notes == ([] if said is None else [told])
 
