@@ -264,8 +264,7 @@ class Exit:
 def known_fields(kind: type, values: Any) -> dict[str, Any]:
     """Those of ``values``, read from JSON, that are fields of a dataclass.
 
-    Raises:
-        ValueError: it is no object, or a value is not of its field's type.
+    Raises ValueError where it is no object, or a value is not of its field's type.
     """
     if not isinstance(values, dict):
         raise ValueError("it is no JSON object")

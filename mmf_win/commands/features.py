@@ -26,7 +26,7 @@ from mmf_win.paths import Places, data_option, expanded
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files
 from mmf_win.upstream.install import find_mmf
-from mmf_win.upstream.zoo import Zoo
+from mmf_win.upstream.zoo import DATASETS, Zoo
 
 _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
 _REGIONS = [100, 100]  # MMF's max_features
@@ -115,7 +115,7 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     """
     places, entry = Places.resolve(data_dir), None
     with suppress(MmfError):  # there is no MMF yet
-        entry = Zoo(find_mmf().root, places).dataset("features")
+        entry = Zoo(find_mmf().root, places, DATASETS).dataset("features")
     version = entry.version if entry else None
     target = extract_features(
         archive, places, version=version, ask=ask, force=force, require_harmless=_require_harmless

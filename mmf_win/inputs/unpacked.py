@@ -205,7 +205,7 @@ class Unpacked(Input):
         dataset = self.places.dataset
         part = {dataset.features: "features", dataset.root / "extras": "extras"}.get(self.folder)
         try:
-            zoo = Zoo.chosen(find_mmf().root, self.places)
+            zoo = Zoo(find_mmf().root, self.places)
             entry = zoo.dataset(part) if part else zoo.model(self.folder.name)
         except (MmfError, UsageError):
             return self

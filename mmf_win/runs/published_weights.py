@@ -36,7 +36,7 @@ def weights_of(preset: Preset, mmf: Installed, places: Places) -> Unpacked | Non
     """
     if preset.zoo is None:
         return None
-    zoo = Zoo.chosen(mmf.root, places)
+    zoo = Zoo(mmf.root, places)
     models = (preset.settings.get("env") or {}).get("model_zoo") or zoo.models
     weights = zoo_weights(replace(zoo, models=models), preset.zoo)
     return weights if weights.entry else None

@@ -207,8 +207,7 @@ def model_config(root: Path, model: str) -> str | None:
 def parse_yaml(text: str) -> Any:
     """A YAML text as OmegaConf reads it.
 
-    Raises:
-        ValueError: it is none, or nested more deeply than any configuration: libyaml's loader would crash.
+    Raises ValueError where it is none, or nested so deeply that libyaml's loader would crash.
     """
     import yaml
     from omegaconf import OmegaConf

@@ -41,13 +41,9 @@ _RATE = "optimizer.params.lr"
 # The least that each may be; all but the rate are counts.
 _LEAST = {
     _RATE: 0,
-    "training.batch_size": 1,
-    "training.max_updates": 1,
-    "training.max_epochs": 1,
-    "training.log_interval": 1,
-    "training.checkpoint_interval": 1,
-    "training.evaluation_interval": 1,
-    "training.update_frequency": 1,
+    **dict.fromkeys(("training.batch_size", "training.update_frequency", "training.log_interval"), 1),
+    **dict.fromkeys(("training.max_updates", "training.max_epochs"), 1),
+    **dict.fromkeys(("training.checkpoint_interval", "training.evaluation_interval"), 1),
     "training.num_workers": 0,
     "training.seed": -1,  # which stands for any
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -70,19 +70,14 @@ class Zoo:
     Attributes:
         root: the folder that holds the package ``mmf``.
         places: MMF's folders.
-        datasets, models: the two files of it, as ``env`` of a configuration names them.
+        datasets, models: the two files of it, as ``env`` of a configuration names them; by default those of
+            the variables, or else MMF's.
     """
 
     root: Path
     places: Places
-    datasets: str = DATASETS
-    models: str = MODELS
-
-    @classmethod
-    def chosen(cls, root: Path, places: Places) -> Zoo:
-        """The zoo of the variables, or else MMF's."""
-        datasets, models = (os.environ.get(f"MMF_{kind}_ZOO") for kind in ("DATASET", "MODEL"))
-        return cls(root, places, datasets or DATASETS, models or MODELS)
+    datasets: str = field(default_factory=lambda: os.environ.get("MMF_DATASET_ZOO") or DATASETS)
+    models: str = field(default_factory=lambda: os.environ.get("MMF_MODEL_ZOO") or MODELS)
 
     def dataset(self, part: str) -> ZooEntry | None:
         """The entry for ``features`` or ``extras`` of Hateful Memes; None where there is none."""

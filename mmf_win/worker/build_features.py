@@ -109,8 +109,7 @@ def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
 def read_record(path: Path, key: str) -> dict[str, Any]:
     """The dictionary that MMF's ``lmdb_conversion.py`` stores for ``NAME.npy`` and its ``NAME_info.npy``.
 
-    Raises:
-        DatasetError: a file cannot be read, would run code, or does not hold what MMF can use.
+    Raises DatasetError where a file cannot be read, would run code, or does not hold what MMF can use.
     """
     features: Any = _read(path, load_npy)
     is_float = np.issubdtype(features.dtype, np.floating)

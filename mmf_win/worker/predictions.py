@@ -55,8 +55,7 @@ def watch_scoring(observer: Observer) -> None:
 def collect(request: Attempt) -> None:
     """Check the predictions of this attempt and write them in order to ``request.report``.
 
-    Raises:
-        DataError: ids are missing, repeated or unknown, or a probability is not a number.
+    Raises DataError where ids are missing, repeated or unknown, or a probability is not a number.
     """
     assert request.annotations is not None and request.report is not None
     rows = read_rows(Path(request.annotations))

@@ -24,7 +24,7 @@ from mmf_win.paths import Places, no_datasets
 from mmf_win.runs import presets
 from mmf_win.upstream.config import ConfigParts, compose, load_yaml, merge, model_config, resolve
 from mmf_win.upstream.settings import for_every_split, resume
-from mmf_win.upstream.zoo import Zoo
+from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
 from tests.worlds.mmf_configuration import Question, ask, leaves
 from tests.worlds.odd_names import ALONE
 from tests.worlds.tools import is_wine
@@ -299,7 +299,7 @@ def test_every_model_has_the_configuration_that_its_class_names(
 def test_every_entry_of_the_zoo_is_the_one_that_mmf_reads(
     mmf_root: Path, folder: Path, zoo_keys: list[str], answers: dict[str, Any]
 ) -> None:
-    zoo = Zoo(mmf_root, places_in(folder))
+    zoo = Zoo(mmf_root, places_in(folder), DATASETS, MODELS)
     found = {key: zoo.model(key) for key in zoo_keys} | {"hateful_memes": zoo.dataset("features")}
     assert len(answers["zoo"]) == len(found) > 30
     for key, (version, resources) in answers["zoo"].items():

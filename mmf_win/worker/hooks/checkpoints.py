@@ -52,8 +52,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def save(self, update: int, iteration: int | None = None, update_best: bool = False) -> None:
         """Save as MMF does, but write once, and remove older files when the new one is in place.
 
-        Raises:
-            Diverged: the weights are no longer finite; the older files stay.
+        Raises Diverged where the weights are no longer finite; the older files stay.
         """
         with self._observer.clock.during("checkpoint"):
             check_weights(self.trainer.model, update)

@@ -149,8 +149,7 @@ class Observer:
     def updated(self) -> None:
         """An update is done: from now on there is something to save.
 
-        Raises:
-            StopRequested: this process was asked to stop; the run is saved.
+        Raises StopRequested where this process was asked to stop; the run is saved.
         """
         self._stop.defer_stop()
         if self._measured is not None and (waiting := self._measured.updated(self.clock.lap())):

@@ -25,12 +25,9 @@ base_trainer.Checkpoint = checkpoints.Checkpoint
 class Trainer(BaseTrainer):  # type: ignore[misc]
     """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
 
+    _observer = Observer.current  # which is there before this module is imported
     _after_training = False
     _micro: MicroBatch
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._observer = Observer.current
-        super().__init__(*args, **kwargs)
 
     def parallelize_model(self) -> None:
         """Spread the model over the GPUs; it may have to score a batch in parts."""
