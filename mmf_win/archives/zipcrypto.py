@@ -7,11 +7,12 @@ is weak and only keeps the curious out; it is here because the Hateful Memes arc
 from __future__ import annotations
 
 import os
-import struct
+import zipfile
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from mmf_win.files import replacing
 
@@ -58,38 +59,21 @@ def native() -> ModuleType | None:
 def write_encrypted_zip(path: Path, files: Iterable[tuple[str, bytes]], password: str) -> None:
     """Write a zip whose members are deflated and encrypted, as ``zip -P`` does. The complete file or none.
 
-    ``files`` are names with ``/`` between their parts, and contents; the password is encoded as UTF-8. Raises
-    struct.error for more than 65,535 files or 4 GiB; this writer is for small sets and knows no Zip64.
+    ``files`` are names with ``/`` between their parts, and contents; the password is encoded as UTF-8.
     """
     secret = password.encode()
-    directory = []
-    with replacing(path) as temporary, temporary.open("wb") as out:
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as opened:
+        archive: Any = opened  # zipfile encrypts nothing, but writes headers and the directory
         for name, content in files:
-            offset = out.tell()
-            header, data = _member(name.encode(), content, secret)
-            out.write(b"PK\x03\x04" + header + name.encode() + data)
+            info = zipfile.ZipInfo(name)  # of 1980-01-01, so that the file does not depend on the clock
+            info.compress_type, info.flag_bits = zipfile.ZIP_DEFLATED, 1  # encrypted
             # Made on Unix: of DOS names, unzip believes no UTF-8 flag. Hence a Unix mode, too.
-            made_by = struct.pack("<H", 3 << 8 | 20)
-            rest = struct.pack("<3H2I", 0, 0, 0, 0o100644 << 16, offset)  # comment, disk, kind, mode
-            directory.append(b"PK\x01\x02" + made_by + header + rest + name.encode())
-        start = out.tell()
-        entries = b"".join(directory)
-        count = len(directory)
-        out.write(entries)
-        out.write(struct.pack("<4s4H2IH", b"PK\x05\x06", 0, 0, count, count, len(entries), start, 0))
-
-
-def _member(name: bytes, content: bytes, password: bytes) -> tuple[bytes, bytes]:
-    """The part that a member's two headers share, and its encrypted data."""
-    crc = zlib.crc32(content)
-    deflate = zlib.compressobj(wbits=-15)
-    packed = deflate.compress(content) + deflate.flush()
-    check = crc >> 24  # a decryptor compares this byte
-    data = Cipher(password).encrypt_bytes(os.urandom(HEADER_SIZE - 1) + bytes([check]) + packed)
-    header = struct.pack(
-        "<5H3I2H",
-        *(20, 1 | 1 << 11, 8),  # version needed to extract; encrypted, with a name in UTF-8; deflate
-        *(0, 1 << 5 | 1),  # midnight of 1980-01-01, so that the file does not depend on the clock
-        *(crc, len(data), len(content), len(name), 0),
-    )
-    return header, data
+            info.create_system, info.external_attr = 3, 0o100644 << 16
+            info.CRC, info.file_size = zlib.crc32(content), len(content)
+            deflate = zlib.compressobj(wbits=-15)
+            header = os.urandom(HEADER_SIZE - 1) + bytes([info.CRC >> 24])  # a decryptor compares this byte
+            data = Cipher(secret).encrypt_bytes(header + deflate.compress(content) + deflate.flush())
+            info.compress_size, info.header_offset = len(data), archive.fp.tell()
+            archive.fp.write(info.FileHeader() + data)
+            archive.filelist.append(info)
+        archive.start_dir, archive._didModify = archive.fp.tell(), True
