@@ -27,14 +27,7 @@ from mmf_win.integrity.manifest import Manifest, Source, damaged, noted
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.unpacking.extract import install, install_repaired, make_manifest
-from mmf_win.unpacking.staging import (
-    Staging,
-    finish_installation,
-    is_unfinished,
-    require_finished,
-    require_space,
-    staging,
-)
+from mmf_win.unpacking.staging import finish_installation, require_finished, require_space, staging
 
 _log = logging.getLogger(__name__)
 
@@ -97,8 +90,7 @@ def convert(
     started = time.monotonic()
     source = source.absolute()
     paths = places.dataset
-    finish_installation(paths.root)
-    interrupted = is_unfinished(paths.root)
+    interrupted = not finish_installation(paths.root)
     known = noted(paths.root)
     same = known is not None and known.source is not None and known.source.is_same(source)
     try:
@@ -143,19 +135,19 @@ def convert(
         stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
         replaced = [paths.images / "img", *stale]
         if listed is not None or not (same or interrupted):
-            _keep_own_images(paths, here, listed)
+            _keep_own_images(paths, here.new, listed)
         install(here, new, replaces=[] if same and manifest is None else replaced)
         return result
 
 
-def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest | None) -> None:
+def _keep_own_images(paths: DatasetPaths, new: Path, manifest: Manifest | None) -> None:
     """Take the images that the user put beside those of the old dataset over to the new one.
 
     Raises DatasetError where there are some that the new one lacks, and no list tells whose they are.
     """
     converted = manifest.files if manifest else {}
     there = [path.relative_to(paths.root) for path in (paths.images / "img").rglob("*") if path.is_file()]
-    kept = [name for name in there if name.as_posix() not in converted and not (here.new / name).exists()]
+    kept = [name for name in there if name.as_posix() not in converted and not (new / name).exists()]
     if kept and manifest is None:
         raise DatasetError(
             f"{paths.images / 'img'}: {len(kept)} of its files would be lost "
@@ -163,8 +155,8 @@ def _keep_own_images(paths: DatasetPaths, here: Staging, manifest: Manifest | No
             hint="move the folder away, and run the same command again",
         )
     for name in kept:
-        (here.new / name).parent.mkdir(parents=True, exist_ok=True)
-        share(paths.root / name, here.new / name)
+        (new / name).parent.mkdir(parents=True, exist_ok=True)
+        share(paths.root / name, new / name)
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:

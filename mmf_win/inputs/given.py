@@ -34,7 +34,6 @@ class Input:
     Attributes:
         title: what they are, for people.
         folder: holds all of them; of a model of the Hub, the folder of its versions.
-        places: MMF's folders.
         names: the files that a run opens, relative to the folder with ``/``.
         source: where they are published: a URL, or the name of a model; None where nobody knows.
         hint: what to do where they are missing or damaged.

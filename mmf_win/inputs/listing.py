@@ -42,9 +42,9 @@ def inputs_of(
 
 
 def _features(zoo: Zoo, dataset: Tree, slots: Sequence[str]) -> Iterator[Input]:
-    lmdbs, places = lmdbs_of(dataset, slots), zoo.places
+    places = zoo.places
     for path in dict.fromkeys(paths_of(dataset, "features", slots) if dataset.get("use_features") else []):
-        if path in lmdbs:
+        if path.suffix == ".lmdb":
             own = path.parent == places.dataset.features
             entry = zoo.dataset("features") if own else None
             data = f"{path.name}/data.mdb"
@@ -241,8 +241,7 @@ def _shared(paths: Iterable[Path], places: Places) -> Iterator[Input]:
             yield hub.model(model, places, weights=bool(names & set(hub.WEIGHTS)))
             continue
         resnet = resnet152(folder, places)
-        its_names = names & set(resnet.names)
-        if its_names:
+        if names & set(resnet.names):
             yield resnet
-        if others := names - its_names:
+        if others := names - set(resnet.names):
             yield Input(str(folder), folder, places, tuple(sorted(others)))

@@ -41,8 +41,6 @@ class Finding:
     Attributes:
         part: what they are part of; repairing that part repairs them.
         what: they are, for people.
-        folder: where they are.
-        state: see :data:`State`.
         against: what they were verified against, for people.
         problems: what is wrong, a line for each file.
         size: bytes of the files that are there; None where nobody has counted.

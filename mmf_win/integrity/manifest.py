@@ -106,11 +106,9 @@ class Check:
     """The state in which a file was when it was found to be what it should be.
 
     Attributes:
-        size: bytes.
         mtime_ns: when its content was changed last, in nanoseconds; anybody can set that.
         change_ns: when anything about it was changed last, as the system alone sets it; 0 on Windows.
         file_id: what tells it from another file of the same name, as the system counts them.
-        checked_ns: when it was checked.
     """
 
     size: int
@@ -142,7 +140,6 @@ class Manifest:
     """What the files of a folder should be.
 
     Attributes:
-        folder: where they are.
         files: path relative to the folder, with ``/`` → what that file should be.
         basis: where the hashes come from.
         source: the archive or folder that the files were made of, if any.

@@ -48,10 +48,9 @@ def find_damage(
             to_read[name] = found.st_size
     if to_read or wrong:
         before = dict(manifest.checks)
-        for name in wrong:
+        for name in (*wrong, *to_read):
             manifest.checks.pop(name, None)
         for name, sha256, check in hash_files({n: manifest.folder / n for n in to_read}, to_read, title):
-            manifest.checks.pop(name, None)
             if isinstance(sha256, OSError):
                 wrong[name] = Difference("unreadable", name, sha256.strerror or str(sha256))
             elif sha256 != manifest.files[name].sha256:

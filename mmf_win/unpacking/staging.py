@@ -157,11 +157,12 @@ def _at_work(root: Path) -> UsageError:
     return UsageError(f"{root}: another mmfw is at work here", hint="wait until it has finished")
 
 
-def finish_installation(root: Path) -> None:
-    """Make the moves that a process left when it died between them, as far as it noted them, and clear up."""
+def finish_installation(root: Path) -> bool:
+    """Make the moves that a process that died has left, if it has noted them; return whether all are made."""
     if staging_folder(root).exists():
         with suppress(UsageError), staging(root, wait=is_unfinished(root)):
             pass
+    return not is_unfinished(root)
 
 
 def flush_all(files: Sequence[Path]) -> None:
