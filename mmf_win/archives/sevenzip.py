@@ -100,11 +100,8 @@ class SevenZipArchive(Archive):
 
     def _decoded(self, numbers: Sequence[int] | None = None) -> Generator[bytes, None, None]:
         """What a decoder answers: the content of members, one after another, or the list of all."""
-        request = {
-            "path": os.fsencode(self.path.absolute()).hex(),
-            "password": self._password,
-            "numbers": numbers,
-        }
+        path = os.fsencode(self.path.absolute()).hex()
+        request = {"path": path, "password": self._password, "numbers": numbers}
         is_last, decoder = False, _decoder()
         assert decoder.stdin and decoder.stdout
         try:

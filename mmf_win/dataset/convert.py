@@ -21,9 +21,9 @@ from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.unpack import unpack
-from mmf_win.errors import DamagedManifest, DatasetError
+from mmf_win.errors import DatasetError
 from mmf_win.files import share
-from mmf_win.integrity.manifest import Manifest, Source, damaged, noted
+from mmf_win.integrity.manifest import Manifest, Source, damaged, noted, undamaged
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.unpacking.extract import install, install_repaired, make_manifest
@@ -93,12 +93,8 @@ def convert(
     interrupted = not finish_installation(paths.root)
     known = noted(paths.root)
     same = known is not None and known.source is not None and known.source.is_same(source)
-    try:
-        listed = None if interrupted else Manifest.load(paths.root)
-    except DamagedManifest:
-        if not (same or force):
-            raise
-        listed = None
+    load = undamaged if same or force else Manifest.load
+    listed = None if interrupted else load(paths.root)
     # One that somebody has changed tells which files are the user's, but not which are intact.
     manifest = None if listed is None or listed.was_changed else listed
     if manifest is not None and manifest.result and same and not force:

@@ -8,10 +8,10 @@ from typing import Any
 
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import read_rows, splits_on_disk
-from mmf_win.errors import DamagedFeatures, DamagedManifest, DatasetError, UsageError
+from mmf_win.errors import DamagedFeatures, DatasetError, UsageError
 from mmf_win.inputs.keys import BUILT_FROM, answer_of, without_features
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import Entry, Manifest
+from mmf_win.integrity.manifest import Entry, Manifest, undamaged
 from mmf_win.paths import Places
 from mmf_win.unpacking.extract import install
 from mmf_win.unpacking.staging import staging
@@ -63,12 +63,7 @@ def add_features(
 
 def _require_free(lmdb: Path, force: bool) -> None:
     """Refuse a place that is taken."""
-    try:
-        manifest = Manifest.load(lmdb.parent)
-    except DamagedManifest:
-        if not force:
-            raise
-        manifest = None
+    manifest = undamaged(lmdb.parent) if force else Manifest.load(lmdb.parent)
     if manifest and (others := manifest.files.keys() - {f"{lmdb.name}/{_DATA}"}):
         message = f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})"
         raise UsageError(message, hint="name an LMDB in another folder")

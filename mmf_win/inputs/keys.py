@@ -13,9 +13,9 @@ from typing import Any
 from mmf_win import errors
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import DamagedFeatures, DataError, Interrupted
+from mmf_win.errors import DamagedFeatures, Interrupted
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity.manifest import Check, Manifest
+from mmf_win.integrity.manifest import Check, undamaged
 from mmf_win.paths import DatasetPaths, data_option, module_command
 from mmf_win.upstream.install import require_packages
 
@@ -126,9 +126,7 @@ def _stem(image: str) -> str:
 def remake_features(lmdb: Path) -> str:
     """How to repair an LMDB that came out of an archive, and to make one that did not, or was never there."""
     features = lmdb.parent
-    manifest = None
-    with suppress(DataError, OSError):
-        manifest = Manifest.load(features)
+    manifest = undamaged(features)
     here = _where_mmf_looks(features)
     if here is not None and manifest and manifest.source:
         return f"`{shell_line('mmfw', 'repair', 'features', *here)}`"

@@ -18,7 +18,7 @@ from mmf_win.inputs.keys import give_archive, image_keys, remake_features
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.finding import Difference, Finding
-from mmf_win.integrity.manifest import Manifest, noted
+from mmf_win.integrity.manifest import Manifest, noted, undamaged
 from mmf_win.integrity.verify import LOCK, find_damage, record_hashes
 from mmf_win.locking import locked
 from mmf_win.unpacking.extract import Choose, everything, extract_verified
@@ -109,10 +109,7 @@ class Unpacked(Input):
 
     def _known(self) -> Manifest:
         """The manifest of the folder; without files where it is damaged or missing."""
-        with suppress(DataError):
-            if manifest := Manifest.load(self.folder):
-                return manifest
-        return noted(self.folder) or Manifest(self.folder, {})
+        return undamaged(self.folder) or noted(self.folder) or Manifest(self.folder, {})
 
     def published(self) -> tuple[str | None, str | None]:
         """The archive's address and hash."""

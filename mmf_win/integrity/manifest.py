@@ -157,7 +157,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest | None:
-        """The manifest of ``folder``, or None. Raises DataError where it cannot be read or understood."""
+        """The manifest of a folder, or None. Raises DamagedManifest where it cannot be read or understood."""
         path = folder / SUMS
         try:
             text = path.read_bytes()
@@ -215,6 +215,13 @@ class Manifest:
     def was_changed(self) -> bool:
         """Whether this is not the list that was written when an archive was unpacked."""
         return self.basis == "recorded" and self.source is not None and self.source.sha256 is not None
+
+
+def undamaged(folder: Path) -> Manifest | None:
+    """The manifest of a folder; None where there is none, or a damaged one."""
+    with suppress(DamagedManifest):
+        return Manifest.load(folder)
+    return None
 
 
 def damaged(folder: Path, what: str, line: int | None = None) -> DamagedManifest:

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -18,8 +18,8 @@ from typing import Any, TypeAlias
 from mmf_win.archives import Archive, Ask, Digest, Member, open_archive
 from mmf_win.archives.names import folded
 from mmf_win.console import Progress
-from mmf_win.errors import ArchiveError, DataError
-from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_files
+from mmf_win.errors import ArchiveError
+from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_files, undamaged
 from mmf_win.integrity.verify import find_damage, mark_intact
 from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, require_space, staging
 
@@ -200,11 +200,10 @@ def install_repaired(
 
 def _made_of(archive: Path, folder: Path, expected: str | None) -> tuple[Manifest | None, Collection[str]]:
     """The folder's manifest, if what it lists came out of this archive, and which of its files are wrong."""
-    with suppress(DataError):  # whatever it lists is unpacked again
-        manifest = Manifest.load(folder)
-        source = manifest.source if manifest and not manifest.was_changed else None
-        if manifest and source and expected in (None, source.sha256) and source.is_same(archive):
-            return manifest, dict.fromkeys(difference.path for difference in find_damage(manifest))
+    manifest = undamaged(folder)  # whatever a damaged one lists is unpacked again
+    source = manifest.source if manifest and not manifest.was_changed else None
+    if manifest and source and expected in (None, source.sha256) and source.is_same(archive):
+        return manifest, dict.fromkeys(difference.path for difference in find_damage(manifest))
     return None, ()
 
 
