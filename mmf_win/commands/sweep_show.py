@@ -12,7 +12,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.runs import remove_asked
-from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, size
+from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, shell_line, size
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import task_id
 from mmf_win.sweeps.folder import find_sweep, remove_sweep
@@ -175,7 +175,8 @@ def print_plan(
     plans: list[dict[str, Any]] = []
     for task in entered:
         left = [name for name in runner.template if name in task.left and task.state != "pruned"]
-        commands = {name: runner.script(runner.words(task, name)) for name in left}
+        words = {name: runner.words(task, name) for name in left}
+        commands = {name: each[0] if runner.shell else shell_line(*each) for name, each in words.items()}
         plans.append({"task": task.name, "state": task.state, "commands": commands})
     left_over = sum(bool(entry["commands"]) for entry in plans)
     runs = left_over + trials

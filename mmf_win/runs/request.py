@@ -191,6 +191,4 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def as_typed(value: Any) -> str:
     """A value as one types it after ``KEY=``."""
-    if isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

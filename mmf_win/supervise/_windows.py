@@ -88,12 +88,7 @@ class Tree:
             undo.callback(_kernel32.CloseHandle, self._job)
             flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP | _CREATE_SUSPENDED
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                creationflags=flags,
-                env=env,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, creationflags=flags, env=env
             )
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)  # suspended as it is, it would never end by itself

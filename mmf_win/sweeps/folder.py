@@ -70,10 +70,6 @@ class TaskFolder:
     lock = Inside("lock")
     stop = Inside("stop")
 
-    def log(self, command: str, time: str) -> Path:
-        """The output of a command."""
-        return self.path / f"log.{command}.{time}"
-
     def newest_run(self) -> Run | None:
         """The newest run of mmfw's in it."""
         return next(iter(all_runs(self.path)), None)

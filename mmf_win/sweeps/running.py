@@ -117,10 +117,6 @@ class Runner:
         template = self.template[name]
         return [templates.line(template, values)] if self.shell else templates.words(template, values)
 
-    def script(self, words: Sequence[str]) -> str:
-        """The same as a line for people."""
-        return words[0] if self.shell else shell_line(*words)
-
     def meta(self, task: Task) -> dict[str, str]:
         """The placeholders that are no parameters."""
         return {"_output": str(self.sweep.task(task.name).path), "_name": task.name, "_time": self.time}
@@ -202,7 +198,8 @@ class _Turn:
         return "success", None
 
     def _run_command(self, name: str, words: Sequence[str]) -> tuple[State, str | None]:
-        how, folder, log = self.how, self.folder, self.folder.log(name, self.how.time)
+        how, folder = self.how, self.folder
+        log = folder.path / f"log.{name}.{how.time}"
         ours = not how.shell and words[0] == "mmfw"
         has_ours = ours or (how.shell and "mmfw " in words[0])
         try:

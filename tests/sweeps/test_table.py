@@ -144,7 +144,7 @@ def test_the_guides_lines_for_a_notebook_run(sweep: SweepFolder, monkeypatch: py
     for task in begun(sweep):
         folder = sweep.task(task.name)
         write_yaml(folder.param, task.values)
-        folder.log("train", "20260101.120000").write_text("one\ntwo\n", encoding="utf-8")
+        (folder.path / "log.train.20260101.120000").write_text("one\ntwo\n", encoding="utf-8")
     there = sweep.path.parent / "save" / "sweeps"
     there.mkdir(parents=True)
     sweep.path.rename(there / "mmbt_grid")
