@@ -45,7 +45,6 @@ def locked(
     The block gets the file's descriptor: on Linux and macOS a process that inherits it holds the lock, too.
 
     Args:
-        path: the file.
         patience: seconds to try for; infinity waits for as long as it takes.
         on_wait: called once, when another process holds it and there is patience left.
         shared: take a share of it: any number may have one while nobody holds the lock itself.

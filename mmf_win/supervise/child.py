@@ -64,12 +64,8 @@ def run_child(
     ten times ``patience``; on Windows it ends immediately.
 
     Args:
-        command: the program and its arguments.
         log: the child's output is appended here.
-        environment: the child's environment.
-        stop_file: the file that asks the child to leave.
         watch: called several times a second; True when the child made progress since the last call.
-        patience: seconds.
         exit_file: the file by which it says how it ended; None for a child that has none.
         on_stop: called once, when the user asked for a stop.
         terminate: for a child that may know no stop file: seconds after the first stop, when it gets SIGTERM
