@@ -83,11 +83,9 @@ def resolve(
     of ``training``, how long it lasts and when it saves and validates; as ``user_dir`` the folder of the
     user's own code, as it is named; as ``typed`` the tree that the overrides stand for.
 
-    Overrides are merged last. Of the settings, MMF must know those that are ``checked``, or all.
-
-    Raises:
-        UsageError: the configuration cannot be put together, or MMF would refuse or drop a part of it.
-        MmfError: a file of MMF is missing.
+    Overrides are merged last. Of the settings, MMF must know those that are ``checked``, or all. Raises
+    UsageError where it cannot be put together, or MMF would refuse or drop a part of it, and MmfError where a
+    file of MMF is missing.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

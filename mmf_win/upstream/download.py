@@ -44,16 +44,11 @@ _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
 
 
 def download(url: str, target: Path, title: str, *, sha256: str | None = None) -> str:
-    """Fetch ``url`` into ``target`` and return its SHA-256.
+    """Fetch ``url`` into ``target``, which is not there before all of it is, and return its SHA-256.
 
-    What may pass (a broken connection, a busy server) is tried again. Where the hash is known, what has
-    arrived before is resumed, also by a later call. Proxies are those of the environment and of the system.
-
-    Args:
-        url: where from.
-        target: the file, which is not there before all of it is; its folder exists.
-        title: what to show beside the progress.
-        sha256: what it must be, or how that begins, where it is known.
+    What may pass (a broken connection, a busy server) is tried again. Where ``sha256`` or its beginning is
+    known, what has arrived before is resumed, also by a later call. Proxies are those of the environment and
+    of the system. The ``title`` stands beside the progress.
 
     Raises:
         MmfError: the server refused, what it sends is not the file, or the last attempt failed.

@@ -131,12 +131,8 @@ def was_set_up() -> bool:
 def set_up(wanted: str | None = None, *, force: bool = False) -> Installed:
     """Use a copy, fetching it if it is not there or damaged, or by ``force``.
 
-    Args:
-        wanted: the name of a source, or the folder of a checkout; None for the one that was chosen before.
-
-    Raises:
-        MmfError: it cannot be had.
-        UsageError: the folder is no checkout.
+    What is ``wanted`` is the name of a source or the folder of a checkout, or else what was chosen before.
+    Raises MmfError where it cannot be had, and UsageError where the folder is no checkout.
     """
     if wanted is None:
         current = chosen()

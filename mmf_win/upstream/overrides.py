@@ -57,14 +57,10 @@ _ALMOST = 0.85  # how much a key and its misspelling have in common
 
 
 def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: bool = False) -> None:
-    """Set what the overrides ``KEY=VALUE`` say in OmegaConf's ``config``.
+    """Set what the overrides ``KEY=VALUE`` say in OmegaConf's ``config``, for MMF of a version.
 
-    Args:
-        version: of the MMF that will get them.
-        own_code: the user's own code may bring models and datasets whose keys nobody knows here.
-
-    Raises:
-        UsageError: MMF would refuse an override, or would not do what it says.
+    With ``own_code``, the user's own may bring models and datasets whose keys nobody knows here. Raises
+    UsageError where MMF would refuse an override, or would not do what it says.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

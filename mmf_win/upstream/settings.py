@@ -98,11 +98,8 @@ def environment(
 ) -> dict[str, str]:
     """The worker's environment: MMF's folders, UTF-8 files, and no downloads when offline.
 
-    Args:
-        places: MMF's folders.
-        save_dir: where MMF keeps checkpoints; in ``logs`` its own logs, in ``raw_reports`` predictions.
-        offline: MMF must download nothing.
-        asks_hub: it may need more of the Hugging Face Hub than what is here.
+    MMF keeps checkpoints in ``save_dir``, its own logs in ``logs`` and predictions in ``raw_reports``. Where
+    it ``asks_hub``, it may need more of the Hugging Face Hub than what is here.
     """
     return {
         # How long a thread of GNU's OpenMP spins while it waits for another, unless the user has said so.

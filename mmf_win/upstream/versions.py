@@ -79,11 +79,9 @@ def read_version(root: Path) -> str:
 def config_path(root: Path, name: str) -> Path:
     """The real file of one of MMF's configurations; an MmfError where there is no such configuration.
 
-    Where it is a link, real or as text, it is followed, so that files named in it are found beside it.
-
-    Args:
-        root: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        name: relative to ``root`` or to the package ``mmf``, with ``/`` on every system; or absolute.
+    Where it is a link, real or as text, it is followed, so that files named in it are found beside it. Its
+    ``name`` is relative to ``root``, the folder of the packages ``mmf`` and ``mmf_cli``, or to the package
+    ``mmf``, with ``/`` on every system; or absolute.
     """
     for folder in (root, root / "mmf"):
         path = follow_text_links(folder / name)

@@ -39,13 +39,9 @@ def main(target: str, *folders_and_output: str) -> int:
 def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
     """Write ``target``, an LMDB with the records of the files in ``folders``.
 
-    Returns:
-        ``keys`` of the LMDB; how many ``numbers`` describe a region; the smallest and the largest number of
-        ``regions``; the keys ``without_info``.
-
-    Raises:
-        DatasetError: a file cannot be used, or is of another detector.
-        ResourceError: there is not enough room; nothing was written.
+    Returned are the ``keys`` of the LMDB, how many ``numbers`` describe a region, the smallest and the
+    largest number of ``regions``, and the keys ``without_info``. Raises DatasetError where a file cannot be
+    used, or is of another detector, and ResourceError where there is no room; nothing was written then.
     """
     pairs = find_pairs(folders)
     files = [file for path in pairs.values() for file in (path, _info_of(path)) if file.is_file()]

@@ -229,9 +229,7 @@ def loads(pickled: bytes | memoryview) -> Any:
 def load_npy(content: bytes) -> Any:
     """What ``numpy.load`` returns of a plain array, or of a dictionary, which ``numpy.save`` puts into one.
 
-    Raises:
-        Refused: it would run code.
-        Exception: it is damaged, and numpy says how.
+    Raises Refused where it would run code; where it is damaged, exceptions of numpy's say how.
     """
     import numpy as np
 

@@ -72,9 +72,7 @@ _OF_CLASS: tuple[tuple[Outcome, type[BaseException]], ...] = (
 def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     """The outcome that ``error`` means, judged by its type, its message and where in MMF it arose.
 
-    Args:
-        error: what left MMF.
-        prepared: MMF could be imported; before that, all but a lack of memory or files means ``mmf``.
+    Until MMF is ``prepared`` and can be imported, all but a lack of memory or files means ``mmf``.
     """
     kind, message = _raised(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))

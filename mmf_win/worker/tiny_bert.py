@@ -18,11 +18,8 @@ _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> None:
     """Write config.json, model.safetensors and, when these are complete, vocab.txt into a folder.
 
-    Args:
-        folder: made if need be.
-        words: what the tokenizer knows, in lower case; ``vocab_size`` has room for them and five more.
-        seed: of the weights.
-        sizes: as :class:`transformers.BertConfig` calls them.
+    It is made if need be. The tokenizer knows the words, in lower case; ``vocab_size`` has room for them and
+    five more. The seed is that of the weights; sizes are called as by :class:`transformers.BertConfig`.
     """
     compat.install(find_mmf().root)  # torchvision may have been built for another torch
     import torch

@@ -106,8 +106,7 @@ def _load_only_arrays(module: Any) -> None:
 def generate_prediction(report: Any) -> list[dict[str, Any]]:
     """In the place of MMF's own function: the same numbers, with three calls for a batch.
 
-    Args:
-        report: with ``scores`` of shape (rows, 2) and the ``id`` of each row.
+    The report has ``scores`` of shape (rows, 2) and the ``id`` of each row.
     """
     scores = report.scores.softmax(dim=1)
     found = zip(report.id.tolist(), scores[:, 1].tolist(), scores.max(1).indices.tolist(), strict=True)

@@ -107,12 +107,9 @@ def after_import(module: str, callback: Callback) -> None:
 
 
 def kept(kind: str, of: object, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, a plain value or code; it is called once for all that it depends on, ``of``.
+    """What ``make`` returns; it is called once for all that this depends on, ``of``, as ``repr`` tells it.
 
-    Args:
-        kind: the folder that keeps it, in mmfw's own.
-        of: what this Python can tell by ``repr``.
-        make: what it returns can be stored by ``marshal``.
+    It must be something that ``marshal`` can store, such as code. The folder ``kind`` of mmfw's own keeps it.
     """
     depends = repr((MAGIC_NUMBER, sys.flags.optimize, of)).encode()
     path = tool_home() / kind / hashlib.sha256(depends).hexdigest()[:32]

@@ -36,12 +36,10 @@ _LITTLE = 1 << 20  # with less than this left, a write failed because the disk i
 
 @contextmanager
 def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
-    """Inside the block, ``torch.load`` reads plain values only.
+    """Inside the block, ``torch.load`` reads plain values only, or with ``trust`` whatever the file holds.
 
-    Args:
-        trust: load whatever the file holds, as the user asked for.
-        mapped: read only what is used, such as the weights, which may be a third of the file. On Windows it
-            cannot be replaced meanwhile.
+    With ``mapped`` it reads only what is used, such as the weights, which may be a third of the file. On
+    Windows it cannot be replaced meanwhile.
     """
 
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,9 +101,8 @@ class SingleWrite:
     def __call__(self, value: Any, path: Path) -> None:
         """Put ``value`` at ``path``, which is either the old file or the complete new one at any time.
 
-        Raises:
-            ResourceError: there is too little space; nothing is left of the new file.
-            CheckpointError: what was written cannot be read back.
+        Raises ResourceError where there is too little space, and nothing is left of the new file, and
+        CheckpointError where what was written cannot be read back.
         """
         if self._written is not None:
             share(self._written, path)

@@ -23,8 +23,7 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 def choose(observer: Observer, trainer: Any) -> tuple[str, Any]:
     """Let the model of MMF's trainer calculate with what the request wants, or if the device cannot, in fp32.
 
-    Returns:
-        what it calculates with; and what keeps small gradients of fp16 from becoming zero.
+    Returned are what it calculates with, and what keeps small gradients of fp16 from becoming zero.
     """
     wanted, device = observer.request.precision, trainer.device
     if wanted is None:
