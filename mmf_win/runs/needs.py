@@ -56,10 +56,10 @@ def _note_changes(mmf: Installed) -> None:
 
 
 def composed(first: Attempt, job: _J, whose: str) -> tuple[Attempt, _J, Tree]:
-    """An attempt and a job of ``whose`` run or preset, with the overrides of this command in their settings.
+    """An attempt and a job with the overrides of this command in their settings, and MMF's configuration.
 
-    The third is MMF's configuration, as :func:`~mmf_win.upstream.config.resolve` gives it. Raises UsageError
-    where that cannot be put together, and as :func:`mmf_win.runs.own_code.folder_of`.
+    That is as :func:`~mmf_win.upstream.config.resolve` gives it. Raises UsageError where it cannot be put
+    together, and as :func:`mmf_win.runs.own_code.folder_of`; ``whose`` is what errors call the run or preset.
     """
     request, once, places = job.request, job.once, job.places
     for path in (places.data_dir, places.save_dir, places.cache_dir, first.checkpoint):
