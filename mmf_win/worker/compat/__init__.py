@@ -23,16 +23,9 @@ from mmf_win.worker.compat import (
 )
 from mmf_win.worker.compat.patch import Patch, activate
 
-PATCHES: tuple[Patch, ...] = (
-    *late.PATCHES,  # first, since another one imports torch
-    *torch.PATCHES,
-    *dataloader.PATCHES,
-    *transformers.PATCHES,
-    *omegaconf.PATCHES,
-    *mmf_imports.PATCHES,
-    *mmf_models.PATCHES,
-    *mmf_data.PATCHES,
-)
+# late comes first, since another one imports torch.
+_ORDER = (late, torch, dataloader, transformers, omegaconf, mmf_imports, mmf_models, mmf_data)
+PATCHES: tuple[Patch, ...] = tuple(patch for module in _ORDER for patch in module.PATCHES)
 """All patches, in the order in which they are applied."""
 
 NEEDED = tuple(patch for patch in PATCHES if not patch.speed)

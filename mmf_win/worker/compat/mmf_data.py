@@ -68,11 +68,8 @@ def _share_environments(module: ModuleType) -> None:
     a map of the file is shared; and lmdb would refuse to open the file again in the child.
     """
     open_once = cache(module.lmdb.open)
-
-    def open_shared(path: str, **options: Any) -> Any:
-        return open_once(str(Path(path).resolve()), **options)
-
-    module.lmdb = SimpleNamespace(open=open_shared)  # type: ignore[attr-defined]
+    shared = SimpleNamespace(open=lambda path, **options: open_once(str(Path(path).resolve()), **options))
+    module.lmdb = shared  # type: ignore[attr-defined]
 
 
 def _unpickle_only_arrays(module: ModuleType) -> None:
