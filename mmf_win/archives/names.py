@@ -68,13 +68,14 @@ def find_twins(names: Iterable[str]) -> dict[str, str]:
     folders = _folders(groups)
     twins: dict[str, str] = {}
     for key, group in groups.items():
-        if len(set(group)) > 1:
-            others = zip(group, reversed(group), strict=True)
-            twins |= {name: f"it differs only by case from {other}" for name, other in others}
+        first, *others = dict.fromkeys(group)
+        if others:
+            twins |= dict.fromkeys(others, f"it differs only by case from {first}")
+            twins[first] = f"it differs only by case from {others[0]}"
         elif len(group) > 1:
-            twins[group[0]] = "the archive holds it twice"
+            twins[first] = "the archive holds it twice"
         elif key in folders:
-            twins[group[0]] = "it is the name of a folder, too"
+            twins[first] = "it is the name of a folder, too"
     return twins
 
 

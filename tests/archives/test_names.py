@@ -91,6 +91,14 @@ def test_twins_are_names_for_one_file() -> None:
     assert "twice" in twins["b"]
 
 
+@pytest.mark.parametrize("names", [["a", "A", "a"], ["a", "a", "A"], ["aB", "ab", "AB", "Ab", "ab"]])
+def test_no_name_is_called_a_twin_of_itself(names: list[str]) -> None:
+    twins = find_twins(names)
+    assert twins.keys() == set(names)
+    others = {name: told.removeprefix("it differs only by case from ") for name, told in twins.items()}
+    assert all(other in names and other != name for name, other in others.items())
+
+
 def test_a_name_that_is_a_folder_of_others_too_is_told() -> None:
     clashes = find_twins(["a/b/c.png", "A/b", "a/bc", "x", "x/y/z", "alone"])
     assert clashes.keys() == {"A/b", "x"}
