@@ -15,6 +15,17 @@ from mmf_win.tracking.tracker import tracker
 from tests.worlds.report_world import World
 
 _FOR_EVER = "import threading; threading.Event().wait()"
+_STUCK = """\
+import sys, threading
+from pathlib import Path
+from mmf_win.runs.folder import Run
+from mmf_win.tracking import follower, tracker
+from mmf_win.tracking.sending import What
+follower._TO_SEND = 0.1
+fake = tracker.tracker("clearml")
+fake.open = lambda about: threading.Event().wait()
+sys.exit(follower.follow(Run(Path(sys.argv[1])), fake, What()))
+"""
 _UNTIL_THERE = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
 
 
@@ -38,3 +49,11 @@ def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_follo
     follower._end([(run, dead, stuck), (run, well, busy)], What(), float("inf"))
     assert busy.returncode == 0 and stuck.returncode != 0
     assert caplog.text.count("lacks some") == 1
+
+
+def test_a_follower_ends_where_a_fake_tracker_waits_for_ever_and_its_log_says_where(world: World) -> None:
+    command = [sys.executable, "-c", _STUCK, str(world.run().path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        said = process.stderr.read().decode()  # its input stays open: mmfw goes on
+    assert process.returncode and "in wait" in said and "in send" in said
