@@ -63,7 +63,7 @@ def profile(
     """Train some updates as a preset or a run would, and measure them.
 
     A validation comes after half of them and at the end, and MMF saves after each, and in the end once more.
-    Nothing stays but the trace, or where the training fails, its log; the class of the MmfwError says how.
+    Nothing stays but the trace, or where the training fails, its log; the class of the MmfwError says why.
 
     Args:
         wanted: a preset, or else a run; None for the newest run.

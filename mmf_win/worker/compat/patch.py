@@ -107,9 +107,10 @@ def after_import(module: str, callback: Callback) -> None:
 
 
 def kept(kind: str, of: object, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns; it is called once for all that this depends on, ``of``, as ``repr`` tells it.
+    """What ``make`` returns, such as code: something that ``marshal`` can store.
 
-    It must be something that ``marshal`` can store, such as code. The folder ``kind`` of mmfw's own keeps it.
+    It is made once for each ``repr`` of ``of``, which is all that it depends on, and kept in mmfw's own
+    folder ``kind``.
     """
     depends = repr((MAGIC_NUMBER, sys.flags.optimize, of)).encode()
     path = tool_home() / kind / hashlib.sha256(depends).hexdigest()[:32]
