@@ -107,6 +107,8 @@ def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
     import yaml
 
     text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=1_000_000)
+    if "\x85" in text:  # to YAML the end of a line, which it would read as a blank
+        text = yaml.safe_dump(dict(value), sort_keys=False, width=1_000_000)
     write_bytes(path, text.encode())
 
 

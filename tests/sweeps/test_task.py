@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mmf_win.errors import DataError, UsageError
@@ -120,6 +120,7 @@ _VALUES = st.one_of(st.text(max_size=30), st.booleans(), st.integers(), st.float
 
 
 @given(st.lists(_VALUES, min_size=1, max_size=3))
+@example(["\x85"])
 @settings(deadline=None, max_examples=50)
 def test_a_task_is_known_again_by_any_values(
     tmp_path_factory: pytest.TempPathFactory, values: list[object]
