@@ -107,7 +107,7 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
 
 
 def _require_updates_left(asked: Attempt, job: Job, config: Tree, total: int | None) -> None:
-    """Refuse to train without one update, from a checkpoint at the total, or where a validation ended it."""
+    """Refuse a checkpoint that leaves no update: at the total, or where a validation has ended training."""
     reset, training = config["checkpoint"].get("reset") or {}, config["training"]
     if asked.checkpoint is None or asked.weights_alone or reset.get("all") or reset.get("counts"):
         return

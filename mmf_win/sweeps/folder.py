@@ -104,12 +104,17 @@ def remove_sweep(sweep: SweepFolder) -> None:
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
     """Write a mapping, one key a line."""
+    write_bytes(path, yaml_of(dict(value)).encode())
+
+
+def yaml_of(*documents: Mapping[str, Any]) -> str:
+    """Mappings as documents of YAML, one key a line; parsers find the same values in them."""
     import yaml
 
-    text = yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True, width=1_000_000)
+    text = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1_000_000)
     if "\x85" in text:  # to YAML the end of a line, which it would read as a blank
-        text = yaml.safe_dump(dict(value), sort_keys=False, width=1_000_000)
-    write_bytes(path, text.encode())
+        text = yaml.safe_dump_all(documents, sort_keys=False, width=1_000_000)
+    return text
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

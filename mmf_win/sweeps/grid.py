@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmf_win.errors import UsageError
+from mmf_win.sweeps.folder import yaml_of
 from mmf_win.sweeps.specification import Values
 
 SEED = "seed"
@@ -30,8 +31,6 @@ def of_preset(preset: str, seeds: Sequence[int], overrides: Sequence[str], optio
         overrides: ``KEY=VALUE,VALUE``; a comma within brackets or quotes is part of a value.
         options: more words for each training.
     """
-    import yaml
-
     listed = values_of(overrides)
     default: Values = {}
 
@@ -51,7 +50,7 @@ def of_preset(preset: str, seeds: Sequence[int], overrides: Sequence[str], optio
         words.append(f"[{SEED}]")
         values[SEED] = list(seeds)
     head = {"template": {"train": " ".join(words)}} | ({"default": default} if default else {})
-    return yaml.safe_dump_all([head, values], sort_keys=False, allow_unicode=True, width=1000)
+    return yaml_of(head, values)
 
 
 def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:

@@ -174,11 +174,11 @@ def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
     of_mmf = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named))
     for key in _NAMED_BESIDE & asked.of_mmf.keys():
         raise UsageError(f"{key} is set by mmfw", hint=RESERVED[key])
+    _require_group(asked.of_mmf.get("env", {}))  # OmegaConf 2.3 names no key of a list that it cannot merge
     merged: Any = OmegaConf.merge(of_mmf, asked.of_mmf)
     whole: Any = OmegaConf.to_container(merged)
     env = whole["env"]
-    if not isinstance(env, dict):  # as an interpolation it may be another one in the worker
-        raise UsageError(f"env: {env!r} in place of a group of keys", hint="set a key in it: env.user_dir")
+    _require_group(env)
     env_of_mmf: Any = OmegaConf.to_container(defaults.env)
     for key in _FOLDERS:
         if env[key] != env_of_mmf[key]:
@@ -190,6 +190,11 @@ def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
     if asked.offline:
         merged.env.dataset_zoo = literal(no_datasets())
     return of_mmf, merged
+
+
+def _require_group(env: object) -> None:
+    if not isinstance(env, dict):  # as an interpolation it may be another one in the worker
+        raise UsageError(f"env: {env!r} in place of a group of keys", hint="set a key in it: env.user_dir")
 
 
 def model_config(root: Path, model: str) -> str | None:

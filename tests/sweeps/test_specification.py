@@ -104,7 +104,9 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
         read_text(file)
 
 
-@pytest.mark.parametrize("typed", ["/data/[2024]/{best}.yaml", "one {lr}", "[seed]", "C:\\[x]\\p.yaml"])
+@pytest.mark.parametrize(
+    "typed", ["/data/[2024]/{best}.yaml", "one {lr}", "[x\x85y]", "[seed]", "C:\\[x]\\p.yaml"]
+)
 def test_a_typed_path_may_hold_what_marks_a_placeholder(typed: str) -> None:
     asked = yaml(of_preset(typed, [7], ["a[0].lr=1,2"], ["--data-dir", typed]))
     task = plan(asked).tasks[0]
