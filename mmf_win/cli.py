@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -
             words = arguments() if callable(arguments) else sys.argv[1:] if arguments is None else arguments
             if stop_file := os.environ.get("MMFW_STOP_FILE"):
                 _interrupt_when_there_is(Path(stop_file))
-            result = cli.main(args=words, prog_name="mmfw", standalone_mode=False)
+            result = cli.main(args=words, prog_name="mmfw", standalone_mode=False, obj=words)
         return result if isinstance(result, int) else 0
     except MmfwError as error:
         return report(error)

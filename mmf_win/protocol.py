@@ -14,10 +14,10 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
 
     run_started      pid, and the versions that a result depends on
     train_started    update (where it begins), max_updates, device, precision, batch, micro_batch, searching
-                     (whether that is only to measure with), workers (of the DataLoader), seed,
-                     parameters (how many), known_fit (whether the micro-batch is what fitted before),
-                     fit (what a fitting one depends on), data (what it trains on, as in Attempt;
-                     null where that is not known)
+                     (whether that is only to measure with), workers (of the DataLoader), processes (that
+                     train together), seed, parameters (how many), known_fit (whether the micro-batch is
+                     what fitted before), fit (what a fitting one depends on), data (what it trains on,
+                     as in Attempt; null where that is not known)
     micro_batch      rows (of a micro-batch from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
     val              update, metrics, final (whether with the best checkpoint, after training), data (what
@@ -43,6 +43,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -84,7 +85,9 @@ _TYPES: dict[str, Any] = {
     "t": float,
     "sha256": str,
     **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
-    **dict.fromkeys(("update", "epoch", "batch", "workers", "seed", "rows", "done", "total"), int),
+    **dict.fromkeys(
+        ("update", "epoch", "batch", "workers", "processes", "seed", "rows", "done", "total"), int
+    ),
     **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
     **dict.fromkeys(("searching", "known_fit", "found", "final", "best"), bool),
@@ -120,7 +123,7 @@ class AttemptFolder:
     config = Inside("mmf.yaml")
     """The MMF configuration made from the request."""
     helper_exit = Inside("helper_exit.json")
-    """Why a process that the worker started – of a DataLoader, or for another GPU – could not begin."""
+    """Why a rank failed, or a process of a DataLoader could not begin: the first of them says it."""
     events = Inside("events.jsonl")
     """What happened in a prediction, since several may predict at once."""
     raw = Inside("raw")
@@ -164,6 +167,10 @@ class Attempt:
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
         profile: updates of a training that is measured, and whose weights nobody wants; 0 for any other.
+        nproc: how many processes of this machine train together.
+        nnodes: on how many machines.
+        node_rank: which of them this is, from 0.
+        rdzv: where several machines meet, as ``HOST:PORT``.
     """
 
     action: Action
@@ -189,6 +196,10 @@ class Attempt:
     keep_annotations: bool = False
     report: str | None = None
     profile: int = 0
+    nproc: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    rdzv: str | None = None
 
     @property
     def run(self) -> RunFolder:
@@ -249,6 +260,20 @@ class Exit:
     def save(self, path: Path) -> None:
         """Write the exit as JSON."""
         write_json(path, asdict(self))
+
+    def save_first(self, path: Path) -> None:
+        """Write the exit, unless another process has written one there."""
+        with suppress(FileExistsError), path.open("xb") as file:
+            file.write(json_bytes(asdict(self)))
+
+    @classmethod
+    def of_death(cls, code: int, who: str) -> Exit:
+        """That of a process that said nothing, such as ``the worker``; a negative code is a signal."""
+        if code == -9:
+            return cls("killed", f"{who} was killed from outside (kill -9), or because memory ran out")
+        if code == -7:
+            return cls("host_oom", f"{who} died of a bus error, most likely because /dev/shm is full")
+        return cls("internal", f"{who} exited unexpectedly (code {code})")
 
     @classmethod
     def load(cls, path: Path) -> Exit | None:

@@ -170,6 +170,35 @@ no_retry = click.option(
 )
 
 
+def _number_or_auto(value: str) -> Any:
+    """A positive number, or ``auto``."""
+    return value if value == "auto" else click.IntRange(1)(value)
+
+
+def number_or_auto(name: str, meaning: str, **settings: Any) -> _Decorator:
+    """An option that takes a positive whole number or ``auto``."""
+    return click.option(name, type=_number_or_auto, metavar="N|auto", help=meaning, **settings)
+
+
+def processes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command the options of how many processes train together, and where."""
+    each = (
+        number_or_auto(
+            "--nproc",
+            "Processes of this machine that train together, each on a GPU of its own. auto takes all GPUs.  "
+            "[default: 1]",
+            envvar="MMFW_NPROC",
+        ),
+        click.option("--cpu", is_flag=True, help="Train on the CPU, whatever GPUs there are."),
+        number("--nnodes", meaning="On how many machines; start the same command on each.", default=1),
+        number("--node-rank", meaning="Which of them this is, from 0. The first keeps the run.", least=0),
+        click.option("--rdzv", metavar="HOST:PORT", help="Where they meet: the first one, and a free port."),
+    )
+    for option in reversed(each):
+        function = option(function)
+    return function
+
+
 def to_track(option: str, meaning: str) -> _Decorator:
     """Options of what is sent to trackers: ``trackers``, which ``option`` names, ``models`` and ``page``."""
     of_models = "The checkpoint that is sent, too: at the end, and in between at most every ten minutes."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
@@ -31,11 +32,6 @@ from mmf_win.upstream.install import find_mmf
 _TRACKING = ("trackers", "models", "page")
 
 
-def _batch_size(value: str) -> Any:
-    """A positive number, or ``auto``."""
-    return value if value == "auto" else click.IntRange(1)(value)
-
-
 @click.command(
     epilog="""\b
 Examples:
@@ -51,6 +47,7 @@ Examples:
   mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
   mmfw train mmbt_grid --precision bf16 --fast
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5
+  mmfw train mmbt_grid --nproc auto         one process on each GPU
   mmfw train mmbt_grid --track mlflow       send scalars, scores and the outcome to MLflow
   mmfw train mmbt_grid --dry-run            the settings that MMF would get"""
 )
@@ -69,11 +66,9 @@ Examples:
     help="Start a new run at update 0 from the preset's published weights, or from those of a file, whose "
     "optimizer, schedule, counts and random state are not used.",
 )
-@click.option(
+@options.number_or_auto(
     "--batch-size",
-    type=_batch_size,
-    metavar="N|auto",
-    help="Rows per update, over all GPUs. auto keeps the preset's, in the largest micro-batches that fit.",
+    "Rows per update, over all GPUs. auto keeps the preset's, in the largest micro-batches that fit.",
 )
 @click.option(
     "--name", metavar="NAME", help="The run's folder in the save dir.  [default: the preset's name]"
@@ -89,6 +84,7 @@ Examples:
 )
 @options.precision
 @options.fast
+@options.processes
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that produces a NaN; slow.")
 @options.tracking
 @options.allow_missing
@@ -134,6 +130,7 @@ def command(
     if show_list:
         _print_presets(as_json)
         return None
+    _refuse_torchrun(click.get_current_context().obj)
     if name is not None:
         # Beside what Windows refuses, a run's id is neither an option nor an override, and is shown as it is.
         fit = name_part(name_part(controls_escaped(name)).replace("=", "-").lstrip("-") or "run")
@@ -177,6 +174,26 @@ def command(
                 say(f"note: no page is sent: {error}")
     _print_result(run, as_json)
     return run
+
+
+def _refuse_torchrun(words: Sequence[str]) -> None:
+    """Raise UsageError in one of the processes that torchrun has started, of which each would train alone."""
+    told = os.environ.get
+    if told("TORCHELASTIC_RUN_ID") is None:
+        return
+    again = ["mmfw", *words, "--nproc", told("LOCAL_WORLD_SIZE", "auto")]
+    if int(told("GROUP_WORLD_SIZE", "1")) > 1:
+        where = f"{told('MASTER_ADDR')}:{told('MASTER_PORT')}"
+        again += [
+            "--nnodes",
+            told("GROUP_WORLD_SIZE", ""),
+            "--node-rank",
+            told("GROUP_RANK", ""),
+            "--rdzv",
+            where,
+        ]
+    message = "mmfw starts the processes of a training itself, and torchrun has started this one"
+    raise UsageError(message, hint=f"`{shell_line(*again)}`")
 
 
 def resumed(words: Sequence[str], run: Run) -> list[str]:

@@ -94,10 +94,9 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
     environment = settings.environment(
         job.places, save_dir, logs, files.raw, offline=job.request.offline, asks_hub=asked.asks_hub
     )
+    environment = settings.on_gpus(environment, 0 if job.once.cpu else asked.nproc)
     if trains:
         remove(run.exit_file)
-    else:
-        environment = settings.on_one_device(environment)
     kills = oom_kills()
     reader = EventReader(asked.events, from_end=True)
     saving = False

@@ -61,6 +61,11 @@ def free_memory() -> list[int]:
     return free
 
 
+def count() -> int:
+    """How many GPUs a worker may use."""
+    return sum(1 for _ in _handles(os.environ.get(_VISIBLE)))
+
+
 def figures() -> Iterator[str]:
     """What the first GPU that the worker may use is doing, for the live display.
 

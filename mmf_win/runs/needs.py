@@ -22,6 +22,7 @@ from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import owner
+from mmf_win.runs.processes import require_even
 from mmf_win.runs.request import Job, Request, as_typed
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.checkpoint_files import counts
@@ -91,6 +92,7 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
     if not (ours.epochs or training["max_epochs"] or training["max_updates"]):
         message = "training.max_updates: without it, and training.max_epochs, no run ends"
         raise UsageError(message, hint="set one")
+    require_even(config, asked.nproc * asked.nnodes)
     inputs = check(
         Path(asked.mmf),
         job.places,

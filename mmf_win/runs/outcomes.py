@@ -128,10 +128,6 @@ def use_intact(run: Run, found: Iterable[checkpoints.SavedCheckpoint]) -> str | 
 def _died(ended: Ended, memory_ran_out: bool) -> Exit:
     if ended.killed or (ended.stop_requested and ended.code in _STOPPED):
         return Exit("interrupted", "ended at once, or for lack of progress; updates not yet saved are lost")
-    if ended.code == -9:
-        if memory_ran_out:
-            return Exit("host_oom", "memory ran out, and the system killed the worker")
-        return Exit("killed", "the worker was killed from outside (kill -9), or because memory ran out")
-    if ended.code == -7:
-        return Exit("host_oom", "the worker died of a bus error, most likely because /dev/shm is full")
-    return Exit("internal", f"worker exited unexpectedly (code {ended.code})")
+    if ended.code == -9 and memory_ran_out:
+        return Exit("host_oom", "memory ran out, and the system killed the worker")
+    return Exit.of_death(ended.code, "the worker")

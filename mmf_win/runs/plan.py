@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mmf_win.protocol import Action, Attempt, Event, Exit
 from mmf_win.runs import fits
+from mmf_win.runs.processes import processes
 from mmf_win.runs.request import Job, lasting
 from mmf_win.runs.targets import Target
 from mmf_win.upstream import settings
@@ -29,10 +30,11 @@ def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
     detect_anomaly = once.detect_anomaly and ours.precision != "fp16"
     # MMF loads the test set before it trains, and fails without one.
+    together = processes(once)
     has_test = places.dataset.split(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
     tree = merge(
-        settings.common(request.model, splits, mmf.version),
+        settings.common(request.model, splits, mmf.version, together["nproc"]),
         settings.train(ours.updates),
         request.of_mmf,
         {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
@@ -44,6 +46,7 @@ def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone
         keep=ours.keep,
         find_micro_batch=ours.auto_batch,
         fits=fits.load() if once.use_known_fits else {},
+        **together,
     )
 
 

@@ -121,6 +121,9 @@ class Once:
         use_known_fits: begin with the micro-batch that fitted before.
         stop_timeout: seconds without progress after which a worker that was asked to stop is killed.
         dry_run: nothing may be written or downloaded.
+        cpu: use no GPU.
+        nproc: how many processes of this machine train together; ``auto`` for one a GPU; None for one.
+        nnodes: on how many machines, of which this is number ``node_rank``; they meet at ``rdzv``.
     """
 
     options: Tree = field(default_factory=dict)
@@ -131,6 +134,11 @@ class Once:
     use_known_fits: bool = True
     stop_timeout: float = 30.0
     dry_run: bool = False
+    cpu: bool = False
+    nproc: int | str | None = None
+    nnodes: int = 1
+    node_rank: int | None = None
+    rdzv: str | None = None
 
     @classmethod
     def of(cls, overrides: Sequence[str] = (), **given: Any) -> Once:

@@ -28,7 +28,7 @@ from mmf_win import __version__
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import is_locked, locked
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.running import Asked, News, Runner, Slot, Tell
+from mmf_win.sweeps.running import ON_ALL_GPUS, Asked, News, Runner, Slot, Tell
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS
 from mmf_win.sweeps.task import Task
 from mmf_win.upstream.install import require_packages
@@ -129,7 +129,8 @@ class Cluster:
         self._require_shared(used, sweep.path.absolute(), [Path.cwd(), Path(sys.prefix), data])
         chosen = islice(cycle(wanted), count or min(map(self._room, wanted)))
         hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
-        return [Slot(n, _told(gpus), {} if gpus else hidden, gpus) for n, gpus in enumerate(chosen)]
+        several = [hidden, {}, ON_ALL_GPUS]
+        return [Slot(n, _told(gpus), several[min(gpus, 2)], gpus) for n, gpus in enumerate(chosen)]
 
     def run(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
         """Run a task on a node, and on another one when that is lost; as ``runner`` does on this machine.

@@ -32,6 +32,9 @@ _POLITE = 5.0  # seconds for a program that knows the stop file, before it gets 
 _LOOKS = 5  # a look for a new run costs more than one for new events
 _TAIL = 4096  # bytes of a log in which the error is looked for
 
+ON_ALL_GPUS = {"MMFW_NPROC": "auto"}
+"""Lets ``mmfw train`` use all GPUs of its slot."""
+
 Resume = Callable[[Sequence[str], Run], list[str]]
 """Turns the words of ``mmfw train …`` into those that resume the run that they began."""
 News: TypeAlias = Task | Event | str
@@ -70,10 +73,12 @@ def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]
                 raise UsageError(f"this machine has no GPU {gpu}; {there}", hint=OTHER_GPUS)
     chosen = list(islice(cycle(resources), count or len(resources)))
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, processors() // len(chosen))))
-    return [
-        Slot(n, name, {"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name, "OMP_NUM_THREADS": threads})
-        for n, name in enumerate(chosen)
-    ]
+
+    def environment(name: str) -> dict[str, str]:
+        visible = {"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name, "OMP_NUM_THREADS": threads}
+        return visible | (ON_ALL_GPUS if "," in name else {})
+
+    return [Slot(n, name, environment(name)) for n, name in enumerate(chosen)]
 
 
 class Asked(NamedTuple):

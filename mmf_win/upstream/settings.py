@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mmf_win.paths import Places, no_datasets
@@ -16,10 +16,13 @@ from mmf_win.upstream.versions import has_key
 ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
 
-def common(model: str, splits: Mapping[str, str], version: str) -> Tree:
-    """What every run needs; ``splits`` has the stems of the files for ``train``, ``val`` and ``test``."""
+def common(model: str, splits: Mapping[str, str], version: str, processes: int = 1) -> Tree:
+    """What every run needs; ``splits`` has the stems of the files for ``train``, ``val`` and ``test``.
+
+    So many ``processes`` share this machine.
+    """
     training: Tree = {
-        "num_workers": worker_count(),
+        "num_workers": worker_count() // processes,
         "experiment_name": model,
         # The curves of a run are as fine as this; MMF's own 100 shows nothing of a short one.
         "log_interval": 10,
@@ -36,6 +39,8 @@ def common(model: str, splits: Mapping[str, str], version: str) -> Tree:
         "dataset_config": {"hateful_memes": {"annotations": annotations}},
         # GitPython reads the repository around MMF, which may be the user's own or none.
         "checkpoint": {"save_git_details": False},
+        # MMF would start a process for each GPU; ours start all that is asked for.
+        "distributed": {"world_size": 1},
     }
 
 
@@ -126,14 +131,18 @@ def environment(
     }
 
 
-def on_one_device(environment: Mapping[str, str]) -> dict[str, str]:
-    """``environment`` with at most one GPU in it, and no mention of other processes that take part.
+def on_gpus(environment: Mapping[str, str], count: int) -> dict[str, str]:
+    """``environment`` with at most ``count`` GPUs in it, and no mention of other processes that take part."""
+    left = of_launchers(environment)
+    alone = {key: value for key, value in environment.items() if key not in left}
+    names = alone.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    return alone | {"CUDA_VISIBLE_DEVICES": ",".join(names[:count]) if count else "-1"}
 
-    On several GPUs MMF repeats rows to fill up the last batch, and skips batches of unequal size.
-    """
-    of_launchers = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK")
-    alone = {key: value for key, value in environment.items() if key not in of_launchers}
-    return alone | {"CUDA_VISIBLE_DEVICES": alone.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+
+def of_launchers(environment: Iterable[str]) -> list[str]:
+    """The variables by which a launcher such as torchrun tells MMF of other processes that take part."""
+    told = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    return [key for key in environment if key in told]
 
 
 def worker_count() -> int:

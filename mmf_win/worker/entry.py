@@ -1,8 +1,8 @@
 """The worker's entry: request.json → patches → hooks → MMF's own ``run`` → exit.json.
 
 Run by :func:`~mmf_win.paths.module_command` with ``<attempt>/request.json``. Under ``spawn``, a DataLoader
-starts helper processes that load rows, and MMF one for each of several GPUs. Each helper imports this module
-as ``__mp_main__`` before it unpickles anything of MMF, and so gets the patches and hooks too.
+starts helper processes that load rows. Each imports this module as ``__mp_main__`` before it unpickles
+anything of MMF, and so gets the patches and hooks too. Of several ranks, each does all this for itself.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from multiprocessing import active_children
@@ -24,6 +25,7 @@ from mmf_win.files import write_bytes
 from mmf_win.protocol import Attempt, Exit
 from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import config_path
+from mmf_win.worker.launcher import join, launch, take_gpu
 from mmf_win.worker.outcome import classify
 from mmf_win.worker.predictions import collect
 from mmf_win.worker.stopping import Stop
@@ -33,24 +35,60 @@ _REQUEST = "MMFW_REQUEST"
 
 def main(request_file: Path) -> int:
     """Do what the request says and write its outcome; 0 when that is ``ok``."""
-    os.environ[_REQUEST] = str(request_file)
     request = Attempt.load(request_file)
     raise_file_limit()
     request.write_event("run_started", pid=os.getpid(), **versions())
 
     def leave() -> NoReturn:
-        nothing = ", with nothing new to save" if request.action == "train" else ""
-        report(Exit("interrupted", f"stopped{nothing}"), request)
+        report(stopped(request), request)
         os._exit(1)
 
     stop = Stop(request.attempt.stop)
     stop.listen(leave)
-    end = perform(request, stop)
+    if request.nproc * request.nnodes > 1:
+        end = launch(request, request_file, stop, be_rank)
+    else:
+        os.environ[_REQUEST] = str(request_file)
+        end = perform(request, stop)
     stop.defer_stop()
     report(end, request)
     code = 0 if end.outcome == "ok" else 1
     leave_at_once(code)
     return code
+
+
+def be_rank(request_file: str) -> None:
+    """Be one of several ranks; where it fails, say why unless another has, and end at once."""
+    request = Attempt.load(Path(request_file))
+    os.environ[_REQUEST] = request_file
+    take_gpu()
+
+    def leave() -> NoReturn:
+        stopped(request).save_first(request.attempt.helper_exit)
+        os._exit(1)
+
+    stop = Stop(request.attempt.stop)
+    if os.environ["LOCAL_RANK"] == "0":
+        stop.listen(leave)
+    else:  # it leaves when all do
+        stop.take_signals()
+    end = perform(request, stop, lambda: join(request))
+    stop.defer_stop()
+    if end.outcome != "ok":
+        end.save_first(request.attempt.helper_exit)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    from torch import distributed
+
+    distributed.barrier()
+    distributed.destroy_process_group()  # gloo aborts a process that ends with its threads at work
+
+
+def stopped(request: Attempt) -> Exit:
+    """The outcome of an attempt that was stopped while nothing held that off."""
+    nothing = ", with nothing new to save" if request.action == "train" else ""
+    return Exit("interrupted", f"stopped{nothing}")
 
 
 def raise_file_limit() -> None:
@@ -85,12 +123,13 @@ def report(end: Exit, request: Attempt) -> None:
         end.save(request.run.exit_file)
 
 
-def perform(request: Attempt, stop: Stop) -> Exit:
-    """Do what the request says, and return its outcome, whatever happens."""
+def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: None) -> Exit:
+    """Do what the request says after ``begin``, and return its outcome, whatever happens."""
     prepared = False
     try:
         prepare(request, stop)
         prepared = True
+        begin()
         run(request, stop)
     except BaseException as error:
         traceback.print_exc()
@@ -180,5 +219,5 @@ if __name__ == "__mp_main__" and _REQUEST in os.environ:
     try:
         prepare(_request, Stop(_request.attempt.stop))
     except Exception as _error:
-        classify(_error, prepared=False).save(_request.attempt.helper_exit)
+        classify(_error, prepared=False).save_first(_request.attempt.helper_exit)
         raise

@@ -18,6 +18,7 @@ from mmf_win.protocol import Exit, Outcome
 _OUT_OF_PAGING_FILE = 1455
 _NO_HANDLES = {errno.EMFILE, errno.ENFILE}
 _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata|with exit code 24\b")
+_NO_ANSWER = re.compile(r"gloo[/\\]transport|ncclRemoteError")
 # What torch says in a plain RuntimeError, and in the text of another process's error.
 _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
@@ -25,6 +26,7 @@ _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("host_oom", re.compile(r"not enough memory|[Cc]an('|no)t allocate memory|can't start new thread")),
     ("host_oom", re.compile(r"shared memory|</torch_\d|/dev/shm/")),  # which ends as a full disk does
     ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
+    ("killed", _NO_ANSWER),
     ("nan", re.compile(r"(?i)\bnan\b")),
 )
 # torch raises this in a signal handler; the interrupted code may then fail with another error on top of it.
@@ -32,11 +34,8 @@ _LOADER_WORKER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed b
 # transformers, where HF_HUB_OFFLINE keeps it from downloading what it lacks
 _HUB_IS_OFFLINE = "offline-mode'"
 _FOR_WANT_OF_MEMORY = {"Killed", "Bus error"}
-# torch passes on what a DataLoader's worker or another rank raised as the text of its traceback.
-_PASSED_ON = re.compile(
-    r"^Caught \w+ in DataLoader worker.*\nOriginal Traceback"
-    r"|-- Process \d+ terminated with the following error:\n"
-)
+# torch passes on what a DataLoader's worker raised as the text of its traceback.
+_PASSED_ON = re.compile(r"^Caught \w+ in DataLoader worker.*\nOriginal Traceback")
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 # MMF's own loop over the validation set, of either version; a user's model may have methods of these names.
 _VALIDATION = re.compile(
@@ -89,6 +88,8 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     if killed := _LOADER_WORKER_KILLED.search(trace):
         message = f"a DataLoader worker (pid {killed[1]}) was killed by the signal {killed[2]}"
         hint = "training.num_workers=0 loads the rows without such workers" if outcome == "killed" else None
+    if outcome == "killed" and _NO_ANSWER.search(message):
+        message = f"another process of this training has ended, or does not answer ({message})"
     if _HUB_IS_OFFLINE in trace:
         outcome = "network"
         if os.environ.get("HF_HUB_OFFLINE") == "1":
@@ -133,8 +134,6 @@ def _outcomes(
     files and functions of ``trace``.
     """
     yield from (outcome for outcome, of in _OF_CLASS if issubclass(kind, of))
-    if getattr(error, "signal_name", None) == "SIGKILL":  # a rank that could not say anything
-        yield "killed"
     # torch may be the very thing that cannot be imported.
     torch, mmf = sys.modules.get("torch"), sys.modules.get("mmf")
     if torch is not None and issubclass(kind, torch.cuda.OutOfMemoryError):

@@ -19,8 +19,8 @@ class Stop:
     """The parent's stop request: a file that exists.
 
     In the worker a thread looks for it, so that it is honoured at any time: during imports, in a batch that
-    never comes, while predicting. Work that must not be interrupted holds it off. Processes that MMF starts
-    do not listen; they check for it when ``asked`` is read.
+    never comes, while predicting. Work that must not be interrupted holds it off. Of several ranks, the first
+    listens; the others check for it when ``asked`` is read.
     """
 
     def __init__(self, file: Path) -> None:
@@ -41,9 +41,7 @@ class Stop:
         ``leave`` ends the process; it is called in another thread, once nothing holds it off.
         """
         self._listening = True
-        for name in _SIGNALS:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), self._ask)
+        self.take_signals()
         parent = os.getppid()
 
         def look() -> None:
@@ -54,6 +52,12 @@ class Stop:
                 leave()
 
         Thread(target=look, name="mmfw-stop", daemon=True).start()
+
+    def take_signals(self) -> None:
+        """Let a signal that would end this process be a request."""
+        for name in _SIGNALS:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._ask)
 
     def defer_stop(self) -> None:
         """From now on the caller checks for the request itself."""

@@ -26,13 +26,19 @@ def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("visible", "left"), [(None, "0"), ("2,3", "2"), ("GPU-8f2a,1", "GPU-8f2a"), ("", "")]
+    ("visible", "count", "left"),
+    [
+        *((None, 1, "0"), ("2,3", 1, "2"), ("GPU-8f2a,1", 1, "GPU-8f2a"), ("", 1, "")),
+        *((None, 2, "0,1"), ("2,3,5", 2, "2,3"), ("2,3", 0, "-1"), (None, 0, "-1")),
+    ],
 )
-def test_one_device_is_the_first_of_those_that_may_be_seen(visible: str | None, left: str) -> None:
+def test_a_worker_gets_the_first_of_the_gpus_that_may_be_seen(
+    visible: str | None, count: int, left: str
+) -> None:
     environment = {"PATH": "/bin", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    assert settings.on_one_device(environment) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": left}
+    assert settings.on_gpus(environment, count) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": left}
 
 
 @pytest.mark.parametrize(("updates", "interval"), [(1, 1), (9, 1), (100, 20), (22000, 1000)])

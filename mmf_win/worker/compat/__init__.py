@@ -13,6 +13,7 @@ from pathlib import Path
 from mmf_win.upstream.versions import read_version
 from mmf_win.worker.compat import (
     dataloader,
+    distributed,
     late,
     mmf_data,
     mmf_imports,
@@ -24,7 +25,7 @@ from mmf_win.worker.compat import (
 from mmf_win.worker.compat.patch import Patch, activate
 
 # late comes first, since another one imports torch.
-_ORDER = (late, torch, dataloader, transformers, omegaconf, mmf_imports, mmf_models, mmf_data)
+_ORDER = (late, torch, dataloader, transformers, omegaconf, mmf_imports, mmf_models, mmf_data, distributed)
 PATCHES: tuple[Patch, ...] = tuple(patch for module in _ORDER for patch in module.PATCHES)
 """All patches, in the order in which they are applied."""
 

@@ -13,7 +13,7 @@ from mmf.trainers.core.callback_hook import TrainerCallbackHookMixin
 from mmf.trainers.core.training_loop import TrainerTrainingLoopMixin
 from mmf.utils.general import get_batch_size
 
-from mmf_win.worker.hooks import checkpoints, fast, precision, splitting
+from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
 from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
@@ -48,7 +48,8 @@ class Watch(Callback):  # type: ignore[misc]
         trainer._check_nan_losses = self._check  # MMF's own does not know the update
 
     def on_init_end(self, **kwargs: Any) -> None:
-        """The model is spread over the GPUs; it may have to score a batch in parts."""
+        """Spread the model over the ranks; it may have to score a batch in parts."""
+        ranks.spread(self.trainer)
         splitting.evaluate_in_parts(self.trainer.model, self._observer.request.eval_batch)
 
     def on_train_start(self, **kwargs: Any) -> None:
@@ -111,10 +112,13 @@ class Watch(Callback):  # type: ignore[misc]
 
     def _in_parts(self, batch: Any, divisor: float) -> Any:
         """MMF's own step for each part of the batch; it divides each loss by the part's divisor."""
-        parts = splitting.split(convert_batch_to_sample_list(batch), self._micro.limit)
+        weight, rows_of_all = self._checkpoint.resume_state.share()
+        parts = splitting.split(convert_batch_to_sample_list(batch), self._micro.limit, weight)
 
         def step(share: float, rows: Any) -> Any:
             return self._mmf_step(rows, divisor / share).detach()
 
         required = self.trainer.metrics.required_params
-        return splitting.step_through(self.trainer.model, parts, step, required)
+        report = splitting.step_through(self.trainer.model, parts, step, required)
+        report.batch_size = rows_of_all
+        return report

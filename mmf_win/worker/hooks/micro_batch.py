@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from mmf_win.worker.hooks.observer import Observer, ranks
+from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.ranks import ranks
 
 _MEASURABLE = {"cuda"}  # the memory of a CPU has no limit that could be measured
 # The allocator cannot use the last bit, as what is free lies in pieces.
@@ -86,6 +87,7 @@ def _dependencies(trainer: Any, batch: int, ways: str) -> str:
         properties = torch.cuda.get_device_properties(trainer.device)
         device = f"{properties.name} {properties.total_memory / 2**30:.0f} GiB"
     software = f"torch {torch.__version__}, MMF {mmf_version}"
+    device += f" x {ranks()}" if ranks() > 1 else ""
     return f"{config.model}, batch {batch}, {ways}, {device}, {software}, {digest.hexdigest()[:12]}"
 
 

@@ -16,6 +16,7 @@ from mmf_win.phases import Waiting
 from mmf_win.protocol import Attempt, read_events
 from mmf_win.worker.hooks.clock import Clock
 from mmf_win.worker.hooks.profiler import Profiler, WaitWatch, decodes_once
+from mmf_win.worker.hooks.ranks import any_rank, rank, ranks
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
 
@@ -44,6 +45,7 @@ class Observer:
         self._measured: WaitWatch | Profiler | None = None
         self._trainer: Any = None
         self._checkpoint: Any = None
+        self._resume_state: Any = None
         self._since = time.monotonic()
         self._first_update = self._last_update = 0
         self._next_heartbeat = time.monotonic()
@@ -51,7 +53,7 @@ class Observer:
     @property
     def is_main(self) -> bool:
         """Whether this is the one rank that writes."""
-        return ranks() == 1 or torch.distributed.get_rank() == 0
+        return rank() == 0
 
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
@@ -62,6 +64,7 @@ class Observer:
     def training_started(self, trainer: Any, checkpoint: Any, micro: MicroBatch, precision: str) -> None:
         """Training is about to start or resume; MMF's ``checkpoint`` is saved before it is left."""
         self._trainer, self._checkpoint = trainer, None if self.request.profile else checkpoint
+        self._resume_state = checkpoint.resume_state
         training = trainer.config.training
         self._first_update = self._last_update = trainer.num_updates
         self._since = time.monotonic()
@@ -75,6 +78,7 @@ class Observer:
             micro_batch=micro.rows,
             searching=micro.finder is not None,
             workers=training.num_workers,
+            processes=ranks(),
             seed=training.seed,
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             known_fit=micro.is_known_fit,
@@ -140,7 +144,7 @@ class Observer:
 
     def heartbeat(self) -> None:
         """Work without an event of its own is done, such as a batch of the validation set."""
-        if ranks() == 1 and self._stop.asked:
+        if any_rank(self._stop.asked):
             self._leave()
         if time.monotonic() >= self._next_heartbeat:
             self._next_heartbeat = time.monotonic() + _HEARTBEAT
@@ -152,9 +156,10 @@ class Observer:
         Raises StopRequested where this process was asked to stop; the run is saved.
         """
         self._stop.defer_stop()
+        self._resume_state.own_randomness()
         if self._measured is not None and (waiting := self._measured.updated(self.clock.lap())):
             self._note(waiting)
-        if _agreed(self._stop.asked):
+        if any_rank(self._stop.asked):  # one that left alone would leave the others waiting for gradients
             self._leave()
 
     def _note(self, waiting: Waiting) -> None:
@@ -210,22 +215,6 @@ class Curves:
             if value is not None:
                 self._writer.add_scalar(f"{kind}/{key}", value, values["update"])
         self._writer.flush()  # a worker may be killed at any time
-
-
-def ranks() -> int:
-    """How many processes train together."""
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if several else 1
-
-
-def _agreed(asked: bool) -> bool:
-    """Whether the first rank was asked; one that left alone would leave the others waiting for gradients."""
-    if ranks() == 1:
-        return asked
-    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
-    answer = torch.tensor(int(asked), device=device)
-    torch.distributed.broadcast(answer, src=0)
-    return bool(answer.item())
 
 
 def _number(value: Any) -> float | None:

@@ -13,7 +13,8 @@ import numpy
 import torch
 from torch.utils.data import Sampler
 
-from mmf_win.worker.hooks.observer import Observer, ranks
+from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.ranks import of_first, own_randomness, part, ranks
 
 Saved = dict[str, Any]
 """Tensors and plain values only, which ``torch.load`` reads with ``weights_only``."""
@@ -26,14 +27,16 @@ class ResumeState:
         validated: the update that was validated last. The trainer's own is that of the best checkpoint
             once early stopping has put it back.
         batches_left: says how many batches the next pass over the rows has.
+        share: of the batch that is trained with; see :meth:`RowOrder.share`.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         loaders = trainer.train_loader.loaders  # one, as there is one dataset
         loader = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-        self._order = RowOrder(loader, trainer)
-        self.batches_left = self._order.batches_left
+        self._order = RowOrder(loader, trainer, self.own_randomness)
+        self.batches_left, self.share = self._order.batches_left, self._order.share
+        self._seed = int(of_first(torch.tensor(torch.initial_seed() % 2**32)))
         self.validated: int | None = None
         self._before_validation: Saved | None = None
 
@@ -45,16 +48,21 @@ class ResumeState:
             "random": self._before_validation or random_state(),
             "validated": self.validated,
             "scaler": self._trainer.scaler.state_dict(),
+            "seed": self._seed,
         }
 
     def resume(self, state: Saved) -> bool:
         """Resume; False where the number of rows has changed: then their order is drawn again."""
-        # Each of several ranks has generators of its own, and a checkpoint holds only those of the first.
-        self._order.random = random_state() if ranks() > 1 else state["random"]
+        self._order.random = state["random"]
+        self._seed = state.get("seed", self._seed)
         self.validated = state["validated"]
         if scaler := state["scaler"]:  # none is in a checkpoint of another precision
             self._trainer.scaler.load_state_dict(scaler)
         return self._order.resume(state["position"])
+
+    def own_randomness(self) -> None:
+        """Let the ranks draw different numbers; it is called wherever training may resume."""
+        own_randomness(self._seed, self._trainer.num_updates)
 
     @contextmanager
     def validating(self) -> Iterator[None]:
@@ -66,6 +74,7 @@ class ResumeState:
             self.validated = self._trainer.num_updates
         finally:
             self._before_validation = None
+            self.own_randomness()
 
     def validate_if_due(self, validate: Callable[[], bool]) -> bool:
         """Repeat a validation that was interrupted, before training resumes; True when that ends it."""
@@ -85,10 +94,15 @@ class RowOrder(Sampler[int]):
     A sampler draws the order of a pass when it begins, from torch's generator. So that generator's state at
     that moment and the number of rows since then are the position. With ``random``, the state of the
     generators, the first row is loaded after resuming.
+
+    Several ranks have the order of the first, and each takes its part of every batch. One that has no row of
+    the last batch takes another's, which then counts nothing.
     """
 
-    def __init__(self, loader: Any, trainer: Any) -> None:
-        self._loader, self._trainer = loader, trainer
+    def __init__(self, loader: Any, trainer: Any, prepare: Callable[[], None] = lambda: None) -> None:
+        self._loader, self._trainer, self._prepare = loader, trainer, prepare
+        self._own_batch: int = loader.batch_size
+        self._batch = self._own_batch * ranks()
         self._sampler = loader.batch_sampler.sampler
         loader.batch_sampler.sampler = self
         self._began: Saved | None = None
@@ -97,37 +111,52 @@ class RowOrder(Sampler[int]):
         self.random: Saved | None = None
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        whole, rest = divmod(len(self._sampler), self._batch)
+        return int(whole * self._own_batch) + (max(1, _length(rest)) if rest else 0)
 
     def __iter__(self) -> Iterator[int]:
         position, self._next = self._next, None
-        if position is not None:
-            torch.set_rng_state(position["drawn_from"].cpu())
+        torch.set_rng_state(of_first(position["drawn_from"].cpu() if position else torch.get_rng_state()))
         self._began = {
             "epoch": self._trainer.current_epoch,
             "drawn_from": torch.get_rng_state(),
             "rows": position["rows"] if position else 0,
-            "of": len(self),
+            "of": len(self._sampler),
         }
         self._batches_before = self._trainer.current_iteration
-        rows = iter(self._sampler)
-        for _ in islice(rows, self._began["rows"]):
-            pass
+        rows = islice([*self._sampler], self._began["rows"], None)
         if position is not None and self.random is not None:
             set_random_state(self.random)
-        yield from rows
+        self._prepare()
+        while batch := list(islice(rows, self._batch)):
+            yield from batch[part(len(batch))] or batch[:1]
 
     def position(self) -> Saved | None:
         """Where training is; None before the first row."""
         if self._next is not None or self._began is None:
             return self._next
-        batches = self._trainer.current_iteration - self._batches_before
-        rows = self._began["rows"] + batches * self._loader.batch_size
-        return {**self._began, "rows": min(rows, len(self))}
+        return {**self._began, "rows": min(self._rows_before(self._batches()), self._began["of"])}
+
+    def share(self) -> tuple[float, int]:
+        """What the loss of this rank's rows counts in the mean over all ranks, and the rows of all.
+
+        Training has begun with a batch, whose losses become those of all its rows.
+        """
+        assert self._began is not None
+        rows = min(self._batch, self._began["of"] - self._rows_before(self._batches() - 1))
+        return _length(rows) * ranks() / rows, rows
+
+    def _batches(self) -> int:
+        """How many batches of this pass training has begun with."""
+        return int(self._trainer.current_iteration - self._batches_before)
+
+    def _rows_before(self, batches: int) -> int:
+        assert self._began is not None
+        return int(self._began["rows"] + batches * self._batch)
 
     def resume(self, position: Saved) -> bool:
         """Start the next pass at ``position``; False where that is one among another number of rows."""
-        if position["of"] != len(self):
+        if position["of"] != len(self._sampler):
             return False
         self._next = position
         self._trainer.current_epoch = position["epoch"] - 1  # MMF adds one as it begins
@@ -135,8 +164,12 @@ class RowOrder(Sampler[int]):
 
     def batches_left(self) -> int:
         """How many batches the next pass has, without those that training has had."""
-        skipped = math.ceil(self._next["rows"] / self._loader.batch_size) if self._next else 0
+        skipped = math.ceil(self._next["rows"] / self._batch) if self._next else 0
         return len(self._loader) - skipped
+
+
+def _length(rows: int) -> int:
+    return len(range(rows)[part(rows)])
 
 
 def random_state() -> Saved:

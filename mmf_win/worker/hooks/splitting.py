@@ -21,18 +21,22 @@ from torch import nn
 from mmf_win.worker.outcome import Diverged
 
 
-def split(batch: SampleList, limit: int) -> list[tuple[float, SampleList]]:
+def split(batch: SampleList, limit: int, weight: float = 1.0) -> list[tuple[float, SampleList]]:
     """The parts of a batch, each with its share of the rows; tensors are views, nothing is copied.
 
+    ``weight`` is the sum of the shares.
     They have at most ``limit`` rows and are as few and as equal as can be, because a last part of a row or
     two makes layers fail that need several.
     """
     rows = batch.get_batch_size()
     parts = max(1, math.ceil(rows / limit))
     if parts == 1:
-        return [(1.0, batch)]
+        return [(weight, batch)]
     ends = [rows * number // parts for number in range(parts + 1)]
-    return [((end - start) / rows, _rows_of(batch, slice(start, end), rows)) for start, end in pairwise(ends)]
+    return [
+        (weight * (end - start) / rows, _rows_of(batch, slice(start, end), rows))
+        for start, end in pairwise(ends)
+    ]
 
 
 def _rows_of(value: Any, wanted: slice, rows: int) -> Any:

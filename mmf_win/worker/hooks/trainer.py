@@ -13,7 +13,7 @@ from mmf.trainers.base_trainer import BaseTrainer
 from mmf.utils.general import clip_gradients, get_batch_size
 from mmf.utils.timer import Timer
 
-from mmf_win.worker.hooks import checkpoints, fast, precision, splitting
+from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
 from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
@@ -30,8 +30,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     _micro: MicroBatch
 
     def parallelize_model(self) -> None:
-        """Spread the model over the GPUs; it may have to score a batch in parts."""
-        super().parallelize_model()
+        """Spread the model over the ranks; it may have to score a batch in parts."""
+        ranks.spread(self)
         splitting.evaluate_in_parts(self.model, self._observer.request.eval_batch)
 
     def predict(self, dataset_type: str) -> None:
@@ -80,10 +80,13 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _forward_pass(self, batch: Any) -> Any:
         if self.model.training:
-            parts = splitting.split(batch, self._micro.limit)
+            weight, rows = self.checkpoint.resume_state.share()
+            parts = splitting.split(batch, self._micro.limit, weight)
             self._micro.update_begins()
             self.optimizer.zero_grad()
-            return splitting.step_through(self.model, parts, self._step, self.metrics.required_params)
+            report = splitting.step_through(self.model, parts, self._step, self.metrics.required_params)
+            report.batch_size = rows
+            return report
         self._observer.heartbeat()
         report = super()._forward_pass(batch)
         if self._observer.request.eval_batch is not None:  # the scores of all rows are kept until its end

@@ -35,7 +35,7 @@ def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Obse
         config=SimpleNamespace(training=training),
     )
     micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
-    observer.training_started(trainer, None, micro, "fp32")
+    observer.training_started(trainer, SimpleNamespace(resume_state=None), micro, "fp32")
     trainer.num_updates += began < 4
     return observer
 

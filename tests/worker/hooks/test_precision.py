@@ -65,7 +65,9 @@ def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> N
         loaders = [torch.utils.data.DataLoader(list(range(4)))]
         loaded = SimpleNamespace(loaders=loaders)
         made = scaler(CPU, enabled=fp16)
-        trainer = SimpleNamespace(train_loader=loaded, scaler=made, current_epoch=1, current_iteration=0)
+        trainer = SimpleNamespace(
+            train_loader=loaded, scaler=made, current_epoch=1, current_iteration=0, num_updates=0
+        )
         return trainer, ResumeState(trainer)
 
     (first, of_first), (full, of_full), (second, of_second) = run(fp16=True), run(fp16=False), run(fp16=True)

@@ -24,12 +24,14 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             truncate               cuts off current.ckpt
             limit_files            lets no file get longer than ``bytes``, as ``ulimit -f`` does
             stop                   a signal that asks the run to stop, which it does after this update
+            no_dropout             lets dropout change nothing, so that batches may be divided (at hardware)
             half, no_half          (at hardware)
             hang                   never returns; hang_in_c does so holding the GIL
 
 and, where given, conditions that must all hold::
 
     above   more rows than this (at loader, loader_worker: more workers than this)
+    rank    only on this one of several ranks
     update  the update that is being made, from 1, also in a run that went on; at writing and saved, the last
     once    a path; the fault makes this file, and never strikes again
 """
@@ -57,6 +59,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from mmf_win.worker.hooks import checkpoint_io, micro_batch, precision
+from mmf_win.worker.hooks.ranks import rank
 from mmf_win.worker.stopping import Stop
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
@@ -70,6 +73,8 @@ def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: 
     update = _state["update"] - (at in ("writing", "saved"))
     for fault in _FAULTS:
         if fault["at"] != at or rows <= fault.get("above", -1) or fault.get("update", update) != update:
+            continue
+        if "rank" in fault and fault["rank"] != rank():
             continue
         if "once" in fault:
             if Path(fault["once"]).exists():
@@ -222,10 +227,21 @@ def _fake_memory(rows: int) -> None:
     torch.cuda.memory_reserved = lambda *_: 0
 
 
+def _forget_dropout() -> None:
+    functional = torch.nn.functional
+    attend = functional.scaled_dot_product_attention
+    functional.dropout = lambda values, *_, **__: values
+    functional.scaled_dot_product_attention = lambda *args, **kwargs: attend(
+        *args, **{**kwargs, "dropout_p": 0}
+    )
+
+
 for _fault in _FAULTS:
     if _fault["at"] == "meter":
         _fake_memory(_fault["above"])
-    if _fault["at"] == "hardware":
+    if _fault["do"] == "no_dropout":
+        _forget_dropout()
+    elif _fault["at"] == "hardware":
         precision.can = lambda name, _device, do=_fault["do"]: name == "fp32" or do == "half"  # type: ignore[misc]
 
 if _FAULTS:

@@ -1,0 +1,92 @@
+"""The ranks of a training: the processes that make each update together, each with its part of the batch.
+
+Each calculates with a copy of the model; before the optimizer's step, torch's DistributedDataParallel makes
+every gradient the mean of all ranks'. Each rank scores the whole validation set, so that a score is never put
+together from parts.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+
+def ranks() -> int:
+    """How many processes train together."""
+    several = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if several else 1
+
+
+def rank() -> int:
+    """Which of them this one is; the first one writes."""
+    return distributed.get_rank() if ranks() > 1 else 0
+
+
+def part(rows: int) -> slice:
+    """Which of the rows of a batch are this rank's, as equal as can be, and maybe none."""
+    return slice(rows * rank() // ranks(), rows * (rank() + 1) // ranks())
+
+
+def any_rank(value: bool) -> bool:
+    """Whether this holds on any rank; all of them ask at the same time."""
+    if ranks() == 1:
+        return value
+    answer = _movable(torch.tensor(int(value)))
+    distributed.all_reduce(answer, distributed.ReduceOp.MAX)
+    return bool(answer.item())
+
+
+def of_first(value: torch.Tensor) -> torch.Tensor:
+    """The first rank's ``value``, on the CPU; all of them ask at the same time, with the same shape."""
+    if ranks() == 1:
+        return value
+    sent = _movable(value.clone())
+    distributed.broadcast(sent, src=0)
+    return sent.cpu()
+
+
+def share_weights(model: torch.nn.Module) -> None:
+    """Give every rank the weights of the first: another machine has not the files of this one."""
+    if ranks() > 1:
+        for value in model.state_dict().values():
+            value.copy_(of_first(value.detach()))
+
+
+def spread(trainer: Any) -> None:
+    """Let the gradients of the trainer's model be those of all ranks."""
+    if ranks() == 1:
+        return
+    from mmf.common.registry import registry
+
+    registry.register("distributed", True)  # then MMF looks into it for the weights that it saves
+    devices = None
+    if trainer.device.type == "cuda":
+        devices = [0]
+        # Batch normalization then sees the whole batch; torch has none that does on CPUs.
+        convert: Any = torch.nn.SyncBatchNorm.convert_sync_batchnorm
+        trainer.model = convert(trainer.model)
+    # Of several models of MMF some weights have no part in the loss; without the search an update would fail.
+    trainer.model = DistributedDataParallel(trainer.model, device_ids=devices, find_unused_parameters=True)
+
+
+def own_randomness(seed: int, update: int) -> None:
+    """Let each rank but the first draw numbers of its own; they depend on the seed and the update alone.
+
+    So a checkpoint needs those of the first rank and no others, and any number of ranks can resume from it.
+    The sequences are independent: https://numpy.org/doc/stable/reference/random/parallel.html
+    """
+    if rank():
+        [own] = numpy.random.SeedSequence((seed, rank(), update)).generate_state(1)
+        random.seed(int(own))
+        numpy.random.seed(own)
+        torch.manual_seed(int(own))
+
+
+def _movable(value: torch.Tensor) -> torch.Tensor:
+    """``value`` where the ranks exchange it."""
+    return value.cuda() if distributed.get_backend() == "nccl" else value

@@ -1,0 +1,114 @@
+"""Starts the ranks of a training that run on this machine, and says how they ended.
+
+torch's elastic agent starts each in a process of its own, lets those of several machines meet, and ends all
+when one fails. It never starts them again: a new attempt does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from mmf_win.errors import DataError
+from mmf_win.protocol import Attempt, Exit
+from mmf_win.threads import processors
+from mmf_win.upstream.settings import of_launchers
+from mmf_win.worker.stopping import Stop
+
+_TO_MEET = 60  # seconds in which all machines must have come
+_PATIENCE = timedelta(minutes=10)  # with a rank that does not answer
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str], None]) -> Exit:
+    """Run ``rank`` with the request's file in each process; return the first cause of their end."""
+    from torch.distributed.elastic.multiprocessing.api import PContext
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    close, codes = PContext.close, list[int | None]()
+
+    def kill(self: PContext, death_sig: Any = None, timeout: int = 30) -> None:
+        # SIGTERM, which it sends at first, asks a rank to stop, and a rank that waits for another cannot.
+        codes[:] = [each.exitcode for each in self._pc.processes]  # type: ignore[attr-defined]
+        close(self, getattr(signal, "SIGKILL", death_sig), timeout)
+
+    PContext.close = kill  # type: ignore[method-assign]
+    vars(signal)["signal"] = lambda *_: None  # else the agent takes ours, and ends all at once
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // request.nproc)))
+    if sys.platform == "win32":
+        os.environ["USE_LIBUV"] = "0"  # torch is built without it there
+    stop.defer_stop()  # from now on the ranks look for it
+    try:
+        elastic_launch(LaunchConfig(**_config(request)), rank)(str(request_file))
+    except ChildFailedError as error:
+        return _first_cause(request, codes, error.get_first_failure()[1].exitcode)
+    except Exception as error:
+        traceback.print_exc()
+        if request.rdzv is None:
+            return Exit("internal", f"{type(error).__name__}: {error}")
+        message = (
+            f"{request.rdzv}: the {request.nnodes} machines did not meet there within {_TO_MEET} seconds"
+        )
+        hint = "--rdzv names the first machine, and a port of it that the others can reach; start all at once"
+        return Exit("network", message, hint)
+    return Exit("ok")
+
+
+def _config(request: Attempt) -> Mapping[str, Any]:
+    config: dict[str, Any] = {"min_nodes": request.nnodes, "max_nodes": request.nnodes, "run_id": "mmfw"}
+    config |= {"nproc_per_node": request.nproc, "max_restarts": 0, "start_method": "spawn"}
+    if request.rdzv is not None:
+        where = {"rank": request.node_rank, "timeout": _TO_MEET}
+        return config | {"rdzv_backend": "static", "rdzv_endpoint": request.rdzv, "rdzv_configs": where}
+    config |= {"rdzv_backend": "c10d", "local_addr": "localhost"}
+    if sys.platform == "win32":
+        file = str(request.attempt.path / "rendezvous")
+        return config | {"rdzv_endpoint": file, "rdzv_configs": {"store_type": "file"}}
+    return config | {"rdzv_endpoint": "localhost:0"}
+
+
+def _first_cause(request: Attempt, codes: Sequence[int | None], code: int) -> Exit:
+    """What the first rank that failed said, unless one was killed that could not say anything.
+
+    ``codes`` are the exit codes of the ranks of this machine when ``code``, that of one of them, was noticed.
+    """
+    for number, each in enumerate(codes):
+        # What waits for a dead rank may abort.
+        if each is not None and each < 0 and each != -signal.SIGABRT:
+            return Exit.of_death(each, f"process {number}")
+    with suppress(DataError):
+        if (said := Exit.load(request.attempt.helper_exit)) is not None:
+            return said
+    return Exit.of_death(code, "a process")
+
+
+def take_gpu() -> None:
+    """Leave to this rank, which has not used any, one of the GPUs: MMF calls its device 0 in many places."""
+    names = os.environ[_VISIBLE].split(",")
+    os.environ[_VISIBLE] = names[int(os.environ["LOCAL_RANK"])] if len(names) > 1 else names[0]
+
+
+def join(request: Attempt) -> None:
+    """Form a group with the other ranks, of which MMF then reads nothing in the environment."""
+    import torch
+
+    where: dict[str, Any] = {}
+    if sys.platform == "win32" and request.rdzv is None:
+        number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        where = {
+            "init_method": (request.attempt.path / "group").as_uri(),
+            "rank": number,
+            "world_size": count,
+        }
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    torch.distributed.init_process_group(backend, timeout=_PATIENCE, **where)
+    for name in of_launchers(os.environ):
+        del os.environ[name]

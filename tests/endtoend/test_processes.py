@@ -1,0 +1,214 @@
+"""Several processes train one model: real ones, which exchange gradients by gloo.
+
+Two machines are two commands here, which meet at a port of this one.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from mmf_win.protocol import Exit
+from mmf_win.runs.folder import Run
+from mmf_win.runs.history import Record
+from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, probabilities, starts
+from tests.endtoend.test_resume import SCHEDULE, trained, validated
+from tests.endtoend.test_stopping import endless, user
+from tests.worlds.held import witness
+from tests.worlds.tools import is_wine, typed
+
+pytestmark = pytest.mark.skipif(
+    is_wine(), reason="gloo dies under Wine; several processes are not tried on Windows"
+)
+
+TWO = ("--nproc", "2")
+# The last digits of two sums that differ in their order grow with the rate.
+WORDS = ("--seed", "3", *SCHEDULE[:-1], "optimizer.params.lr=0.0005")
+NO_DROPOUT = {"at": "hardware", "do": "no_dropout"}
+"""Where runs are compared: dropout draws other numbers for a part of a batch than for all of it."""
+
+
+def figures(run: Run, name: str) -> list[Any]:
+    return [event[name] for event in trained(run).values()]
+
+
+@pytest.mark.parametrize("name", ["visual_bert", "vilbert"])
+def test_two_processes_train_as_one_does(tool: Tool, faulty: Faulty, name: str) -> None:
+    """14 rows are three batches of four and one of two; in 17 updates there are four passes and a bit."""
+    faulty(NO_DROPOUT)
+    preset, words = tool.preset(name), ("--updates", "17", *WORDS)
+    one = tool.train(preset, "--name", "one", *words)
+    two = tool.train(preset, "--name", "two", *words, *TWO)
+    [start] = events(two, "train_started")
+    assert (start["processes"], start["batch"]) == (2, 4)
+    assert figures(two, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
+    for key in ("epoch", "lr"):
+        assert figures(two, key) == figures(one, key)
+    assert len(validated(one)) == 9
+    for update, metrics in validated(one).items():
+        assert validated(two)[update] == pytest.approx(metrics, abs=1e-6), update
+    assert_same_weights(two, one, atol=1e-5)
+    predicted = [tool("predict", str(run.path), "--split", "test_seen", "--no-report") for run in (one, two)]
+    assert probabilities(predicted[1]) == pytest.approx(probabilities(predicted[0]), abs=1e-5)
+
+
+def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(tool: Tool, faulty: Faulty) -> None:
+    """Dropout included; the second stop is in the validation of update 4, which is repeated."""
+    words = (*TWO, "--updates", "7", *WORDS)
+    whole = tool.train(tool.preset("vilbert"), "--name", "whole", *words)
+    faulty(
+        {"at": "stepped", "do": "stop", "update": 2, "rank": 1},
+        {"at": "validation", "do": "stop", "update": 5, "rank": 1, "once": str(tool.folder / "once")},
+    )
+    assert tool.code("train", tool.preset("vilbert"), "--name", "parts", *words) == 130
+    assert "stopped at update 2, which is saved" in tool.errors
+    assert tool.code("train", "--resume", "parts", *TWO) == 130
+    parts = tool.train("--resume", "parts", *TWO)
+    assert starts(parts) == [0, 2, 4]
+    for key in ("loss", "lr", "epoch"):
+        assert figures(parts, key) == figures(whole, key)
+    assert_same_weights(parts, whole)
+
+
+def test_a_run_resumes_with_other_numbers_of_processes(tool: Tool, faulty: Faulty) -> None:
+    """Two, one and two again; each is stopped within a pass."""
+    words = ("--updates", "13", *WORDS)
+    faulty(NO_DROPOUT)
+    whole = tool.train(tool.preset("vilbert"), "--name", "whole", *words, *TWO)
+    faulty(NO_DROPOUT, *({"at": "stepped", "do": "stop", "update": update} for update in (3, 9)))
+    assert tool.code("train", tool.preset("vilbert"), "--name", "parts", *words, *TWO) == 130
+    assert tool.code("train", "--resume", "parts") == 130
+    parts = tool.train("--resume", "parts", *TWO)
+    assert [(e["update"], e["processes"]) for e in events(parts, "train_started")] == [(0, 2), (3, 1), (9, 2)]
+    assert figures(parts, "loss") == pytest.approx(figures(whole, "loss"), abs=1e-6)
+    for key in ("epoch", "lr"):
+        assert figures(parts, key) == figures(whole, key)
+    assert_same_weights(parts, whole, atol=1e-5)
+
+
+def test_when_one_process_is_killed_the_others_end_and_the_run_resumes(tool: Tool, faulty: Faulty) -> None:
+    words = (*TWO, "--updates", "6", *WORDS)
+    with witness() as both:
+        faulty(
+            {"at": "stepped", "do": "connect", "port": both.port, "update": 1},
+            {"at": "stepped", "do": "kill", "update": 4, "rank": 1, "once": str(tool.folder / "once")},
+        )
+        assert tool.code("train", tool.preset("vilbert"), *words) == 7
+        both.accept(2)
+        assert both.all_dead()
+    assert "killed" in tool.errors and "--resume last" in tool.errors
+    [run] = [Run(path.parent) for path in tool.save_dir.glob("*/*/request.json")]
+    end = Exit.load(run.exit_file)
+    assert end is not None and end.outcome == "killed"
+    assert [event["outcome"] for event in events(run, "run_ended")] == ["killed"]
+    tool.train("--resume", "last", *TWO)
+    assert starts(run) == [0, 2]
+
+
+def test_an_error_of_one_process_is_the_outcome(tool: Tool, faulty: Faulty) -> None:
+    faulty({"at": "forward", "do": "nan", "update": 3, "rank": 1})
+    assert tool.code("train", tool.preset("vilbert"), *TWO, "--updates", "6", *WORDS) == 7
+    assert "the loss of update 3 is not a number" in tool.errors
+
+
+def test_after_a_raised_out_of_memory_of_one_process_all_have_a_smaller_micro_batch(
+    tool: Tool, faulty: Faulty
+) -> None:
+    """The error is torch's own, but a hook raises it: this machine has no GPU."""
+    faulty(NO_DROPOUT)
+    preset, words = tool.preset("vilbert"), (*TWO, "--updates", "5", *WORDS)
+    whole = tool.train(preset, "--name", "whole", *words)
+    faulty(NO_DROPOUT, {"at": "backward", "do": "cuda_oom", "update": 3, "above": 1, "rank": 1})
+    parts = tool.train(preset, "--name", "parts", *words)
+    [failed] = events(parts, "attempt_failed")
+    assert (failed["reason"], failed["next"]) == ("cuda_oom", {"micro_batch": 2})
+    assert starts(parts) == [0, 2]
+    assert figures(parts, "loss") == pytest.approx(figures(whole, "loss"), abs=1e-6)
+
+
+def test_ctrl_c_ends_a_training_of_which_one_process_hangs(tool: Tool, faulty: Faulty) -> None:
+    words = (*endless(tool), *TWO, "--stop-timeout", "2", "training.checkpoint_interval=2")
+    with witness() as both:
+        faulty(
+            {"at": "stepped", "do": "connect", "port": both.port, "update": 1},
+            {"at": "stepped", "do": "hang_in_c", "update": 3, "rank": 1},
+        )
+        with user(tool, *words) as somebody:
+            run = somebody.sees("checkpoint")
+            somebody.process.send_signal(signal.SIGINT)
+            assert somebody.gets_the_prompt_back() == 130
+        both.accept(2)
+        assert both.all_dead()
+    assert "--resume last" in somebody.read
+    assert starts(run) == [0]
+
+
+def test_ctrl_c_saves_and_all_processes_leave(tool: Tool) -> None:
+    with user(tool, *endless(tool), *TWO) as somebody:
+        run = somebody.sees("train")
+        somebody.process.send_signal(signal.SIGINT)
+        assert somebody.gets_the_prompt_back() == 130
+    updates = Record.read(run).summary.updates
+    assert f"stopped at update {updates}, which is saved" in somebody.read
+    tool.train("--resume", "last", "--updates", str(updates + 1), *TWO)
+    assert starts(run) == [0, updates]
+
+
+def test_two_machines_train_as_one_does(tool: Tool, faulty: Faulty) -> None:
+    """They share no folder for runs, so the second has none of the first one's checkpoints."""
+    faulty(NO_DROPOUT)
+    preset, words = tool.preset("vilbert"), ("--updates", "5", *WORDS)
+    one = tool.train(preset, "--name", "one", *words)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    machines = ("--nnodes", "2", "--rdzv", meeting)
+    other = [*("train", preset), *words, *machines, "--node-rank", "1", "--name", "other"]
+    with user(tool, *other) as somebody:
+        two = tool.train(preset, "--name", "two", *words, *machines, "--node-rank", "0")
+        assert somebody.gets_the_prompt_back() == 0, somebody.read
+    assert figures(two, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
+    assert_same_weights(two, one, atol=1e-5)
+    final = [[event["metrics"] for event in events(run, "val") if event["final"]] for run in (one, two)]
+    assert final[1][0] == pytest.approx(final[0][0], abs=1e-6)
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_before_training(tool: Tool) -> None:
+    assert tool.code("train", tool.preset("bert"), "--nproc", "3") == 2
+    assert "1, 2, 4" in tool.errors
+    assert not tool.save_dir.exists()
+
+
+def test_what_another_launcher_left_in_the_environment_changes_nothing(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "1")
+    run = tool.train(tool.preset("bert"), "--updates", "1")
+    assert "RANK, WORLD_SIZE" in tool.errors
+    assert events(run, "train_started")[0]["processes"] == 1
+
+
+def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None:
+    places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
+    train = ("-m", "mmf_win", "train", tool.preset("vilbert"), "--updates", "1", *places)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*torchrun, *train], capture_output=True, encoding="utf-8")
+    assert done.returncode != 0
+    command = re.findall("hint: `mmfw (.*)`", done.stderr)[0]
+    assert not tool.save_dir.exists()
+    run = tool.run_of(tool(*typed(command)))
+    assert events(run, "train_started")[0]["processes"] == 2
+
+
+def test_a_meeting_to_which_nobody_comes_is_given_up_after_a_minute(tool: Tool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    machines = ("--nnodes", "2", "--node-rank", "1", "--rdzv", meeting)
+    assert tool.code("train", tool.preset("bert"), *machines) == 6
+    assert f"{meeting}: the 2 machines did not meet" in tool.errors and "--rdzv" in tool.errors

@@ -1,0 +1,92 @@
+"""Which processes may train together is known before any of them starts; GPUs are faked."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any
+
+import pytest
+
+from mmf_win.errors import UsageError
+from mmf_win.runs.processes import processes, require_even
+from mmf_win.runs.request import Once
+from tests.worlds.fake_nvml import FakeNvml
+
+
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """pynvml, faked."""
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(
+    ("asked", "visible", "count"),
+    [
+        ({}, None, 1),
+        ({"nproc": "auto"}, None, 2),
+        ({"nproc": "auto"}, "1", 1),
+        ({"nproc": "auto"}, "", 1),
+        ({"nproc": "auto", "cpu": True}, None, 1),
+        ({"nproc": 2}, None, 2),
+        ({"nproc": 3, "cpu": True}, None, 3),
+        ({"nproc": 3}, "-1", 3),
+    ],
+    ids=str,
+)
+def test_as_many_processes_train_as_there_are_gpus_fake_nvml(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], visible: str | None, count: int
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert processes(Once(**asked))["nproc"] == count
+
+
+@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.parametrize(("nproc", "visible"), [(3, None), (2, "1")])
+def test_more_processes_than_gpus_are_refused_fake_nvml(
+    monkeypatch: pytest.MonkeyPatch, nproc: int, visible: str | None
+) -> None:
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(UsageError, match="GPU") as refused:
+        processes(Once(nproc=nproc))
+    assert refused.value.hint is not None and "--cpu" in refused.value.hint
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_who_uses_one_of_two_gpus_unasked_is_told_fake_nvml(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    processes(Once(nproc=1))
+    assert not caplog.messages
+    processes(Once())
+    assert "--nproc auto" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"rdzv": "here:1"},
+        {"node_rank": 0},
+        {"nnodes": 2},
+        {"nnodes": 2, "node_rank": 1},
+        {"nnodes": 2, "node_rank": 1, "rdzv": "here"},
+        {"nnodes": 2, "node_rank": 1, "rdzv": ":29500"},
+        {"nnodes": 2, "node_rank": 2, "rdzv": "here:29500"},
+    ],
+    ids=str,
+)
+def test_machines_that_could_not_meet_are_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        processes(Once(**asked))
+
+
+def test_a_batch_that_cannot_be_divided_is_refused_with_what_divides_it() -> None:
+    require_even({"training": {"batch_size": 32}}, 4)
+    with pytest.raises(UsageError, match="32 rows") as refused:
+        require_even({"training": {"batch_size": 32}}, 3)
+    assert refused.value.hint is not None and "1, 2, 4, 8, 16, 32" in refused.value.hint
