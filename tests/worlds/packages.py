@@ -18,6 +18,7 @@ from tests.worlds.tools import untar
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".ci", ".github", "configs", "docs", "mmf_win", "scripts", "tests")
 _KINDS = (".cfg", ".in", ".md", ".py", ".toml", ".txt", ".yml")
+_WITHOUT_KIND = ("LICENSE", "Dockerfile", ".dockerignore")
 _BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "*.egg-info")
 _SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 # The distributions stay known, but what they have cannot be imported.
@@ -60,7 +61,7 @@ def _build_sdist(folder: Path) -> None:
     for name in FOLDERS:
         shutil.copytree(ROOT / name, copy / name, ignore=_BUILT)
     for file in ROOT.iterdir():
-        if file.is_file() and (file.suffix in _KINDS or file.name == "LICENSE"):
+        if file.is_file() and (file.suffix in _KINDS or file.name in _WITHOUT_KIND):
             shutil.copy(file, copy)
     _run(sys.executable, "-c", _SDIST, str(folder), cwd=copy)
     untar(next(folder.glob("*.tar.gz")), folder / "unpacked")
