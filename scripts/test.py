@@ -74,6 +74,8 @@ CHECKS = {
     "imports": ["lint-imports"],
     "docs": ["mkdocs", "build", "--strict"],
 }
+if hadolint := shutil.which("hadolint"):  # the others are installed into the environment
+    CHECKS["dockerfile"] = [str(Path(hadolint).with_suffix("")), "Dockerfile"]
 
 
 def main(arguments: list[str]) -> int:
