@@ -10,8 +10,8 @@ Other arguments are handed to `build`, such as another index of PyTorch's or the
 python scripts/container.py --build-arg TORCH_INDEX=https://example.org/simple
 python scripts/container.py --volume /etc/pip.conf:/etc/pip.conf:ro
 
-It takes three minutes or more, and 9 GB of disk for a while. buildah and debootstrap, packages of Debian's,
-need root. Where buildah cannot use overlays, STORAGE_DRIVER=vfs has it copy all files at each step.
+It takes a few minutes, and 10 GB of disk for a while. buildah and debootstrap are packages of Debian's, and
+need root.
 """
 
 from __future__ import annotations
