@@ -188,6 +188,7 @@ def processes(function: Callable[..., Any]) -> Callable[..., Any]:
             "Processes of this machine that train together, each on a GPU of its own. auto takes all GPUs.  "
             "[default: 1]",
             envvar="MMFW_NPROC",
+            show_envvar=True,
         ),
         click.option("--cpu", is_flag=True, help="Train on the CPU, whatever GPUs there are."),
         number("--nnodes", meaning="On how many machines; start the same command on each.", default=1),

@@ -256,5 +256,6 @@ def carry_out(
         if not run.request_file.exists():
             run.save_request(request)
         begun(run)
-        until_it_fits(run, prepared.first, attempt, retry=prepared.once.retry)
+        # Another attempt would have to begin on all machines.
+        until_it_fits(run, prepared.first, attempt, retry=prepared.once.retry and prepared.once.nnodes == 1)
     return run

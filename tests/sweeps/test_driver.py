@@ -18,6 +18,7 @@ import yaml
 
 from mmf_win.sweeps.running import slots_here
 from mmf_win.threads import processors
+from tests.worlds.fake_nvml import FakeNvml
 from tests.worlds.sweeping import gated, journal, mmfw, python, tasks
 
 KILLS, TASKS = (20, 40) if sys.platform != "win32" else (2, 6)  # some seconds a start under Wine
@@ -332,6 +333,13 @@ def test_slots_share_the_threads_of_the_machine(monkeypatch: pytest.MonkeyPatch)
     assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {str(max(1, processors() // 2))}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert slots_here(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
+
+
+def test_a_training_uses_all_gpus_of_its_slot_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    several, one = (slot.environment for slot in slots_here(["0,1", "1"], None))
+    assert (several["CUDA_VISIBLE_DEVICES"], several["MMFW_NPROC"]) == ("0,1", "auto")
+    assert "MMFW_NPROC" not in one
 
 
 def test_an_output_that_is_a_file_is_one_error(sweep: Sweep) -> None:

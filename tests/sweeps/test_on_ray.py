@@ -40,6 +40,8 @@ out, number, what = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 out.joinpath("pid").write_text(str(os.getpid()))
 with out.joinpath("ran." + what).open("a") as file:
     print(os.environ["CUDA_VISIBLE_DEVICES"], file=file)
+several = "," in os.environ["CUDA_VISIBLE_DEVICES"]
+assert os.environ.get("MMFW_NPROC") == ("auto" if several else None)
 
 def wait_until(true):
     while not true():
