@@ -239,7 +239,7 @@ def _forget_dropout() -> None:
 for _fault in _FAULTS:
     if _fault["at"] == "meter":
         _fake_memory(_fault["above"])
-    if _fault["do"] == "no_dropout":
+    if _fault.get("do") == "no_dropout":
         _forget_dropout()
     elif _fault["at"] == "hardware":
         precision.can = lambda name, _device, do=_fault["do"]: name == "fp32" or do == "half"  # type: ignore[misc]
