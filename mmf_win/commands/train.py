@@ -172,7 +172,10 @@ def command(
                 write_page(run)
             except (MmfwError, OSError) as error:  # the run has ended well all the same
                 say(f"note: no page is sent: {error}")
-    _print_result(run, as_json)
+    if once.node_rank and not as_json:
+        say(f"done; the first machine keeps the run, and {run.path} a log")
+    else:
+        _print_result(run, as_json)
     return run
 
 
@@ -181,7 +184,8 @@ def _refuse_torchrun(words: Sequence[str]) -> None:
     told = os.environ.get
     if told("TORCHELASTIC_RUN_ID") is None:
         return
-    again = ["mmfw", *words, "--nproc", told("LOCAL_WORLD_SIZE", "auto")]
+    count = [] if "--nproc" in words else ["--nproc", told("LOCAL_WORLD_SIZE", "auto")]
+    again = ["mmfw", *words, *count]
     if int(told("GROUP_WORLD_SIZE", "1")) > 1:
         where = f"{told('MASTER_ADDR')}:{told('MASTER_PORT')}"
         again += [

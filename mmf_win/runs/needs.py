@@ -92,7 +92,8 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
     if not (ours.epochs or training["max_epochs"] or training["max_updates"]):
         message = "training.max_updates: without it, and training.max_epochs, no run ends"
         raise UsageError(message, hint="set one")
-    require_even(config, asked.nproc * asked.nnodes)
+    if not asked.settings["training"].get("batch_size_per_device"):
+        require_even(config, asked.nproc * asked.nnodes)
     inputs = check(
         Path(asked.mmf),
         job.places,

@@ -57,7 +57,7 @@ def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
         said = Exit.load(asked.attempt.exit)
     end = said or _died(ended, memory_ran_out)
     if end.outcome == "killed" and memory_ran_out:
-        end = Exit("host_oom", "memory ran out, and the system killed a rank")
+        end = Exit("host_oom", "memory ran out, and the system killed a process")
     if ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):
         # Whoever asked for the prompt must not get another attempt.
         end = Exit("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
@@ -83,6 +83,7 @@ def as_error(end: Exit, asked: Attempt) -> errors.MmfwError:
 
 def _hint_after(outcome: str, asked: Attempt) -> str | None:
     run, resumes = Run(asked.run.path), asked.action == "train" and not asked.profile
+    resumes = resumes and not asked.node_rank  # the first machine keeps the run
     if outcome == "interrupted":
         if not resumes:
             return None

@@ -28,13 +28,13 @@ def processes(once: Once) -> dict[str, Any]:
         raise UsageError("--rdzv and --node-rank are for several machines", hint="--nnodes says how many")
     if once.nnodes > 1:
         host, _, port = (once.rdzv or "").rpartition(":")
-        if once.node_rank is None or not host or not port.isdecimal():
+        if once.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             message = "several machines need --node-rank N, from 0, and --rdzv HOST:PORT of the first one"
             raise UsageError(message)
         if once.node_rank >= once.nnodes:
             raise UsageError(f"--node-rank {once.node_rank}: it is from 0 to {once.nnodes - 1}")
     if left := of_launchers(os.environ):
-        _log.warning("ignoring %s of the environment: --nproc says how many train", ", ".join(left))
+        _log.warning("ignoring %s of the environment: mmfw starts its processes itself", ", ".join(left))
     return {"nproc": nproc, "nnodes": once.nnodes, "node_rank": once.node_rank or 0, "rdzv": once.rdzv}
 
 

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -29,34 +29,36 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str], None]) -> Exit:
     """Run ``rank`` with the request's file in each process; return the first cause of their end."""
-    from torch.distributed.elastic.multiprocessing.api import PContext
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.multiprocessing.spawn import ProcessContext
 
-    close, codes = PContext.close, list[int | None]()
+    look, codes = ProcessContext.join, dict[int, int]()
 
-    def kill(self: PContext, death_sig: Any = None, timeout: int = 30) -> None:
-        # SIGTERM, which it sends at first, asks a rank to stop, and a rank that waits for another cannot.
-        codes[:] = [each.exitcode for each in self._pc.processes]  # type: ignore[attr-defined]
-        close(self, getattr(signal, "SIGKILL", death_sig), timeout)
+    def look_and_kill(self: ProcessContext, *args: Any, **kwargs: Any) -> bool:
+        """What the agent calls ten times a second; when one has failed, it ends the others."""
+        stop.defer_stop()  # from now on there are ranks, which look for it
+        codes.update({n: each.exitcode for n, each in enumerate(self.processes) if each.exitcode})
+        for each in self.processes:
+            each.terminate = each.kill  # SIGTERM asks a rank to stop, and one that waits for another cannot
+        return bool(look(self, *args, **kwargs))
 
-    PContext.close = kill  # type: ignore[method-assign]
-    vars(signal)["signal"] = lambda *_: None  # else the agent takes ours, and ends all at once
+    ProcessContext.join = look_and_kill  # type: ignore[method-assign]
+    vars(signal)["signal"] = lambda *_: None  # else the agent takes our signals, and ends all at once
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // request.nproc)))
     if sys.platform == "win32":
         os.environ["USE_LIBUV"] = "0"  # torch is built without it there
-    stop.defer_stop()  # from now on the ranks look for it
     try:
         elastic_launch(LaunchConfig(**_config(request)), rank)(str(request_file))
     except ChildFailedError as error:
-        return _first_cause(request, codes, error.get_first_failure()[1].exitcode)
+        _, failed = error.get_first_failure()
+        return _first_cause(request, codes | {failed.local_rank: failed.exitcode})
     except Exception as error:
         traceback.print_exc()
         if request.rdzv is None:
             return Exit("internal", f"{type(error).__name__}: {error}")
-        message = (
-            f"{request.rdzv}: the {request.nnodes} machines did not meet there within {_TO_MEET} seconds"
-        )
+        reason = str(error).partition("\n")[0]
+        message = f"{request.rdzv}: {request.nnodes} machines did not meet there ({reason})"
         hint = "--rdzv names the first machine, and a port of it that the others can reach; start all at once"
         return Exit("network", message, hint)
     return Exit("ok")
@@ -75,19 +77,19 @@ def _config(request: Attempt) -> Mapping[str, Any]:
     return config | {"rdzv_endpoint": "localhost:0"}
 
 
-def _first_cause(request: Attempt, codes: Sequence[int | None], code: int) -> Exit:
-    """What the first rank that failed said, unless one was killed that could not say anything.
+def _first_cause(request: Attempt, codes: Mapping[int, int]) -> Exit:
+    """What the first rank that failed said, unless one died of a signal and so could not say anything.
 
-    ``codes`` are the exit codes of the ranks of this machine when ``code``, that of one of them, was noticed.
+    ``codes`` are the exit codes of the ranks of this machine that were not killed by us.
     """
-    for number, each in enumerate(codes):
-        # What waits for a dead rank may abort.
-        if each is not None and each < 0 and each != -signal.SIGABRT:
-            return Exit.of_death(each, f"process {number}")
+    said = None
     with suppress(DataError):
-        if (said := Exit.load(request.attempt.helper_exit)) is not None:
-            return said
-    return Exit.of_death(code, "a process")
+        said = Exit.load(request.attempt.helper_exit)
+    # One that only waits for a dead one may say so, or abort.
+    number, code = min(codes.items(), key=lambda each: (each[1] > 0, each[1] == -signal.SIGABRT))
+    if said is None or (code < 0 and said.outcome in ("killed", "internal")):
+        return Exit.of_death(code, f"process {number}")
+    return said
 
 
 def take_gpu() -> None:
@@ -102,12 +104,8 @@ def join(request: Attempt) -> None:
 
     where: dict[str, Any] = {}
     if sys.platform == "win32" and request.rdzv is None:
-        number, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        where = {
-            "init_method": (request.attempt.path / "group").as_uri(),
-            "rank": number,
-            "world_size": count,
-        }
+        where = {"init_method": (request.attempt.path / "group").as_uri()}
+        where |= {"rank": int(os.environ["RANK"]), "world_size": request.nproc}
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, timeout=_PATIENCE, **where)
     for name in of_launchers(os.environ):

@@ -47,7 +47,7 @@ class Stop:
         def look() -> None:
             while not (self._seen.wait(_INTERVAL) or self._file.exists() or os.getppid() != parent):
                 pass
-            self._seen.set()
+            self._ask()
             with self._lock:
                 leave()
 
@@ -71,7 +71,7 @@ class Stop:
             self._held = False
             self._lock.release()
 
-    def _ask(self, _signal: int, _frame: FrameType | None) -> None:
+    def _ask(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         with suppress(OSError):
             self._file.touch()  # for the processes that do not listen
         self._seen.set()

@@ -5,11 +5,14 @@ Two machines are two commands here, which meet at a port of this one.
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,24 +41,39 @@ def figures(run: Run, name: str) -> list[Any]:
     return [event[name] for event in trained(run).values()]
 
 
-@pytest.mark.parametrize("name", ["visual_bert", "vilbert"])
-def test_two_processes_train_as_one_does(tool: Tool, faulty: Faulty, name: str) -> None:
-    """14 rows are three batches of four and one of two; in 17 updates there are four passes and a bit."""
+@pytest.mark.parametrize(
+    ("name", "batch", "count"), [("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)]
+)
+def test_several_processes_train_as_one_does(
+    tool: Tool, faulty: Faulty, name: str, batch: int, count: int
+) -> None:
+    """14 rows are a few batches and one of two rows, of which three processes have none for the first."""
     faulty(NO_DROPOUT)
-    preset, words = tool.preset(name), ("--updates", "17", *WORDS)
-    one = tool.train(preset, "--name", "one", *words)
-    two = tool.train(preset, "--name", "two", *words, *TWO)
-    [start] = events(two, "train_started")
-    assert (start["processes"], start["batch"]) == (2, 4)
-    assert figures(two, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
+    words = ("train", tool.preset(name), "--updates", "17", "--batch-size", str(batch), *WORDS)
+    one = tool.run_of(tool(*words, "--name", "one"))
+    several = tool.run_of(tool(*words, "--name", "several", "--nproc", str(count)))
+    [start] = events(several, "train_started")
+    assert (start["processes"], start["batch"]) == (count, batch)
+    assert figures(several, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
     for key in ("epoch", "lr"):
-        assert figures(two, key) == figures(one, key)
+        assert figures(several, key) == figures(one, key)
     assert len(validated(one)) == 9
     for update, metrics in validated(one).items():
-        assert validated(two)[update] == pytest.approx(metrics, abs=1e-6), update
-    assert_same_weights(two, one, atol=1e-5)
-    predicted = [tool("predict", str(run.path), "--split", "test_seen", "--no-report") for run in (one, two)]
+        assert validated(several)[update] == pytest.approx(metrics, abs=1e-6), update
+    assert_same_weights(several, one, atol=1e-5)
+    predicted = [
+        tool("predict", str(run.path), "--split", "test_seen", "--no-report") for run in (one, several)
+    ]
     assert probabilities(predicted[1]) == pytest.approx(probabilities(predicted[0]), abs=1e-5)
+
+
+def test_several_processes_stop_early_together(tool: Tool) -> None:
+    """With a rate of zero, no validation after the first is better."""
+    early = ("training.early_stop.enabled=True", "training.early_stop.patience=2")
+    zero = (*WORDS[:-1], "optimizer.params.lr=0.0")
+    run = tool.train(tool.preset("vilbert"), "--updates", "40", *TWO, *zero, *early)
+    assert Record.read(run).summary.updates == 6
+    assert len([event for event in events(run, "val") if event["final"]]) == 1
 
 
 def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(tool: Tool, faulty: Faulty) -> None:
@@ -102,7 +120,7 @@ def test_when_one_process_is_killed_the_others_end_and_the_run_resumes(tool: Too
         assert tool.code("train", tool.preset("vilbert"), *words) == 7
         both.accept(2)
         assert both.all_dead()
-    assert "killed" in tool.errors and "--resume last" in tool.errors
+    assert "process 1 was killed" in tool.errors and "--resume last" in tool.errors
     [run] = [Run(path.parent) for path in tool.save_dir.glob("*/*/request.json")]
     end = Exit.load(run.exit_file)
     assert end is not None and end.outcome == "killed"
@@ -147,6 +165,33 @@ def test_ctrl_c_ends_a_training_of_which_one_process_hangs(tool: Tool, faulty: F
         assert both.all_dead()
     assert "--resume last" in somebody.read
     assert starts(run) == [0]
+
+
+def test_ctrl_c_while_processes_start_ends_them_at_once(tool: Tool) -> None:
+    with user(tool, *endless(tool), *TWO, "--stop-timeout", "600") as somebody:
+        run = somebody.sees("run_started")
+        somebody.process.send_signal(signal.SIGINT)
+        assert somebody.gets_the_prompt_back() == 130
+    assert "nothing new to save" in somebody.read
+    assert [event["outcome"] for event in events(run, "run_ended")] == ["interrupted"]
+
+
+def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: Tool, faulty: Faulty) -> None:
+    with witness() as both:
+        faulty({"at": "stepped", "do": "connect", "port": both.port, "update": 1})
+        with user(tool, *endless(tool), *TWO) as somebody:
+            run = somebody.sees("train")
+            [start] = events(run, "run_started")
+            worker = Path(f"/proc/{start['pid']}/stat").read_text(encoding="utf-8")
+            os.kill(int(worker.rpartition(")")[2].split()[1]), signal.SIGKILL)
+            somebody.process.kill()
+        both.accept(2)
+        assert both.all_dead()
+    while not run.exit_file.exists():  # the launcher writes it after they have left
+        time.sleep(0.02)
+    end = Exit.load(run.exit_file)
+    assert end is not None and end.outcome == "interrupted"
+    assert (run.checkpoints / "current.ckpt").is_file()
 
 
 def test_ctrl_c_saves_and_all_processes_leave(tool: Tool) -> None:
@@ -219,4 +264,4 @@ def test_a_meeting_to_which_nobody_comes_is_given_up_after_a_minute(tool: Tool) 
         meeting = f"127.0.0.1:{free.getsockname()[1]}"
     machines = ("--nnodes", "2", "--node-rank", "1", "--rdzv", meeting)
     assert tool.code("train", tool.preset("bert"), *machines) == 6
-    assert f"{meeting}: the 2 machines did not meet" in tool.errors and "--rdzv" in tool.errors
+    assert f"{meeting}: 2 machines did not meet" in tool.errors and "--rdzv" in tool.errors

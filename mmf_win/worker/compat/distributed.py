@@ -8,6 +8,13 @@ _GROUP = "mmf.utils.distributed"
 _LOADERS = "mmf.datasets.multi_dataset_loader"
 _IS_THERE = "torch.distributed.is_initialized()"
 
+
+def _is_alone() -> bool:
+    from torch import distributed
+
+    return not (distributed.is_available() and distributed.is_initialized())
+
+
 PATCHES = (
     Patch(
         name="ranks",
@@ -36,6 +43,17 @@ PATCHES = (
                 'if False:\n        other_args["sampler"]',
             ),
             Edit(_LOADERS, f"if {_IS_THERE}:", "if False:"),  # which gives that sampler its seed
+        ),
+    ),
+    Patch(
+        name="early-stop-of-ranks",
+        problem="EarlyStopping: the first rank alone restores the best checkpoint, and waits for the others",
+        # At the end of training all do.
+        edits=edit(
+            "mmf.utils.early_stopping",
+            "self.checkpoint.restore()",
+            "self.checkpoint.restore() if is_alone() else None",
+            is_alone=_is_alone,
         ),
     ),
     Patch(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -116,7 +117,7 @@ class Watch(Callback):  # type: ignore[misc]
         parts = splitting.split(convert_batch_to_sample_list(batch), self._micro.limit, weight)
 
         def step(share: float, rows: Any) -> Any:
-            return self._mmf_step(rows, divisor / share).detach()
+            return self._mmf_step(rows, divisor / share if share else math.inf).detach()
 
         required = self.trainer.metrics.required_params
         report = splitting.step_through(self.trainer.model, parts, step, required)

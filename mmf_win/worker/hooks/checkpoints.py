@@ -25,7 +25,6 @@ from mmf_win.integrity import torch_file
 from mmf_win.upstream.checkpoint_files import STATE, counts, kept_aside, numbered
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.ranks import share_weights
 from mmf_win.worker.hooks.resume import ResumeState
 from mmf_win.worker.outcome import Diverged
 
@@ -101,7 +100,6 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         """Put the best checkpoint back, which is this run's own and needs no trust."""
         with loading(trust=False):
             super().restore()
-        share_weights(self.trainer.model)
 
     def _torch_load(self, file: Any) -> Any:
         self._file = file

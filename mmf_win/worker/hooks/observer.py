@@ -16,7 +16,7 @@ from mmf_win.phases import Waiting
 from mmf_win.protocol import Attempt, read_events
 from mmf_win.worker.hooks.clock import Clock
 from mmf_win.worker.hooks.profiler import Profiler, WaitWatch, decodes_once
-from mmf_win.worker.hooks.ranks import any_rank, rank, ranks
+from mmf_win.worker.hooks.ranks import any_rank, rank, ranks, share_weights
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
 
@@ -105,6 +105,7 @@ class Observer:
     def training_ended(self) -> None:
         """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
         self._checkpoint = None
+        share_weights(self._trainer)
         if isinstance(self._measured, Profiler):
             self.event("profiled", **self._measured.ended())
         self._stop.release()

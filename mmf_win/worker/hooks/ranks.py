@@ -50,10 +50,10 @@ def of_first(value: torch.Tensor) -> torch.Tensor:
     return sent.cpu()
 
 
-def share_weights(model: torch.nn.Module) -> None:
-    """Give every rank the weights of the first: another machine has not the files of this one."""
+def share_weights(trainer: Any) -> None:
+    """Give the model of every rank the weights of the first, of whose files another machine has none."""
     if ranks() > 1:
-        for value in model.state_dict().values():
+        for value in trainer.model.state_dict().values():
             value.copy_(of_first(value.detach()))
 
 
@@ -64,12 +64,7 @@ def spread(trainer: Any) -> None:
     from mmf.common.registry import registry
 
     registry.register("distributed", True)  # then MMF looks into it for the weights that it saves
-    devices = None
-    if trainer.device.type == "cuda":
-        devices = [0]
-        # Batch normalization then sees the whole batch; torch has none that does on CPUs.
-        convert: Any = torch.nn.SyncBatchNorm.convert_sync_batchnorm
-        trainer.model = convert(trainer.model)
+    devices = [0] if trainer.device.type == "cuda" else None
     # Of several models of MMF some weights have no part in the loss; without the search an update would fail.
     trainer.model = DistributedDataParallel(trainer.model, device_ids=devices, find_unused_parameters=True)
 
