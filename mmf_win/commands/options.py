@@ -182,22 +182,15 @@ def number_or_auto(name: str, meaning: str, **settings: Any) -> _Decorator:
 
 def processes(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of how many processes train together, and where."""
-    each = (
-        number_or_auto(
-            "--nproc",
-            "Processes of this machine that train together, each on a GPU of its own. auto takes all GPUs.  "
-            "[default: 1]",
-            envvar="MMFW_NPROC",
-            show_envvar=True,
-        ),
-        click.option("--cpu", is_flag=True, help="Train on the CPU, whatever GPUs there are."),
-        number("--nnodes", meaning="On how many machines; start the same command on each.", default=1),
-        number("--node-rank", meaning="Which of them this is, from 0. The first keeps the run.", least=0),
-        click.option("--rdzv", metavar="HOST:PORT", help="Where they meet: the first one, and a free port."),
-    )
-    for option in reversed(each):
-        function = option(function)
-    return function
+    on_gpus = "Processes of this machine that train together, each on a GPU of its own. auto takes all GPUs."
+    env: dict[str, Any] = {"envvar": "MMFW_NPROC", "show_envvar": True}
+    nproc = number_or_auto("--nproc", f"{on_gpus}  [default: 1]", **env)
+    cpu = click.option("--cpu", is_flag=True, help="Train on the CPU, whatever GPUs there are.")
+    nnodes = number("--nnodes", meaning="On how many machines; start the same command on each.", default=1)
+    node = number("--node-rank", meaning="Which of them this is, from 0. The first keeps the run.", least=0)
+    meeting = "Where they meet: the first one, and a free port of it."
+    rdzv = click.option("--rdzv", metavar="HOST:PORT", help=meeting)
+    return nproc(cpu(nnodes(node(rdzv(function)))))
 
 
 def to_track(option: str, meaning: str) -> _Decorator:

@@ -184,18 +184,10 @@ def _refuse_torchrun(words: Sequence[str]) -> None:
     told = os.environ.get
     if told("TORCHELASTIC_RUN_ID") is None:
         return
-    count = [] if "--nproc" in words else ["--nproc", told("LOCAL_WORLD_SIZE", "auto")]
-    again = ["mmfw", *words, *count]
-    if int(told("GROUP_WORLD_SIZE", "1")) > 1:
-        where = f"{told('MASTER_ADDR')}:{told('MASTER_PORT')}"
-        again += [
-            "--nnodes",
-            told("GROUP_WORLD_SIZE", ""),
-            "--node-rank",
-            told("GROUP_RANK", ""),
-            "--rdzv",
-            where,
-        ]
+    again = ["mmfw", *words, *([] if "--nproc" in words else ["--nproc", told("LOCAL_WORLD_SIZE", "auto")])]
+    if (count := told("GROUP_WORLD_SIZE", "1")) != "1":
+        meeting = f"{told('MASTER_ADDR')}:{told('MASTER_PORT')}"
+        again += ["--nnodes", count, "--node-rank", told("GROUP_RANK", ""), "--rdzv", meeting]
     message = "mmfw starts the processes of a training itself, and torchrun has started this one"
     raise UsageError(message, hint=f"`{shell_line(*again)}`")
 

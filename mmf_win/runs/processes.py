@@ -29,8 +29,7 @@ def processes(once: Once) -> dict[str, Any]:
     if once.nnodes > 1:
         host, _, port = (once.rdzv or "").rpartition(":")
         if once.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            message = "several machines need --node-rank N, from 0, and --rdzv HOST:PORT of the first one"
-            raise UsageError(message)
+            raise UsageError("several machines need --rdzv HOST:PORT of the first one, and --node-rank N")
         if once.node_rank >= once.nnodes:
             raise UsageError(f"--node-rank {once.node_rank}: it is from 0 to {once.nnodes - 1}")
     if left := of_launchers(os.environ):

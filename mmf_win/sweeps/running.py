@@ -73,12 +73,9 @@ def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]
                 raise UsageError(f"this machine has no GPU {gpu}; {there}", hint=OTHER_GPUS)
     chosen = list(islice(cycle(resources), count or len(resources)))
     threads = os.environ.get("OMP_NUM_THREADS", str(max(1, processors() // len(chosen))))
-
-    def environment(name: str) -> dict[str, str]:
-        visible = {"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name, "OMP_NUM_THREADS": threads}
-        return visible | (ON_ALL_GPUS if "," in name else {})
-
-    return [Slot(n, name, environment(name)) for n, name in enumerate(chosen)]
+    visible = [{"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name} for name in chosen]
+    shared = [{"OMP_NUM_THREADS": threads, **(ON_ALL_GPUS if "," in name else {})} for name in chosen]
+    return [Slot(n, name, visible[n] | shared[n]) for n, name in enumerate(chosen)]
 
 
 class Asked(NamedTuple):

@@ -17,11 +17,9 @@ ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
 
 def common(model: str, splits: Mapping[str, str], version: str, processes: int = 1) -> Tree:
-    """What every run needs.
+    """What every run needs; ``processes`` share this machine.
 
-    Args:
-        splits: the stems of the files for ``train``, ``val`` and ``test``.
-        processes: how many share this machine.
+    ``splits`` has the stems of the files for ``train``, ``val`` and ``test``.
     """
     training: Tree = {
         "num_workers": worker_count() // processes,

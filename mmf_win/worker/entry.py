@@ -76,8 +76,6 @@ def be_rank(request_file: str) -> None:
     stop.defer_stop()
     if end.outcome != "ok":
         end.save_first(request.attempt.helper_exit)
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(1)
     from torch import distributed
 

@@ -104,8 +104,8 @@ def join(request: Attempt) -> None:
 
     where: dict[str, Any] = {}
     if sys.platform == "win32" and request.rdzv is None:
-        where = {"init_method": (request.attempt.path / "group").as_uri()}
-        where |= {"rank": int(os.environ["RANK"]), "world_size": request.nproc}
+        file = (request.attempt.path / "group").as_uri()
+        where = {"init_method": file, "rank": int(os.environ["RANK"]), "world_size": request.nproc}
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, timeout=_PATIENCE, **where)
     for name in of_launchers(os.environ):

@@ -8,13 +8,6 @@ _GROUP = "mmf.utils.distributed"
 _LOADERS = "mmf.datasets.multi_dataset_loader"
 _IS_THERE = "torch.distributed.is_initialized()"
 
-
-def _is_alone() -> bool:
-    from torch import distributed
-
-    return not (distributed.is_available() and distributed.is_initialized())
-
-
 PATCHES = (
     Patch(
         name="ranks",
@@ -37,11 +30,7 @@ PATCHES = (
         problem="build_dataloader: DistributedSampler ignores training.seed, and takes some rows twice",
         edits=(
             Edit("mmf.utils.build", f"if {_IS_THERE}:", "if False:"),
-            Edit(
-                "mmf.utils.build",
-                'if is_dist_initialized():\n        other_args["sampler"]',
-                'if False:\n        other_args["sampler"]',
-            ),
+            Edit("mmf.utils.build", "if is_dist_initialized():", "if False:"),
             Edit(_LOADERS, f"if {_IS_THERE}:", "if False:"),  # which gives that sampler its seed
         ),
     ),
@@ -52,8 +41,7 @@ PATCHES = (
         edits=edit(
             "mmf.utils.early_stopping",
             "self.checkpoint.restore()",
-            "self.checkpoint.restore() if is_alone() else None",
-            is_alone=_is_alone,
+            "torch.distributed.is_initialized() or self.checkpoint.restore()",
         ),
     ),
     Patch(

@@ -27,9 +27,9 @@ def rank() -> int:
     return distributed.get_rank() if ranks() > 1 else 0
 
 
-def part(rows: int) -> slice:
+def part(rows: int) -> range:
     """Which of the rows of a batch are this rank's, as equal as can be, and maybe none."""
-    return slice(rows * rank() // ranks(), rows * (rank() + 1) // ranks())
+    return range(rows * rank() // ranks(), rows * (rank() + 1) // ranks())
 
 
 def any_rank(value: bool) -> bool:

@@ -112,7 +112,7 @@ class RowOrder(Sampler[int]):
 
     def __len__(self) -> int:
         whole, rest = divmod(len(self._sampler), self._batch)
-        return int(whole * self._own_batch) + (max(1, _length(rest)) if rest else 0)
+        return int(whole * self._own_batch) + (max(1, len(part(rest))) if rest else 0)
 
     def __iter__(self) -> Iterator[int]:
         position, self._next = self._next, None
@@ -129,7 +129,7 @@ class RowOrder(Sampler[int]):
             set_random_state(self.random)
         self._prepare()
         while batch := list(islice(rows, self._batch)):
-            yield from batch[part(len(batch))] or batch[:1]
+            yield from [batch[n] for n in part(len(batch))] or batch[:1]
 
     def position(self) -> Saved | None:
         """Where training is; None before the first row."""
@@ -144,7 +144,7 @@ class RowOrder(Sampler[int]):
         """
         assert self._began is not None
         rows = min(self._batch, self._began["of"] - self._rows_before(self._batches() - 1))
-        return _length(rows) * ranks() / rows, rows
+        return len(part(rows)) * ranks() / rows, rows
 
     def _batches(self) -> int:
         """How many batches of this pass training has begun with."""
@@ -166,10 +166,6 @@ class RowOrder(Sampler[int]):
         """How many batches the next pass has, without those that training has had."""
         skipped = math.ceil(self._next["rows"] / self._batch) if self._next else 0
         return len(self._loader) - skipped
-
-
-def _length(rows: int) -> int:
-    return len(range(rows)[part(rows)])
 
 
 def random_state() -> Saved:

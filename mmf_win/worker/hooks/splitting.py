@@ -22,9 +22,8 @@ from mmf_win.worker.outcome import Diverged
 
 
 def split(batch: SampleList, limit: int, weight: float = 1.0) -> list[tuple[float, SampleList]]:
-    """The parts of a batch, each with its share of the rows; tensors are views, nothing is copied.
+    """The parts of a batch, each with its share of ``weight``; tensors are views, nothing is copied.
 
-    ``weight`` is the sum of the shares.
     They have at most ``limit`` rows and are as few and as equal as can be, because a last part of a row or
     two makes layers fail that need several.
     """
@@ -32,11 +31,9 @@ def split(batch: SampleList, limit: int, weight: float = 1.0) -> list[tuple[floa
     parts = max(1, math.ceil(rows / limit))
     if parts == 1:
         return [(weight, batch)]
-    ends = [rows * number // parts for number in range(parts + 1)]
-    return [
-        (weight * (end - start) / rows, _rows_of(batch, slice(start, end), rows))
-        for start, end in pairwise(ends)
-    ]
+    ends = pairwise(rows * number // parts for number in range(parts + 1))
+    wanted = [(weight * (end - start) / rows, slice(start, end)) for start, end in ends]
+    return [(share, _rows_of(batch, each, rows)) for share, each in wanted]
 
 
 def _rows_of(value: Any, wanted: slice, rows: int) -> Any:
