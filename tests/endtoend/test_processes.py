@@ -183,6 +183,7 @@ def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: 
             run = somebody.sees("train")
             [start] = events(run, "run_started")
             worker = Path(f"/proc/{start['pid']}/stat").read_text(encoding="utf-8")
+            somebody.process.send_signal(signal.SIGSTOP)  # each would end the training when the other dies
             os.kill(int(worker.rpartition(")")[2].split()[1]), signal.SIGKILL)
             somebody.process.kill()
         both.accept(2)
