@@ -29,8 +29,8 @@ def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone
     request, once, places, ours = job.request, job.once, job.places, job.request.ours
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
     detect_anomaly = once.detect_anomaly and ours.precision != "fp16"
-    # MMF loads the test set before it trains, and fails without one.
     together = processes(once)
+    # MMF loads the test set before it trains, and fails without one.
     has_test = places.dataset.split(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
     tree = merge(

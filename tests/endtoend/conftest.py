@@ -124,6 +124,14 @@ class Tool:
         """The settings of one of the tiny recipes."""
         return {**self._recipe(name).settings, "training": {"batch_size": 4, "num_workers": 0}}
 
+    def settings_without_dropout(self, name: str) -> dict[str, Any]:
+        """The same of a ViLBERT or a Visual BERT without chance."""
+        parts = ("", "v_") if name == "vilbert" else ("",)
+        names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
+        settings = self.settings(name)
+        settings["model_config"][name] |= {f"{part}{each}": 0.0 for part in parts for each in names}
+        return settings
+
     def code(self, *words: str) -> int:
         """The exit code of a command; what it said is kept in ``output`` and ``errors``."""
         code = main([*words, *self._places(words[0])])

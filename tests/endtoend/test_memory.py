@@ -13,9 +13,7 @@ from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, l
 
 def without_dropout(tool: Tool) -> str:
     """A ViLBERT without chance and batch normalization, with large steps that grow with the gradients."""
-    names = ("hidden_dropout_prob", "attention_probs_dropout_prob")
-    settings = tool.settings("vilbert")
-    settings["model_config"]["vilbert"] |= {f"{v}{name}": 0.0 for v in ("", "v_") for name in names}
+    settings = tool.settings_without_dropout("vilbert")
     settings["training"]["log_interval"] = 1
     # Adam's step is (nearly) the same for every gradient, unless a large eps drowns its denominator.
     settings["optimizer"] = {"params": {"lr": 1.0, "eps": 1.0}}

@@ -33,8 +33,17 @@ pytestmark = pytest.mark.skipif(
 TWO = ("--nproc", "2")
 # The last digits of two sums that differ in their order grow with the rate.
 WORDS = ("--seed", "3", *SCHEDULE[:-1], "optimizer.params.lr=0.0005")
-NO_DROPOUT = {"at": "hardware", "do": "no_dropout"}
-"""Where runs are compared: dropout draws other numbers for a part of a batch than for all of it."""
+
+
+def without_dropout(tool: Tool, name: str = "vilbert") -> str:
+    """A preset for runs that are compared: dropout draws other numbers for a part of a batch than for all."""
+    return tool.preset(name, settings=tool.settings_without_dropout(name))
+
+
+def free_address() -> str:
+    """One of this machine at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def figures(run: Run, name: str) -> list[Any]:
@@ -44,12 +53,9 @@ def figures(run: Run, name: str) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "batch", "count"), [("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)]
 )
-def test_several_processes_train_as_one_does(
-    tool: Tool, faulty: Faulty, name: str, batch: int, count: int
-) -> None:
+def test_several_processes_train_as_one_does(tool: Tool, name: str, batch: int, count: int) -> None:
     """14 rows are a few batches and one of two rows, of which three processes have none for the first."""
-    faulty(NO_DROPOUT)
-    words = ("train", tool.preset(name), "--updates", "17", "--batch-size", str(batch), *WORDS)
+    words = ("train", without_dropout(tool, name), "--updates", "17", "--batch-size", str(batch), *WORDS)
     one = tool.run_of(tool(*words, "--name", "one"))
     several = tool.run_of(tool(*words, "--name", "several", "--nproc", str(count)))
     [start] = events(several, "train_started")
@@ -97,10 +103,9 @@ def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(tool: Too
 def test_a_run_resumes_with_other_numbers_of_processes(tool: Tool, faulty: Faulty) -> None:
     """Two, one and two again; each is stopped within a pass."""
     words = ("--updates", "13", *WORDS)
-    faulty(NO_DROPOUT)
-    whole = tool.train(tool.preset("vilbert"), "--name", "whole", *words, *TWO)
-    faulty(NO_DROPOUT, *({"at": "stepped", "do": "stop", "update": update} for update in (3, 9)))
-    assert tool.code("train", tool.preset("vilbert"), "--name", "parts", *words, *TWO) == 130
+    whole = tool.train(without_dropout(tool), "--name", "whole", *words, *TWO)
+    faulty(*({"at": "stepped", "do": "stop", "update": update} for update in (3, 9)))
+    assert tool.code("train", without_dropout(tool), "--name", "parts", *words, *TWO) == 130
     assert tool.code("train", "--resume", "parts") == 130
     parts = tool.train("--resume", "parts", *TWO)
     assert [(e["update"], e["processes"]) for e in events(parts, "train_started")] == [(0, 2), (3, 1), (9, 2)]
@@ -139,10 +144,9 @@ def test_after_a_raised_out_of_memory_of_one_process_all_have_a_smaller_micro_ba
     tool: Tool, faulty: Faulty
 ) -> None:
     """The error is torch's own, but a hook raises it: this machine has no GPU."""
-    faulty(NO_DROPOUT)
-    preset, words = tool.preset("vilbert"), (*TWO, "--updates", "5", *WORDS)
+    preset, words = without_dropout(tool), (*TWO, "--updates", "5", *WORDS)
     whole = tool.train(preset, "--name", "whole", *words)
-    faulty(NO_DROPOUT, {"at": "backward", "do": "cuda_oom", "update": 3, "above": 1, "rank": 1})
+    faulty({"at": "backward", "do": "cuda_oom", "update": 3, "above": 1, "rank": 1})
     parts = tool.train(preset, "--name", "parts", *words)
     [failed] = events(parts, "attempt_failed")
     assert (failed["reason"], failed["next"]) == ("cuda_oom", {"micro_batch": 2})
@@ -206,14 +210,11 @@ def test_ctrl_c_saves_and_all_processes_leave(tool: Tool) -> None:
     assert starts(run) == [0, updates]
 
 
-def test_two_machines_train_as_one_does(tool: Tool, faulty: Faulty) -> None:
+def test_two_machines_train_as_one_does(tool: Tool) -> None:
     """They share no folder for runs, so the second has none of the first one's checkpoints."""
-    faulty(NO_DROPOUT)
-    preset, words = tool.preset("vilbert"), ("--updates", "5", *WORDS)
+    preset, words = without_dropout(tool), ("--updates", "5", *WORDS)
     one = tool.train(preset, "--name", "one", *words)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = f"127.0.0.1:{free.getsockname()[1]}"
-    machines = ("--nnodes", "2", "--rdzv", meeting)
+    machines = ("--nnodes", "2", "--rdzv", free_address())
     other = [*("train", preset), *words, *machines, "--node-rank", "1", "--name", "other"]
     with user(tool, *other) as somebody:
         two = tool.train(preset, "--name", "two", *words, *machines, "--node-rank", "0")
@@ -230,6 +231,19 @@ def test_two_machines_train_as_one_does(tool: Tool, faulty: Faulty) -> None:
     assert figures(two, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
     final = [[event["metrics"] for event in events(run, "val") if event["final"]] for run in (one, two)]
     assert len(final[0]) == 2 and final[1] == [pytest.approx(metrics, abs=1e-6) for metrics in final[0]]
+
+
+def test_ctrl_c_on_one_machine_saves_and_stops_all(tool: Tool) -> None:
+    words = (*endless(tool), "--nnodes", "2", "--rdzv", free_address())
+    with (
+        user(tool, *words, "--name", "first", "--node-rank", "0") as first,
+        user(tool, *words, "--name", "other", "--node-rank", "1") as other,
+    ):
+        first.sees("train")
+        other.process.send_signal(signal.SIGINT)
+        assert (first.gets_the_prompt_back(), other.gets_the_prompt_back()) == (130, 130)
+    assert "which is saved" in first.read and "resume with: mmfw train --resume" in first.read
+    assert "--resume" not in other.read and "nothing is saved" not in other.read
 
 
 def test_a_batch_that_cannot_be_divided_is_refused_before_training(tool: Tool) -> None:
@@ -261,8 +275,7 @@ def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None
 
 
 def test_a_meeting_to_which_nobody_comes_is_given_up_after_a_minute(tool: Tool) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        meeting = f"127.0.0.1:{free.getsockname()[1]}"
+    meeting = free_address()
     machines = ("--nnodes", "2", "--node-rank", "1", "--rdzv", meeting)
     assert tool.code("train", tool.preset("bert"), *machines) == 6
     assert f"{meeting}: 2 machines did not meet" in tool.errors and "--rdzv" in tool.errors

@@ -10,15 +10,6 @@ from mmf_win.runs import gpus
 from tests.worlds.fake_nvml import SHARED, FakeNvml
 
 
-@pytest.fixture
-def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """pynvml, faked."""
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return fake
-
-
 @pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(
     ("visible", "free"),

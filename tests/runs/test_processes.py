@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
 import pytest
@@ -11,19 +10,9 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.runs.processes import processes, require_even
 from mmf_win.runs.request import Once
-from tests.worlds.fake_nvml import FakeNvml
 
 
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
-    """pynvml, faked."""
-    fake = FakeNvml()
-    monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return fake
-
-
-@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(
     ("asked", "visible", "count"),
     [
@@ -46,7 +35,7 @@ def test_as_many_processes_train_as_there_are_gpus_fake_nvml(
     assert processes(Once(**asked))["nproc"] == count
 
 
-@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(("nproc", "visible"), [(3, None), (2, "1")])
 def test_more_processes_than_gpus_are_refused_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, nproc: int, visible: str | None
@@ -58,7 +47,7 @@ def test_more_processes_than_gpus_are_refused_fake_nvml(
     assert refused.value.hint is not None and "--cpu" in refused.value.hint
 
 
-@pytest.mark.usefixtures("two_gpus")
+@pytest.mark.usefixtures("nvml")
 def test_who_uses_one_of_two_gpus_unasked_is_told_fake_nvml(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     processes(Once(nproc=1))

@@ -23,7 +23,6 @@ _KEYS = (
     "dataset_config.hateful_memes.use_features",
     "dataset_config.hateful_memes.use_images",
     "optimizer.type",
-    "distributed.world_size",
 )
 
 

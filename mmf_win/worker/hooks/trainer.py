@@ -94,12 +94,6 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
                 report[key] = value.to("cpu") if hasattr(value, "to") else value
         return report
 
-    def _update_meter(self, report: Any, meter: Any = None, eval_mode: bool = False) -> None:
-        if self._observer.request.eval_batch is not None and hasattr(report, "metrics"):
-            # Several ranks exchange them through their GPUs.
-            report.metrics = {key: value.to(self.device) for key, value in report.metrics.items()}
-        super()._update_meter(report, meter, eval_mode)
-
     def _step(self, share: float, rows: Any) -> Any:
         report = super()._forward_pass(rows)
         splitting.check_losses(report.losses, self.num_updates + 1)

@@ -24,7 +24,6 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             truncate               cuts off current.ckpt
             limit_files            lets no file get longer than ``bytes``, as ``ulimit -f`` does
             stop                   a signal that asks the run to stop, which it does after this update
-            no_dropout             lets dropout change nothing, so that batches may be divided (at hardware)
             half, no_half          (at hardware)
             hang                   never returns; hang_in_c does so holding the GIL
 
@@ -227,21 +226,10 @@ def _fake_memory(rows: int) -> None:
     torch.cuda.memory_reserved = lambda *_: 0
 
 
-def _forget_dropout() -> None:
-    functional = torch.nn.functional
-    attend = functional.scaled_dot_product_attention
-    functional.dropout = lambda values, *_, **__: values
-    functional.scaled_dot_product_attention = lambda *args, **kwargs: attend(
-        *args, **{**kwargs, "dropout_p": 0}
-    )
-
-
 for _fault in _FAULTS:
     if _fault["at"] == "meter":
         _fake_memory(_fault["above"])
-    if _fault.get("do") == "no_dropout":
-        _forget_dropout()
-    elif _fault["at"] == "hardware":
+    if _fault["at"] == "hardware":
         precision.can = lambda name, _device, do=_fault["do"]: name == "fp32" or do == "half"  # type: ignore[misc]
 
 if _FAULTS:

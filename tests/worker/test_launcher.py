@@ -1,0 +1,37 @@
+"""Which of several processes' ends is the outcome of all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.protocol import Attempt, Exit
+from mmf_win.worker.launcher import _first_cause
+
+
+@pytest.mark.parametrize(
+    ("said", "codes", "outcome", "message"),
+    [
+        (Exit("cuda_oom", "full"), {0: 1, 1: 1}, "cuda_oom", "full"),
+        (Exit("cuda_oom", "full"), {0: -6, 1: 1}, "cuda_oom", "full"),
+        (Exit("interrupted", "stopped"), {0: 1, 1: -9}, "interrupted", "stopped"),
+        (Exit("killed", "another process has ended"), {0: 1, 1: -9}, "killed", "process 1 was killed"),
+        (Exit("killed", "another process has ended"), {0: -6, 1: -9}, "killed", "process 1 was killed"),
+        (Exit("killed", "another process has ended"), {0: 1, 1: -6}, "internal", "process 1"),
+        (Exit("internal", "a lost connection"), {0: 1, 2: -11}, "internal", "process 2"),
+        (Exit("killed", "another machine's has ended"), {0: 1}, "killed", "another machine's"),
+        (None, {1: -7}, "host_oom", "process 1"),
+        (None, {0: 3}, "internal", "process 0"),
+    ],
+    ids=str,
+)
+def test_the_first_cause_is_what_a_process_said_unless_one_was_killed(
+    tmp_path: Path, said: Exit | None, codes: dict[int, int], outcome: str, message: str
+) -> None:
+    request = Attempt("train", "m", "mmf", str(tmp_path))
+    if said is not None:
+        said.save_first(request.attempt.helper_exit)
+        Exit("internal", "of a later one").save_first(request.attempt.helper_exit)
+    end = _first_cause(request, codes)
+    assert end.outcome == outcome and message in end.message
