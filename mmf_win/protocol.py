@@ -13,6 +13,8 @@ Files need no signals and no sockets, so both systems behave alike, a killed par
 An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what belongs to its kind::
 
     run_started      pid, and the versions that a result depends on
+    loaded           source (a file of weights, or the name of a model), copied, total (tensors of the model),
+                     missing (names of those that the source did not set, the first of them)
     train_started    update (where it begins), max_updates, device, precision, batch, micro_batch, searching
                      (whether that is only to measure with), workers (of the DataLoader), processes (that
                      train together), seed, parameters (how many), known_fit (whether the micro-batch is
@@ -83,15 +85,18 @@ _MOST = 2**63
 # The types that fields of events have, in every kind that has them.
 _TYPES: dict[str, Any] = {
     "t": float,
-    "sha256": str,
-    **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
+    **dict.fromkeys(("sha256", "source"), str),
     **dict.fromkeys(
-        ("update", "epoch", "batch", "workers", "processes", "seed", "rows", "done", "total"), int
+        ("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit", "source"), str
+    ),
+    **dict.fromkeys(
+        ("update", "epoch", "batch", "workers", "processes", "seed", "rows", "done", "total", "copied"), int
     ),
     **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
     **dict.fromkeys(("searching", "known_fit", "found", "final", "best"), bool),
     **dict.fromkeys(("data", "metrics", "next"), dict | None),
+    "missing": list[str],
 }
 
 

@@ -8,6 +8,7 @@ from mmf_win.console import Progress, Unit, say
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
 from mmf_win.runs import gpus
+from mmf_win.runs.history import weights_loaded
 from mmf_win.runs.scores import val_auroc
 
 
@@ -32,6 +33,10 @@ class RunDisplay:
         show = getattr(self, f"_on_{event['kind']}", None)
         if show is not None:
             show(event)
+
+    def _on_loaded(self, event: Event) -> None:
+        if event["copied"] < event["total"]:
+            say(weights_loaded(event))
 
     def _on_train_started(self, event: Event) -> None:
         seed = "" if event["update"] else f", seed {event['seed']}"  # a run that goes on keeps its first

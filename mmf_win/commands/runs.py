@@ -189,6 +189,7 @@ def _described(run: dict[str, Any]) -> Iterator[str]:
         "Created": moment(run["started"]),
         "Checkpoint to start from": run["start"],
         "Weights to start from": run["published_weights"] or run["init"],
+        "Weights loaded": "; ".join(dict.fromkeys(run["loaded"])),
         "Settings": " ".join(settings),
         "Training rows": run["trained_on"] and _on(run["trained_on"]),
         "Splits": ", ".join(splits),

@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmf_win.console import first_few
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError
 from mmf_win.locking import is_locked
@@ -243,6 +244,7 @@ def details(run: Run) -> dict[str, Any]:
         "why": end.message or None if end else None,
         **{key: asked[key] for key in asked if key in _ASKED},
         "settings": request.chosen,
+        "loaded": [weights_loaded(event) for event in events if event["kind"] == "loaded"],
         "trained_on": next((asdict(on) for on in map(Coverage.read, trained) if on is not None), None),
         "attempts": [
             {key: event[key] for key in ("attempt", "t") if key in event}
@@ -340,6 +342,13 @@ def attempt_started(events: list[Event]) -> Event | None:
         elif event["kind"] == "micro_batch" and started is not None:
             started["micro_batch"], started["searching"] = event["rows"], not event["found"]
     return started
+
+
+def weights_loaded(event: Event) -> str:
+    """What an event of the kind ``loaded`` tells."""
+    shown = f"{event['source']}: {event['copied']:,} of the model's {event['total']:,} tensors"
+    missing = event["missing"]
+    return f"{shown}; not in the file: {first_few(missing)}" if missing else shown
 
 
 def _covered(on: Coverage | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.pictures import alike, thumbnail
 from mmf_win.results.report.scored import Pair, Scored, pairs, ranked, worst
 from mmf_win.results.saved_metrics import METRICS
-from mmf_win.runs.history import Record, Summary
+from mmf_win.runs.history import Record, Summary, weights_loaded
 from mmf_win.runs.paper import PAPER, published, why_none
 from mmf_win.runs.request import Request
 from mmf_win.runs.scores import UNKNOWN, Scores
@@ -174,6 +174,8 @@ def _facts(known: Record, curves: TrainingCurves, scored: Scored | None) -> list
         ]
     else:
         facts += _facts_of_training(request, summary, curves)
+        loaded = (weights_loaded(event) for event in known.events if event["kind"] == "loaded")
+        facts += [Fact("Weights", told, "") for told in dict.fromkeys(loaded)]
     if scored is not None:
         facts += _facts_of(scored, known.scores)
     return [*facts, Fact("Folder", summary.path, "")]

@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,8 @@ _OVERHEAD = 4 << 20  # what a file holds beside tensors: MMF's configuration, th
 _LITTLE = 1 << 20  # with less than this left, a write failed because the disk is full
 
 
-@contextmanager
-def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
-    """Inside the block, ``torch.load`` reads plain values only, or with ``trust`` whatever the file holds.
+def reader(*, trust: bool, mapped: bool = False) -> Callable[..., Any]:
+    """A ``torch.load`` that reads plain values only, or with ``trust`` whatever the file holds.
 
     With ``mapped`` it reads only what is used, such as the weights, which may be a third of the file. On
     Windows it cannot be replaced meanwhile.
@@ -60,7 +59,13 @@ def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise CheckpointError(f"{name} cannot be loaded ({reason.splitlines()[0]})") from error
 
-    with replaced(torch, "load", load):
+    return load
+
+
+@contextmanager
+def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
+    """Inside the block, ``torch.load`` is that :func:`reader`."""
+    with replaced(torch, "load", reader(trust=trust, mapped=mapped)):
         yield
 
 

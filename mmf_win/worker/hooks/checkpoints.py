@@ -24,6 +24,7 @@ from mmf_win.files import remove
 from mmf_win.integrity import torch_file
 from mmf_win.upstream.checkpoint_files import STATE, counts, kept_aside, numbered
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
+from mmf_win.worker.hooks.loading import counting_copies
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.resume import ResumeState
 from mmf_win.worker.outcome import Diverged
@@ -40,7 +41,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._folder = Path(self.ckpt_foldername)
         self._loaded: dict[str, Any] = {}
         self._starting = False
-        self._file: Any = self.config.checkpoint.resume_zoo  # unless another file is loaded
+        self._observer.weights = self.config.checkpoint.resume_zoo  # unless another file is loaded
         self._require_all_weights(trainer.model)
         self.resume_state: ResumeState | None = None
         if self._observer.request.action == "train":
@@ -85,7 +86,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             if "state_dict" not in str(error):
                 raise
             reason = " ".join(str(error).split())
-            message = f"{self._file}: it does not fit the model: {reason}"
+            message = f"{self._observer.weights}: it does not fit the model: {reason}"
             raise CheckpointError(message, hint="name weights of this very model") from error
         self._starting = False
         loaded, self._loaded = self._loaded, {}
@@ -101,8 +102,12 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         with loading(trust=False):
             super().restore()
 
+    def _load_pretrained(self, ckpt: Mapping[str, Any]) -> None:
+        with counting_copies(self._observer, self.trainer.model, ckpt) as counted:
+            super()._load_pretrained(counted)
+
     def _torch_load(self, file: Any) -> Any:
-        self._file = file
+        self._observer.weights = file
         loaded = super()._torch_load(file)
         if not isinstance(loaded, Mapping) or not isinstance(loaded.get("model", loaded), Mapping):
             raise CheckpointError(f"{file}: it holds no weights of a model")
@@ -125,8 +130,8 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             missing = [key for key in keys.missing_keys if key in parameters]
             if missing:
                 raise CheckpointError(
-                    f"{self._file}: the checkpoint lacks {len(missing)} of the model's {len(parameters)} "
-                    f"parameters ({first_few(missing)})",
+                    f"{self._observer.weights}: the checkpoint lacks {len(missing)} of the model's "
+                    f"{len(parameters)} parameters ({first_few(missing)})",
                     hint="name a checkpoint of this very model and configuration",
                 )
 

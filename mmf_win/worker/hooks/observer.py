@@ -33,6 +33,7 @@ class Observer:
     Attributes:
         current: the one of this process, which the objects that MMF makes tell what they do.
         clock: knows where the time of training goes.
+        weights: the file whose weights are loaded, or its name in a zoo.
     """
 
     current: ClassVar[Observer]
@@ -42,6 +43,7 @@ class Observer:
         self._curves = Curves(request.run.path)
         self._stop = stop
         self.clock = Clock()
+        self.weights: Any = None
         self._measured: WaitWatch | Profiler | None = None
         self._trainer: Any = None
         self._checkpoint: Any = None
@@ -54,6 +56,11 @@ class Observer:
     def is_main(self) -> bool:
         """Whether this is the one rank that writes."""
         return rank() == 0
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether training has begun."""
+        return self._trainer is not None
 
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""

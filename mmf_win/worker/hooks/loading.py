@@ -1,0 +1,97 @@
+"""Counts what of a model a file of weights has set.
+
+MMF loads with ``strict=False``, or copies what a mapping of names finds in both, and says the same whether
+that was every tensor or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from mmf.models.base_model import BaseModel
+from torch import nn
+
+from mmf_win.errors import CheckpointError
+from mmf_win.worker.hooks.checkpoint_io import reader, replaced
+from mmf_win.worker.hooks.observer import Observer
+
+_NAMED = 20  # tensors that the event names
+_FITTING = "name weights of such a model; checkpoint.pretrained_state_mapping says which parts MMF takes"
+
+
+def watch(observer: Observer) -> None:
+    """Count what MMF's models load, also while they are built, where files are read as elsewhere."""
+    load = BaseModel.load_state_dict
+
+    def counted(model: nn.Module, weights: Any, strict: bool = True, *args: Any, **kwargs: Any) -> Any:
+        keys = load(model, weights, strict, *args, **kwargs)
+        tell(observer, model, model.state_dict().keys() - set(keys.missing_keys), weights)
+        return keys
+
+    BaseModel.load_state_dict = counted
+    torch.load = reader(trust=observer.request.trust)
+
+
+def tell(observer: Observer, model: nn.Module, copied: Collection[str], weights: Mapping[str, Any]) -> None:
+    """Write the event that names the tensors of a model which ``weights`` left as they were.
+
+    Raises CheckpointError where these are all of them.
+    """
+    of_model = list(model.state_dict())
+    missing = [name for name in of_model if name not in copied]
+    source = str(observer.weights or type(model).__name__)
+    if of_model and not copied:
+        raise CheckpointError(
+            f"{source}: none of its {len(weights)} tensors is among the {len(of_model)} of the model",
+            hint=_FITTING,
+        )
+    if not observer.has_begun:  # after training, MMF loads the best checkpoint again
+        observer.event(
+            "loaded",
+            source=source,
+            copied=len(of_model) - len(missing),
+            total=len(of_model),
+            missing=missing[:_NAMED],
+        )
+
+
+@contextmanager
+def counting_copies(
+    observer: Observer, model: nn.Module, weights: Mapping[str, Any]
+) -> Iterator[Mapping[str, Any]]:
+    """Inside the block, count what MMF copies as ``model.state_dict()[name].copy_(yielded[other])``.
+
+    Raises CheckpointError where two that are to match differ in shape, or nothing was copied.
+    """
+    of_model, copied, target = model.state_dict(), set(), ""
+
+    def name_target(name: str) -> None:
+        nonlocal target
+        target = name
+
+    def copy(name: str) -> None:
+        here, there = list(of_model[target].shape), list(weights[name].shape)
+        if here != there:  # torch would repeat a smaller one
+            message = f"{observer.weights}: {name} has the shape {there}, and the model's {target} {here}"
+            raise CheckpointError(message, hint=_FITTING)
+        copied.add(target)
+
+    with replaced(model, "state_dict", lambda: _Watched(of_model, name_target)):
+        yield _Watched(weights, copy)
+    del model.state_dict  # the class has it
+    tell(observer, model, copied, weights)
+
+
+class _Watched(dict[str, Any]):
+    """Tells of each name whose value is asked for."""
+
+    def __init__(self, values: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+        super().__init__(values)
+        self._tell = tell
+
+    def __getitem__(self, name: str) -> Any:
+        self._tell(name)
+        return super().__getitem__(name)
