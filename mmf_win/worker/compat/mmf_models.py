@@ -17,6 +17,13 @@ def _hub_cache() -> str:
     return str(Path(TRANSFORMERS_CACHE).absolute())
 
 
+def _hub_is_offline() -> bool:
+    """Whether nothing may ask the Hugging Face Hub, so that asking again brings nothing."""
+    from transformers.utils import is_offline_mode
+
+    return bool(is_offline_mode())
+
+
 def is_bert(name: str) -> bool:
     """Whether a model's name, or the folder that holds one in transformers' format, means a BERT."""
     config = Path(name, "config.json")
@@ -56,6 +63,17 @@ PATCHES = (
             'self.config.bert_model_name.startswith("bert-")',
             "is_bert(self.config.bert_model_name)",
             is_bert=is_bert,
+        ),
+    ),
+    Patch(
+        name="retries-offline",
+        problem="retry_n: waits 63 s for a model of the hub that nothing may ask",
+        mmf=RC12,
+        edits=edit(
+            "mmf.utils.general",
+            "            if count < n:",
+            "            if count < n and not hub_is_offline():",
+            hub_is_offline=_hub_is_offline,
         ),
     ),
     Patch(

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from mmf.models.base_model import BaseModel
 from torch import nn
 
 from mmf_win.errors import CheckpointError
@@ -24,6 +23,8 @@ _FITTING = "name weights of such a model; checkpoint.pretrained_state_mapping sa
 
 def watch(observer: Observer) -> None:
     """Count what MMF's models load, also while they are built, where files are read as elsewhere."""
+    from mmf.models.base_model import BaseModel
+
     load = BaseModel.load_state_dict
 
     def counted(model: nn.Module, weights: Any, strict: bool = True, *args: Any, **kwargs: Any) -> Any:

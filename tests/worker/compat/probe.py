@@ -12,6 +12,7 @@ import pickle
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,25 @@ def adamw(root: Path, world: TinyWorld) -> Any:
 
     optimizer = registry.get_optimizer_class("adam_w")(nn.Linear(2, 2).parameters())
     return {key: optimizer.defaults[key] for key in ("weight_decay", "eps", "lr", "betas")}
+
+
+def retries_offline(root: Path, world: TinyWorld) -> Any:
+    """How often MMF 1.0.0rc12 tries what fails, where nothing may ask the hub, and where something may."""
+    import transformers.utils.hub
+    from mmf.utils import general
+
+    tries: list[bool] = []
+    general.time = SimpleNamespace(sleep=lambda _: None)
+
+    def fail() -> None:
+        tries.append(transformers.utils.hub.is_offline_mode())
+        raise OSError
+
+    for offline in (True, False):
+        transformers.utils.hub._is_offline_mode = offline
+        with suppress(OSError):
+            getattr(general, "retry_n", lambda _, call: call())(3, fail)
+    return [tries.count(True), tries.count(False) > 1 or not hasattr(general, "retry_n")]
 
 
 def small_batches(root: Path, world: TinyWorld) -> Any:
@@ -275,7 +295,7 @@ def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     *(imported, adamw, small_batches, features, hostile_files, word_vectors, random_vectors, text_link),
     *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler, seeds),
-    weights_in_brackets,
+    *(weights_in_brackets, retries_offline),
 )
 
 

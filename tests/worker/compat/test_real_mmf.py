@@ -74,6 +74,7 @@ def _of_a_batch(rows: int) -> dict[str, Any]:
         (probe.found_when_asked_for, [False, "COCOBuilder", None]),
         (probe.features, [[BOXES, FEATURES], BOXES, True, 0]),
         (probe.hostile_files, [True, False, [100, 2048], 10]),
+        (probe.retries_offline, [1, True]),
         (probe.small_batches, {str(rows): _of_a_batch(rows) for rows in (1, 2)}),
         (probe.word_vectors, [[*tiny_mmf.WORDS], 300, True]),
         (probe.random_vectors, pytest.approx([0, 1], abs=0.1)),
