@@ -31,6 +31,9 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     predict_started  device, precision, batch, workers
     predict          done, total: rows
     profiled         what was measured of a training that is profiled; see runs/profiling.py
+    nonfinite        text (the message), update (done before), quantity (not finite: loss, gradient, weights),
+                     bad_parameters; of a loss or gradient also module (the first one), inputs_finite (whether
+                     its were), ids (of the pass), bad_ids (of its rows), bad_fields (of the batch)
     run_ended        outcome
     attempt_failed   reason, next: what the next attempt has less of; written by the parent, which begins
                      that one then
@@ -87,16 +90,18 @@ _TYPES: dict[str, Any] = {
     "t": float,
     **dict.fromkeys(("sha256", "source"), str),
     **dict.fromkeys(
-        ("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit", "source"), str
+        ("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit", "source", "module"),
+        str,
     ),
     **dict.fromkeys(
         ("update", "epoch", "batch", "workers", "processes", "seed", "rows", "done", "total", "copied"), int
     ),
     **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
-    **dict.fromkeys(("searching", "known_fit", "found", "final", "best"), bool),
+    **dict.fromkeys(("searching", "known_fit", "found", "final", "best", "inputs_finite"), bool),
     **dict.fromkeys(("data", "metrics", "next"), dict | None),
-    "missing": list[str],
+    **dict.fromkeys(("missing", "bad_parameters", "bad_fields"), list[str]),
+    **dict.fromkeys(("ids", "bad_ids"), list[int]),
 }
 
 
@@ -254,6 +259,7 @@ class Exit:
         hint: what to do next, where the worker knows it.
         where: the innermost MMF or mmfw frame of the error, as ``file:line``.
         validating: whether the error came out of the scoring of the validation set.
+        place: of a value that is not finite, what the event ``nonfinite`` says.
     """
 
     outcome: Outcome
@@ -261,6 +267,7 @@ class Exit:
     hint: str | None = None
     where: str | None = None
     validating: bool = False
+    place: dict[str, Any] | None = None
 
     def save(self, path: Path) -> None:
         """Write the exit as JSON."""

@@ -115,6 +115,8 @@ def leave_at_once(code: int) -> None:
 
 def report(end: Exit, request: Attempt) -> None:
     """Write the outcome of the attempt."""
+    if end.place is not None:
+        request.write_event("nonfinite", **end.place)
     request.write_event("run_ended", outcome=end.outcome)
     end.save(request.attempt.exit)
     if request.action == "train":

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mmf_win.errors import CheckpointError, DataError, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
@@ -48,7 +49,11 @@ class StopRequested(Exception):
 
 
 class Diverged(Exception):
-    """A loss or a weight is no longer finite."""
+    """A loss, the gradient or a weight is not finite after ``update``; ``place`` is what is known of where."""
+
+    def __init__(self, message: str, update: int, quantity: str, **found: Any) -> None:
+        super().__init__(message)
+        self.place: dict[str, Any] = {"update": update, "quantity": quantity, **found}
 
 
 class UntrustedCheckpoint(CheckpointError):
@@ -103,7 +108,8 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     if getattr(error, "errno", None) == errno.EFBIG:
         hint = "see what limits the size of a file: ulimit -f, or the file system"
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
-    return Exit(outcome, message, hint, ours[-1] if ours else None, bool(_VALIDATION.search(trace)))
+    place = {"text": message, **error.place} if isinstance(error, Diverged) else None
+    return Exit(outcome, message, hint, ours[-1] if ours else None, bool(_VALIDATION.search(trace)), place)
 
 
 def _raised(error: BaseException) -> tuple[type[BaseException], str]:

@@ -176,6 +176,8 @@ def _facts(known: Record, curves: TrainingCurves, scored: Scored | None) -> list
         facts += _facts_of_training(request, summary, curves)
         loaded = (weights_loaded(event) for event in known.events if event["kind"] == "loaded")
         facts += [Fact("Weights", told, "") for told in dict.fromkeys(loaded)]
+        told_of = (event.get("text", "") for event in known.events if event["kind"] == "nonfinite")
+        facts += [Fact("Not finite", text, "") for text in told_of]
     if scored is not None:
         facts += _facts_of(scored, known.scores)
     return [*facts, Fact("Folder", summary.path, "")]

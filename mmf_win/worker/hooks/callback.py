@@ -17,6 +17,7 @@ from mmf.utils.general import get_batch_size
 from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
 from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.micro_batch import MicroBatch
+from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
 
 checkpoint.Checkpoint = checkpoints.Checkpoint
@@ -44,8 +45,10 @@ class Watch(Callback):  # type: ignore[misc]
             fast.prepare(trainer.model, self._observer)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
         self._micro: MicroBatch
+        self._replay = Replay(trainer)
         self._mmf_step = trainer.run_training_batch
         trainer.run_training_batch = self._in_parts
+        trainer._finish_update = self._replay.clipping()(trainer._finish_update)
         trainer._check_nan_losses = self._check  # MMF's own does not know the update
 
     def on_init_end(self, **kwargs: Any) -> None:
@@ -120,6 +123,6 @@ class Watch(Callback):  # type: ignore[misc]
             return self._mmf_step(rows, divisor / share if share else math.inf).detach()
 
         required = self.trainer.metrics.required_params
-        report = splitting.step_through(self.trainer.model, parts, step, required)
+        report = splitting.step_through(self.trainer.model, parts, self._replay.of_batch(step), required)
         report.batch_size = rows_of_all
         return report

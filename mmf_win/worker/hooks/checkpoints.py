@@ -25,6 +25,7 @@ from mmf_win.integrity import torch_file
 from mmf_win.upstream.checkpoint_files import STATE, counts, kept_aside, numbered
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
 from mmf_win.worker.hooks.loading import counting_copies
+from mmf_win.worker.hooks.nonfinite import not_finite
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.resume import ResumeState
 from mmf_win.worker.outcome import Diverged
@@ -168,6 +169,6 @@ def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
 
 def check_weights(model: nn.Module, update: int) -> None:
     """Raise Diverged where weights are not finite; a gradient may overflow where the loss does not."""
-    for name, weight in model.named_parameters():
-        if not torch.isfinite(weight.detach()).all():
-            raise Diverged(f"after update {update} the weights are not finite any more ({name}); not saved")
+    if bad := not_finite(model.named_parameters()):
+        message = f"after update {update} the weights are not finite any more ({first_few(bad)}); not saved"
+        raise Diverged(message, update, "weights", bad_parameters=bad)

@@ -55,7 +55,7 @@ def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
     total = float(sum(loss.detach().float().mean() for loss in losses.values()))
     if math.isinf(total) or (math.isnan(total) and not torch.is_anomaly_enabled()):
         what = "infinite" if math.isinf(total) else "not a number"
-        raise Diverged(f"the loss of update {update} is {what}")
+        raise Diverged(f"the loss of update {update} is {what}", update - 1, "loss")
 
 
 def step_through(

@@ -16,6 +16,7 @@ from mmf.utils.timer import Timer
 from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
 from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.micro_batch import MicroBatch
+from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
 
 base_trainer.Checkpoint = checkpoints.Checkpoint
@@ -28,6 +29,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     _observer = Observer.current  # which is there before this module is imported
     _after_training = False
     _micro: MicroBatch
+    _replay: Replay
 
     def parallelize_model(self) -> None:
         """Spread the model over the ranks; it may have to score a batch in parts."""
@@ -55,6 +57,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
             self._micro = MicroBatch(self._observer, self, self._precision)
+            self._replay = Replay(self)
             self._observer.training_started(self, self.checkpoint, self._micro, self._precision)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
@@ -84,7 +87,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
             parts = splitting.split(batch, self._micro.limit, weight)
             self._micro.update_begins()
             self.optimizer.zero_grad()
-            report = splitting.step_through(self.model, parts, self._step, self.metrics.required_params)
+            step, required = self._replay.of_batch(self._step), self.metrics.required_params
+            report = splitting.step_through(self.model, parts, step, required)
             report.batch_size = rows
             return report
         self._observer.heartbeat()
@@ -108,7 +112,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         """As MMF has it, but the gradients are made, and a scaler leaves out updates that overflow."""
         self.scaler.unscale_(self.optimizer)
         if self.should_clip_gradients:
-            clip_gradients(self.model, self.num_updates, self.tb_writer, self.config)
+            with self._replay.clipping():
+                clip_gradients(self.model, self.num_updates, self.tb_writer, self.config)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._run_scheduler()

@@ -1,0 +1,183 @@
+"""Where a value that is not finite came from: what a run says of it, on the real MMF."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.runs.folder import Run
+from mmf_win.runs.lookup import all_runs
+from tests.endtoend.conftest import Faulty, Tool, events, saved, starts
+from tests.endtoend.test_precision import HALF
+from tests.endtoend.test_processes import TWO
+from tests.worlds import tiny_mmf
+
+CLIPPED = {"clip_gradients": True, "max_grad_l2_norm": 1.0}
+# Rows are spoiled by what is drawn for them, so that only the same random numbers spoil the same rows.
+PLANTED = f"""
+import sys
+
+import torch
+from mmf.common.registry import registry
+from mmf.datasets.builders.hateful_memes.dataset import HatefulMemesImageDataset
+from mmf.models.base_model import BaseModel
+from torch import nn
+
+sys.path.insert(0, {str(Path(tiny_mmf.__file__).parent)!r})
+import faults
+
+
+class Planted(nn.Module):
+    def __init__(self, where, share):
+        super().__init__()
+        self.where, self.share = where, share
+
+    def forward(self, hidden):
+        struck = (torch.rand(len(hidden), 1) < self.share) & self.training
+        if struck.any():
+            print("struck", *struck.flatten().int().tolist())
+        if self.where == "forward":
+            return torch.where(struck, float("nan"), hidden)
+        if self.where == "backward":
+            return hidden + torch.where(struck, hidden * 0, torch.ones(())).sqrt()  # has no slope at 0
+        return hidden
+
+
+@registry.register_model("planted")
+class Model(BaseModel):
+    def build(self):
+        own = self.config
+        pool = nn.AdaptiveAvgPool2d(4)
+        self.image = nn.Sequential(pool, nn.Flatten(), nn.Linear(48, 8), nn.ReLU(inplace=True))
+        self.innocent = nn.Linear(8, 8)  # what it gets is spoiled by another
+        self.blocks = nn.Sequential(Planted(own.where, own.share), nn.Linear(8, 8))
+        self.classify = nn.Linear(8, 2)
+        if own.where == "input":
+            rows = HatefulMemesImageDataset
+            rows.__getitem__ = lambda self, number, get=rows.__getitem__: spoil(get(self, number), own.share)
+
+    def forward(self, sample_list):
+        hidden = self.image(sample_list.image)
+        hidden = self.blocks(hidden) + self.innocent(hidden)
+        if self.config.where == "between":
+            hidden = hidden + (hidden * 0).sqrt()
+        sample_list.image = sample_list.image.flatten(1)  # as MMF's models do to what they are given
+        return {{"scores": self.classify(hidden)}}
+
+
+def spoil(sample, row):
+    if sample.id == row:
+        sample.image[0, 0, 0] = float("nan")
+    return sample
+"""
+
+
+def planted(tool: Tool, where: str, share: float = 0.1, **training: Any) -> tuple[str, ...]:
+    """The first words of a training whose model or rows have numbers that are not finite."""
+    folder = tool.folder / "код"
+    folder.mkdir(exist_ok=True)
+    (folder / "__init__.py").write_text(PLANTED, encoding="utf-8")
+    processors = {"text_processor": {"type": "simple_sentence"}}
+    preset = {
+        "model": "planted",
+        "config": "projects/others/unimodal/configs/hateful_memes/image.yaml",
+        "offline": True,
+        "settings": {
+            "dataset_config": {"hateful_memes": {"processors": processors}},
+            "model_config": {"planted": {"where": where, "share": share, "losses": ["cross_entropy"]}},
+            "training": {"batch_size": 4, "num_workers": 0, "seed": 1, **CLIPPED, **training},
+        },
+    }
+    path = tool.folder / "planted.yaml"
+    path.write_text(json.dumps(preset), encoding="utf-8")
+    return ("train", str(path), f"env.user_dir={folder}")
+
+
+def place(tool: Tool, *words: str) -> tuple[Run, dict[str, Any]]:
+    """The run that fails, and what it says about where."""
+    assert tool.code(*words) == 7
+    (run,) = all_runs(tool.save_dir)
+    [event] = events(run, "nonfinite")
+    assert event["text"] in tool.errors
+    return run, event
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("forward", r"the loss of update \d+ is not a number: first in blocks.0 "),
+        (
+            "backward",
+            r"the gradient norm of update \d+ is not finite: first in the backward pass of blocks.0 ",
+        ),
+    ],
+)
+def test_a_second_pass_names_the_module_and_the_rows_and_the_page_shows_it(
+    tool: Tool, faulty: Faulty, where: str, said: str
+) -> None:
+    """The batch goes through in parts, of which one is spoiled."""
+    faulty({"at": "backward", "do": "cuda_oom", "above": 2})
+    words = (*planted(tool, where, share=0.1), "--updates", "30", "training.checkpoint_interval=1")
+    run, event = place(tool, *words)
+    assert re.match(said + r"\(its inputs were finite\); rows \d+$", event["text"])
+    assert (event["module"], event["inputs_finite"]) == ("blocks.0", True)
+    *_, first, again = re.findall("struck ([01]) ([01])", run.log.read_text(encoding="utf-8"))
+    assert first == again, "the second pass draws the same numbers"
+    assert event["bad_ids"] == [id_ for id_, struck in zip(event["ids"], again, strict=True) if struck == "1"]
+    assert len(event["bad_ids"]) == 1 and len(event["ids"]) == 2
+    assert event["bad_fields"] == event["bad_parameters"] == []
+
+    assert starts(run)[-1] == 0 and tool("runs")[0]["updates"] == event["update"]
+    assert event["text"] in html.unescape(Path(tool("report")["report"]).read_text(encoding="utf-8"))
+    run = tool.train("--resume", "last", "model_config.planted.share=0")
+    assert starts(run)[-1] == event["update"]
+    assert len(events(run, "nonfinite")) == 1
+
+
+def test_a_gradient_that_is_made_between_modules_is_that_of_the_one_that_calls_them(tool: Tool) -> None:
+    _, event = place(tool, *planted(tool, "between"), "--updates", "1")
+    assert "first in the backward pass of Model (its inputs were finite)" in event["text"]
+
+
+def test_without_clipping_the_next_loss_names_the_parameters(tool: Tool) -> None:
+    words = planted(tool, "between", clip_gradients=False, checkpoint_interval=9, evaluation_interval=9)
+    _, event = place(tool, *words, "--updates", "2")
+    assert (
+        "loss of update 2" in event["text"] and "parameters are not finite: image.2.weight" in event["text"]
+    )
+    assert event["module"] == "image.2" and event["inputs_finite"]
+    assert event["bad_parameters"][0] == "image.2.weight" and "classify.weight" not in event["bad_parameters"]
+
+
+def test_rows_that_are_not_finite_are_named_with_their_field(tool: Tool) -> None:
+    annotations = tool.world.dataset / "annotations" / "train.jsonl"
+    row = int(json.loads(annotations.read_text(encoding="utf-8").splitlines()[5])["id"])
+    _, event = place(tool, *planted(tool, "input", share=row), "--updates", "4")
+    assert f"(its inputs were not finite); not finite in the batch: image; rows {row}" in tool.errors
+    assert event["bad_fields"] == ["image"] and row in event["ids"]
+
+
+def test_what_a_second_pass_does_not_repeat_is_said_as_it_was(tool: Tool, faulty: Faulty) -> None:
+    faulty({"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
+    _, event = place(tool, *planted(tool, "nowhere"), "--updates", "1")
+    assert event["text"].startswith("the loss of update 1 is not a number; a second pass over its rows")
+
+
+def test_updates_that_overflow_in_fp16_are_left_out_without_an_alarm(tool: Tool, faulty: Faulty) -> None:
+    faulty(HALF)
+    settings = tool.settings("vilbert")
+    settings["training"] |= {**CLIPPED, "seed": 3}
+    run = tool.train(tool.preset("vilbert", settings=settings), "--updates", "5", "--precision", "fp16")
+    assert saved(run)["mmfw"]["scaler"]["scale"] < 2**16, "an update overflowed"
+    assert not events(run, "nonfinite")
+
+
+def test_of_two_processes_the_one_whose_rows_they_are_says_it(tool: Tool) -> None:
+    _, event = place(tool, *planted(tool, "backward", share=0.05), *TWO, "--updates", "30")
+    assert event["module"] == "blocks.0"
+    assert len(event["ids"]) == 2 and len(event["bad_ids"]) == 1
