@@ -1,0 +1,70 @@
+"""Time updates of a small BERT as a training makes them, with and without what keeps a second pass possible.
+
+python scripts/bench_nonfinite.py
+
+Both take turns within one process, so that what else the machine does hits both alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from _bench import parser, spread, tell
+
+from mmf_win.upstream.install import usable_mmf
+from mmf_win.worker import compat
+
+
+def main() -> None:
+    """Let both take turns, and print a table."""
+    options = parser(__doc__)
+    options.add_argument("--updates", type=int, default=200, help="of each")
+    asked = options.parse_args()
+    compat.install(usable_mmf().root)
+    from mmf.common.sample import SampleList
+    from torch import nn
+    from transformers import BertConfig, BertModel
+
+    from mmf_win.worker.hooks.nonfinite import Replay
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024}
+    model = BertModel(BertConfig(vocab_size=1000, **sizes))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    replay = Replay(SimpleNamespace(model=model, scaler=torch.amp.GradScaler("cpu", enabled=False)))
+    rows = SampleList()
+    rows.add_field("input_ids", torch.randint(1000, (8, 32)))
+    for number in range(20):  # as many as MMF's own have
+        rows.add_field(f"field_{number}", torch.zeros(8, 32))
+
+    def step(share: float, rows: Any) -> None:
+        (model(rows["input_ids"]).pooler_output.square().mean() * share).backward()
+
+    def update(kept: bool) -> float:
+        began = time.perf_counter()
+        optimizer.zero_grad()
+        (replay.of_batch(step) if kept else step)(1.0, rows)
+        with replay.clipping() if kept else nullcontext():
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return 1000 * (time.perf_counter() - began)
+
+    pairs = []
+    for number in range(asked.updates + 5):
+        first = update(number % 2 == 1)  # each is the first of a pair in turn
+        second = update(number % 2 == 0)
+        pairs.append((second, first) if number % 2 else (first, second))
+    without, kept = zip(*pairs[5:], strict=True)  # the first ones warm up
+    low, median, high = statistics.quantiles([b / a for a, b in pairs[5:]], n=4)
+    header = ("update, ms", "times as long: median of pairs (quartiles)")
+    ratio = f"{median:.3f} ({low:.3f}–{high:.3f})"
+    tell("", header, [("without", spread(without), ""), ("as mmfw trains", spread(kept), ratio)])
+
+
+if __name__ == "__main__":
+    main()
