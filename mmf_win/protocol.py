@@ -181,6 +181,8 @@ class Attempt:
         nnodes: on how many machines.
         node_rank: which of them this is, from 0.
         rdzv: where several machines meet, as ``HOST:PORT``.
+        teacher: id of a training row, as MMF has it → the teacher's probability that it is hateful.
+        teacher_weight: the share of the teacher in the training loss.
     """
 
     action: Action
@@ -210,6 +212,8 @@ class Attempt:
     nnodes: int = 1
     node_rank: int = 0
     rdzv: str | None = None
+    teacher: dict[str, float] = field(default_factory=dict)
+    teacher_weight: float = 0.0
 
     @property
     def run(self) -> RunFolder:

@@ -49,6 +49,7 @@ Examples:
   mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5
   mmfw train mmbt_grid --nproc auto         one process on each GPU
   mmfw train mmbt_grid --track mlflow       send scalars, scores and the outcome to MLflow
+  mmfw train text_bert --teacher FILE.csv   learn from predictions of a larger model, too
   mmfw train mmbt_grid --dry-run            the settings that MMF would get"""
 )
 @options.words("[PRESET] [KEY=VALUE ...]", "PRESET")
@@ -81,6 +82,19 @@ Examples:
     "keep",
     meaning="Older checkpoints to keep beside the best and the current one.  [default: 1]",
     least=0,
+)
+@click.option(
+    "--teacher",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Learn from another model's predictions of the training rows, too: what `mmfw predict RUN --split "
+    "train` writes.  [default: the run's]",
+)
+@click.option(
+    "--teacher-weight",
+    type=click.FloatRange(0, 1, min_open=True),
+    metavar="SHARE",
+    help="The teacher's share of the training loss, above 0 up to 1.  [default: the run's, else 0.7]",
 )
 @options.precision
 @options.fast
@@ -117,6 +131,7 @@ def command(
     trackers: tuple[str, ...],
     models: Models,
     page: bool,
+    teacher: Path | None,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
@@ -156,7 +171,7 @@ def command(
     if not is_preset and any(named(places.save_dir, preset)):
         again = shell_line("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)
         raise UsageError(f"{preset} is a run, not a preset", hint=f"`{again}`")
-    once = Once.of(overrides, **chosen)
+    once = Once.of(overrides, teacher=teacher and str(expanded(teacher).absolute()), **chosen)
     if resume is not None:
         require_optimizer_kept(overrides)
         start = training.resumed(resume, preset, once, name, data_dir, places)

@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 _ASKED = {"model", "config", "start", "init", "mmf", "published_weights", "splits", "data_dir"}
 # What the user chose, and other columns tell, or is a matter of this machine.
 _TOLD_ELSEWHERE = {"training.seed", "training.max_updates", "training.max_epochs", "env.user_dir"}
-_TOLD_ELSEWHERE |= {f"{OURS}.updates", f"{OURS}.keep"}
+_TOLD_ELSEWHERE |= {f"{OURS}.updates", f"{OURS}.keep", f"{OURS}.teacher_sha256"}
 # What tells every run from every other, or one place from another, and nothing about the result.
 _NOT_COMPARED = {f"request.{key}" for key in ("created", "published", "preset_settings")}
 _NOT_COMPARED |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}

@@ -11,6 +11,7 @@ from typing import Any
 from mmf_win.paths import Places
 from mmf_win.protocol import Precision, known_fields
 from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
+from mmf_win.upstream.notation import literal
 from mmf_win.upstream.overrides import leaves
 
 # What starts a run must not steer where it resumes from.
@@ -30,6 +31,9 @@ class Ours:
         auto_batch: look for the largest micro-batch that fits into memory.
         keep: how many older checkpoints stay beside the best and the current one.
         allow_missing: leave out rows without features or image.
+        teacher: the absolute path of a prediction file that training learns from, too.
+        teacher_weight: the teacher's share of the training loss.
+        teacher_sha256: the hash of that file when training began.
     """
 
     updates: int | None = None
@@ -39,6 +43,9 @@ class Ours:
     auto_batch: bool = False
     keep: int = 1
     allow_missing: bool = False
+    teacher: str | None = None
+    teacher_weight: float | None = None
+    teacher_sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,8 @@ class Request(ConfigParts):
             settings = merge(settings, {OURS: {"precision": None}})
         if not _TOTAL.isdisjoint(training):
             settings = merge(settings, {OURS: {"epochs": None}})
+        if "teacher" in changes.get(OURS, {}):
+            settings = merge(settings, {OURS: {"teacher_sha256": None}})
         by_option = "auto_batch" in changes.get(OURS, {})  # beside an override, MMF decides which holds
         if by_option and "batch_size" in training and "batch_size_per_device" in settings.get("training", {}):
             settings = merge(settings, {"training": {"batch_size_per_device": None}})
@@ -167,6 +176,8 @@ def options(
     fast: bool | None = None,
     keep: int | None = None,
     allow_missing: bool = False,
+    teacher: str | None = None,
+    teacher_weight: float | None = None,
 ) -> Tree:
     """The settings that options choose, most as in :class:`Ours`; those that are not given are not in them.
 
@@ -176,6 +187,7 @@ def options(
     training = {"seed": seed, "batch_size": None if auto else batch_size, "max_updates": updates}
     ours = {"precision": precision, "fast": fast, "auto_batch": auto, "keep": keep}
     ours |= {"allow_missing": allow_missing or None}
+    ours |= {"teacher": teacher and literal(teacher), "teacher_weight": teacher_weight}
     chosen = {"training": _given(training), OURS: _given(ours)}
     if updates or epochs:
         chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way

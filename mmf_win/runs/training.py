@@ -14,7 +14,7 @@ from mmf_win.errors import UsageError
 from mmf_win.inputs.check import Inputs
 from mmf_win.paths import Places, expanded
 from mmf_win.protocol import Attempt, Exit
-from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights
+from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights, teacher
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
 from mmf_win.runs.history import changed_splits, events_of
@@ -202,6 +202,9 @@ def prepare(start: Start) -> Prepared:
     first, start, config = needs.composed(first, start, whose)
     request = start.request
     inputs, total = needs.check_training(first, start, config)
+    if request.ours.teacher or request.ours.teacher_weight:
+        request, probas = teacher.checked(request, config, inputs)
+        first = replace(first, teacher=probas, teacher_weight=request.ours.teacher_weight or 0.0)
     if request.ours.epochs and total is not None:
         in_updates = {"training": {"max_updates": total, "max_epochs": None}}
         first = replace(first, settings=merge(first.settings, in_updates))

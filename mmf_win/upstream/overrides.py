@@ -33,6 +33,8 @@ RESERVED = {
     "training.callbacks": "put them into a preset's settings, where mmfw adds its own to them",
     "training.exit_on_nan_losses": "a loss that is not a number always ends the run",
     "trainer": "only PyTorch Lightning reads it, which mmfw does not use",
+    "mmfw.teacher": "use mmfw train --teacher FILE",
+    "mmfw.teacher_weight": "use mmfw train --teacher-weight SHARE",
     "checkpoint.max_to_keep": "use mmfw train --keep-checkpoints N",
 }
 """Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""

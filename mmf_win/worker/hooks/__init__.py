@@ -30,6 +30,9 @@ def register(request: Attempt, stop: Stop) -> None:
         Observer.current.clock.time(each for each in timed if request.profile or each[2] == "data")
     loading.watch(Observer.current)
     watch_scoring(Observer.current)
+    if request.teacher:
+        teacher = import_module("mmf_win.worker.hooks.teacher")
+        teacher.register(request.teacher, request.teacher_weight)
     if request.fast:
         fast.pad_to_longest(request)
     if request.images is not None:

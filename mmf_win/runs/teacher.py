@@ -1,0 +1,105 @@
+"""The predictions that a student learns from, checked before it is trained."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from mmf_win.console import first_few
+from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.dataset.predictions import read_predictions
+from mmf_win.errors import DataError, UsageError
+from mmf_win.files import read_json
+from mmf_win.inputs.check import Inputs
+from mmf_win.inputs.listing import paths_of
+from mmf_win.integrity.digest import file_digest
+from mmf_win.runs.history import events_of
+from mmf_win.runs.lookup import owner
+from mmf_win.runs.request import Request
+from mmf_win.upstream.config import OURS, Tree
+
+_log = logging.getLogger(__name__)
+
+_WEIGHT = 0.7
+_LOSS = "cross_entropy"
+
+
+def checked(request: Request, config: Tree, inputs: Inputs) -> tuple[Request, dict[str, float]]:
+    """A request that remembers its teacher, and id of each training row → the teacher's probability.
+
+    ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it. A note says where the teacher is known
+    to have been trained on these rows.
+
+    Raises:
+        UsageError: there is a weight and no teacher, or the model has another loss than cross-entropy.
+        DataError: the file is missing, has changed since the run began, or is not of these rows.
+    """
+    from omegaconf import OmegaConf
+
+    ours = request.ours
+    if ours.teacher is None:
+        raise UsageError("--teacher-weight is for --teacher FILE", hint="leave it out, or name the file")
+    _require_loss(request.model, config["model"].get("losses"))
+    path = Path(OmegaConf.create([ours.teacher])[0])  # any name is kept, as a literal
+    train = inputs.data.get("train", {})  # nothing where there are several annotation files
+    split = train.get("split", "train")
+    hint = f"`mmfw predict RUN --split {split}` writes one, and --teacher FILE names it"
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file of a teacher's predictions", hint=hint)
+    sha256 = file_digest(path).hex()
+    if ours.teacher_sha256 not in (None, sha256):
+        message = f"{path}: the teacher's predictions are not those that this run began with"
+        raise DataError(message, hint="bring them back, or name the new ones with --teacher")
+    record: Any = {}
+    with suppress(OSError, ValueError):
+        record = read_json(path.with_suffix(".metrics.json"))
+    record = record if isinstance(record, dict) else {}
+    of = record.get("split", split), record.get("annotations_sha256")
+    if train and of[0] != split and of[1] != train["sha256"]:
+        raise DataError(f"{path}: it predicts {of[0]}, and the run trains on {split}", hint=hint)
+    _, rows = inputs.left_out.get("train", (path, None))
+    if rows is None:
+        rows = [r for file in paths_of(config["dataset"], "annotations", ["train"]) for r in read_rows(file)]
+    probas = _of_rows(path, rows, split, hint)
+    if train and _has_seen(record, train["sha256"]):
+        _log.warning("the teacher was trained on these rows, so it is surer of them than of others: %s", path)
+    weight = ours.teacher_weight or _WEIGHT
+    return request.over({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}}), probas
+
+
+def _require_loss(model: str, losses: Any) -> None:
+    """Refuse a model whose losses are not all plain cross-entropy, in a list or by their names."""
+    named = losses.values() if isinstance(losses, dict) else losses or []
+    types = sorted({str(each.get("type") if isinstance(each, dict) else each) for each in named})
+    if types != [_LOSS]:
+        has = f"the loss {', '.join(types)}" if types else "none in its configuration"
+        message = f"--teacher is for models with the loss {_LOSS}, and {model} has {has}"
+        raise UsageError(message, hint=f"model_config.{model}.losses names them")
+
+
+def _of_rows(path: Path, rows: list[Row], split: str, hint: str) -> dict[str, float]:
+    """MMF's id of each row → what the file predicts for it; a DataError where that is not one probability."""
+    predictions = read_predictions(path)
+    for line, row in enumerate(predictions, start=2):
+        if not 0 <= row.proba <= 1:
+            raise DataError(f"{path}:{line}: {row.proba} is not a probability from 0 to 1", hint=hint)
+    if twice := [name for name, count in Counter(row.id for row in predictions).items() if count > 1]:
+        raise DataError(f"{path}: predicts memes more than once ({first_few(twice)})", hint=hint)
+    by_name = {row.id: row.proba for row in predictions}
+    if missing := [row.shown_id for row in rows if row.shown_id not in by_name]:
+        count = f"{len(missing)} of {len(rows)} memes of {split}"
+        raise DataError(f"{path}: no prediction for {count} ({first_few(missing)})", hint=hint)
+    return {str(row.id): by_name[row.shown_id] for row in rows}
+
+
+def _has_seen(record: dict[str, Any], sha256: str) -> bool:
+    """Whether a run that made the predictions is here and was trained on the annotations with this hash."""
+    with suppress(OSError, TypeError, KeyError, DataError):  # a record may be anyone's
+        runs = [owner(Path(member["checkpoint"])) for member in record["members"]]
+        events = [event for run in runs if run for event in events_of(run)]
+        trained = [event.get("data") or {} for event in events if event["kind"] == "train_started"]
+        return any(data.get("sha256") == sha256 for data in trained)
+    return False

@@ -1,0 +1,70 @@
+"""Train a small student with and without a teacher, and compare its AUROCs on the test set.
+
+python scripts/bench_distillation.py --dir /tmp/distillation        what is there already is not trained again
+
+The teacher is the model of `mmfw demo`; the student is the same at half the width, with random weights.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from statistics import mean, stdev
+
+from _bench import MMFW, call, parser, tell
+from scipy.stats import t
+
+from mmf_win.demo.folder import DemoFolder
+from mmf_win.results import saved_metrics
+from mmf_win.runs import lookup
+from mmf_win.runs.folder import Run
+
+WIDTHS = {"hidden_size": 32, "v_hidden_size": 32, "bi_hidden_size": 32}
+WIDTHS |= {"intermediate_size": 64, "v_intermediate_size": 64, "bi_num_attention_heads": 4}
+STUDENT = [f"model_config.vilbert.{key}={value}" for key, value in WIDTHS.items()]
+STUDENT += ["model_config.vilbert.random_initialize=True"]
+
+
+def main() -> None:
+    """Train all, predict the test set with each, and print two tables."""
+    options = parser(__doc__, runs=5)
+    options.add_argument("--dir", type=Path, required=True, help="where everything is kept")
+    asked = options.parse_args()
+    demo = DemoFolder(asked.dir)
+    places = ("--data-dir", demo.data_dir, "--save-dir", demo.save_dir)
+
+    def predicted(run: Run, split: str) -> Path:
+        """The predictions of a split, which are made if there are none."""
+        if not (made := [*run.reports.glob(f"*_{split}_*.csv")]):
+            call([*MMFW, "predict", run.path, "--split", split, "--no-report", *places])
+            made = [*run.reports.glob(f"*_{split}_*.csv")]
+        return made[0]
+
+    if not any(lookup.named(demo.save_dir, "demo")):
+        call([*MMFW, "demo", "--dir", demo.path])
+    teacher = lookup.find_run(demo.save_dir, "demo")
+    lessons = predicted(teacher, "train")
+    found: dict[str, list[float]] = {"alone": [], "teacher": []}
+    for seed in range(1, asked.runs + 1):
+        for way, aurocs in found.items():
+            name = f"{way}-{seed}"
+            if not any(lookup.named(demo.save_dir, name)):
+                words = ["--teacher", lessons] if way == "teacher" else []
+                call([*MMFW, "train", "demo", *STUDENT, "--seed", str(seed), "--name", name, *words, *places])
+            csv = predicted(lookup.find_run(demo.save_dir, name), "test_unseen")
+            aurocs.append(saved_metrics.read(csv)["auroc"])
+            print(name, aurocs[-1], flush=True)
+    by_teacher = saved_metrics.read(predicted(teacher, "test_unseen"))["auroc"]
+    rows = [("teacher itself", f"{by_teacher:.4f}", "")]
+    for way, aurocs in found.items():
+        rows.append((f"student, {way}", f"{mean(aurocs):.4f}", f"{stdev(aurocs):.4f}"))
+    gains = [by - alone for alone, by in zip(*found.values(), strict=True)]
+    half = float(t.ppf(0.975, len(gains) - 1)) * stdev(gains) / math.sqrt(len(gains))
+    tell("test AUROC", ("mean", "sd"), rows)
+    print(
+        f"\nGain by the seed: {mean(gains):+.4f}, 95 %: {mean(gains) - half:+.4f} to {mean(gains) + half:+.4f}"
+    )
+
+
+if __name__ == "__main__":
+    main()
