@@ -31,8 +31,8 @@ def read_predictions(path: Path) -> list[Prediction]:
             rows = [Prediction(r["id"], float(r["proba"]), int(r["label"])) for r in csv.DictReader(file)]
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise DataError(f"{path}: not a prediction file ({error})") from None
-    if broken := [row.id for row in rows if not math.isfinite(row.proba)]:
-        message = f"{path}: the model's output for {len(broken)} memes is not a number (first id {broken[0]})"
+    if broken := [(row.id, n) for n, row in enumerate(rows, 2) if not math.isfinite(row.proba)]:
+        message = f"{path}: the model's output for {len(broken)} memes is not a number (first id {broken[0][0]}, line {broken[0][1]})"
         raise DataError(message, hint="the training has diverged; train again with a smaller learning rate")
     return rows
 

@@ -1,0 +1,121 @@
+"""What is refused of a teacher's predictions before a student is trained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import DataError, UsageError
+from mmf_win.inputs.check import Inputs
+from mmf_win.integrity.digest import file_digest
+from mmf_win.runs import teacher
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import Request, options
+
+LOSSES = [{"type": "cross_entropy"}]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Path:
+    """The annotations of two memes, one of which has a name of its own."""
+    path = tmp_path / "train.jsonl"
+    rows = [{"id": "00007", "own_id": None}, {"id": 8, "own_id": "b"}]
+    rows = [{**row, "img": "img/1.png", "text": "", "label": 0} for row in rows]
+    rows[0].pop("own_id")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def asked(path: Path, **chosen: object) -> Request:
+    return Request(model="mmbt").over(options(teacher=str(path), **chosen))  # type: ignore[arg-type]
+
+
+def check(request: Request, train: Path, losses: object = LOSSES) -> tuple[Request, dict[str, float]]:
+    config = {"model": {"losses": losses}, "dataset": {"annotations": {"train": [str(train)]}, "data_dir": ""}}
+    data = {"train": {"split": "train", "sha256": file_digest(train).hex()}}
+    return teacher.checked(request, config, Inputs(data=data))
+
+
+def write(folder: Path, *rows: str) -> Path:
+    path = folder / "учитель ${x}.csv"
+    path.write_text("\n".join(("id,proba,label", *rows)), encoding="utf-8")
+    return path
+
+
+def test_probabilities_by_the_ids_of_mmf(train: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, "b,0.25,0", "7,0.75,1", "9,0.5,0")
+    request, probas = check(asked(path), train)
+    assert probas == {"7": 0.75, "8": 0.25}
+    assert request.ours.teacher_weight == 0.7
+    assert check(request, train)[0] == request, "a resumed run finds the file as it was"
+    assert request.over(options(teacher=str(path))).ours.teacher_weight == 0.7
+    write(tmp_path, "b,0.25,0", "7,0.5,1")
+    with pytest.raises(DataError, match="not those that this run began with"):
+        check(request, train)
+    assert check(request.over(options(teacher=str(path))), train)[1]["7"] == 0.5, "named anew"
+    path.unlink()
+    with pytest.raises(DataError, match=r"учитель \$\{x\}.csv: there is no such file"):
+        check(request, train)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["7,0.5,0"], r"no prediction for 1 of 2 memes of train \(b\)"),
+        (["7,0.5,0", "b,0.5,0", "7,0.5,0"], r"more than once \(7\)"),
+        (["7,0.5,0", "b,1.5,0"], "csv:3: 1.5 is not a probability"),
+        (["7,0.5,0", "b,nan,0"], "first id b, line 3"),
+        (["7,0.5,0", "b,,0"], "not a prediction file"),
+    ],
+)
+def test_a_file_that_does_not_predict_each_row_once(
+    train: Path, tmp_path: Path, rows: list[str], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        check(asked(write(tmp_path, *rows)), train)
+
+
+def test_predictions_of_another_split_with_the_same_ids(train: Path, tmp_path: Path) -> None:
+    path = write(tmp_path, "7,0.5,0", "b,0.5,0")
+    path.with_suffix(".metrics.json").write_text('{"split": "dev_seen"}', encoding="utf-8")
+    with pytest.raises(DataError, match="it predicts dev_seen, and the run trains on train"):
+        check(asked(path), train)
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_a_note_where_the_teacher_was_trained_on_these_rows(
+    train: Path, tmp_path: Path, seen: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run.create(tmp_path / "save", "big")
+    run.save_request(Request(model="mmbt"))
+    sha256 = file_digest(train).hex() if seen else "other"
+    event = {"t": 1.0, "kind": "train_started", "attempt": "1", "data": {"sha256": sha256}}
+    run.events.write_text(json.dumps(event) + "\n", encoding="utf-8")
+    path = write(tmp_path, "7,0.5,0", "b,0.5,0")
+    record = {"split": "train", "members": [{"checkpoint": str(run.checkpoints / "best.ckpt")}]}
+    path.with_suffix(".metrics.json").write_text(json.dumps(record), encoding="utf-8")
+    check(asked(path), train)
+    assert ("was trained on these rows" in caplog.text) is seen
+
+
+@pytest.mark.parametrize(
+    ("losses", "has"),
+    [
+        (["cross_entropy", {"type": "logit_bce"}], "the loss cross_entropy, logit_bce"),
+        ({"loss": "bce"}, "the loss bce"),
+        (None, "none in its configuration"),
+    ],
+)
+def test_a_model_with_another_loss(train: Path, tmp_path: Path, losses: object, has: str) -> None:
+    request = asked(write(tmp_path, "7,0.5,0", "b,0.5,0"))
+    with pytest.raises(UsageError, match=f"mmbt has {has}"):
+        check(request, train, losses)
+    assert check(request, train, {"loss": "cross_entropy"})[1]
+
+
+def test_a_weight_without_a_teacher(train: Path) -> None:
+    with pytest.raises(UsageError, match="--teacher-weight is for --teacher"):
+        check(replace(Request(), settings=options(teacher_weight=0.5)), train)
