@@ -32,7 +32,8 @@ def read_predictions(path: Path) -> list[Prediction]:
         except (KeyError, TypeError, ValueError, csv.Error) as error:
             raise DataError(f"{path}: not a prediction file ({error})") from None
     if broken := [(row.id, n) for n, row in enumerate(rows, 2) if not math.isfinite(row.proba)]:
-        message = f"{path}: the model's output for {len(broken)} memes is not a number (first id {broken[0][0]}, line {broken[0][1]})"
+        first = "first id {}, line {}".format(*broken[0])
+        message = f"{path}: the model's output for {len(broken)} memes is not a number ({first})"
         raise DataError(message, hint="the training has diverged; train again with a smaller learning rate")
     return rows
 

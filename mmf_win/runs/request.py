@@ -187,8 +187,8 @@ def options(
     training = {"seed": seed, "batch_size": None if auto else batch_size, "max_updates": updates}
     ours = {"precision": precision, "fast": fast, "auto_batch": auto, "keep": keep}
     ours |= {"allow_missing": allow_missing or None}
-    ours |= {"teacher": teacher and literal(teacher), "teacher_weight": teacher_weight}
-    chosen = {"training": _given(training), OURS: _given(ours)}
+    learned = {"teacher": teacher and literal(teacher), "teacher_weight": teacher_weight}
+    chosen = {"training": _given(training), OURS: _given(ours | learned)}
     if updates or epochs:
         chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
         chosen[OURS] |= {"updates": updates, "epochs": epochs}

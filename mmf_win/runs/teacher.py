@@ -19,7 +19,7 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.runs.history import events_of
 from mmf_win.runs.lookup import owner
 from mmf_win.runs.request import Request
-from mmf_win.upstream.config import OURS, Tree
+from mmf_win.upstream.config import DATASET, OURS, Tree
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def checked(request: Request, config: Tree, inputs: Inputs) -> tuple[Request, di
     ours = request.ours
     if ours.teacher is None:
         raise UsageError("--teacher-weight is for --teacher FILE", hint="leave it out, or name the file")
-    _require_loss(request.model, config["model"].get("losses"))
+    _require_loss(request.model, config["model"])
     path = Path(OmegaConf.create([ours.teacher])[0])  # any name is kept, as a literal
     train = inputs.data.get("train", {})  # nothing where there are several annotation files
     split = train.get("split", "train")
@@ -69,9 +69,12 @@ def checked(request: Request, config: Tree, inputs: Inputs) -> tuple[Request, di
     return request.over({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}}), probas
 
 
-def _require_loss(model: str, losses: Any) -> None:
-    """Refuse a model whose losses are not all plain cross-entropy, in a list or by their names."""
-    named = losses.values() if isinstance(losses, dict) else losses or []
+def _require_loss(model: str, config: Tree) -> None:
+    """Refuse a model whose losses are not all cross-entropy: those in a list, or the named ones in use."""
+    named, heads = config.get("losses") or [], config.get("heads")
+    if isinstance(named, dict):
+        used = {head.get("loss") for head in heads.get(DATASET, [])} if isinstance(heads, dict) else {DATASET}
+        named = [loss for name, loss in named.items() if name in used]
     types = sorted({str(each.get("type") if isinstance(each, dict) else each) for each in named})
     if types != [_LOSS]:
         has = f"the loss {', '.join(types)}" if types else "none in its configuration"

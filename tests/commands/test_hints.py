@@ -169,6 +169,8 @@ NOT_RUN = {
     "dataset/features: mmfw features": _CHOICE,
     "runs/lookup: mmfw predict": "it names the command that does what was tried with another",
     "runs/lookup: mmfw train": _PRESET,
+    "runs/teacher: --teacher": "which file is the user's to know",
+    "runs/teacher: mmfw predict": "which run is the teacher is the user's to know",
     "runs/training: --resume": "as for mmfw train, beside it",
     "runs/training: mmfw train": "which preset it was is the user's to know",
     "cuda_oom": "a full GPU; the hint names no command",

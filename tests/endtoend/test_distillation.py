@@ -23,14 +23,20 @@ def lessons(tool: Tool) -> Path:
 def test_a_student_keeps_its_teacher_when_it_resumes_and_in_parts(
     tool: Tool, faulty: Faulty, lessons: Path
 ) -> None:
-    words = ("--seed", "3", "--batch-size", "13", "training.checkpoint_interval=1")
+    words = (
+        "--seed",
+        "3",
+        "--batch-size",
+        "13",
+        "training.checkpoint_interval=1",
+        "scheduler.params.num_training_steps=20",
+    )
     preset = without_dropout(tool)
     whole = tool.train(preset, "--updates", "4", *words, "--teacher", str(lessons), "--name", "whole")
     assert "the teacher was trained on these rows" in tool.errors
     alone = tool.train(preset, "--updates", "4", *words, "--name", "alone")
     assert losses(whole)[0] != pytest.approx(losses(alone)[0], rel=1e-4), "the teacher has a share"
 
-    # The rows of the first batches and the loss of the first validation are those without a teacher.
     faulty({"at": "forward", "do": "cuda_oom", "above": 7})
     begun = tool.train(preset, "--updates", "2", *words, "--teacher", str(lessons), "--name", "parts")
     assert losses(begun) == pytest.approx(losses(whole)[:2], rel=1e-4)
@@ -49,7 +55,7 @@ def test_a_student_keeps_its_teacher_when_it_resumes_and_in_parts(
 
 
 def test_a_teacher_of_its_own_labels_leaves_validation_as_it_is(tool: Tool, lessons: Path) -> None:
-    """A share of 1 of a teacher that says what the labels say is the loss without one, to the last figure."""
+    """A share of 1 of a teacher that says what the labels say is the loss without one."""
     annotations = (tool.world.dataset / "annotations" / "train.jsonl").read_text(encoding="utf-8")
     labels = {str(int(row["id"])): row["label"] for row in map(json.loads, annotations.splitlines())}
     sure = [type(row)(row.id, float(labels[row.id]), labels[row.id]) for row in read_predictions(lessons)]
@@ -59,9 +65,9 @@ def test_a_teacher_of_its_own_labels_leaves_validation_as_it_is(tool: Tool, less
     taught = tool.train(*words, "--teacher", str(lessons), "--teacher-weight", "1", "--name", "taught")
     assert losses(taught) == pytest.approx(losses(alone), rel=1e-5)
     val = [[event["metrics"] for event in events(run, "val")] for run in (alone, taught)]
-    assert val[0] and "val/hateful_memes/cross_entropy" in val[0][0]
+    assert val[0] and "hateful_memes/cross_entropy" in val[0][0]
     for one, other in zip(*val, strict=True):
-        assert other == pytest.approx(one, rel=1e-4)
+        assert other == pytest.approx(one, rel=1e-4)  # it knows no row of that split
 
 
 def test_a_teacher_is_named_by_the_option(tool: Tool, lessons: Path) -> None:

@@ -34,7 +34,10 @@ def asked(path: Path, **chosen: object) -> Request:
 
 
 def check(request: Request, train: Path, losses: object = LOSSES) -> tuple[Request, dict[str, float]]:
-    config = {"model": {"losses": losses}, "dataset": {"annotations": {"train": [str(train)]}, "data_dir": ""}}
+    config = {
+        "model": {"losses": losses, "heads": {"hateful_memes": [{"loss": "used"}]}},
+        "dataset": {"annotations": {"train": [str(train)]}, "data_dir": ""},
+    }
     data = {"train": {"split": "train", "sha256": file_digest(train).hex()}}
     return teacher.checked(request, config, Inputs(data=data))
 
@@ -105,7 +108,7 @@ def test_a_note_where_the_teacher_was_trained_on_these_rows(
     ("losses", "has"),
     [
         (["cross_entropy", {"type": "logit_bce"}], "the loss cross_entropy, logit_bce"),
-        ({"loss": "bce"}, "the loss bce"),
+        ({"used": "bce", "unused": "cross_entropy"}, "the loss bce"),
         (None, "none in its configuration"),
     ],
 )
@@ -113,7 +116,7 @@ def test_a_model_with_another_loss(train: Path, tmp_path: Path, losses: object, 
     request = asked(write(tmp_path, "7,0.5,0", "b,0.5,0"))
     with pytest.raises(UsageError, match=f"mmbt has {has}"):
         check(request, train, losses)
-    assert check(request, train, {"loss": "cross_entropy"})[1]
+    assert check(request, train, {"used": "cross_entropy", "unused": "bce"})[1]
 
 
 def test_a_weight_without_a_teacher(train: Path) -> None:
