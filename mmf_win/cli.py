@@ -41,6 +41,7 @@ COMMANDS = {
     "train": "Train a preset, or resume a run.",
     "predict": "Predict splits with trained runs, alone or blended.",
     "check-submission": "Check a prediction file against a split.",
+    "check": "Look for mistakes in a model and its data before training.",
     "profile": "Show where the time of training goes, and what helps.",
     "report": "Make a page about a run, or compare several.",
     "sweep": "Run many experiments: grids, seeds and searches.",

@@ -30,6 +30,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     alive            progress that has no event of its own
     predict_started  device, precision, batch, workers
     predict          done, total: rows
+    checked          a Remark, of one check before training
     profiled         what was measured of a training that is profiled; see runs/profiling.py
     nonfinite        text (the message), update (done before), quantity (not finite: loss, gradient, weights),
                      bad_parameters; of a loss or gradient also module (the first one), inputs_finite (whether
@@ -104,6 +105,28 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("ids", "bad_ids"), list[int]),
 }
 
+Verdict = Literal["ok", "note", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Remark:
+    """What a check of a training found.
+
+    Attributes:
+        check: its name.
+        text: what was found.
+        advice: what that means, and what to do.
+        memes: the ids that it is about, or was tried with.
+        seconds: what the check took.
+    """
+
+    verdict: Verdict
+    check: str
+    text: str
+    advice: str | None = None
+    memes: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -177,6 +200,7 @@ class Attempt:
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
         profile: updates of a training that is measured, and whose weights nobody wants; 0 for any other.
+        check: only check the model and its rows, and end before the first update.
         nproc: how many processes of this machine train together.
         nnodes: on how many machines.
         node_rank: which of them this is, from 0.
@@ -208,6 +232,7 @@ class Attempt:
     keep_annotations: bool = False
     report: str | None = None
     profile: int = 0
+    check: bool = False
     nproc: int = 1
     nnodes: int = 1
     node_rank: int = 0
@@ -224,6 +249,11 @@ class Attempt:
     def attempt(self) -> AttemptFolder:
         """The attempt's files."""
         return AttemptFolder(Path(self.attempt_dir))
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether nobody wants its weights."""
+        return self.check or self.profile > 0
 
     @property
     def events(self) -> Path:

@@ -87,7 +87,7 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
     files = asked.attempt
     asked.save()
     trains = asked.action == "train"
-    saves = trains and not asked.profile
+    saves = trains and not asked.is_trial
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
     save_dir, logs = (run.checkpoints, run.logs) if trains else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
@@ -131,7 +131,7 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
 
 def _newest_saved(run: Run, events: list[Event], failed: Attempt) -> Path | None:
     """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
-    if not failed.profile and any(event["kind"] == "checkpoint" for event in events):
+    if not failed.is_trial and any(event["kind"] == "checkpoint" for event in events):
         with suppress(CheckpointError):
             return checkpoints.choose(run, "last")
     return None

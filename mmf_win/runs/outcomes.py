@@ -82,7 +82,7 @@ def as_error(end: Exit, asked: Attempt) -> errors.MmfwError:
 
 
 def _hint_after(outcome: str, asked: Attempt) -> str | None:
-    run, resumes = Run(asked.run.path), asked.action == "train" and not asked.profile
+    run, resumes = Run(asked.run.path), asked.action == "train" and not asked.is_trial
     resumes = resumes and not asked.node_rank  # the first machine keeps the run
     if outcome == "interrupted":
         if not resumes:

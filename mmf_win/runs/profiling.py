@@ -71,12 +71,7 @@ def profile(
         output: a folder that is made for the result; None for ``profiles/<time>`` where runs are kept.
         data_dir: MMF's data folder; None for the one that the run used, or the default.
     """
-    run, places = None, Places.resolve(data_dir, save_dir)
-    if wanted is not None and (wanted in presets.names() or expanded(wanted).is_file()):
-        start = training.new(wanted, once, places)  # even where a run has the preset's name
-    else:
-        run = lookup.find_run(places.save_dir, wanted)
-        start = training.of_request(run.request(), once, data_dir, save_dir)
+    name, start = start_of(wanted, once, data_dir, save_dir)
     prepared = training.prepare(start)
     intervals, first = _intervals(prepared.config["training"]), prepared.first
     place = expanded(output).absolute() if output else start.places.save_dir / "profiles"
@@ -98,9 +93,20 @@ def profile(
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         folder = _new_folder(place, output)
         shutil.move(AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace, folder)
-    name = run.id if run else start.request.preset
     measured = known_fields(Profile, {**profiled, "waiting": Waiting(**profiled["waiting"])})
     return Profile(name, folder, *intervals, **measured)
+
+
+def start_of(
+    wanted: str | None, once: Once, data_dir: Path | None, save_dir: Path | None
+) -> tuple[str, training.Start]:
+    """The training of a preset, or that of a run from its beginning, and what it is called."""
+    places = Places.resolve(data_dir, save_dir)
+    if wanted is not None and (wanted in presets.names() or expanded(wanted).is_file()):
+        start = training.new(wanted, once, places)  # even where a run has the preset's name
+        return start.request.preset, start
+    run = lookup.find_run(places.save_dir, wanted)
+    return run.id, training.of_request(run.request(), once, data_dir, save_dir)
 
 
 def _intervals(config: Tree) -> tuple[int, int, int | None]:

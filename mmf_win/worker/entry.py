@@ -26,7 +26,7 @@ from mmf_win.protocol import Attempt, Exit
 from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import config_path
 from mmf_win.worker.launcher import join, launch, take_gpu
-from mmf_win.worker.outcome import classify
+from mmf_win.worker.outcome import Checked, classify
 from mmf_win.worker.predictions import collect
 from mmf_win.worker.stopping import Stop
 
@@ -130,7 +130,8 @@ def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: No
         prepare(request, stop)
         prepared = True
         begin()
-        run(request, stop)
+        with suppress(Checked):
+            run(request, stop)
     except BaseException as error:
         traceback.print_exc()
         end = classify(error, prepared=prepared)

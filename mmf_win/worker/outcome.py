@@ -48,6 +48,10 @@ class StopRequested(Exception):
     """The parent asked for a stop, and the run is saved."""
 
 
+class Checked(Exception):
+    """The checks before training are done, and there is none to follow."""
+
+
 class Diverged(Exception):
     """A loss, the gradient or a weight is not finite after ``update``; ``place`` is what is known of where."""
 

@@ -49,6 +49,7 @@ def tell(observer: Observer, model: nn.Module, copied: Collection[str], weights:
             f"{source}: none of its {len(weights)} tensors is among the {len(of_model)} of the model",
             hint=_FITTING,
         )
+    observer.copied.update(copied)
     if not observer.has_begun:  # after training, MMF loads the best checkpoint again
         observer.event(
             "loaded",

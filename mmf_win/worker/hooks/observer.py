@@ -34,6 +34,7 @@ class Observer:
         current: the one of this process, which the objects that MMF makes tell what they do.
         clock: knows where the time of training goes.
         weights: the file whose weights are loaded, or its name in a zoo.
+        copied: the tensors of the model that files have set before training.
     """
 
     current: ClassVar[Observer]
@@ -44,6 +45,7 @@ class Observer:
         self._stop = stop
         self.clock = Clock()
         self.weights: Any = None
+        self.copied: set[str] = set()
         self._measured: WaitWatch | Profiler | None = None
         self._trainer: Any = None
         self._checkpoint: Any = None
@@ -70,7 +72,7 @@ class Observer:
 
     def training_started(self, trainer: Any, checkpoint: Any, micro: MicroBatch, precision: str) -> None:
         """Training is about to start or resume; MMF's ``checkpoint`` is saved before it is left."""
-        self._trainer, self._checkpoint = trainer, None if self.request.profile else checkpoint
+        self._trainer, self._checkpoint = trainer, None if self.request.is_trial else checkpoint
         self._resume_state = checkpoint.resume_state
         training = trainer.config.training
         self._first_update = self._last_update = trainer.num_updates
@@ -92,6 +94,10 @@ class Observer:
             fit=micro.fit,
             data=self.request.data.get("train"),
         )
+        if self.request.check:
+            from mmf_win.worker import checks
+
+            checks.run(self, trainer, micro.limit)
         if self.request.find_micro_batch and micro.finder is None:
             self.event("micro_batch", rows=micro.rows, found=True)
         if self.request.profile and self.is_main:

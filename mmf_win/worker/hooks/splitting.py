@@ -33,15 +33,15 @@ def split(batch: SampleList, limit: int, weight: float = 1.0) -> list[tuple[floa
         return [(weight, batch)]
     ends = pairwise(rows * number // parts for number in range(parts + 1))
     wanted = [(weight * (end - start) / rows, slice(start, end)) for start, end in ends]
-    return [(share, _rows_of(batch, each, rows)) for share, each in wanted]
+    return [(share, rows_of(batch, each, rows)) for share, each in wanted]
 
 
-def _rows_of(value: Any, wanted: slice, rows: int) -> Any:
+def rows_of(value: Any, wanted: slice, rows: int) -> Any:
     """``wanted`` of each thing in ``value`` that has one entry a row; all else as it is."""
     if isinstance(value, Mapping):
         part = SampleList()
         for key, entry in value.items():
-            part.add_field(key, _rows_of(entry, wanted, rows))
+            part.add_field(key, rows_of(entry, wanted, rows))
         return part
     has_rows = bool(value.dim()) if torch.is_tensor(value) else isinstance(value, (list, tuple))
     return value[wanted] if has_rows and len(value) == rows else value

@@ -1,0 +1,85 @@
+"""``mmfw check``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.commands.overrides import require_trainable, split_words
+from mmf_win.commands.progress import RunDisplay
+from mmf_win.console import aligned, print_json, print_line, say
+from mmf_win.errors import TrainingError, UsageError
+from mmf_win.files import write_json
+from mmf_win.paths import expanded
+from mmf_win.protocol import Event, Verdict
+from mmf_win.runs.checking import check
+from mmf_win.runs.request import Once
+
+
+class _Display(RunDisplay):
+    """Says which check is done."""
+
+    def _on_train_started(self, event: Event) -> None:
+        say(f"checking on {event['device']}: {event['parameters']:,} parameters, batch {event['batch']}")
+
+    def _on_checked(self, event: Event) -> None:
+        say(f"{event['verdict']}: {event['check']} ({event['seconds']:.1f} s)")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw check mmbt_grid                      a preset
+  mmfw check my.yaml optimizer.params.lr=1e-4
+  mmfw check                                the newest run's configuration, from its beginning
+  mmfw check mmbt_grid --json -o found.json"""
+)
+@options.words("[PRESET|RUN] [KEY=VALUE ...]", "PRESET", "RUN")
+@options.number(
+    "--batch-size", meaning="Rows that the model is tried with.  [default: the preset's or the run's]"
+)
+@options.output("A new file for what was found, as JSON.", "FILE")
+@options.allow_missing
+@options.trust
+@options.no_retry
+@options.stop_timeout
+@options.places_and_json
+def command(
+    words: tuple[str, ...],
+    output: Path | None,
+    data_dir: Path | None,
+    save_dir: Path | None,
+    as_json: bool,
+    **chosen: Any,
+) -> int:
+    """Look for mistakes in a model and its data before training.
+
+    Tries the model of a preset, or of a run from its beginning, with a batch of the data; takes about a minute.
+    A check that would take longer is skipped. Nothing is changed or kept. Each finding says what it means; the
+    exit code is 7 where one of them is an error.
+    """
+    if output is not None and expanded(output).exists():
+        raise UsageError(f"{output} is there already", hint="name a new file")
+    names, overrides = split_words(words, names=1)
+    require_trainable(overrides, chosen, resumes=False)
+    once = Once.of(overrides, **chosen)
+    name, found = check(next(iter(names), None), once, data_dir, save_dir, display=_Display)
+    told = {"name": name, "findings": [asdict(each) for each in found]}
+    if output is not None:
+        write_json(expanded(output), told)
+    counts = Counter(each.verdict for each in found)
+    if as_json:
+        print_json(told)
+    else:
+        rows = [
+            (each.verdict, each.check, f"{each.text}; {each.advice}" if each.advice else each.text)
+            for each in found
+        ]
+        print(aligned(("verdict", "check", "found"), rows))
+        print_line(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
+    return TrainingError.exit_code if counts["error"] else 0

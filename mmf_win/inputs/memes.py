@@ -1,0 +1,84 @@
+"""What is odd about the memes of a training, as their annotations and the hashes of their images show."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from mmf_win.console import first_few
+from mmf_win.dataset.annotations import Row, labels_of, read_rows, splits_on_disk
+from mmf_win.inputs.listing import paths_of
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Manifest
+from mmf_win.paths import DatasetPaths
+from mmf_win.protocol import Remark
+from mmf_win.upstream.config import Tree
+
+_LOPSIDED = 0.1
+# Published as two phases of one set: dev_unseen holds most of dev_seen, and dev and test are the seen ones.
+_FAMILIES = ("dev", "test")
+
+
+def remarks(paths: DatasetPaths, dataset: Tree) -> list[Remark]:
+    """On the labels that are trained and validated on, and on memes that are in two splits.
+
+    Of a ``dataset``, MMF's configuration, whose annotations are those of ``paths``, all splits are compared.
+    """
+    named = [path for slot in ("train", "val") for path in paths_of(dataset, "annotations", [slot])]
+    files = {path.stem: path for path in named}
+    read = {name: read_rows(path) for name, path in files.items()}
+    found = [_balance(name, rows) for name, rows in read.items()]
+    if any(path.parent == paths.annotations for path in named):
+        others = [name for name in splits_on_disk(paths) if name not in read]
+        read |= {name: read_rows(paths.split(name)) for name in others}
+    folders = paths_of(dataset, "images", ["train"])
+    return found + _in_two_splits(read, paths, folders[0] if folders else paths.images)
+
+
+def _balance(name: str, rows: Sequence[Row]) -> Remark:
+    labels = labels_of(rows) or []
+    share = sum(labels) / max(len(labels), 1)
+    text = f"{name}: {100 * share:.0f} % of {len(rows):,} memes are hateful"
+    if _LOPSIDED <= share <= 1 - _LOPSIDED:
+        return Remark("ok", "balance", text)
+    advice = "a model that always gives the same answer is right about the others; accuracy hides that"
+    return Remark("warning" if 0 < share < 1 else "error", "balance", text, advice)
+
+
+def _in_two_splits(read: Mapping[str, Sequence[Row]], paths: DatasetPaths, images: Path) -> list[Remark]:
+    """Memes with the same text and the same bytes of the image; either alone is a confounder, on purpose."""
+    manifest, by_text = Manifest.load(paths.root), defaultdict(list)
+    for name, rows in read.items():
+        for row in rows:
+            by_text[row.text].append((name, row))
+
+    def image(row: Row) -> str:
+        file = images / row.img
+        below = file.relative_to(paths.root).as_posix() if file.is_relative_to(paths.root) else ""
+        if manifest is not None and (entry := manifest.files.get(below)):
+            return entry.sha256
+        return file_digest(file).hex() if file.is_file() else row.img
+
+    twice: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for same_text in by_text.values():
+        pairs = [pair for pair in combinations(same_text, 2) if not _published(pair[0][0], pair[1][0])]
+        hashes = {row: image(row) for pair in pairs for _, row in pair}
+        for (one, row), (other, again) in pairs:
+            if hashes[row] == hashes[again]:
+                twice[one, other].append(row.shown_id)
+    return [
+        Remark(
+            "warning",
+            "splits",
+            f"{len(ids)} memes of {one} are in {other}, too: {first_few(ids)}",
+            "the same image and text in both: a score on one of them counts what was learnt by heart",
+            ids,
+        )
+        for (one, other), ids in twice.items()
+    ] or [Remark("ok", "splits", f"no meme of one is in another: {', '.join(read)}")]
+
+
+def _published(one: str, other: str) -> bool:
+    return one == other or one.partition("_")[0] == other.partition("_")[0] in _FAMILIES

@@ -1,0 +1,56 @@
+"""Checks a training before it is begun, in a folder that is removed again."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from mmf_win.errors import Interrupted, MmfwError
+from mmf_win.inputs import memes
+from mmf_win.protocol import Remark, known_fields, read_events
+from mmf_win.runs import training
+from mmf_win.runs.attempts import Display
+from mmf_win.runs.history import weights_loaded
+from mmf_win.runs.profiling import start_of
+from mmf_win.runs.request import Once
+from mmf_win.upstream.config import merge
+
+_log = logging.getLogger(__name__)
+_SHOWN = 15  # lines of the log of a model that cannot be built
+
+
+def check(
+    wanted: str | None, once: Once, data_dir: Path | None, save_dir: Path | None, *, display: Display
+) -> tuple[str, list[Remark]]:
+    """Check the training of a preset, or of a run from its beginning; its name, and what was found.
+
+    Nothing stays. The class of an MmfwError says why the model could not be built; see
+    :func:`mmf_win.runs.profiling.profile` for the arguments.
+    """
+    name, start = start_of(wanted, once, data_dir, save_dir)
+    prepared = training.prepare(start)
+    with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
+        here = replace(start.places, save_dir=Path(scratch))
+        settings = merge(prepared.first.settings, {"run_type": "train"})
+        first = replace(prepared.first, check=True, images=None, settings=settings)
+        try:
+            found = memes.remarks(start.places.dataset, prepared.config["dataset"])
+            run = training.carry_out(replace(prepared, places=here, first=first), display)
+        except (Interrupted, KeyboardInterrupt):
+            raise Interrupted("interrupted; nothing is kept") from None
+        except MmfwError as error:
+            if error.log is not None and error.log.is_file():
+                lines = error.log.read_text(encoding="utf-8", errors="replace").splitlines()
+                _log.info("the end of its output:\n%s", "\n".join(lines[-_SHOWN:]))
+                error.hint = (error.hint or "").replace(str(error.log), "the log of `mmfw train`")
+            raise
+        events = list(read_events(run.events))
+        for event in (each for each in events if each["attempt"] == events[-1]["attempt"]):
+            if event["kind"] == "loaded":
+                verdict = "note" if event["copied"] < event["total"] else "ok"
+                found.append(Remark(verdict, "weights", weights_loaded(event)))
+            elif event["kind"] == "checked":
+                found.append(Remark(**known_fields(Remark, event)))
+    return name, found
