@@ -59,9 +59,9 @@ def command(
 ) -> int:
     """Look for mistakes in a model and its data before training.
 
-    Tries the model of a preset, or of a run from its beginning, with a batch of the data; takes about a minute.
-    A check that would take longer is skipped. Nothing is changed or kept. Each finding says what it means; the
-    exit code is 7 where one of them is an error.
+    Tries the model of a preset, or of a run's configuration as at its beginning, with a batch of the data.
+    Each finding says what it means; the exit code is 7 where one is an error. What would take more than a
+    minute is skipped. Nothing is changed or kept.
     """
     if output is not None and expanded(output).exists():
         raise UsageError(f"{output} is there already", hint="name a new file")

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from mmf_win.errors import Interrupted, MmfwError
 from mmf_win.inputs import memes
-from mmf_win.protocol import Remark, known_fields, read_events
+from mmf_win.protocol import Remark, Verdict, known_fields, read_events
 from mmf_win.runs import training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.history import weights_loaded
@@ -49,7 +49,7 @@ def check(
         events = list(read_events(run.events))
         for event in (each for each in events if each["attempt"] == events[-1]["attempt"]):
             if event["kind"] == "loaded":
-                verdict = "note" if event["copied"] < event["total"] else "ok"
+                verdict: Verdict = "note" if event["copied"] < event["total"] else "ok"
                 found.append(Remark(verdict, "weights", weights_loaded(event)))
             elif event["kind"] == "checked":
                 found.append(Remark(**known_fields(Remark, event)))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.errors import UsageError
+from mmf_win.inputs import memes
 from mmf_win.inputs.check import Inputs
 from mmf_win.paths import Places, expanded
 from mmf_win.protocol import Attempt, Exit
@@ -221,7 +222,11 @@ def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda 
     Raises an MmfwError whose class says how it ended.
     """
     with nullcontext() if start.run is None else training_alone(start.run) as lock:
-        return carry_out(prepare(start), display, lock, begun)
+        prepared = prepare(start)
+        for each in memes.remarks(prepared.places.dataset, prepared.config["dataset"]):
+            if each.verdict != "ok":
+                _log.warning("%s; %s", each.text, each.advice)
+        return carry_out(prepared, display, lock, begun)
 
 
 def carry_out(

@@ -113,6 +113,7 @@ class Watch(Callback):  # type: ignore[misc]
 
     def _check(self, report: Any) -> None:
         splitting.check_losses(report.losses, self.trainer.num_updates + 1)
+        self._observer.made_losses(report.losses, report.batch_size)
 
     def _in_parts(self, batch: Any, divisor: float) -> Any:
         """MMF's own step for each part of the batch; it divides each loss by the part's divisor."""

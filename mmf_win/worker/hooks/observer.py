@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mmf_win.worker.hooks.micro_batch import MicroBatch
 
 _HEARTBEAT = 1.0
+_FEW = 4  # rows whose mean loss chance alone makes odd
 _CURVES = ("loss", "lr", "updates_per_s", "max_mem_mib")
 
 
@@ -48,6 +49,7 @@ class Observer:
         self.copied: set[str] = set()
         self._measured: WaitWatch | Profiler | None = None
         self._trainer: Any = None
+        self._judge: Callable[[Mapping[str, torch.Tensor]], str | None] | None = None
         self._checkpoint: Any = None
         self._resume_state: Any = None
         self._since = time.monotonic()
@@ -94,10 +96,12 @@ class Observer:
             fit=micro.fit,
             data=self.request.data.get("train"),
         )
-        if self.request.check:
-            from mmf_win.worker import checks
+        from mmf_win.worker import checks
 
+        if self.request.check:
             checks.run(self, trainer, micro.limit)
+        if trainer.num_updates == 0 and checks.is_fresh(trainer.model, self.copied):
+            self._judge = checks.odd_first_loss
         if self.request.find_micro_batch and micro.finder is None:
             self.event("micro_batch", rows=micro.rows, found=True)
         if self.request.profile and self.is_main:
@@ -105,6 +109,12 @@ class Observer:
         else:
             self._measured = WaitWatch(trainer, self.clock, ranks())
         self.clock.lap()
+
+    def made_losses(self, losses: Mapping[str, torch.Tensor], rows: int) -> None:
+        """The losses of so many rows are made; of the first, say so where they are odd."""
+        judge, self._judge = self._judge, None
+        if judge and rows >= _FEW and (text := judge(losses)):
+            self.event("note", text=text)
 
     def require_update(self) -> None:
         """Refuse, by a UsageError, to call a training done in which there was no update."""

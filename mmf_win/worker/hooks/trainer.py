@@ -101,6 +101,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def _step(self, share: float, rows: Any) -> Any:
         report = super()._forward_pass(rows)
         splitting.check_losses(report.losses, self.num_updates + 1)
+        self._observer.made_losses(report.losses, rows.get_batch_size())
         self.scaler.scale(self._extract_loss(report) * share).backward()
         for key in self.metrics.required_params:
             if torch.is_tensor(report.get(key)):
