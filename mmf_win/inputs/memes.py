@@ -72,7 +72,7 @@ def _in_two_splits(read: Mapping[str, Sequence[Row]], paths: DatasetPaths, image
         Remark(
             "warning",
             "splits",
-            f"{len(ids)} memes of {one} are in {other}, too: {first_few(ids)}",
+            f"memes both in {one} and in {other}: {len(ids)} ({first_few(ids)})",
             "the same image and text in both: a score on one of them counts what was learnt by heart",
             ids,
         )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import re
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,7 +17,8 @@ from torch import nn
 from mmf_win.console import first_few
 from mmf_win.protocol import Remark, Verdict
 from mmf_win.worker.hooks import splitting
-from mmf_win.worker.hooks.resume import random_state, set_random_state
+from mmf_win.worker.hooks.first_loss import is_fresh, oddity, total
+from mmf_win.worker.hooks.resume import as_before
 from mmf_win.worker.outcome import Checked, StopRequested
 
 if TYPE_CHECKING:
@@ -36,9 +35,6 @@ _MODALITIES = {
     "text": re.compile("text|input_|segment|lm_label|tokens|length"),
     "image": re.compile("image|img|bbox"),
 }
-# Where the two scores of a new head differ by d, the mean loss is about ln 2 + E[d²]/8: 1.5 needs |d| ≈ 2.5,
-# as of inputs that nobody has scaled, and 0.2 that the model knows the labels.
-_FRESH = (0.2, 1.5)
 _NEVER_TRAINED = {"vilbert": re.compile(r"\.biOutput\.q_dense[12]\.")}  # MMF makes them, and never uses them
 
 
@@ -109,45 +105,6 @@ def run(observer: Observer, trainer: Any, limit: int) -> NoReturn:
     raise Checked
 
 
-@contextmanager
-def as_before(model: nn.Module, optimizer: Any) -> Iterator[None]:
-    """Put weights, buffers, modes, the optimizer's state and chance back in the end; gradients are gone."""
-    tensors = [*model.parameters(), *model.buffers()]
-    weights = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    modes = {module: module.training for module in model.modules()}
-    state, chance = copy.deepcopy(optimizer.state_dict()), random_state()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, before in zip(tensors, weights, strict=True):
-                tensor.copy_(before)
-        for module, mode in modes.items():
-            module.training = mode
-        optimizer.load_state_dict(state)
-        model.zero_grad(set_to_none=True)
-        set_random_state(chance)
-
-
-def is_fresh(model: nn.Module, copied: Iterable[str]) -> bool:
-    """Whether there is a head, known by its bias of two numbers, and no file has set it."""
-    heads = {name for name, parameter in model.named_parameters() if parameter.shape == (2,)}
-    return bool(heads) and heads.isdisjoint(copied)
-
-
-def odd_first_loss(losses: Mapping[str, torch.Tensor]) -> str | None:
-    """What is odd about the first loss of a fresh head, whose cross-entropy is about ln 2."""
-    value = _total(losses).item()
-    if len(losses) != 1 or "cross_entropy" not in next(iter(losses)) or _FRESH[0] <= value <= _FRESH[1]:
-        return None
-    why = "the model sees the label" if value < _FRESH[0] else "the inputs or the scores are not scaled"
-    return f"the first loss is {value:.2f}, and about 0.69 (ln 2) where nothing is known yet: perhaps {why}"
-
-
-def _total(losses: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    return torch.stack([loss.float().mean() for loss in losses.values()]).sum()
-
-
 def _without_dropout(model: nn.Module) -> None:
     """Let the model train, but for what leaves values out."""
     model.train()
@@ -183,15 +140,15 @@ def _scores(of: Subject) -> Iterator[Remark]:
         if is_so:
             yield of.says("error", text, advice)
             return
-    if text := (odd_first_loss(losses) if of.fresh else None) or "":
+    if text := (oddity(losses) if of.fresh else None) or "":
         yield of.says("warning", text, "look at the sizes of what the last layer gets")
     else:
-        yield of.says("ok", f"two a row; the first loss is {_total(losses).item():.2f}")
+        yield of.says("ok", f"two a row; the first loss is {total(losses).item():.2f}")
 
 
 def _parameters(of: Subject) -> Iterator[Remark]:
     of.model.zero_grad(set_to_none=True)
-    _total(of.output(of.part(0, of.rows))["losses"]).backward()  # type: ignore[no-untyped-call]
+    total(of.output(of.part(0, of.rows))["losses"]).backward()  # type: ignore[no-untyped-call]
     given = {id(parameter) for group in of.optimizer.param_groups for parameter in group["params"]}
     named = dict(of.model.named_parameters())
     unused = [name for name, each in named.items() if each.requires_grad and each.grad is None]
@@ -324,7 +281,7 @@ def _least_loss(of: Subject, optimizer: Any, batch: Callable[[], Any]) -> float:
     least = math.inf
     for _ in range(_STEPS):
         of.model.zero_grad()
-        loss = _total(of.output(batch())["losses"])
+        loss = total(of.output(batch())["losses"])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         least = min(least, loss.item())

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmf_win.runs import own_code
-from mmf_win.upstream.config import merge
 from tests.endtoend.conftest import Faulty, Tool, events
-from tests.endtoend.test_own_code import GUIDE, guide  # noqa: F401 - a fixture
+from tests.endtoend.test_own_code import guide  # noqa: F401 - a fixture
 from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
 from tests.worlds import tiny_mmf
 from tests.worlds.tools import requires_console_events
@@ -29,6 +26,9 @@ class Planted(BaseModel):
     def build(self):
         torch.manual_seed(1)
         self.fault = self.config.get("fault")
+        if self.fault == "no time":
+            from mmf_win.worker import checks
+            checks._LIMIT = 0
         self.words, self.pixels = nn.Embedding(64, 16), nn.Linear(3 * 32 * 32, 16)
         self.spare, self.head = nn.Linear(16, 16), nn.Linear(32, 2)
         if self.fault == "frozen":
@@ -80,10 +80,13 @@ def planted(tool: Tool, fault: str | None) -> str:
     (folder / "__init__.py").write_text(PLANTED, encoding="utf-8")
     model = {"fault": fault, "losses": ["cross_entropy"]}
     dataset = tool.settings("mmbt")["dataset_config"]
-    settings = {"env": {"user_dir": str(folder)}, "model_config": {"planted": model}, "dataset_config": dataset}
+    settings = {
+        "env": {"user_dir": str(folder)},
+        "model_config": {"planted": model},
+        "dataset_config": dataset,
+    }
     settings |= {"training": {"batch_size": 4, "num_workers": 0}, "optimizer": {"params": {"lr": 1e-2}}}
-    preset = tool.preset("mmbt", model="planted", settings=settings)
-    return preset
+    return tool.preset("mmbt", model="planted", settings=settings)
 
 
 def in_english(tool: Tool, name: str = "english") -> Tool:
@@ -102,7 +105,9 @@ def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
     found = in_english(tool)("check", tool.preset(name))
     assert not unsound(found)
     checks = [each["check"] for each in found["findings"]]
-    assert {"balance", "splits", "scores", "parameters", "rows", "modalities", "texts", "one batch"} == set(checks)
+    assert {"balance", "splits", "scores", "parameters", "rows", "modalities", "texts", "one batch"} == set(
+        checks
+    )
     never = [each["text"] for each in found["findings"] if "gradient:" in each["text"]]
     assert bool(never) == (name == "vilbert") and all("biOutput.q_dense1" in text for text in never)
     assert not tool.save_dir.exists()
@@ -122,22 +127,111 @@ def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
         ("batch", "error", "rows", "without the others"),
         ("dropout", "error", "rows", "evaluated twice, scores differ by"),
         ("no image", "warning", "modalities", "with the image of another row, all scores stay the same"),
-        ("stuck", "error", "one batch", "and at none below 0.69"),
+        (
+            "stuck",
+            "error",
+            "one batch",
+            "at the run's rate of 0.01 the loss falls to 0.69, and at none below 0.6",
+        ),
+        ("no time", "note", "one batch", "skipped: it takes about"),
     ],
 )
 def test_a_planted_fault_is_found(tool: Tool, fault: str, verdict: str, check: str, said: str) -> None:
     sound, preset = in_english(tool), planted(tool, fault)
     code = sound.code("check", preset, "--trust", "--json")
-    print(sound.output, sound.errors)
     found = [each for each in json.loads(sound.output)["findings"] if each["check"] == check]
-    assert [(verdict, True)] == [(each["verdict"], said in each["text"]) for each in found if each["verdict"] != "ok"]
+    assert [(verdict, True)] == [
+        (each["verdict"], said in each["text"]) for each in found if each["verdict"] != "ok"
+    ]
     assert len(found[0]["memes"]) == 4
     assert code == (7 if verdict == "error" else 0)
 
 
 def test_the_planted_model_without_a_fault_and_that_of_the_guide_are_sound(
-    tool: Tool, guide: Path  # noqa: F811
+    tool: Tool,
+    guide: Path,  # noqa: F811
 ) -> None:
     english = in_english(tool)
     assert not unsound(english("check", planted(tool, None), "--trust"))
     assert not unsound(english("check", str(guide / "small_cnn.yaml"), "--trust"))
+
+
+def test_words_that_the_vocabulary_lacks_and_texts_that_are_cut_are_counted(tool: Tool) -> None:
+    settings = tool.settings("bert")
+    settings["dataset_config"]["hateful_memes"]["processors"]["text_processor"]["params"][
+        "max_seq_length"
+    ] = 6
+    (found,) = (
+        each
+        for each in tool("check", tool.preset("bert", settings=settings))["findings"]
+        if each["check"] == "texts"
+    )
+    assert found["verdict"] == "warning" and found["advice"]
+    assert found["text"] == "14 of 14 texts are cut after 4 tokens; 26.0 % are unknown"
+    assert len(found["memes"]) == 14
+
+
+def test_a_meme_in_two_splits_is_told_by_check_and_by_train_and_so_is_an_odd_first_loss(tool: Tool) -> None:
+    twice = in_english(tool)
+    annotations = twice.world.dataset / "annotations"
+    rows = {path.stem: path.read_text(encoding="utf-8").splitlines() for path in annotations.iterdir()}
+    (annotations / "dev_unseen.jsonl").write_text(
+        "\n".join([*rows["dev_unseen"], rows["dev_seen"][0], rows["train"][3]]) + "\n", encoding="utf-8"
+    )
+    meme = json.loads(rows["train"][3])["id"]
+    said = f"memes both in train and in dev_unseen: 1 ({int(meme)})"
+    found = twice("check", planted(tool, "scale"), "--trust")
+    assert ("warning", said) in [(each["verdict"], each["text"]) for each in found["findings"]]
+    assert [each["memes"] for each in found["findings"] if each["check"] == "splits"] == [[str(int(meme))]]
+
+    run = twice.train(planted(tool, "scale"), "--updates", "2", "--seed", "1")
+    assert f"note: {said}; " in twice.errors
+    (note,) = (event["text"] for event in events(run, "note"))
+    assert note.startswith("the first loss is ") and f"note: {note}" in twice.errors
+    twice.train("--resume", "last", "--updates", "3")
+    assert len(events(run, "note")) == 1, "what is trained already has no first loss"
+
+    in_english(tool, "sound").train(planted(tool, None), "--updates", "2", "--seed", "1")
+    assert "note: " not in tool.errors
+
+
+def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -> None:
+    run, out = tool.trained("bert"), tool.folder / "найдено.json"
+
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in tool.save_dir.rglob("*") if path.is_file()}
+
+    before = content()
+    found = tool("check", run.id, "-o", str(out))
+    assert found["name"] == run.id and json.loads(out.read_text(encoding="utf-8")) == found
+    assert content() == before
+    assert tool.code("check", run.id, "-o", str(out)) == 2
+    assert "is there already" in tool.errors
+    assert tool.code("check") == 0, "a warning is no error"
+    *table, counts = tool.output.splitlines()
+    assert table[0].split() == ["verdict", "check", "found"]
+    assert any(line.startswith("warning") and "texts" in line for line in table)
+    assert counts == "8 ok, 0 note, 1 warning, 0 error"
+
+
+@requires_console_events
+def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+    at, scratch = tool.folder / "at", tool.folder / "scratch"
+    scratch.mkdir()
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(name, str(scratch))
+    faulty({"at": "forward", "do": "wait", "once": str(at)})
+    with user(tool, "check", tool.preset("bert")) as somebody:
+        somebody.waits_for(at.exists)
+        somebody.process.send_signal(_CTRL_C)
+        somebody.reads("stopping…")
+        Path(f"{at}.go").touch()
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert "nothing is kept" in somebody.read
+    assert not tool.save_dir.exists() and not [*scratch.glob("mmfw-check-*")]
+
+
+def test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output(tool: Tool) -> None:
+    assert tool.code("check", planted(tool, "none"), "--trust", "model_config.planted.losses=[nosuch]") == 7
+    assert "nosuch" in tool.errors and "mmfw train" in tool.errors
+    assert "mmfw-check-" not in tool.errors.partition("hint:")[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -15,6 +15,7 @@ from mmf_win.errors import UsageError
 from mmf_win.phases import Waiting
 from mmf_win.protocol import Attempt, read_events
 from mmf_win.worker.hooks.clock import Clock
+from mmf_win.worker.hooks.first_loss import is_fresh, oddity
 from mmf_win.worker.hooks.profiler import Profiler, WaitWatch, decodes_once
 from mmf_win.worker.hooks.ranks import any_rank, rank, ranks, share_weights
 from mmf_win.worker.outcome import StopRequested
@@ -49,7 +50,7 @@ class Observer:
         self.copied: set[str] = set()
         self._measured: WaitWatch | Profiler | None = None
         self._trainer: Any = None
-        self._judge: Callable[[Mapping[str, torch.Tensor]], str | None] | None = None
+        self._fresh = False
         self._checkpoint: Any = None
         self._resume_state: Any = None
         self._since = time.monotonic()
@@ -96,12 +97,11 @@ class Observer:
             fit=micro.fit,
             data=self.request.data.get("train"),
         )
-        from mmf_win.worker import checks
-
         if self.request.check:
+            from mmf_win.worker import checks
+
             checks.run(self, trainer, micro.limit)
-        if trainer.num_updates == 0 and checks.is_fresh(trainer.model, self.copied):
-            self._judge = checks.odd_first_loss
+        self._fresh = trainer.num_updates == 0 and is_fresh(trainer.model, self.copied)
         if self.request.find_micro_batch and micro.finder is None:
             self.event("micro_batch", rows=micro.rows, found=True)
         if self.request.profile and self.is_main:
@@ -112,8 +112,8 @@ class Observer:
 
     def made_losses(self, losses: Mapping[str, torch.Tensor], rows: int) -> None:
         """The losses of so many rows are made; of the first, say so where they are odd."""
-        judge, self._judge = self._judge, None
-        if judge and rows >= _FEW and (text := judge(losses)):
+        fresh, self._fresh = self._fresh, False
+        if fresh and rows >= _FEW and (text := oddity(losses)):
             self.event("note", text=text)
 
     def require_update(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import random
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch import nn
 from torch.utils.data import Sampler
 
 from mmf_win.worker.hooks.observer import Observer
@@ -189,3 +191,23 @@ def set_random_state(state: Saved) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all([each.cpu() for each in state["cuda"]])
+
+
+@contextmanager
+def as_before(model: nn.Module, optimizer: Any) -> Iterator[None]:
+    """Put weights, buffers, modes, the optimizer's state and chance back in the end; gradients are gone."""
+    tensors = [*model.parameters(), *model.buffers()]
+    weights = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
+    modes = {module: module.training for module in model.modules()}
+    state, chance = copy.deepcopy(optimizer.state_dict()), random_state()
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, before in zip(tensors, weights, strict=True):
+                tensor.copy_(before)
+        for module, mode in modes.items():
+            module.training = mode
+        optimizer.load_state_dict(state)
+        model.zero_grad(set_to_none=True)
+        set_random_state(chance)

@@ -1,0 +1,33 @@
+"""What the first loss tells of a head that no file has set: it guesses, so cross-entropy is about ln 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import nn
+
+# Where the two scores of a new head differ by d, the mean loss is about ln 2 + E[d²]/8: 1.5 needs |d| ≈ 2.5,
+# as of inputs that nobody has scaled, and 0.2 that the model knows the labels.
+_USUAL = (0.2, 1.5)
+
+
+def is_fresh(model: nn.Module, copied: Iterable[str]) -> bool:
+    """Whether there is a head, known by its bias of two numbers, and it is not among the tensors copied."""
+    model = getattr(model, "module", model)  # of several ranks, each wraps it
+    heads = {name for name, parameter in model.named_parameters() if parameter.shape == (2,)}
+    return bool(heads) and heads.isdisjoint(copied)
+
+
+def total(losses: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The loss that MMF minimizes."""
+    return torch.stack([loss.float().mean() for loss in losses.values()]).sum()
+
+
+def oddity(losses: Mapping[str, torch.Tensor]) -> str | None:
+    """What is odd about the first losses of a fresh head; None of other losses than cross-entropy."""
+    value = total(losses).item()
+    if len(losses) != 1 or "cross_entropy" not in next(iter(losses)) or _USUAL[0] <= value <= _USUAL[1]:
+        return None
+    why = "the model sees the label" if value < _USUAL[0] else "the inputs or the scores are not scaled"
+    return f"the first loss is {value:.2f}, and about 0.69 (ln 2) where nothing is known yet: perhaps {why}"

@@ -1,0 +1,90 @@
+"""Labels that are lopsided, and memes that are in two splits, of a dataset that was converted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.dataset.convert import convert
+from mmf_win.inputs.memes import remarks
+from mmf_win.integrity.manifest import SUMS
+from mmf_win.paths import Places
+from mmf_win.protocol import Remark
+from tests.worlds.memes import image, jsonl, lay_out
+
+
+def rows(*ids: int, **changes: Any) -> list[dict[str, object]]:
+    """Memes, every other one hateful, each with an image and a text of its own but for ``changes``."""
+    return [
+        {"id": id_, "img": f"img/{id_}.png", "label": id_ % 2, "text": f"text {id_}"} | changes for id_ in ids
+    ]
+
+
+def found(places: Places, source: Path, **splits: list[dict[str, object]]) -> dict[str, list[Remark]]:
+    """Check → what it says of a dataset with these splits, whose image 20 has the bytes of image 1."""
+    files = {f"{split}.jsonl": jsonl(each) for split, each in splits.items()}
+    images = {f"img/{id_}.png": image(1 if id_ == 20 else id_) for id_ in range(1, 41)}
+    convert(lay_out(files | images, source), places, allow_missing=True)
+    slots = {"train": "annotations/train.jsonl", "val": f"annotations/{[*splits][1]}.jsonl"}
+    config = {"data_dir": str(places.dataset.root), "annotations": slots, "images": {"train": "images"}}
+    said: dict[str, list[Remark]] = {}
+    for each in remarks(places.dataset, config):
+        said.setdefault(each.check, []).append(each)
+    return said
+
+
+@pytest.mark.parametrize(
+    ("labels", "verdict", "share"),
+    [
+        ([0] * 8 + [1, 1], "ok", 20),
+        ([0] * 10 + [1], "warning", 9),
+        ([1] * 11 + [0], "warning", 92),
+        ([0] * 4, "error", 0),
+    ],
+)
+def test_few_memes_of_a_kind_are_a_warning_and_none_an_error(
+    places: Places, tmp_path: Path, labels: list[int], verdict: str, share: int
+) -> None:
+    train = [row | {"label": label} for row, label in zip(rows(*range(1, 13)), labels, strict=False)]
+    of_train, of_val = found(places, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
+    assert of_train.verdict == verdict
+    assert of_train.text == f"train: {share} % of {len(labels)} memes are hateful"
+    assert bool(of_train.advice) == (verdict != "ok")
+    assert of_val == Remark("ok", "balance", "dev: 50 % of 2 memes are hateful")
+
+
+def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_was_published_so(
+    places: Places, tmp_path: Path
+) -> None:
+    said = found(
+        places,
+        tmp_path / "memes",
+        train=rows(1, 2, 3, 4),
+        dev_unseen=[*rows(5, 6), *rows(7, text="text 1"), *rows(8, img="img/2.png")],
+        dev_seen=rows(5, 6),
+        test_seen=rows(9, 10),
+    )
+    (sound,) = said["splits"]
+    assert sound.verdict == "ok", "dev_seen and dev_unseen share memes on purpose"
+
+
+def test_a_meme_in_two_splits_is_known_by_its_images_bytes_with_and_without_a_manifest(
+    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied = rows(20, text="text 1")  # another name, the same image and text
+    splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
+    (warning,) = found(places, tmp_path / "memes", **splits)["splits"]
+    assert warning == Remark(
+        "warning", "splits", "memes both in train and in test_seen: 1 (20)", warning.advice, ["20"]
+    )
+    config = {
+        "data_dir": str(places.dataset.root),
+        "annotations": {"train": "annotations/train.jsonl", "val": "annotations/dev_seen.jsonl"},
+    }
+    monkeypatch.setattr("mmf_win.inputs.memes.file_digest", None)  # with a manifest, no image is read
+    assert warning in remarks(places.dataset, config)
+    monkeypatch.undo()
+    (places.dataset.root / SUMS).unlink()
+    assert warning in remarks(places.dataset, config)
