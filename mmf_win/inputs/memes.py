@@ -67,7 +67,8 @@ def _in_two_splits(read: Mapping[str, Sequence[Row]], paths: DatasetPaths, image
         hashes = {row: image(row) for pair in pairs for _, row in pair}
         for (one, row), (other, again) in pairs:
             if hashes[row] == hashes[again]:
-                twice[one, other].append(row.shown_id)
+                same = row.shown_id == again.shown_id
+                twice[one, other].append(row.shown_id if same else f"{row.shown_id} = {again.shown_id}")
     return [
         Remark(
             "warning",

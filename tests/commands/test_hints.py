@@ -123,6 +123,7 @@ ELSEWHERE = {
     "runs/folder: mmfw runs": "test_a_run_that_cannot_be_read_is_removed_as_the_hint_says",
     "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
     "_is_predicted_as_the_hint_says",
+    "runs/checking: mmfw train": "test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
     "runs/own_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
     "worker/compat/transformers: --trust": "test_code_that_comes_with_a_model_is_run_only_where_the_command"

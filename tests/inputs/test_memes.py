@@ -77,7 +77,7 @@ def test_a_meme_in_two_splits_is_known_by_its_images_bytes_with_and_without_a_ma
     splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
     (warning,) = found(places, tmp_path / "memes", **splits)["splits"]
     assert warning == Remark(
-        "warning", "splits", "memes both in train and in test_seen: 1 (20)", warning.advice, ["20"]
+        "warning", "splits", "memes both in train and in test_seen: 1 (1 = 20)", warning.advice, ["1 = 20"]
     )
     config = {
         "data_dir": str(places.dataset.root),
