@@ -40,9 +40,6 @@ Examples:
   mmfw check mmbt_grid --json -o found.json"""
 )
 @options.words("[PRESET|RUN] [KEY=VALUE ...]", "PRESET", "RUN")
-@options.number(
-    "--batch-size", meaning="Rows that the model is tried with.  [default: the preset's or the run's]"
-)
 @options.output("A new file for what was found, as JSON.", "FILE")
 @options.allow_missing
 @options.trust
@@ -59,7 +56,7 @@ def command(
 ) -> int:
     """Look for mistakes in a model and its data before training.
 
-    Tries the model of a preset, or of a run's configuration as at its beginning, with a batch of the data.
+    Tries the model of a preset, or of a run's configuration as at its beginning, with a few memes.
     Each finding says what it means; the exit code is 7 where one is an error. What would take more than a
     minute is skipped. Nothing is changed or kept.
     """

@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from mmf_win.worker.hooks.observer import Observer
 
 _LIMIT = 60.0  # seconds that a check may take
-_BATCHES = 8  # in which both labels are looked for
-_ROWS, _STEPS = 8, 40  # that have to be learnt, and in how many updates
+_BATCHES, _ROWS = 8, 8  # in which both labels are looked for
+_STEPS = 40  # in which the rows have to be learnt
 _OWN_RATES = (1e-3, 1e-2)
 _LEARNT = 0.2  # the loss; with a softmax before cross-entropy, it ends at ln(1 + 1/e) = 0.3133
 _SAME = 5e-3  # of the largest score: batches of other sizes are calculated by other kernels
@@ -39,10 +38,10 @@ _NEVER_TRAINED = {"vilbert": re.compile(r"\.biOutput\.q_dense[12]\.")}  # MMF ma
 
 
 class Subject:
-    """What is checked: the model and optimizer of a trainer, and the first batch with both labels.
+    """What is checked: the model and optimizer of a trainer, and some rows that have both labels.
 
     Attributes:
-        seconds: what a forward pass of the batch takes.
+        seconds: what the last forward pass took.
     """
 
     def __init__(self, trainer: Any, limit: int, *, fresh: bool) -> None:
@@ -51,18 +50,19 @@ class Subject:
         loaders = trainer.train_loader.loaders
         self.dataset = next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders)).dataset
         for _, batch in zip(range(_BATCHES), trainer.train_loader, strict=False):
-            if len(set(batch["targets"].tolist())) > 1:
+            if len(set(batch["targets"][:_ROWS].tolist())) > 1:
                 break
-        self.batch = splitting.split(batch, limit)[0][1].to(trainer.device)
+        few = slice(min(_ROWS, limit))
+        self.batch = splitting.rows_of(batch, few, batch.get_batch_size()).to(trainer.device)
         self.rows: int = self.batch.get_batch_size()
         self.memes = [str(int(each)) for each in self.batch["id"]]
 
     def says(self, verdict: Verdict, text: str, advice: str | None = None) -> Remark:
-        """A remark on the batch; whoever runs the check names it."""
+        """A remark on these rows; whoever runs the check names it."""
         return Remark(verdict, "", text, advice, self.memes)
 
-    def part(self, first: int, end: int) -> Any:
-        """Some rows of the batch, in a new list, since models add to the one that they get."""
+    def part(self, first: int = 0, end: int | None = None) -> Any:
+        """Some of the rows, in a new list, since models add to the one that they get."""
         return splitting.rows_of(self.batch, slice(first, end), self.rows)
 
     def output(self, batch: Any, seed: int = 0) -> Mapping[str, Any]:
@@ -70,6 +70,8 @@ class Subject:
         torch.manual_seed(seed)
         begun = time.monotonic()
         output: Mapping[str, Any] = self.model(batch)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
         self.seconds = time.monotonic() - begun
         return output
 
@@ -80,7 +82,7 @@ class Subject:
 
 
 def run(observer: Observer, trainer: Any, limit: int) -> NoReturn:
-    """Write an event for whatever the checks find in at most ``limit`` rows, and end the attempt."""
+    """Write an event for each thing that is found with at most ``limit`` rows, and end the attempt."""
     subject = Subject(trainer, limit, fresh=is_fresh(trainer.model, observer.copied))
     with as_before(subject.model, subject.optimizer):
         for name, (check, passes) in CHECKS.items():
@@ -116,7 +118,7 @@ def _without_dropout(model: nn.Module) -> None:
 def _scores(of: Subject) -> Iterator[Remark]:
     _without_dropout(of.model)
     with torch.no_grad():
-        output, targets = of.output(of.part(0, of.rows)), of.batch["targets"]
+        output, targets = of.output(of.part()), of.batch["targets"]
     scores, losses = output["scores"].float(), output["losses"]
     normal = (scores.sum(-1) - 1).abs().max() < 1e-4 and scores.min() >= 0
     for is_so, text, advice in (
@@ -130,7 +132,11 @@ def _scores(of: Subject) -> Iterator[Remark]:
             f"the targets are {targets.dtype} of the shape {tuple(targets.shape)}",
             "they must be whole numbers, 0 or 1, one a row",
         ),
-        (not scores.isfinite().all(), "scores are not finite", "look for a division by 0, or a log of it"),
+        (
+            not scores.isfinite().all(),
+            "the scores are not finite",
+            "look for a division by 0, or a log of it",
+        ),
         (
             normal and any("cross_entropy" in name for name in losses),
             "the two scores of each row sum to 1: a softmax comes before cross-entropy, which has its own",
@@ -148,7 +154,7 @@ def _scores(of: Subject) -> Iterator[Remark]:
 
 def _parameters(of: Subject) -> Iterator[Remark]:
     of.model.zero_grad(set_to_none=True)
-    total(of.output(of.part(0, of.rows))["losses"]).backward()  # type: ignore[no-untyped-call]
+    total(of.output(of.part())["losses"]).backward()  # type: ignore[no-untyped-call]
     given = {id(parameter) for group in of.optimizer.param_groups for parameter in group["params"]}
     named = dict(of.model.named_parameters())
     unused = [name for name, each in named.items() if each.requires_grad and each.grad is None]
@@ -167,29 +173,25 @@ def _parameters(of: Subject) -> Iterator[Remark]:
     }
     for what, names in (faults | notes).items():
         if names:
-            text, _, advice = what.partition("; ")
-            verdict: Verdict = "warning" if what in faults else "note"
-            yield of.says(
-                verdict, f"{len(names)} of {len(named)} tensors {text}: {first_few(names)}", advice or None
-            )
+            what_is, _, advice = what.partition("; ")
+            text = f"{len(names)} of {len(named)} tensors {what_is}: {first_few(names)}"
+            yield of.says("warning" if what in faults else "note", text, advice or None)
     if not any(faults.values()):
         yield of.says("ok", f"of {len(named)} tensors, all others get a gradient and are optimized")
 
 
 def _rows(of: Subject) -> Iterator[Remark]:
     of.model.eval()
-    scores = of.scores(of.part(0, of.rows))
+    first, scores = of.scores(of.part(0, 1)), of.scores(of.part())
     limit = _SAME * max(1.0, scores.abs().max().item())
-    again = (scores - of.scores(of.part(0, of.rows), seed=1)).abs().max().item()
-    alone = (scores[:1] - of.scores(of.part(0, 1))).abs().max().item()
+    alone = (scores[:1] - first).abs().max().item()
+    again = (scores - of.scores(of.part(), seed=1)).abs().max().item()
     if again > limit:
         advice = "look for dropout or noise that does not ask self.training"
         yield of.says("error", f"evaluated twice, scores differ by {again:.2g}", advice)
     elif alone > limit:
         advice = "look for statistics of the batch, or a calculation over its rows (dimension 0)"
-        yield of.says(
-            "error", f"the score of the first row differs by {alone:.2g} without the others", advice
-        )
+        yield of.says("error", f"the first row's scores differ by {alone:.2g} without the others", advice)
     else:
         yield of.says("ok", "evaluated twice, or without the others, a row has the same score")
 
@@ -199,10 +201,10 @@ def _modalities(of: Subject) -> Iterator[Remark]:
         yield of.says("note", "skipped: it takes 3 rows")
         return
     _without_dropout(of.model)  # unlike in eval(), a model that was not trained yet normalizes its values
-    scores, other = of.scores(of.part(0, of.rows - 1)), of.part(1, of.rows)
+    scores, other = of.scores(of.part(0, -1)), of.part(1)
     unread = []
     for modality, keys in _MODALITIES.items():
-        mixed = of.part(0, of.rows - 1)
+        mixed = of.part(0, -1)
         mixed.update({key: value for key, value in other.items() if keys.match(key)})
         if torch.allclose(of.scores(mixed), scores, rtol=1e-6, atol=1e-7):
             unread.append(modality)
@@ -239,27 +241,21 @@ def _tokenizer(processor: Any) -> tuple[Callable[[str], list[str]], int, Callabl
         tokenizer, unknown = processor._tokenizer, processor._tokenizer.unk_token
         return tokenizer.tokenize, processor._max_seq_length - 2, lambda token: token == unknown
     index, known = processor.vocab.get_unk_index(), processor.vocab.stoi
-    # known[token] would add it.
-    return (
-        lambda text: processor.preprocessor({"text": text})["text"],
-        processor.max_length,
-        (lambda token: known.get(token, index) == index),
-    )
+
+    def tokens_of(text: str) -> list[str]:
+        return list(processor.preprocessor({"text": text})["text"])
+
+    return tokens_of, processor.max_length, lambda token: known.get(token, index) == index
 
 
 def _overfits(of: Subject) -> Iterator[Remark]:
-    batch, groups, begun = (
-        partial(of.part, 0, min(_ROWS, of.rows)),
-        of.optimizer.param_groups,
-        time.monotonic(),
-    )
+    groups, begun = of.optimizer.param_groups, time.monotonic()
     for group in groups:
         group["lr"] = group.get("initial_lr", group["lr"])  # a schedule begins at 0
     _without_dropout(of.model)
     rate = max(group["lr"] for group in groups)
-    text = f"{min(_ROWS, of.rows)} rows in {_STEPS} updates: at the run's rate of {rate:g} the loss falls to "
-    best = _least_loss(of, of.optimizer, batch)
-    text += f"{best:.2f}"
+    best = _least_loss(of, of.optimizer)
+    text = f"{of.rows} rows in {_STEPS} updates: at the run's rate of {rate:g} the loss falls to {best:.2f}"
     if best < _LEARNT:
         yield of.says("ok", text)
         return
@@ -268,7 +264,7 @@ def _overfits(of: Subject) -> Iterator[Remark]:
             yield of.says("note", f"{text}; others would take too long here")
             return
         optimizer = torch.optim.Adam([p for p in of.model.parameters() if p.requires_grad], own)
-        best = min(best, _least_loss(of, optimizer, batch))
+        best = min(best, _least_loss(of, optimizer))
         if best < _LEARNT:
             yield of.says("note", f"{text}, at {own:g} to {best:.2f}", "it can learn; at a small rate, later")
             return
@@ -276,12 +272,12 @@ def _overfits(of: Subject) -> Iterator[Remark]:
     yield of.says("error", f"{text}, and at none below {best:.2f}", advice)
 
 
-def _least_loss(of: Subject, optimizer: Any, batch: Callable[[], Any]) -> float:
-    """That of some updates with one batch, beginning with the weights as they are."""
+def _least_loss(of: Subject, optimizer: Any) -> float:
+    """That of some updates with the same rows, beginning with the weights as they are."""
     least = math.inf
     for _ in range(_STEPS):
         of.model.zero_grad()
-        loss = total(of.output(batch())["losses"])
+        loss = total(of.output(of.part())["losses"])
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         least = min(least, loss.item())

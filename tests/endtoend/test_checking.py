@@ -124,7 +124,7 @@ def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
         ("detached", "warning", "parameters", "get no gradient: words.weight"),
         ("forgotten", "warning", "parameters", "1 of 7 tensors are not given to the optimizer: words.weight"),
         ("frozen", "note", "parameters", "1 of 7 tensors are frozen: words.weight"),
-        ("batch", "error", "rows", "without the others"),
+        ("batch", "error", "rows", "the first row's scores differ by"),
         ("dropout", "error", "rows", "evaluated twice, scores differ by"),
         ("no image", "warning", "modalities", "with the image of another row, all scores stay the same"),
         (
