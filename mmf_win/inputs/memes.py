@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import combinations
 from pathlib import Path
 
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import Row, labels_of, read_rows, splits_on_disk
+from mmf_win.errors import DatasetError
 from mmf_win.inputs.listing import paths_of
-from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol import Remark
@@ -31,8 +32,9 @@ def remarks(paths: DatasetPaths, dataset: Tree) -> list[Remark]:
     read = {name: read_rows(path) for name, path in files.items()}
     found = [_balance(name, rows) for name, rows in read.items()]
     if any(path.parent == paths.annotations for path in named):
-        others = [name for name in splits_on_disk(paths) if name not in read]
-        read |= {name: read_rows(paths.split(name)) for name in others}
+        for name in [name for name in splits_on_disk(paths) if name not in read]:
+            with suppress(DatasetError):  # no training reads it
+                read[name] = read_rows(paths.split(name))
     folders = paths_of(dataset, "images", ["train"])
     return found + _in_two_splits(read, paths, folders[0] if folders else paths.images)
 
@@ -57,18 +59,21 @@ def _in_two_splits(read: Mapping[str, Sequence[Row]], paths: DatasetPaths, image
     def image(row: Row) -> str:
         file = images / row.img
         below = file.relative_to(paths.root).as_posix() if file.is_relative_to(paths.root) else ""
-        if manifest is not None and (entry := manifest.files.get(below)):
-            return entry.sha256
-        return file_digest(file).hex() if file.is_file() else row.img
+        entry = manifest.files.get(below) if manifest else None
+        return entry.sha256 if entry else row.img
 
     twice: dict[tuple[str, str], list[str]] = defaultdict(list)
     for same_text in by_text.values():
-        pairs = [pair for pair in combinations(same_text, 2) if not _published(pair[0][0], pair[1][0])]
-        hashes = {row: image(row) for pair in pairs for _, row in pair}
-        for (one, row), (other, again) in pairs:
-            if hashes[row] == hashes[again]:
-                same = row.shown_id == again.shown_id
-                twice[one, other].append(row.shown_id if same else f"{row.shown_id} = {again.shown_id}")
+        if all(_published(*names) for names in combinations({name for name, _ in same_text}, 2)):
+            continue
+        by_image: dict[str, dict[str, str]] = defaultdict(dict)
+        for name, row in same_text:
+            by_image[image(row)].setdefault(name, row.shown_id)
+        for ids in by_image.values():
+            for one, other in combinations(ids, 2):
+                if not _published(one, other):
+                    same = ids[one] == ids[other]
+                    twice[one, other].append(ids[one] if same else f"{ids[one]} = {ids[other]}")
     return [
         Remark(
             "warning",
@@ -82,4 +87,4 @@ def _in_two_splits(read: Mapping[str, Sequence[Row]], paths: DatasetPaths, image
 
 
 def _published(one: str, other: str) -> bool:
-    return one == other or one.partition("_")[0] == other.partition("_")[0] in _FAMILIES
+    return one.partition("_")[0] == other.partition("_")[0] in _FAMILIES

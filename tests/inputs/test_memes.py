@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,8 @@ def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_
     assert sound.verdict == "ok", "dev_seen and dev_unseen share memes on purpose"
 
 
-def test_a_meme_in_two_splits_is_known_by_its_images_bytes_with_and_without_a_manifest(
-    places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_there_is_none(
+    places: Places, tmp_path: Path
 ) -> None:
     copied = rows(20, text="text 1")  # another name, the same image and text
     splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
@@ -83,8 +84,11 @@ def test_a_meme_in_two_splits_is_known_by_its_images_bytes_with_and_without_a_ma
         "data_dir": str(places.dataset.root),
         "annotations": {"train": "annotations/train.jsonl", "val": "annotations/dev_seen.jsonl"},
     }
-    monkeypatch.setattr("mmf_win.inputs.memes.file_digest", None)  # with a manifest, no image is read
+    shutil.rmtree(places.dataset.images)  # no image is read
+    places.dataset.split("test_unseen").write_text("{", encoding="utf-8")  # which keeps nobody from training
     assert warning in remarks(places.dataset, config)
-    monkeypatch.undo()
     (places.dataset.root / SUMS).unlink()
+    assert warning not in remarks(places.dataset, config)
+    train = places.dataset.split("train")
+    train.write_text(train.read_text(encoding="utf-8").replace("img/1.png", "img/20.png"), encoding="utf-8")
     assert warning in remarks(places.dataset, config)
