@@ -69,6 +69,13 @@ def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_
     )
     (sound,) = said["splits"]
     assert sound.verdict == "ok", "dev_seen and dev_unseen share memes on purpose"
+    both = {
+        "train": ["annotations/train.jsonl", "annotations/dev_seen.jsonl"],
+        "val": "annotations/dev_unseen.jsonl",
+    }
+    config = {"data_dir": str(places.dataset.root), "annotations": both}
+    leaks = [each.text for each in remarks(places.dataset, config) if each.check == "splits"]
+    assert leaks == ["memes both in dev_seen and in dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
 
 
 def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_there_is_none(
