@@ -136,9 +136,15 @@ def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
         ("no time", "note", "one batch", "skipped: it takes about"),
     ],
 )
-def test_a_planted_fault_is_found(tool: Tool, fault: str, verdict: str, check: str, said: str) -> None:
+def test_a_planted_fault_is_found(
+    tool: Tool, mmf_version: str, fault: str, verdict: str, check: str, said: str
+) -> None:
     sound, preset = in_english(tool), planted(tool, fault)
-    code = sound.code("check", preset, "--trust", "--json")
+    # Without that, 1.0.0rc12 does not build the model.
+    allowed = (
+        ["optimizer.allow_unused_parameters=True"] if (fault, mmf_version) == ("forgotten", "rc12") else []
+    )
+    code = sound.code("check", preset, *allowed, "--trust", "--json")
     found = [each for each in json.loads(sound.output)["findings"] if each["check"] == check]
     assert [(verdict, True)] == [
         (each["verdict"], said in each["text"]) for each in found if each["verdict"] != "ok"
