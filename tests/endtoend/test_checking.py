@@ -241,3 +241,13 @@ def test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output(tool: T
     assert tool.code("check", planted(tool, "none"), "--trust", "model_config.planted.losses=[nosuch]") == 7
     assert "nosuch" in tool.errors and "mmfw train" in tool.errors
     assert "mmfw-check-" not in tool.errors.partition("hint:")[2]
+
+
+def test_how_much_of_the_model_a_file_of_weights_sets_is_told(tool: Tool) -> None:
+    weights = tool.trained("visual_bert", run="source").checkpoints / "current.ckpt"
+    preset = tool.preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
+    words = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
+    found = {each["check"]: each for each in in_english(tool)("check", preset, *words)["findings"]}
+    assert found["weights"]["verdict"] == "note"
+    assert "of the model's" in found["weights"]["text"] and "classifier" in found["weights"]["text"]
+    assert found["scores"]["verdict"] == "ok"
