@@ -167,7 +167,8 @@ def run(request: Attempt, stop: Stop) -> None:
     if request.images is not None:
         make_room(Path(request.images))
     predicting = request.action == "predict"
-    with torch.inference_mode(predicting):  # MMF's own no_grad still counts versions of tensors
+    # MMF's own no_grad still counts versions of tensors; no exporter takes those that inference mode makes.
+    with torch.inference_mode(predicting and request.export is None):
         try:
             mmf_run(mmf_options(request), predict=predicting)
         except (TypeError, RuntimeError) as error:
@@ -176,6 +177,11 @@ def run(request: Attempt, stop: Stop) -> None:
     if predicting:
         stop.defer_stop()
         collect(request)
+    if request.export is not None:
+        from mmf_win.worker.export import export
+        from mmf_win.worker.hooks.observer import Observer
+
+        export(Observer.current.trainer, request)
 
 
 def _require_model(model: str, error: Exception) -> None:

@@ -37,6 +37,7 @@ class Observer:
         clock: knows where the time of training goes.
         weights: the file whose weights are loaded, or its name in a zoo.
         copied: the tensors of the model that files have set before training.
+        trainer: MMF's, when it has begun to train or to predict.
     """
 
     current: ClassVar[Observer]
@@ -49,7 +50,7 @@ class Observer:
         self.weights: Any = None
         self.copied: set[str] = set()
         self._measured: WaitWatch | Profiler | None = None
-        self._trainer: Any = None
+        self.trainer: Any = None
         self._fresh = False
         self._checkpoint: Any = None
         self._resume_state: Any = None
@@ -65,7 +66,7 @@ class Observer:
     @property
     def has_begun(self) -> bool:
         """Whether training has begun."""
-        return self._trainer is not None
+        return self.trainer is not None
 
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
@@ -75,7 +76,7 @@ class Observer:
 
     def training_started(self, trainer: Any, checkpoint: Any, micro: MicroBatch, precision: str) -> None:
         """Training is about to start or resume; MMF's ``checkpoint`` is saved before it is left."""
-        self._trainer, self._checkpoint = trainer, None if self.request.is_trial else checkpoint
+        self.trainer, self._checkpoint = trainer, None if self.request.is_trial else checkpoint
         self._resume_state = checkpoint.resume_state
         training = trainer.config.training
         self._first_update = self._last_update = trainer.num_updates
@@ -119,7 +120,7 @@ class Observer:
     def require_update(self) -> None:
         """Refuse, by a UsageError, to call a training done in which there was no update."""
         # A checkpoint that mmfw named was checked before; there may have been a validation to repeat.
-        if self._trainer.num_updates == self._first_update and self.request.checkpoint is None:
+        if self.trainer.num_updates == self._first_update and self.request.checkpoint is None:
             raise UsageError(
                 f"no update was made: training began and ended at update {self._first_update}",
                 hint="raise training.max_updates or training.max_epochs, or begin with an earlier checkpoint",
@@ -128,19 +129,20 @@ class Observer:
     def training_ended(self) -> None:
         """The weights are the best checkpoint's from now on, and must not be saved as the current ones."""
         self._checkpoint = None
-        share_weights(self._trainer)
+        share_weights(self.trainer)
         if isinstance(self._measured, Profiler):
             self.event("profiled", **self._measured.ended())
         self._stop.release()
 
     def prediction_started(self, trainer: Any, batch: int, precision: str) -> None:
         """The model is loaded, and predicting starts, with ``batch`` rows in one pass unless set lower."""
+        self.trainer = trainer
         device, workers = str(trainer.device), trainer.config.training.num_workers
         self.event("predict_started", device=device, precision=precision, batch=batch, workers=workers)
 
     def trained(self, scalars: dict[str, Any]) -> None:
         """An update whose figures MMF collected is done."""
-        now, trainer = time.monotonic(), self._trainer
+        now, trainer = time.monotonic(), self.trainer
         done = trainer.num_updates - self._last_update
         cuda = torch.cuda.is_available()
         self.event(
@@ -194,7 +196,7 @@ class Observer:
         events = read_events(self.request.events)
         if any("workers" in (event.get("next") or {}) for event in events):
             return
-        first = self._trainer.current_epoch == 1 and decodes_once(self.request, self._trainer)
+        first = self.trainer.current_epoch == 1 and decodes_once(self.request, self.trainer)
         later = ", and less once all images are decoded" if first else ""
         self.event("note", text=f"{waiting}{later}: training.num_workers={workers} may help")
 
@@ -203,8 +205,8 @@ class Observer:
         checkpoint, self._checkpoint = self._checkpoint, None
         if checkpoint is None:
             raise StopRequested("stopped")
-        update = self._trainer.num_updates
-        checkpoint.save(update, self._trainer.current_iteration, update_best=False)
+        update = self.trainer.num_updates
+        checkpoint.save(update, self.trainer.current_iteration, update_best=False)
         if ranks() > 1:  # one that left before the first has saved would end them all
             torch.distributed.barrier()
         raise StopRequested(f"stopped at update {update}, which is saved")

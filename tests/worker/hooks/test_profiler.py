@@ -72,7 +72,7 @@ def test_it_is_noted_if_workers_may_help(
     EventLog(request.events, "1").write("attempt_failed", next=failed)
     observer = Observer(request, Stop(attempt / "stop"))
     config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})
-    observer._trainer = SimpleNamespace(current_epoch=epoch, config=config)
+    observer.trainer = SimpleNamespace(current_epoch=epoch, config=config)
     observer._note(waiting)
     notes = [event["text"] for event in read_events(request.events) if event["kind"] == "note"]
     told = f"the model waits for data 60 % of the time{said}: training.num_workers=2 may help"
