@@ -199,7 +199,7 @@ class Attempt:
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
-        export: the folder into which the model is exported, after the rows are predicted; None to predict only.
+        export: the folder into which the model is exported once the rows are predicted; None not to.
         profile: updates of a training that is measured, and whose weights nobody wants; 0 for any other.
         check: only check the model and its rows, and end before the first update.
         nproc: how many processes of this machine train together.

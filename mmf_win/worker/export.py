@@ -1,9 +1,8 @@
-"""A trained model as ONNX: bytes of an image, tokens and region features in, probabilities out.
+"""A trained model as ONNX: bytes of images, tokens and region features in, probabilities out.
 
-Beside ``model.onnx`` there is what makes its inputs: ``tokenizer.json`` for the library tokenizers, where the model
-reads text, and ``graph.json``, whose ``text`` says how token ids become a row: ``cls``, at most ``max_length`` - 2
-of them, ``sep``, then ``pad`` where the mask is 0. Rows of a batch are as long as the longest and one more, at
-most ``max_length`` (``padding`` is "one"), or all have that length ("all").
+Beside it lie ``tokenizer.json``, for the library tokenizers, where the model reads text, and ``graph.json``.
+Its ``text`` says how ids become a row: ``cls``, at most ``max_length`` - 2 of them, ``sep``, and ``pad``
+where the mask is 0. Rows are one longer than the longest of their batch, but no longer than ``max_length``.
 """
 
 from __future__ import annotations
@@ -24,14 +23,12 @@ from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import Attempt
-from mmf_win.worker.hooks.fast import why_padded
 from mmf_win.worker.pillow_resize import PillowResize
 
 _OPSET = 20
 _CLASSES = ["not hateful", "hateful"]
-_OPERATION = re.compile(r"OpOverload\(op='([\w.]+)'")
-_ROWS = 3  # of the example, of which the exporter takes no size for a constant
-_TOKENS = 9  # of the example, likewise
+_VARYING = {"image": (0, 1, 2), "input_ids": (0, 1), "input_mask": (0, 1)}  # axes; of others, only the first
+_WHY = re.compile(r"<class '[\w.]+'>: (.+)")  # in the exporter's summary, the first cause first
 
 
 class Scores(nn.Module):
@@ -54,14 +51,19 @@ class Scores(nn.Module):
             batch.image = self.resize(inputs["image"], inputs["size"])
         if "input_ids" in inputs:
             batch.input_ids, batch.input_mask = inputs["input_ids"], inputs["input_mask"]
-            batch.segment_ids = torch.zeros_like(inputs["input_ids"])  # one text is one segment
+            batch.segment_ids = torch.zeros_like(batch.input_ids)  # one text is one segment
+            # MMBT of 1.0.0rc12 would compute it by comparing values, of which a graph has none.
+            batch.modal_token_type_ids = torch.ones_like(batch.input_ids[:, :1])
         if "features" in inputs:
-            batch.image_feature_0 = inputs["features"]
-            batch.image_info_0 = SampleList()
-            batch.image_info_0.max_features = inputs["max_features"]
-            batch.image_info_0.bbox = location(inputs["boxes"], inputs["image_size"])
+            batch.image_feature_0, info = inputs["features"], SampleList()
+            info.max_features, info.bbox = (
+                inputs["max_features"],
+                location(inputs["boxes"], inputs["image_size"]),
+            )
+            batch.image_info_0 = info
         # Not of the object, which may score a batch in parts.
-        return type(self.model).forward(self.model, batch)["scores"].softmax(1)
+        scores: Tensor = type(self.model).forward(self.model, batch)["scores"]
+        return scores.softmax(1)
 
 
 def location(boxes: Tensor, image_size: Tensor) -> Tensor:
@@ -76,18 +78,15 @@ def location(boxes: Tensor, image_size: Tensor) -> Tensor:
     return torch.stack([x1 / width, y1 / height, x2 / width, y2 / height, area], -1)
 
 
-def _of_vilbert(batch: SampleList) -> dict[str, Any]:
-    info = batch.image_info_0
-    return {
-        "input_ids": batch.input_ids,
-        "attention_mask": batch.input_mask,
-        "token_type_ids": batch.segment_ids,
+def _for_vilbert(batch: SampleList) -> dict[str, Any]:
+    info, tokens = batch.image_info_0, (batch.input_ids, batch.input_mask, batch.segment_ids)
+    text = zip(("input_ids", "attention_mask", "token_type_ids"), tokens, strict=True)
+    image = {
         "image_dim": info.max_features,
-        "image_feature": batch.image_feature_0,
         "image_location": info.bbox,
-        "image_target": None,
-        "image_label": None,
+        "image_feature": batch.image_feature_0,
     }
+    return {**dict(text), **image, "image_target": None, "image_label": None}
 
 
 def export(trainer: Any, request: Attempt) -> None:
@@ -97,121 +96,97 @@ def export(trainer: Any, request: Attempt) -> None:
     """
     assert request.export is not None and request.checkpoint is not None
     began, folder = time.monotonic(), Path(request.export)
-    dataset = _dataset(trainer)
+    loaders = trainer.test_loader.loaders
+    dataset = next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders)).dataset
+    row, resize = dataset[0], None
+    if "image" in row:
+        resize = PillowResize(
+            _processor(dataset.image_processor, "TorchvisionTransforms").transform.transforms
+        )
     model = getattr(trainer.model, "module", trainer.model).cpu().float().eval()
     if hasattr(model, "get_image_and_text_features"):
-        model.get_image_and_text_features = _of_vilbert
-    row = dataset[0]
-    resize = PillowResize(_transforms(dataset)) if "image" in row else None
-    padding = "one" if why_padded(request) is None else "all"
-    program = _program(request.model, Scores(model, resize), *_example(row, padding))
+        model.get_image_and_text_features = _for_vilbert
+    program = _program(request.model, Scores(model, resize), _example(row))
     inputs = program.model.graph.inputs
     for unused in [value for value in inputs if not value.uses()]:
         inputs.remove(unused)
     program.model.metadata_props["classes"] = json.dumps(_CLASSES)
     program.save(str(folder / "model.onnx"))
-    names = {value.name for value in inputs}
-    features = row.image_feature_0 if "features" in names else None
-    write_json(
-        folder / "graph.json",
-        {
-            "inputs": [_about(value) for value in inputs],
-            "text": _text(dataset.text_processor, padding, folder) if "input_ids" in names else None,
-            "image": "image" in names,
-            "features": None if features is None else {"boxes": features.shape[0], "dim": features.shape[1]},
-            "classes": _CLASSES,
-            "opset": _OPSET,
-            "checkpoint_sha256": file_digest(Path(request.checkpoint)).hex(),
-            "versions": {name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript")},
+    names = {value.name: value for value in inputs}
+    boxes, dim = getattr(row, "image_feature_0", torch.empty(0, 0)).shape
+    about = {
+        "inputs": [{"name": name, "dtype": value.dtype.numpy().name} for name, value in names.items()],
+        "text": _text(dataset.text_processor, folder) if "input_ids" in names else None,
+        "image": "image" in names,
+        "features": {"boxes": boxes, "dim": dim} if "features" in names else None,
+        "classes": _CLASSES,
+        "opset": _OPSET,
+        "checkpoint_sha256": file_digest(Path(request.checkpoint)).hex(),
+        "versions": {
+            name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript", "pillow")
         },
-    )
+    }
+    write_json(folder / "graph.json", about)
     request.write_event("exported", seconds=round(time.monotonic() - began, 1))
 
 
-def _about(value: Any) -> dict[str, Any]:
-    """An input; an axis that may have any length is null."""
-    shape = [length if isinstance(length, int) else None for length in value.shape]
-    return {"name": value.name, "dtype": value.dtype.numpy().name, "shape": shape}
+def _processor(processor: Any, wanted: str) -> Any:
+    """MMF's processor inside of its wrapper; UsageError where it is of another class."""
+    inner = getattr(processor, "processor", processor)
+    if type(inner).__name__ != wanted:
+        raise UsageError(f"MMF's processor {type(inner).__name__} cannot be exported, only {wanted}")
+    return inner
 
 
-def _dataset(trainer: Any) -> Any:
-    loaders = trainer.test_loader.loaders
-    return next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders)).dataset
-
-
-def _transforms(dataset: Any) -> list[Any]:
-    processor = getattr(dataset.image_processor, "processor", dataset.image_processor)
-    if type(processor).__name__ != "TorchvisionTransforms":
-        raise UsageError(f"the image processor {type(processor).__name__} cannot be exported")
-    return list(processor.transform.transforms)
-
-
-def _text(text_processor: Any, padding: str, folder: Path) -> dict[str, Any]:
-    """Write the tokenizer to ``tokenizer.json``, and tell how its ids become a row."""
-    processor = getattr(text_processor, "processor", text_processor)
-    if type(processor).__name__ != "BertTokenizer":
-        raise UsageError(f"the text processor {type(processor).__name__} cannot be exported")
+def _text(processor: Any, folder: Path) -> dict[str, Any]:
+    """Write the tokenizer, and tell how its ids become a row."""
+    processor = _processor(processor, "BertTokenizer")
     tokenizer = processor._tokenizer
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        from transformers.convert_slow_tokenizer import convert_slow_tokenizer
-
-        backend = convert_slow_tokenizer(tokenizer)
+    backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     write_bytes(folder / "tokenizer.json", backend.to_str().encode())
     cls, sep = tokenizer.convert_tokens_to_ids([processor._CLS_TOKEN, processor._SEP_TOKEN])
-    length = processor._max_seq_length
-    return {"form": "bert", "max_length": length, "cls": cls, "sep": sep, "pad": 0, "padding": padding}
+    return {"form": "bert", "max_length": processor._max_seq_length, "cls": cls, "sep": sep, "pad": 0}
 
 
-def _example(row: Any, padding: str) -> tuple[dict[str, Tensor], dict[str, dict[int, Any]]]:
-    """Inputs of the shapes that a row of the dataset has, and which of their axes may have another length."""
-    varies = torch.export.Dim.DYNAMIC
-    inputs: dict[str, Tensor] = {}
-    axes: dict[str, dict[int, Any]] = {}
+def _example(row: Any) -> dict[str, Tensor]:
+    """Inputs of the shapes that rows of the dataset have; their lengths differ from all that is constant."""
+    inputs = {}
     if "image" in row:
-        inputs["image"] = torch.zeros(_ROWS, 52, 46, 3, dtype=torch.uint8)
+        inputs["image"] = torch.zeros(3, 52, 46, 3, dtype=torch.uint8)
         inputs["size"] = torch.tensor([[52, 46], [40, 44], [50, 46]])
-        axes["image"] = {1: varies, 2: varies}
     if "input_ids" in row:
-        length = len(row.input_ids) if padding == "all" else _TOKENS
-        for name in ("input_ids", "input_mask"):
-            inputs[name] = torch.ones(_ROWS, length, dtype=torch.long)
-            axes[name] = {} if padding == "all" else {1: varies}
+        inputs |= {name: torch.ones(3, 9, dtype=torch.long) for name in ("input_ids", "input_mask")}
     if "image_feature_0" in row:
         boxes = len(row.image_feature_0)
-        inputs["features"] = torch.zeros(_ROWS, *row.image_feature_0.shape)
-        inputs["boxes"] = torch.zeros(_ROWS, boxes, 4)
-        inputs["image_size"] = torch.ones(_ROWS, 2)
-        inputs["max_features"] = torch.full((_ROWS,), boxes)
-    return inputs, {name: {0: varies, **axes.get(name, {})} for name in inputs}
+        inputs["features"] = torch.zeros(3, *row.image_feature_0.shape)
+        inputs |= {"boxes": torch.zeros(3, boxes, 4), "image_size": torch.ones(3, 2)}
+        inputs["max_features"] = torch.full((3,), boxes)
+    return inputs
 
 
-def _program(name: str, model: Scores, inputs: dict[str, Tensor], axes: dict[str, dict[int, Any]]) -> Any:
+def _program(name: str, model: Scores, inputs: dict[str, Tensor]) -> Any:
     """torch's ONNX program of a model; UsageError where it can be none."""
     try:
         with torch.no_grad():
             shape = tuple(model(inputs).shape)
-            if shape != (_ROWS, len(_CLASSES)):
-                raise UsageError(f"{name} cannot be exported: it gives {shape[1:]} scores instead of two")
-            return torch.onnx.export(
-                model,
-                kwargs={"inputs": inputs},
-                dynamic_shapes={"inputs": axes},
-                input_names=list(inputs),
-                output_names=["probabilities"],
-                opset_version=_OPSET,
-                dynamo=True,
-            )
-    except (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError) as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        found = _OPERATION.search(f"{error} {cause}")
-        why = (
-            f"ONNX has no {found[1]}"
-            if found
-            else f"{type(cause).__name__}: {str(cause).partition(chr(10))[0]}"
+        if shape != (3, len(_CLASSES)):
+            raise ValueError(f"its scores are {shape[1:]} numbers, not two")
+        varies = torch.export.Dim.DYNAMIC
+        axes = {each: dict.fromkeys(_VARYING.get(each, (0,)), varies) for each in inputs}
+        return torch.onnx.export(
+            model,
+            kwargs={"inputs": inputs},
+            dynamic_shapes={"inputs": axes},
+            input_names=list(inputs),
+            output_names=["probabilities"],
+            opset_version=_OPSET,
+            dynamo=True,
         )
-        raise UsageError(f"{name} cannot be exported: {why}") from error
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:  # of MMF, torch or onnxscript
+        found = _WHY.search(str(error))
+        why = found[1] if found else f"{type(error).__name__}: {error}"
+        raise UsageError(f"torch {torch.__version__} cannot export {name} ({why})") from error

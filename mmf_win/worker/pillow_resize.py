@@ -1,22 +1,25 @@
 """Images resized, cropped and normalized inside of a model, with the very bytes that Pillow computes.
 
-Pillow resizes along the width, rounds to bytes, and does the same along the height. The weights of a pixel are
-fixed-point numbers of 22 bits (``src/libImaging/Resample.c``), so their sums are exact in float64 and both
-passes are matrix products. The matrices are computed from the size of each image; thus a batch may hold
+Pillow resizes along the width, rounds to bytes, and does the same along the height. The weights of a pixel
+are fixed-point numbers of 22 bits (``src/libImaging/Resample.c``), so their sums are exact in float64 and
+both passes are matrix products. The matrices are computed from the size of each image; thus a batch may hold
 images of several sizes, padded at the right and at the bottom, where all weights are 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import PIL
 import torch
 from torch import Tensor, nn
 
 from mmf_win.errors import UsageError
 
 _ONE = 2.0**22  # Pillow's PRECISION_BITS, for images of bytes
+# Pillow 13 resizes the height first where it loses more than twice as many pixels as the width.
+_HEIGHT_MAY_BE_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 _STEPS = ("Resize", "CenterCrop", "ToTensor", "GrayScaleTo3Channels", "Normalize")
 
 
@@ -25,69 +28,60 @@ def _bilinear(x: Tensor) -> Tensor:
 
 
 def _bicubic(x: Tensor) -> Tensor:
-    x = x.abs()  # Keys' kernel with a = -0.5, in Pillow's order of operations
-    near = ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1
+    """Keys' kernel with a = -0.5, in Pillow's order of operations."""
+    x = x.abs()
     far = (((x - 5) * x + 8) * x - 4) * -0.5
-    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    return torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, torch.where(x < 2, far, 0.0))
 
 
-# Kernels and their radius by torchvision's name, and by Pillow's number in an older torchvision.
-_LINEAR, _CUBIC = (_bilinear, 1.0), (_bicubic, 2.0)
-_KERNELS: dict[Any, tuple[Callable[[Tensor], Tensor], float]] = {
-    "bilinear": _LINEAR,
-    2: _LINEAR,
-    "bicubic": _CUBIC,
-    3: _CUBIC,
-}
+_KERNELS = {"bilinear": (_bilinear, 1.0), "bicubic": (_bicubic, 2.0)}  # and the radius of each
 
 
 class PillowResize(nn.Module):
     """Does with bytes what transforms of torchvision do with images of Pillow in RGB.
 
     Args:
-        steps: Resize, CenterCrop, ToTensor, GrayScaleTo3Channels and Normalize, in this order; any may be
-            missing, if what is left makes all images equally large. UsageError names what cannot be done.
+        steps: some of Resize, CenterCrop, ToTensor, GrayScaleTo3Channels and Normalize, in this order, after
+            which all images are equally large. UsageError says what cannot be done.
     """
 
     def __init__(self, steps: Sequence[Any]) -> None:
         super().__init__()
         found = {type(step).__name__: step for step in steps}
-        for name in found:
-            if name not in _STEPS:
-                raise UsageError(f"the image transform {name} cannot be exported")
-        if len(found) != len(steps) or list(found) != [name for name in _STEPS if name in found]:
-            raise UsageError(f"image transforms in the order {', '.join(found)} cannot be exported")
+        if [type(step).__name__ for step in steps] != [name for name in _STEPS if name in found]:
+            raise UsageError(
+                f"of image transforms, {', '.join(_STEPS)} can be exported, not {', '.join(found)}"
+            )
         resize, crop, normalize = (found.get(name) for name in ("Resize", "CenterCrop", "Normalize"))
-        size = getattr(resize, "size", None)
-        self._size = [size] if isinstance(size, int) else list(size or [])
-        self._crop = None if crop is None else list(crop.size)
-        if getattr(resize, "max_size", None) is not None or (self._crop is None and len(self._size) != 2):
-            raise UsageError("the image transforms make images of several sizes, which cannot be exported")
-        mode = getattr(resize, "interpolation", "bilinear")
-        mode = getattr(mode, "value", mode)
-        if mode not in _KERNELS:
-            raise UsageError(f"the image transform Resize with interpolation {mode} cannot be exported")
+        size = [] if resize is None else resize.size
+        self._resized = [size] if isinstance(size, int) else list(size)
+        self._cropped = self._resized if crop is None else list(crop.size)
+        mode = "bilinear" if resize is None else resize.interpolation.value
+        if len(self._cropped) != 2 or getattr(resize, "max_size", None) or mode not in _KERNELS:
+            raise UsageError(f"the image transforms {steps} cannot be exported")
         self._kernel, self._radius = _KERNELS[mode]
-        self._is_scaled = "ToTensor" in found
+        self._white = 255 if "ToTensor" in found else 1
         about = (0.0, 1.0) if normalize is None else (normalize.mean, normalize.std)
         self._mean, self._std = (torch.as_tensor(part).reshape(-1, 1, 1) for part in about)
 
     def forward(self, image: Tensor, size: Tensor) -> Tensor:
         """Images uint8 [batch, height, width, 3] and their (height, width) int64 [batch, 2] → float32 CHW."""
-        short = size.amin(1, keepdim=True)
-        if len(self._size) == 2:
-            resized = torch.zeros_like(size) + torch.tensor(self._size)
-        else:  # the shorter side gets this length, and no side any where there is no Resize
-            resized = size * self._size[0] // short if self._size else size
-        height, width = self._crop or self._size
+        if len(self._resized) == 2:
+            resized = torch.zeros_like(size) + torch.tensor(self._resized)
+        else:  # the shorter side gets this length, or none where there is no Resize
+            resized = size * self._resized[0] // size.amin(1, keepdim=True) if self._resized else size
         down, across = (
-            self._weights(size[:, axis], resized[:, axis], length, image.shape[axis + 1])
-            for axis, length in enumerate((height, width))
+            self._weights(size[:, axis], resized[:, axis], length, image.shape[axis + 1])[:, None]
+            for axis, length in enumerate(self._cropped)
         )
-        pixels = image.permute(0, 3, 1, 2).double()
-        pixels = _rounded(pixels.flatten(1, 2) @ across.transpose(1, 2)).unflatten(1, (3, image.shape[1]))
-        pixels = _rounded(down[:, None] @ pixels).float()
-        return ((pixels / 255 if self._is_scaled else pixels) - self._mean) / self._std
+        across = across.transpose(2, 3)
+        source = image.permute(0, 3, 1, 2).double()
+        pixels = _rounded(down @ _rounded(source @ across))
+        if _HEIGHT_MAY_BE_FIRST:
+            height, width = (size - resized).unbind(1)
+            height_first = ((height > 0) & (height > 2 * width))[:, None, None, None]
+            pixels = torch.where(height_first, _rounded(_rounded(down @ source) @ across), pixels)
+        return (pixels.float() / self._white - self._mean) / self._std
 
     def _weights(self, size: Tensor, resized: Tensor, wanted: int, padded: Any) -> Tensor:
         """What each of ``padded`` pixels adds to each of ``wanted`` ones, float64 [batch, wanted, padded].
@@ -95,19 +89,16 @@ class PillowResize(nn.Module):
         An image has ``size`` pixels on this axis, and ``resized`` when it is resized, of which CenterCrop
         takes those in the middle, and black ones where there are too few.
         """
-        spare = resized - wanted
-        # As torchvision: round() of Python, half to even, and floor of a half for what is padded.
+        spare = resized - wanted  # torchvision rounds half of it to even, and of what is missing down
         first = torch.where(spare < 0, -(-spare // 2), torch.round(spare.double() / 2).long())
-        place = first[:, None] + torch.arange(wanted)
-        scale = (size.double() / resized.double())[:, None]
-        stretch = scale.clamp(min=1.0)
-        center, support = (place.double() + 0.5) * scale, self._radius * stretch
-        start = torch.floor(center - support + 0.5).clamp(min=0.0)[..., None]
-        end = torch.minimum(torch.floor(center + support + 0.5), size.double()[:, None])[..., None]
+        place = (first[:, None] + torch.arange(wanted))[..., None]
+        size, resized = size[:, None, None].double(), resized[:, None, None].double()
+        stretch = (size / resized).clamp(min=1.0)
+        center, support = (place.double() + 0.5) * (size / resized), self._radius * stretch
         pixel = torch.arange(padded).double()
-        weights = self._kernel((pixel - center[..., None] + 0.5) * (1.0 / stretch)[..., None])
-        inside = (place >= 0) & (place < resized[:, None])
-        weights = torch.where((pixel >= start) & (pixel < end) & inside[..., None], weights, 0.0)
+        begin, end = torch.floor(center - support + 0.5), torch.floor(center + support + 0.5)
+        inside = (pixel >= begin) & (pixel < end) & (pixel < size) & (place >= 0) & (place < resized)
+        weights = torch.where(inside, self._kernel((pixel - center + 0.5) * (1.0 / stretch)), 0.0)
         total = weights.sum(-1, keepdim=True)
         weights = weights / torch.where(total == 0, 1.0, total) * _ONE
         return torch.where(weights < 0, torch.ceil(weights - 0.5), torch.floor(weights + 0.5))

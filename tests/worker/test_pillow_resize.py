@@ -1,0 +1,106 @@
+"""Images are resized by matrices to the very bytes that torchvision has from Pillow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.errors import UsageError
+from mmf_win.worker import pillow_resize
+from mmf_win.worker.pillow_resize import PillowResize
+
+# In a process of its own, where the patches let torchvision be imported beside any torch.
+_COMPARE = """
+import json, sys
+from mmf_win.upstream.install import find_mmf
+from mmf_win.worker import compat
+compat.install(find_mmf().root)
+import numpy as np
+import torch
+from PIL import Image
+from torchvision import transforms
+from mmf_win.worker.pillow_resize import PillowResize
+
+sizes, cases = json.loads(sys.argv[1])
+random = np.random.default_rng(0)
+images = [random.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+batch = random.integers(0, 256, (len(sizes), *(np.max(sizes, 0) + 3), 3), dtype=np.uint8)  # so is the padding
+for image, place in zip(images, batch):
+    place[: image.shape[0], : image.shape[1]] = image
+for case in cases:
+    steps = [getattr(transforms, name)(**options) for name, options in case]
+    wanted = torch.stack([transforms.Compose(steps)(Image.fromarray(image)) for image in images])
+    made = PillowResize(steps)(torch.from_numpy(batch), torch.tensor(sizes))
+    print(list(made.shape), int((made != wanted).sum()))
+"""
+# Among them: two that lose more height than width, in another order since Pillow 13.
+SIZES = [(1, 1), (1, 50), (37, 1), (40, 40), (64, 41), (61, 120), (120, 61), (41, 90), (255, 33)]
+BILINEAR, BICUBIC = 2, 3
+NORMALIZE = ("Normalize", {"mean": [0.468, 0.445, 0.407], "std": [0.122, 0.121, 0.144]})
+
+
+def test_images_of_many_sizes_in_one_batch_become_the_bytes_that_pillow_makes() -> None:
+    tensor = ("ToTensor", {})
+    cases: list[list[tuple[str, dict[str, Any]]]] = [[("CenterCrop", {"size": [35, 44]}), tensor, NORMALIZE]]
+    for kind in (BILINEAR, BICUBIC):
+        both = ("Resize", {"size": [40, 40], "interpolation": kind})
+        shorter = ("Resize", {"size": 30, "interpolation": kind})
+        cases.append([both, ("CenterCrop", {"size": [32, 32]}), tensor, NORMALIZE])
+        cases.append([("Resize", {"size": [33, 47], "interpolation": kind}), tensor])
+        cases += ([shorter, ("CenterCrop", {"size": size}), tensor] for size in ([30, 27], [33, 33]))
+    command = [sys.executable, "-c", _COMPARE, json.dumps([SIZES, cases])]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert found == [
+        f"[9, 3, {height}, {width}] 0"
+        for height, width in [(35, 44), *[(32, 32), (33, 47), (30, 27), (33, 33)] * 2]
+    ]
+
+
+def step(name: str, **values: Any) -> Any:
+    """An object with the class's name and the attributes of a transform of torchvision."""
+    return type(name, (SimpleNamespace,), {})(**values)
+
+
+@pytest.mark.parametrize(
+    ("steps", "named"),
+    [
+        ([step("ColorJitter"), step("ToTensor")], "not ColorJitter, ToTensor"),
+        ([step("ToTensor"), step("CenterCrop", size=[2, 2])], "not ToTensor, CenterCrop"),
+        ([step("Resize", size=9, max_size=None, interpolation=step("Mode", value="bilinear"))], "size=9"),
+        (
+            [step("Resize", size=[9, 9], max_size=None, interpolation=step("Mode", value="box"))],
+            "value='box'",
+        ),
+        ([step("ToTensor")], "ToTensor()"),
+    ],
+)
+def test_what_cannot_be_exported_is_named(steps: list[Any], named: str) -> None:
+    with pytest.raises(UsageError) as error:
+        PillowResize(steps)
+    assert named in str(error.value)
+
+
+@pytest.mark.parametrize(("may_be", "first"), [(True, (30, 20)), (False, (20, 90))])
+def test_the_height_is_resized_first_only_where_pillow_does_so(
+    monkeypatch: pytest.MonkeyPatch, may_be: bool, first: tuple[int, int]
+) -> None:
+    """Since version 13 it does; what it makes of one axis after the other is the same in each version."""
+    import torch
+    from PIL import Image
+
+    monkeypatch.setattr(pillow_resize, "_HEIGHT_MAY_BE_FIRST", may_be)
+    kind = step("Mode", value="bilinear")
+    resize = PillowResize([step("Resize", size=[20, 20], max_size=None, interpolation=kind)])
+    pixels = bytes(n * n % 251 for n in range(90 * 30 * 3))
+    half = Image.frombytes("RGB", (30, 90), pixels).resize(first, Image.Resampling.BILINEAR)
+    wanted = half.resize((20, 20), Image.Resampling.BILINEAR).tobytes()
+    image = torch.tensor(list(pixels), dtype=torch.uint8).reshape(1, 90, 30, 3)
+    made = resize(image, torch.tensor([[90, 30]]))[0].permute(1, 2, 0)
+    assert made.flatten().tolist() == list(wanted)
