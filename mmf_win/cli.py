@@ -40,6 +40,7 @@ COMMANDS = {
     "repair": "Repair what verify finds damaged.",
     "train": "Train a preset, or resume a run.",
     "predict": "Predict splits with trained runs, alone or blended.",
+    "export": "Export a trained run as ONNX, with a script that runs it.",
     "check-submission": "Check a prediction file against a split.",
     "check": "Look for mistakes in a model and its data before training.",
     "profile": "Show where the time of training goes, and what helps.",

@@ -200,6 +200,7 @@ class Attempt:
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
         export: the folder into which the model is exported once the rows are predicted; None not to.
+        int8: export it with weights of 8 bits, too.
         profile: updates of a training that is measured, and whose weights nobody wants; 0 for any other.
         check: only check the model and its rows, and end before the first update.
         nproc: how many processes of this machine train together.
@@ -233,6 +234,7 @@ class Attempt:
     keep_annotations: bool = False
     report: str | None = None
     export: str | None = None
+    int8: bool = False
     profile: int = 0
     check: bool = False
     nproc: int = 1

@@ -141,11 +141,11 @@ fast = click.option(
 )
 
 
-def output(meaning: str, metavar: str = "DIR") -> _Decorator:
+def output(meaning: str, metavar: str = "DIR", **settings: Any) -> _Decorator:
     """``-o``, which names a folder, or a file where ``metavar`` is ``FILE``."""
     is_file = metavar == "FILE"
     path = click.Path(path_type=Path, dir_okay=not is_file, file_okay=is_file)
-    return click.option("-o", "--output", type=path, metavar=metavar, help=meaning)
+    return click.option("-o", "--output", type=path, metavar=metavar, help=meaning, **settings)
 
 
 def form(*others: str, meaning: str) -> _Decorator:

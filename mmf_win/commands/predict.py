@@ -17,11 +17,13 @@ from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.features import find_lmdb
 from mmf_win.errors import MmfError, UsageError
+from mmf_win.export.running import ExportedModel
 from mmf_win.paths import Places
 from mmf_win.results import prediction
 from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.saved_metrics import METRICS
+from mmf_win.runs.lookup import find_run
 from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
 from mmf_win.runs.request import Once
@@ -38,6 +40,7 @@ Examples:
   mmfw predict mmbt_grid                    the newest run of that name
   mmfw predict mmbt_grid --split dev_seen --split test_seen -o predictions
   mmfw predict --checkpoint model.ckpt
+  mmfw predict --with model --split dev_seen    by the model that `mmfw export` has put there
   mmfw predict --published mmbt_grid        MMF's published weights, on the paper's splits
   mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
   mmfw predict --best-of mmbt_grid          all seeds of a sweep's best combination
@@ -65,6 +68,14 @@ Examples:
 )
 @click.option(
     "--best-of", metavar="SWEEP", help="Use all seeds of the best combination, by validation AUROC."
+)
+@click.option(
+    "--with",
+    "exported",
+    metavar="DIR",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Predict by the model that `mmfw export` has put in DIR; region features it cannot read here. "
+    "Its run keeps the predictions.",
 )
 @options.source
 @options.trust
@@ -130,6 +141,7 @@ def command(
     checkpoint: tuple[str, ...],
     published: str | None,
     best_of: str | None,
+    exported: Path | None,
     source: str | None,
     split: tuple[str, ...],
     memes: tuple[Path, ...],
@@ -169,7 +181,16 @@ def command(
         if not best:  # without any run, the newest would be predicted
             raise UsageError(f"{sweep.path}: no task that has ended well has a trained run")
         runs = tuple(str(sweep.path / Path(task).name) for task in best)
-    if published is not None:
+    by: dict[str, Any] = {}
+    if exported is not None:
+        others = {"RUN": runs, "KEY=VALUE": overrides, "--checkpoint": checkpoint, "--published": published}
+        others |= {f"--{name.replace('_', '-')}": given[name] for name in ("batch_size", "precision", "fast")}
+        if named := [name for name, value in others.items() if value not in (None, ())]:
+            raise UsageError(f"--with names the model and how it predicts; leave out {' and '.join(named)}")
+        model = ExportedModel.read(exported)
+        members = [RunCheckpoint(find_run(save_dir, model.about["run"]), exported / "model.onnx")]
+        by = {"by": model.predict}
+    elif published is not None:
         _require_alone(published, runs, checkpoint, ensemble)
         places = Places.resolve(data_dir, save_dir)
         if not (memes or image):
@@ -192,6 +213,7 @@ def command(
         data_dir=data_dir,
         asked=Once.of(overrides, **given),
         display=RunDisplay,
+        **by,
     )
     if image and text is not None:
         probas = prediction.predict_one(members, save_dir, chosen, image[0], text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -80,6 +80,7 @@ class PredictionOptions:
         best_threshold: choose the threshold on the validation split.
         data_dir: MMF's data folder; None for each run's own.
         asked: batch size, overrides and the like; they win over those of each run.
+        by: what predicts, called as :func:`mmf_win.runs.predicting.predict` is.
     """
 
     display: Display
@@ -91,6 +92,7 @@ class PredictionOptions:
     best_threshold: bool = False
     data_dir: Path | None = None
     asked: Once = field(default_factory=Once)
+    by: Callable[..., tuple[Path, list[Event]]] = predicting.predict
 
 
 def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str]) -> list[RunCheckpoint]:
@@ -265,7 +267,7 @@ class _Team:
         """The member's predictions, made when first asked for, and what the worker said meanwhile."""
         if (member, target.name) not in self._made:
             _log.info("predicting %s with %s", target.title, member.name)
-            self._made[member, target.name] = predicting.predict(
+            self._made[member, target.name] = self.options.by(
                 member.run,
                 self._places(member),
                 self.options.asked,

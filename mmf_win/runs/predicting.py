@@ -28,6 +28,8 @@ def predict(
     features: Path | None,
     folder: Path | None,
     display: Display,
+    export: Path | None = None,
+    int8: bool = False,
 ) -> tuple[Path, list[Event]]:
     """Predict memes with a checkpoint of a run; return the file, and what the worker said while it made it.
 
@@ -37,12 +39,14 @@ def predict(
         once: what the user chose, which wins over the run's settings.
         features: an LMDB of region features to read instead of the dataset's.
         folder: where the file of predictions is made; None for the run's folder of reports.
+        export: an empty folder into which the model is exported afterwards; with ``int8``, also quantized.
     """
     job = Job(run.request().over(once.options), once, places)
     first = plan.prediction(needs.mmf_for(job.request), job, target, checkpoint, features)
     first, job, config = needs.composed(first, job, f"run {run.id}")
     inputs = needs.check_prediction(first, job, config, target, features)
     first = replace(first, asks_hub=inputs.asks_hub or once.trust)
+    first = replace(first, export=str(export) if export else None, int8=int8)
 
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))

@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 from mmf.common.sample import SampleList
 from torch import Tensor, nn
@@ -127,6 +128,12 @@ def export(trainer: Any, request: Attempt) -> None:
         },
     }
     write_json(folder / "graph.json", about)
+    if request.int8:
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+
+        quantize_dynamic(folder / "model.onnx", folder / "int8.onnx", weight_type=QuantType.QInt8)
+    for number in range(len(dataset) if about["features"] else 0):
+        _keep_features(dataset[number], folder)
     request.write_event("exported", seconds=round(time.monotonic() - began, 1))
 
 
@@ -136,6 +143,15 @@ def _processor(processor: Any, wanted: str) -> Any:
     if type(inner).__name__ != wanted:
         raise UsageError(f"MMF's processor {type(inner).__name__} cannot be exported, only {wanted}")
     return inner
+
+
+def _keep_features(row: Any, folder: Path) -> None:
+    """Write a row's region features as ``run.py`` reads them."""
+    info = row.image_info_0
+    kept: dict[str, Any] = {"features": row.image_feature_0[: int(info["max_features"])]}
+    if "bbox" in info:
+        kept |= {"boxes": info["bbox"], "image_size": [info["image_height"], info["image_width"]]}
+    numpy.savez(folder / f"{int(row.id)}.npz", **kept)
 
 
 def _text(processor: Any, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,131 @@
+"""``mmfw export``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mmf_win.commands import options
+from mmf_win.commands.overrides import require_predictable, split_words
+from mmf_win.commands.progress import RunDisplay
+from mmf_win.console import aligned, print_json, print_line, say, size
+from mmf_win.export.exporting import Wanted, export
+from mmf_win.paths import Places
+from mmf_win.results.prediction import choose_checkpoints
+from mmf_win.runs.request import Once
+from mmf_win.upstream.install import require_packages
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  mmfw export -o model                      the newest run's best checkpoint
+  mmfw export mmbt_grid -o model
+  mmfw export mmbt_grid -o small --int8     with weights of 8 bits
+  mmfw export mmbt_grid -o model --checkpoint last --split test_seen
+  python model/run.py --image cat.jpg --text "look at this cat"
+  mmfw predict --with model --split dev_seen"""
+)
+@options.words("[RUN] [KEY=VALUE ...]", "RUN")
+@options.output("The new folder.", required=True)
+@click.option(
+    "--checkpoint",
+    default="best",
+    show_default=True,
+    metavar="best|last|PATH",
+    shell_complete=options.completed_by("best", "last"),
+    help="The weights to export.",
+)
+@options.split("The split on which the exported model is compared.  [default: the run's validation split]")
+@click.option(
+    "--tolerance",
+    type=click.FloatRange(min=0),
+    default=1e-4,
+    show_default=True,
+    metavar="P",
+    help="How far a probability may be from that of `mmfw predict`; beyond that, nothing is written.",
+)
+@click.option("--int8", is_flag=True, help="Quantize the weights to 8 bits, and compare once more.")
+@click.option(
+    "--max-loss",
+    type=click.FloatRange(-1, 1),
+    default=0.005,
+    show_default=True,
+    metavar="AUROC",
+    help="By how much the AUROC may fall with --int8; beyond that, nothing is written.",
+)
+@options.trust
+@options.stop_timeout
+@options.data_dir
+@options.runs_and_json
+def command(
+    words: tuple[str, ...],
+    output: Path,
+    checkpoint: str,
+    split: str | None,
+    tolerance: float,
+    int8: bool,
+    max_loss: float,
+    data_dir: Path | None,
+    save_dir: Path,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Export a trained run as a folder that needs neither PyTorch nor MMF nor mmfw.
+
+    The folder holds model.onnx, tokenizer.json, model.json and run.py, which needs onnxruntime, tokenizers,
+    pillow and numpy: `python DIR/run.py --image cat.png --text "look at this cat"`, or a table of memes.
+    Images of any size and texts go in, probabilities come out. The folder appears once run.py has predicted
+    a split, and each probability is that of `mmfw predict`. A model that reads region features is exported,
+    too, but something else must make these.
+    """
+    require_packages("onnx", "onnxscript", "onnxruntime", extra="[export]")
+    runs, overrides = split_words(words, names=1)
+    require_predictable(overrides, given)
+    [member] = choose_checkpoints(save_dir, runs, [checkpoint])
+    places = Places.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
+    # What is exported calculates with 32 bits on the CPU, and so must what it is compared with.
+    once = Once.of(overrides, precision="fp32", fast=False, cpu=True, **given)
+    wanted = Wanted(output.absolute(), split, tolerance, int8, max_loss)
+    about = export(member.run, member.checkpoint, places, once, wanted, _compare, RunDisplay)
+    if as_json:
+        print_json(about)
+        return
+    parity = about["parity"]
+    say(
+        f"{parity['rows']:,} memes of {parity['split']}: probabilities differ by at most "
+        f"{parity['largest_difference']:.1g} from those of `mmfw predict`"
+    )
+    if int8:
+        _tell_of_int8(about["int8"])
+    print_line(output)
+
+
+def _tell_of_int8(told: dict[str, Any]) -> None:
+    rows = [
+        (
+            name,
+            size(told[key]["bytes"]),
+            *(f"{told[key][each]:.1f}" for each in ("p50_ms", "p99_ms")),
+            f"{told['auroc'][key]:.4f}",
+        )
+        for name, key in (("float32", "before"), ("int8", "after"))
+    ]
+    print(aligned(("weights", "size", "p50 ms", "p99 ms", "AUROC"), rows))
+    say(f"probabilities differ by at most {told['largest_difference']:.2g} from those with 32 bits")
+    if interval := told["auroc"]["interval"]:
+        say("AUROC: {:+.4f} (95 %: {:+.4f} to {:+.4f})".format(told["auroc"]["difference"], *interval))
+    say("int8 depends on the processor: with VNNI (or on ARM with dot products) results and times are others")
+
+
+def _compare(labels: Sequence[int], before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+    """The AUROCs, and by how much the second is higher, with its interval by DeLong's paired method."""
+    from mmf_win.results.metrics import auroc_difference, measure
+
+    found = [measure(labels, probas)["auroc"].value for probas in (before, after)]
+    change = auroc_difference(labels, after, before)
+    interval = None if change.low is None else [change.low, change.high]
+    return {"before": found[0], "after": found[1], "difference": change.value, "interval": interval}

@@ -1,0 +1,1 @@
+"""A trained run becomes a folder that runs without PyTorch, MMF and mmfw."""

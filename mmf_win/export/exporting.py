@@ -1,0 +1,134 @@
+"""Makes the folder of an exported model, which is complete and compared with its run, or not there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mmf_win.dataset.annotations import labels_of
+from mmf_win.dataset.predictions import read_predictions
+from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.export.running import SCRIPT, run_model
+from mmf_win.files import read_json, remove, rename, write_json
+from mmf_win.paths import Places
+from mmf_win.runs import predicting
+from mmf_win.runs.attempts import Display
+from mmf_win.runs.folder import Run, reading
+from mmf_win.runs.request import Once
+from mmf_win.runs.targets import Target
+
+_BATCH, _SMALL_BATCHES = 8, (1, 3)
+_FEW = 64  # rows that are compared in small batches
+
+Compare = Callable[[Sequence[int], Sequence[float], Sequence[float]], dict[str, Any]]
+"""Takes labels and the probabilities before and after, and tells both AUROCs and their difference."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asked for.
+
+    Attributes:
+        output: the folder to make.
+        split: on which the model is compared; None for the run's validation split.
+        tolerance: the largest difference of a probability from that of ``mmfw predict``.
+        int8: quantize the weights to 8 bits.
+        max_loss: by how much the AUROC may fall then.
+    """
+
+    output: Path
+    split: str | None
+    tolerance: float
+    int8: bool
+    max_loss: float
+
+
+def export(
+    run: Run, checkpoint: Path, places: Places, once: Once, wanted: Wanted, compare: Compare, display: Display
+) -> dict[str, Any]:
+    """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
+
+    Raises:
+        UsageError: the folder is there, the model cannot be exported, or the split cannot judge ``int8``.
+        MmfError: the exported model predicts something else.
+        DataError: its weights of 8 bits cost too much.
+    """
+    output = wanted.output
+    if output.exists():
+        raise UsageError(f"{output} is there already", hint="name a new folder")
+    target = Target.of_split(places, wanted.split or run.request().splits["val"])
+    rows, labels = target.rows, labels_of(target.rows)
+    if wanted.int8 and len(set(labels or ())) < 2:
+        message = f"--int8 compares AUROCs, and {target.annotations} has no labels of both classes"
+        raise UsageError(message, hint="name another by --split")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    staged = TemporaryDirectory(prefix=".mmfw-export-", dir=output.parent, ignore_cleanup_errors=True)
+    with reading(run), staged as scratch:
+        made, features = Path(scratch, output.name), Path(scratch, "features")
+        made.mkdir()
+        features.mkdir()
+        csv, _ = predicting.predict(
+            run,
+            places,
+            once,
+            checkpoint=checkpoint,
+            target=target,
+            features=None,
+            folder=Path(scratch),
+            display=display,
+            export=made,
+            int8=wanted.int8,
+        )
+        expected = [row.proba for row in read_predictions(csv)]
+        about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "graph.json")}
+        for file in made.glob("*.npz"):
+            rename(file, features / file.name)
+        shutil.copyfile(SCRIPT, made / SCRIPT.name)
+        write_json(made / "model.json", about)
+        remove(made / "graph.json")
+
+        def predicted(numbers: Sequence[int], batch: int) -> tuple[list[float], dict[str, float]]:
+            some = [rows[number] for number in numbers]
+            where = features if about["features"] else None
+            return run_model(made, some, places.dataset.images, batch=batch, features=where)
+
+        few = sorted({number * len(rows) // _FEW for number in range(_FEW)})  # from everywhere in the split
+        worst, found, times = 0.0, expected, {}
+        for batch, numbers in ((_BATCH, range(len(rows))), *((batch, few) for batch in _SMALL_BATCHES)):
+            probas, times[batch] = predicted(numbers, batch)
+            found = probas if batch == _BATCH else found
+            apart, number = max((abs(p - expected[n]), n) for p, n in zip(probas, numbers, strict=True))
+            if apart > wanted.tolerance:
+                raise MmfError(
+                    f"row {rows[number].shown_id} of {target.name}: in batches of {batch}, its probabilities "
+                    f"by the exported model and `mmfw predict` differ by {apart:.2g}; nothing is written",
+                    hint=f"--tolerance {2 * apart:.1g} allows that",
+                )
+            worst = max(worst, apart)
+        compared = {"split": target.name, "rows": len(rows), "rows_in_batches_of_1_and_3": len(few)}
+        about["parity"] = {**compared, "largest_difference": worst}
+        about["auroc"] = compare(labels, expected, found) if labels else None
+        if wanted.int8:
+            sizes = [(made / name).stat().st_size for name in ("model.onnx", "int8.onnx")]
+            rename(made / "int8.onnx", made / "model.onnx")
+            after, (_, small_times) = predicted(range(len(rows)), _BATCH)[0], predicted(few, 1)
+            judged = compare(labels or (), found, after)
+            about["int8"] = {
+                "before": {"bytes": sizes[0], **times[1]},
+                "after": {"bytes": sizes[1], **small_times},
+                "largest_difference": max(abs(p - q) for p, q in zip(found, after, strict=True)),
+                "auroc": judged,
+            }
+            if -judged["difference"] > wanted.max_loss:
+                raise DataError(
+                    "with weights of 8 bits, the AUROC on {} goes from {before:.4f} to {after:.4f}, and may "
+                    "fall by {:g}; nothing is written".format(target.name, wanted.max_loss, **judged),
+                    hint="leave out --int8, or allow more by --max-loss",
+                )
+        write_json(made / "model.json", about)
+        rename(made, output)
+    return about

@@ -1,0 +1,109 @@
+"""Runs an exported model in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.predictions import Prediction, in_order, read_predictions, write_predictions
+from mmf_win.errors import Interrupted, MmfError, UsageError
+from mmf_win.files import json_bytes, read_json, write_bytes
+from mmf_win.paths import Places
+from mmf_win.protocol import Event
+from mmf_win.runs.folder import Run
+from mmf_win.runs.targets import Target
+from mmf_win.supervise import run_child
+from mmf_win.upstream.install import require_packages
+
+_log = logging.getLogger(__name__)
+
+SCRIPT = Path(__file__).with_name("run.py")
+"""What runs the model; a copy of it lies beside each."""
+
+
+def run_model(
+    folder: Path, rows: Sequence[Row], images: Path, *, batch: int = 8, features: Path | None = None
+) -> tuple[list[float], dict[str, float]]:
+    """The probabilities of rows, in batches of that size, and ``p50_ms`` and ``p99_ms`` of a batch.
+
+    mmfw's own ``run.py`` is run, whatever lies in the folder.
+
+    Args:
+        images: where the rows' images lie.
+        features: where their region features lie, ``ID.npz``.
+
+    Raises MmfError with the last line that it said where it fails, and Interrupted.
+    """
+    _log.info("running %s on %s memes, in batches of %s", folder.name, len(rows), batch)
+    with TemporaryDirectory(prefix="mmfw-run-", ignore_cleanup_errors=True) as scratch:
+        table, csv, log = (Path(scratch, name) for name in ("rows.jsonl", "out.csv", "log.txt"))
+        lines = [
+            {"id": str(row.id), "img": str(images / row.img), "text": row.text}
+            | ({"features": str(features / f"{row.id}.npz")} if features else {})
+            for row in rows
+        ]
+        write_bytes(table, b"".join(map(json_bytes, lines)))
+        command = [sys.executable, str(SCRIPT), str(table), "-o", str(csv), "--timings"]
+        ended = run_child(
+            [*command, "--model", str(folder), "--batch-size", str(batch)],
+            log=log,
+            environment={**os.environ, "PYTHONUTF8": "1"},
+            stop_file=Path(scratch, "stop"),
+            watch=lambda: False,
+            patience=1.0,
+            terminate=0.0,
+        )
+        if ended.stop_requested:
+            raise Interrupted("interrupted")
+        said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if ended.code:
+            raise MmfError(said[-1].removeprefix("error: ") if said else f"{SCRIPT} ended with {ended.code}")
+        probas = [row.proba for row in in_order(read_predictions(csv), [str(row.id) for row in rows])]
+        return probas, json.loads(said[-1])
+
+
+@dataclass(frozen=True)
+class ExportedModel:
+    """A folder that ``mmfw export`` has made."""
+
+    folder: Path
+    about: dict[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> ExportedModel:
+        """The model in a folder.
+
+        Raises UsageError where there is none, or one that reads region features, and MmfError where a package
+        is missing.
+        """
+        require_packages("onnxruntime", "tokenizers", "pillow", "numpy", extra="[export]")
+        try:
+            about = read_json(folder / "model.json")
+            reads_features = [about[key] for key in ("run", "image", "text", "features")][-1]
+        except (OSError, ValueError, TypeError, KeyError):
+            hint = "`mmfw export RUN --output DIR` makes one"
+            raise UsageError(f"{folder}: there is no exported model", hint=hint) from None
+        if reads_features:
+            message = f"{folder}: this model reads region features, which the dataset has in another form"
+            raise UsageError(message, hint="run.py takes them as .npz")
+        return cls(folder, about)
+
+    def predict(
+        self, run: Run, places: Places, _once: object, *, target: Target, folder: Path | None, **_: object
+    ) -> tuple[Path, list[Event]]:
+        """As :func:`mmf_win.runs.predicting.predict`; of what a worker says, only the precision."""
+        rows = target.rows
+        probas, _timings = run_model(self.folder, rows, places.dataset.images)
+        with run.new_report(target.name, folder) as csv:
+            write_predictions(
+                csv, [Prediction(row.shown_id, p, int(p > 0.5)) for p, row in zip(probas, rows, strict=True)]
+            )
+        return csv, [{"kind": "predict_started", "precision": "int8" if self.about.get("int8") else "fp32"}]

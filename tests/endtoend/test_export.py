@@ -1,0 +1,113 @@
+"""A trained run is taken out as ONNX, and predicts without PyTorch, MMF and mmfw as ``mmfw predict`` does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.predictions import read_predictions
+from mmf_win.export import running
+from tests.endtoend.conftest import Tool, probabilities
+
+pytest.importorskip("onnxruntime", reason="Windows: the export extra is not installed under Wine")
+
+ALONE = """
+import runpy, sys
+sys.modules.update(dict.fromkeys(["torch", "mmf", "mmf_win", "transformers", "onnx", "scipy", "sklearn"]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def exported(tool: Tool, name: str, *words: str) -> tuple[Path, dict[str, Any]]:
+    """The folder of an exported run of one of the tiny recipes, and what ``mmfw export`` has told of it."""
+    run = tool.trained(name)
+    folder = tool.folder / "модель 型, 1=2"
+    return folder, tool("export", run.id, "-o", str(folder), *words)
+
+
+def outside(tool: Tool, folder: Path, *words: str, code: int = 0) -> str:
+    """What ``run.py`` prints, in another place and a Python without torch, MMF and mmfw."""
+    moved = tool.folder / "elsewhere"
+    shutil.copytree(folder, moved, dirs_exist_ok=True)
+    command = [sys.executable, "-c", ALONE, str(moved / "run.py"), *words]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=tool.folder)
+    assert done.returncode == code, done.stderr
+    return done.stdout + done.stderr
+
+
+def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> None:
+    folder, about = exported(tool, "concat_bert")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "model.json",
+        "model.onnx",
+        "run.py",
+        "tokenizer.json",
+    ]
+    assert json.loads((folder / "model.json").read_text("utf-8")) == about
+    assert about["parity"]["largest_difference"] <= 1e-4
+    assert not list(tool.folder.glob(".mmfw-export-*"))
+
+    predicted = tool("predict", "--split", "test_unseen", "--no-report")
+    expected = probabilities(predicted)
+    by_file = tool("predict", "--with", str(folder), "--split", "test_unseen", "--no-report")
+    assert probabilities(by_file) == pytest.approx(expected, abs=1e-4)
+    assert by_file["auroc"] == pytest.approx(predicted["auroc"], abs=1e-3)
+
+    rows = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")
+    images = tool.world.dataset / "images"
+    one = outside(tool, folder, "--image", str(images / rows[0].img), "--text", rows[0].text)
+    assert float(one.splitlines()[1].split(",")[1]) == pytest.approx(expected[0], abs=1e-4)
+    table = tool.folder / "memes таблица.csv"
+    lines = [f'{row.id},"{images / row.img}","{row.text}"' for row in rows]
+    table.write_text("\n".join(["id,img,text", *lines]), encoding="utf-8")
+    outside(tool, folder, str(table), "-o", str(tool.folder / "out.csv"))
+    found = read_predictions(tool.folder / "out.csv")
+    assert [row.proba for row in found] == pytest.approx(expected, abs=1e-4)
+    assert outside(tool, folder, "--image", "nothing.png", code=1).startswith("error: FileNotFoundError")
+
+    assert tool.code("export", "-o", str(folder)) == 2 and str(folder) in tool.errors
+    (folder / "model.onnx").write_bytes(b"of a later onnxruntime")
+    assert tool.code("predict", "--with", str(folder), "--no-report") == 6
+    assert "cannot load it, perhaps another can" in tool.errors and "model.onnx" in tool.errors
+
+
+def test_a_row_with_another_probability_is_named_and_nothing_is_written(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = tool.trained("bert"), tool.folder / "model"
+    row = read_rows(tool.world.dataset / "annotations" / "dev_unseen.jsonl")[3]
+    spoilt = tool.folder / "run.py"
+    code = running.SCRIPT.read_text(encoding="utf-8")
+    found = "[float(row[1]) for row in"
+    assert found in code
+    wrong = f"[float(row[1]) + 0.01 * (meme['id'] == '{row.id}') for meme, row in zip(rows,"
+    ending = 'self.session.run(["probabilities"], wanted)[0]]'
+    assert ending in code
+    spoilt.write_text(code.replace(found, wrong).replace(ending, f"{ending[:-1]})]"), encoding="utf-8")
+    monkeypatch.setattr(running, "SCRIPT", spoilt)
+    assert tool.code("export", run.id, "-o", str(folder)) == 6
+    assert f"row {row.id} of dev_unseen: in batches of 8" in tool.errors and "0.01" in tool.errors
+    assert not folder.exists() and not list(tool.folder.glob(".mmfw-export-*"))
+    tolerance = tool.errors.partition("--tolerance ")[2].split()[0]
+    assert tool.code("export", run.id, "-o", str(folder), "--tolerance", tolerance) == 0 and folder.exists()
+
+
+def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(tool: Tool) -> None:
+    folder, about = exported(tool, "vilbert", "--int8", "--max-loss", "1")
+    assert about["parity"]["largest_difference"] <= 1e-4
+    before, after = about["int8"]["before"], about["int8"]["after"]
+    assert after["bytes"] == (folder / "model.onnx").stat().st_size < before["bytes"]
+    assert 0 < about["int8"]["largest_difference"] < 0.5
+    assert {each["name"] for each in about["inputs"]} >= {"features", "boxes", "input_ids"}
+    assert tool.code("predict", "--with", str(folder)) == 2 and "region features" in tool.errors
+    smaller = tool.folder / "smaller"
+    assert tool.code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 3
+    assert "AUROC" in tool.errors and "--max-loss" in tool.errors and not smaller.exists()
