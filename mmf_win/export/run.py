@@ -96,7 +96,8 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--model", type=Path, default=Path(__file__).parent, help="its folder, if not this")
     parser.add_argument("--timings", action="store_true", help="tell ms a batch as JSON on stderr")
-    asked, lines, times = parser.parse_args(), [("id", "proba", "label")], []
+    asked, times = parser.parse_args(), list[float]()
+    lines: list[tuple[Any, ...]] = [("id", "proba", "label")]
     if (asked.table is None) == (asked.image is None and asked.features is None):
         parser.error("name a table, or one meme")
     one = {"id": 1, "img": asked.image, "text": asked.text, "features": asked.features}

@@ -150,7 +150,10 @@ def _keep_features(row: Any, folder: Path) -> None:
     info = row.image_info_0
     kept: dict[str, Any] = {"features": row.image_feature_0[: int(info["max_features"])]}
     if "bbox" in info:
-        kept |= {"boxes": info["bbox"], "image_size": [info["image_height"], info["image_width"]]}
+        height, width, boxes = info["image_height"], info["image_width"], numpy.asarray(info["bbox"])
+        if boxes.shape[1] == 5:  # of 1.0.0rc12 it is what location() makes
+            boxes = boxes[:, :4] * numpy.array([width, height, width, height], numpy.float32)
+        kept |= {"boxes": boxes, "image_size": [height, width]}
     numpy.savez(folder / f"{int(row.id)}.npz", **kept)
 
 

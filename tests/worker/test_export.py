@@ -1,0 +1,44 @@
+"""An operation that ONNX has not is named, with the model that needs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("onnxscript", reason="could not import onnxscript")
+
+_EXPORT = """
+from mmf_win.upstream.install import find_mmf
+from mmf_win.worker import compat
+compat.install(find_mmf().root)
+import torch
+from torch import nn
+from mmf_win.errors import UsageError
+from mmf_win.worker.export import Scores, _program
+
+class Model(nn.Module):
+    def forward(self, batch):
+        tokens = batch.input_ids.float()
+        scores = torch.linalg.eigvals(tokens[:, :2, None] * tokens[:, None, :2]).real
+        return {"scores": scores[:, :WANTED]}
+
+inputs = {name: torch.ones(3, 9, dtype=torch.long) for name in ("input_ids", "input_mask")}
+try:
+    _program("my_model", Scores(Model(), None), inputs)
+except UsageError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("scores", "named"), [(2, "No ONNX function found for <OpOverload(op='aten.linalg_eig'"), (1, "not two")]
+)
+def test_what_cannot_be_exported_is_named(scores: int, named: str) -> None:
+    command = [sys.executable, "-c", _EXPORT.replace("WANTED", str(scores))]
+    environment = {**os.environ, "PYTHONUTF8": "1"}  # as workers have it, since torch prints a ✅
+    said = subprocess.run(command, check=True, capture_output=True, encoding="utf-8", env=environment).stdout
+    assert " cannot export my_model (" in said and named in said
