@@ -36,6 +36,8 @@ _NOT_ON_WINDOWS = {
     *("mkdocs-material-extensions", "paginate", "platformdirs", "pymdown-extensions", "pyyaml_env_tag"),
     *("watchdog", "dill", "ilock", "mlrunner", "multiprocess", "tabulate"),
     *("jsonschema", "jsonschema-specifications", "msgpack", "ray", "referencing", "rpds-py"),
+    # An export was not tried there.
+    *("flatbuffers", "ml_dtypes", "onnx", "onnx-ir", "onnxruntime", "onnxscript"),
     # The server of MLflow, and trackers that were not tried there.
     *("aiohappyeyeballs", "aiohttp", "aiosignal", "blinker", "clearml", "cwevals", "distro", "docker"),
     *("flask-cors", "Flask", "frozenlist", "furl", "googleapis-common-protos", "graphene"),

@@ -53,7 +53,7 @@ class Checked(Exception):
 
 
 class Diverged(Exception):
-    """A loss, the gradient or a weight is not finite after ``update``; ``place`` tells what is known of it."""
+    """A loss, the gradient or a weight is not finite after ``update``; ``place`` says what is known."""
 
     def __init__(self, message: str, update: int, quantity: str, **found: Any) -> None:
         super().__init__(message)
