@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from mmf_win.runs import plan
+from mmf_win.protocol import Attempt, Exit
+from mmf_win.runs import predicting
+from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool, probabilities
 
 TOKENS = {"input_ids", "input_mask"}
@@ -62,14 +64,14 @@ def exported(odd: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     """Has a worker predict with one of the tiny recipes, export to ``экспорт``, and returns the exit code."""
     folder = tmp_path / "экспорт"
     folder.mkdir()
-    prediction = plan.prediction
+    run_worker = predicting.run_worker
 
-    def exporting(*args: Any) -> Any:
-        return replace(prediction(*args), export=str(folder))
+    def exporting(run: Run, asked: Attempt, **options: Any) -> Exit:
+        return run_worker(run, replace(asked, export=str(folder)), **options)
 
     def export(name: str) -> int:
         odd.trained(name)
-        monkeypatch.setattr(plan, "prediction", exporting)
+        monkeypatch.setattr(predicting, "run_worker", exporting)
         return odd.code("predict", name, "--no-report", "--precision", "fp32", "--json")
 
     return export
