@@ -30,7 +30,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     alive            progress that has no event of its own
     predict_started  device, precision, batch, workers
     predict          done, total: rows
-    checked          a Remark, of one check before training
+    checked          a Remark of one check before training; see dataset/remarks.py
     profiled         what was measured of a training that is profiled; see runs/profiling.py
     nonfinite        text (the message), update (done before), quantity (not finite: loss, gradient, weights),
                      bad_parameters; of a loss or gradient also module (the first one), inputs_finite (whether
@@ -104,28 +104,6 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("missing", "bad_parameters", "bad_fields"), list[str]),
     **dict.fromkeys(("ids", "bad_ids"), list[int]),
 }
-
-Verdict = Literal["ok", "note", "warning", "error"]
-
-
-@dataclass(frozen=True)
-class Remark:
-    """What a check of a training found.
-
-    Attributes:
-        check: its name.
-        text: what was found.
-        advice: what that means, and what to do.
-        memes: the ids that it is about, or was tried with.
-        seconds: what the check took.
-    """
-
-    verdict: Verdict
-    check: str
-    text: str
-    advice: str | None = None
-    memes: list[str] = field(default_factory=list)
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

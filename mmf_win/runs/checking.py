@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mmf_win.dataset.remarks import Remark, Verdict
 from mmf_win.errors import Interrupted, MmfwError
 from mmf_win.inputs import memes
-from mmf_win.protocol import Remark, Verdict, known_fields, read_events
+from mmf_win.protocol import known_fields, read_events
 from mmf_win.runs import training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.history import weights_loaded

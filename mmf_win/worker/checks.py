@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from mmf_win.console import first_few
-from mmf_win.protocol import Remark, Verdict
+from mmf_win.dataset.remarks import Remark, Verdict
 from mmf_win.worker.hooks import splitting
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity, total
 from mmf_win.worker.hooks.resume import as_before
