@@ -35,6 +35,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     nonfinite        text (the message), update (done before), quantity (not finite: loss, gradient, weights),
                      bad_parameters; of a loss or gradient also module (the first one), inputs_finite (whether
                      its were), ids (of the pass), bad_ids (of its rows), bad_fields (of the batch)
+    exported         seconds that the export of the model took
     run_ended        outcome
     attempt_failed   reason, next: what the next attempt has less of; written by the parent, which begins
                      that one then
