@@ -3,10 +3,10 @@
   python run.py --image cat.png --text "look at this cat"
   python run.py memes.csv -o predictions.csv
 
-A table is a .csv or .jsonl with img, text and optionally id; its paths are relative to it. A model that reads
-region features takes no images, and something else must make the features: --features, or a column of that
-name, is an .npz with features [boxes, numbers], and as far as model.json names them boxes [boxes, 4] in
-pixels (x1, y1, x2, y2) and image_size [2] (height, width).
+A table is a .csv or .jsonl with img (or image), text and optionally id; its paths are relative to it. A model
+that reads region features takes no images, and something else must make the features: --features, or a column
+of that name, is an .npz with features [boxes, numbers], and as far as model.json names them boxes [boxes, 4]
+in pixels (x1, y1, x2, y2) and image_size [2] (height, width).
 """
 
 import argparse
@@ -64,9 +64,8 @@ class Model:
             inputs["max_features"] = np.array([min(most, len(file["features"])) for file in files])
             for name in self.inputs & {"features", "boxes", "image_size"}:
                 parts = [file[name][:most] for file in files]
-                inputs[name] = np.zeros(
-                    (len(rows), *((2,) if name == "image_size" else (most, parts[0].shape[1])))
-                )
+                shape = (2,) if name == "image_size" else (most, parts[0].shape[1])
+                inputs[name] = np.zeros((len(rows), *shape))
                 for part, place in zip(parts, inputs[name], strict=True):
                     place[: len(part)] = part
         wanted = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.about["inputs"]}
@@ -76,11 +75,11 @@ class Model:
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a table, with paths that lead to the files from here."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(
-            csv.DictReader(file) if path.suffix == ".csv" else map(json.loads, filter(str.strip, file))
-        )
+        is_csv = path.suffix.lower() == ".csv"
+        rows = list(csv.DictReader(file) if is_csv else map(json.loads, filter(str.strip, file)))
     for number, row in enumerate(rows, 1):
         row.setdefault("id", number)
+        row.setdefault("img", row.get("image"))
         row |= {key: path.parent / row[key] for key in ("img", "features") if row.get(key)}
     return rows
 
@@ -108,11 +107,8 @@ def main() -> None:
         probas = model.predict(batch)
         times.append(1000 * (time.perf_counter() - began))
         lines += [(row["id"], repr(p), int(p > 0.5)) for row, p in zip(batch, probas, strict=True)]
-    with (
-        asked.output.open("w", encoding="utf-8", newline="")
-        if asked.output
-        else nullcontext(sys.stdout) as file
-    ):
+    to_file = asked.output and asked.output.open("w", encoding="utf-8", newline="")
+    with to_file or nullcontext(sys.stdout) as file:
         csv.writer(file, lineterminator="\n").writerows(lines)
     if asked.timings:
         p50, p99 = np.percentile(times, [50, 99]).round(2).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,13 +15,23 @@ import pytest
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.export import running
+from mmf_win.upstream import install
 from tests.endtoend.conftest import Tool, probabilities
 
 pytest.importorskip("onnxruntime", reason="Windows: the export extra is not installed under Wine")
+onnx = pytest.importorskip("onnx", reason="Windows: the export extra is not installed under Wine")
 
+# Beside Python's own modules, only what run.py needs, and what onnxruntime imports, can be imported.
 ALONE = """
 import runpy, sys
-sys.modules.update(dict.fromkeys(["torch", "mmf", "mmf_win", "transformers", "onnx", "scipy", "sklearn"]))
+SEEN = {"onnxruntime", "tokenizers", "PIL", "numpy", "flatbuffers", "google", "packaging"}
+
+class Hidden:
+    def find_spec(name, path=None, target=None):
+        if name.partition(".")[0] not in SEEN | sys.stdlib_module_names:
+            raise ModuleNotFoundError(f"hidden: {name}", name=name)
+
+sys.meta_path.insert(0, Hidden)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -37,7 +48,7 @@ def outside(tool: Tool, folder: Path, *words: str, code: int = 0) -> str:
     """What ``run.py`` prints, in another place and a Python without torch, MMF and mmfw."""
     moved = tool.folder / "elsewhere"
     shutil.copytree(folder, moved, dirs_exist_ok=True)
-    command = [sys.executable, "-c", ALONE, str(moved / "run.py"), *words]
+    command = [sys.executable, "-I", "-X", "utf8", "-c", ALONE, str(moved / "run.py"), *words]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=tool.folder)
     assert done.returncode == code, done.stderr
     return done.stdout + done.stderr
@@ -67,15 +78,24 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     assert float(one.splitlines()[1].split(",")[1]) == pytest.approx(expected[0], abs=1e-4)
     table = tool.folder / "memes таблица.csv"
     lines = [f'{row.id},"{images / row.img}","{row.text}"' for row in rows]
-    table.write_text("\n".join(["id,img,text", *lines]), encoding="utf-8")
+    table.write_text("\n".join(["id,image,text", *lines]), encoding="utf-8")
     outside(tool, folder, str(table), "-o", str(tool.folder / "out.csv"))
     found = read_predictions(tool.folder / "out.csv")
     assert [row.proba for row in found] == pytest.approx(expected, abs=1e-4)
     assert outside(tool, folder, "--image", "nothing.png", code=1).startswith("error: FileNotFoundError")
+    table.write_text(f"img\n{images / rows[0].img}\n", encoding="utf-8")
+    assert (
+        outside(tool, folder, str(table), code=1) == "error: there is no 'text' in the table, or in an .npz\n"
+    )
 
     assert tool.code("export", "-o", str(folder)) == 2 and str(folder) in tool.errors
-    (folder / "model.onnx").write_bytes(b"of a later onnxruntime")
+    assert tool.code("predict", "--with", str(folder), "--precision", "bf16") == 2
+    assert "leave out --precision" in tool.errors
+    model = onnx.load(folder / "model.onnx")
+    model.ir_version = 99
+    onnx.save(model, folder / "model.onnx")
     assert tool.code("predict", "--with", str(folder), "--no-report") == 6
+    assert "Unsupported model IR version: 99" in tool.errors
     assert "cannot load it, perhaps another can" in tool.errors and "model.onnx" in tool.errors
 
 
@@ -100,6 +120,24 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
     assert tool.code("export", run.id, "-o", str(folder), "--tolerance", tolerance) == 0 and folder.exists()
 
 
+def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, folder = tool.trained("bert"), tool.folder / "model"
+    with monkeypatch.context() as patched:
+        hidden = {"onnxscript": None}
+        patched.setattr(install, "find_spec", lambda name: hidden.get(name, name))
+        assert tool.code("export", run.id, "-o", str(folder)) == 6
+        assert "onnxscript cannot be found" in tool.errors and "[export]" in tool.errors
+    if sys.platform != "win32":
+        stopping = tool.folder / "run.py"
+        stopping.write_text(f"import os, signal\nos.kill({os.getpid()}, signal.SIGINT)\nsignal.pause()\n")
+        monkeypatch.setattr(running, "SCRIPT", stopping)
+        assert tool.code("export", run.id, "-o", str(folder)) == 130
+    assert not folder.exists() and not list(tool.folder.glob(".mmfw-export-*"))
+    assert not list(run.reports.glob("*.csv"))
+
+
 def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(tool: Tool) -> None:
     folder, about = exported(tool, "vilbert", "--int8", "--max-loss", "1")
     assert about["parity"]["largest_difference"] <= 1e-4
@@ -107,7 +145,13 @@ def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(
     assert after["bytes"] == (folder / "model.onnx").stat().st_size < before["bytes"]
     assert 0 < about["int8"]["largest_difference"] < 0.5
     assert {each["name"] for each in about["inputs"]} >= {"features", "boxes", "input_ids"}
+    auroc = about["int8"]["auroc"]
+    assert auroc["difference"] == pytest.approx(auroc["after"] - auroc["before"])
     assert tool.code("predict", "--with", str(folder)) == 2 and "region features" in tool.errors
     smaller = tool.folder / "smaller"
     assert tool.code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 3
-    assert "AUROC" in tool.errors and "--max-loss" in tool.errors and not smaller.exists()
+    assert (
+        "the AUROC on dev_unseen goes from" in tool.errors
+        and "--max-loss" in tool.errors
+        and not smaller.exists()
+    )

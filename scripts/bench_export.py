@@ -1,0 +1,69 @@
+"""Time what `mmfw export` makes beside `mmfw predict`, whole processes, and compare their probabilities.
+
+python scripts/bench_export.py                   an MMBT with a small BERT and ResNet
+python scripts/bench_export.py --rows 2000 --runs 5
+
+The model is that of bench_training.py, which was trained for two updates. All predict the same memes on the
+CPU; mmfw also scores its predictions and writes their record, but makes no page.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from _bench import MMFW, PYTHON, Cost, call, parser, race, show
+from bench_training import Bench
+
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.predictions import read_predictions
+from mmf_win.paths import DatasetPaths
+
+SPLIT = "test_seen"
+
+
+def main() -> None:
+    """Train for a moment, export with 32 and 8 bits, let all predict in turn, and print tables."""
+    options = parser(__doc__, runs=5)
+    options.add_argument("--rows", type=int, default=512, help="memes to predict")
+    asked = options.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        Bench(folder, updates=2, memes=asked.rows)
+        os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
+        dataset, csv = DatasetPaths.below(folder / "data"), folder / "out.csv"
+        places = ("--data-dir", folder / "data", "--save-dir", folder / "save")
+        call([*MMFW, "train", folder / "bench.yaml", "--trust", *places])
+        for made, words in {"model": (), "int8": ("--int8", "--max-loss", "1")}.items():
+            call([*MMFW, "export", "-o", folder / made, "--split", SPLIT, "--trust", *words, *places])
+        rows = read_rows(dataset.split(SPLIT))
+        table = dataset.images / "rows.jsonl"  # which its images are relative to
+        lines = (json.dumps({"id": row.id, "img": row.img, "text": row.text}) for row in rows)
+        table.write_text("\n".join(lines), encoding="utf-8")
+        one = ("--image", dataset.images / rows[0].img, "--text", rows[0].text)
+
+        def by_mmfw(*words: str | Path) -> Callable[[], Cost]:
+            return lambda: call([*MMFW, "predict", "--trust", *words, *places])
+
+        def by_run(made: str, *words: str | Path) -> Callable[[], Cost]:
+            return lambda: call([PYTHON, folder / made / "run.py", *words, "-o", csv])
+
+        many = by_mmfw("--split", SPLIT, "--no-report", "--precision", "fp32", "-o", folder / "predicted")
+        contestants = {"`mmfw predict`": many, "run.py, int8": by_run("int8", table)}
+        contestants |= {"**run.py**": by_run("model", table)}  # the last one, whose file is compared
+        show(f"{len(rows)} memes", race(contestants, asked.runs))
+        found = {row.id: row.proba for row in read_predictions(csv)}
+        expected = read_predictions(next((folder / "predicted").glob("*.csv")))
+        contestants = {"`mmfw predict`": by_mmfw(*one), "**run.py**": by_run("model", *one)}
+        show("one meme", race(contestants, asked.runs))
+        told = json.loads((folder / "int8" / "model.json").read_text(encoding="utf-8"))["int8"]
+    apart = max(abs(row.proba - found[row.id]) for row in expected)
+    print(f"\nThe probabilities differ by {apart:.1e} at most.")
+    print(f"Of one meme, without the start, and with int8: {json.dumps(told)}")
+
+
+if __name__ == "__main__":
+    main()
