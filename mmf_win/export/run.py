@@ -44,6 +44,10 @@ class Model:
     def predict(self, rows: list[dict[str, Any]]) -> list[float]:
         """The probability of each row that it is hateful."""
         inputs: dict[str, Any] = {}
+        needed = {"img": self.about["image"], "text": self.text, "features": self.about["features"]}
+        for row, name in ((row, name) for row in rows for name, needs in needed.items() if needs):
+            if row.get(name) is None:
+                sys.exit(f"error: meme {row['id']} has no {name}, which this model needs; --help says more")
         if self.about["image"]:
             images = [np.asarray(Image.open(row["img"]).convert("RGB")) for row in rows]
             inputs["size"] = np.array([image.shape[:2] for image in images])
@@ -89,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("table", nargs="?", type=Path, help=".csv or .jsonl")
     parser.add_argument("--image", type=Path)
-    parser.add_argument("--text", default="")
+    parser.add_argument("--text")
     parser.add_argument("--features", type=Path, help=".npz")
     parser.add_argument("-o", "--output", type=Path, help="where id,proba,label go, in place of stdout")
     parser.add_argument("--batch-size", type=int, default=8)
@@ -97,9 +101,10 @@ def main() -> None:
     parser.add_argument("--timings", action="store_true", help="tell ms a batch as JSON on stderr")
     asked, times = parser.parse_args(), list[float]()
     lines: list[tuple[Any, ...]] = [("id", "proba", "label")]
-    if (asked.table is None) == (asked.image is None and asked.features is None):
+    of_one = (asked.image, asked.text, asked.features)
+    if (asked.table is None) == (of_one == (None, None, None)):
         parser.error("name a table, or one meme")
-    one = {"id": 1, "img": asked.image, "text": asked.text, "features": asked.features}
+    one = {"id": 1, "img": asked.image, "text": asked.text or "", "features": asked.features}
     rows, size = read_table(asked.table) if asked.table else [one], max(1, asked.batch_size)
     model = Model(asked.model)
     for start in range(0, len(rows), size):

@@ -18,8 +18,10 @@ from typing import Any
 import numpy
 import torch
 from mmf.common.sample import SampleList
+from mmf.version import __version__ as mmf_version
 from torch import Tensor, nn
 
+from mmf_win import __version__
 from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes, write_json
 from mmf_win.integrity.digest import file_digest
@@ -27,6 +29,7 @@ from mmf_win.protocol import Attempt
 from mmf_win.worker.pillow_resize import PillowResize
 
 _OPSET = 20
+_PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "pillow")
 _CLASSES = ["not hateful", "hateful"]
 _VARYING = {"image": (0, 1, 2), "input_ids": (0, 1), "input_mask": (0, 1)}  # axes; of others, only the first
 _WHY = re.compile(r"<class '[\w.]+'>: (.+)")  # in the exporter's summary, the first cause first
@@ -123,9 +126,7 @@ def export(trainer: Any, request: Attempt) -> None:
         "classes": _CLASSES,
         "opset": _OPSET,
         "checkpoint_sha256": file_digest(Path(request.checkpoint)).hex(),
-        "versions": {
-            name: version(name) for name in ("torch", "transformers", "onnx", "onnxscript", "pillow")
-        },
+        "versions": {"mmfw": __version__, "mmf": mmf_version} | {name: version(name) for name in _PACKAGES},
     }
     write_json(folder / "graph.json", about)
     if request.int8:

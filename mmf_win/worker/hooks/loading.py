@@ -50,7 +50,7 @@ def tell(observer: Observer, model: nn.Module, copied: Collection[str], weights:
             hint=_FITTING,
         )
     observer.copied.update(copied)
-    if not observer.has_begun:  # after training, MMF loads the best checkpoint again
+    if observer.trainer is None:  # after training, MMF loads the best checkpoint again
         observer.event(
             "loaded",
             source=source,

@@ -63,11 +63,6 @@ class Observer:
         """Whether this is the one rank that writes."""
         return rank() == 0
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether training has begun."""
-        return self.trainer is not None
-
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
         if self.is_main:
