@@ -60,29 +60,20 @@ def _in_two_splits(
         is_trained = (one in trained) != (other in trained)
         return family == other.partition("_")[0] and family in _FAMILIES and not is_trained
 
-    manifest, by_text = Manifest.load(paths.root), defaultdict(list)
+    manifest = Manifest.load(paths.root)
+    known = manifest.files if manifest and images.is_relative_to(paths.root) else {}
+    below = f"{images.relative_to(paths.root).as_posix()}/" if known else ""
+    memes: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for name, rows in read.items():
         for row in rows:
-            by_text[row.text].append((name, row))
-
-    def image(row: Row) -> str:
-        file = images / row.img
-        below = file.relative_to(paths.root).as_posix() if file.is_relative_to(paths.root) else ""
-        entry = manifest.files.get(below) if manifest else None
-        return entry.sha256 if entry else row.img
-
+            entry = known.get(below + row.img)
+            memes[row.text, entry.sha256 if entry else row.img].setdefault(name, row.shown_id)
     twice: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for same_text in by_text.values():
-        if all(is_published(*names) for names in combinations({name for name, _ in same_text}, 2)):
-            continue
-        by_image: dict[str, dict[str, str]] = defaultdict(dict)
-        for name, row in same_text:
-            by_image[image(row)].setdefault(name, row.shown_id)
-        for ids in by_image.values():
-            for one, other in combinations(ids, 2):
-                if not is_published(one, other):
-                    same = ids[one] == ids[other]
-                    twice[one, other].append(ids[one] if same else f"{ids[one]} = {ids[other]}")
+    for ids in memes.values():
+        for one, other in combinations(ids, 2):
+            if not is_published(one, other):
+                same = ids[one] == ids[other]
+                twice[one, other].append(ids[one] if same else f"{ids[one]} = {ids[other]}")
     return [
         Remark(
             "warning",

@@ -84,9 +84,9 @@ PATCHES = (
             Edit("mmf.modules.encoders", "return x.squeeze()", "return x.squeeze(tuple(range(1, x.dim())))"),
             # A pair of (sequence, pooled) is told from a tensor of two rows by its length alone.
             Edit(
-                "mmf.models.fusions", "if len(text) == 2:", "if not torch.is_tensor(text) and len(text) == 2:"
+                "mmf.models.fusions", "if len(text) == 2:", "if len(text) == 2 and not torch.is_tensor(text):"
             ),
-            Edit("mmf.models.unimodal", "if len(x) == 2:", "if not torch.is_tensor(x) and len(x) == 2:"),
+            Edit("mmf.models.unimodal", "if len(x) == 2:", "if len(x) == 2 and not torch.is_tensor(x):"),
         ),
     ),
     Patch(
