@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from mmf_win.commands import options
 from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say, size
-from mmf_win.export.exporting import Wanted, export
+from mmf_win.export.exporting import export
 from mmf_win.paths import Places
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs.request import Once
@@ -65,13 +64,13 @@ def command(
     words: tuple[str, ...],
     output: Path,
     checkpoint: str,
-    split: str | None,
-    tolerance: float,
     int8: bool,
-    max_loss: float,
     data_dir: Path | None,
     save_dir: Path,
     as_json: bool,
+    split: str | None,
+    tolerance: float,
+    max_loss: float,
     **given: Any,
 ) -> None:
     """Export a trained run as a folder that needs neither PyTorch nor MMF nor mmfw.
@@ -89,8 +88,18 @@ def command(
     places = Places.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
     # What is exported calculates with 32 bits on the CPU, and so must what it is compared with.
     once = Once.of(overrides, precision="fp32", fast=False, cpu=True, **given)
-    wanted = Wanted(output.absolute(), split, tolerance, int8, max_loss)
-    about = export(member.run, member.checkpoint, places, once, wanted, _compare, RunDisplay)
+    about = export(
+        member.run,
+        member.checkpoint,
+        places,
+        once,
+        RunDisplay,
+        output.absolute(),
+        split=split,
+        tolerance=tolerance,
+        int8=int8,
+        max_loss=max_loss,
+    )
     if as_json:
         print_json(about)
         return
@@ -119,13 +128,3 @@ def _tell_of_int8(told: dict[str, Any]) -> None:
     if interval := told["auroc"]["interval"]:
         say("AUROC: {:+.4f} (95 %: {:+.4f} to {:+.4f})".format(told["auroc"]["difference"], *interval))
     say("int8 depends on the processor: with VNNI (or on ARM with dot products) results and times are others")
-
-
-def _compare(labels: Sequence[int], before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
-    """The AUROCs, and by how much the second is higher, with its interval by DeLong's paired method."""
-    from mmf_win.results.metrics import auroc_difference, measure
-
-    found = [measure(labels, probas)["auroc"].value for probas in (before, after)]
-    change = auroc_difference(labels, after, before)
-    interval = None if change.low is None else [change.low, change.high]
-    return {"before": found[0], "after": found[1], "difference": change.value, "interval": interval}

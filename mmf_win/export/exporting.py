@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,45 +23,39 @@ from mmf_win.runs.targets import Target
 _BATCH, _SMALL_BATCHES = 8, (1, 3)
 _FEW = 64  # rows that are compared in small batches
 
-Compare = Callable[[Sequence[int], Sequence[float], Sequence[float]], dict[str, Any]]
-"""Takes labels and the probabilities before and after, and tells both AUROCs and their difference."""
 
+def export(
+    run: Run,
+    checkpoint: Path,
+    places: Places,
+    once: Once,
+    display: Display,
+    output: Path,
+    *,
+    split: str | None,
+    tolerance: float,
+    int8: bool,
+    max_loss: float,
+) -> dict[str, Any]:
+    """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
 
-@dataclass(frozen=True)
-class Wanted:
-    """What the user asked for.
-
-    Attributes:
+    Args:
         output: the folder to make.
         split: on which the model is compared; None for the run's validation split.
         tolerance: the largest difference of a probability from that of ``mmfw predict``.
         int8: quantize the weights to 8 bits.
         max_loss: by how much the AUROC may fall then.
-    """
-
-    output: Path
-    split: str | None
-    tolerance: float
-    int8: bool
-    max_loss: float
-
-
-def export(
-    run: Run, checkpoint: Path, places: Places, once: Once, wanted: Wanted, compare: Compare, display: Display
-) -> dict[str, Any]:
-    """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
 
     Raises:
         UsageError: the folder is there, the model cannot be exported, or the split cannot judge ``int8``.
         MmfError: the exported model predicts something else.
         DataError: its weights of 8 bits cost too much.
     """
-    output = wanted.output
     if output.exists():
         raise UsageError(f"{output} is there already", hint="name a new folder")
-    target = Target.of_split(places, wanted.split or run.request().splits["val"])
+    target = Target.of_split(places, split or run.request().splits["val"])
     rows, labels = target.rows, labels_of(target.rows)
-    if wanted.int8 and len(set(labels or ())) < 2:
+    if int8 and len(set(labels or ())) < 2:
         message = f"--int8 compares AUROCs, and {target.annotations} has no labels of both classes"
         raise UsageError(message, hint="name another by --split")
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +74,7 @@ def export(
             folder=Path(scratch),
             display=display,
             export=made,
-            int8=wanted.int8,
+            int8=int8,
         )
         expected = [row.proba for row in read_predictions(csv)]
         about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "graph.json")}
@@ -102,7 +95,7 @@ def export(
             probas, times[batch] = predicted(numbers, batch)
             found = probas if batch == _BATCH else found
             apart, number = max((abs(p - expected[n]), n) for p, n in zip(probas, numbers, strict=True))
-            if apart > wanted.tolerance:
+            if apart > tolerance:
                 raise MmfError(
                     f"row {rows[number].shown_id} of {target.name}: in batches of {batch}, its probabilities "
                     f"by the exported model and `mmfw predict` differ by {apart:.2g}; nothing is written",
@@ -111,24 +104,34 @@ def export(
             worst = max(worst, apart)
         compared = {"split": target.name, "rows": len(rows), "rows_in_batches_of_1_and_3": len(few)}
         about["parity"] = {**compared, "largest_difference": worst}
-        about["auroc"] = compare(labels, expected, found) if labels else None
-        if wanted.int8:
+        about["auroc"] = _compared(labels, expected, found) if labels else None
+        if int8:
             sizes = [(made / name).stat().st_size for name in ("model.onnx", "int8.onnx")]
             rename(made / "int8.onnx", made / "model.onnx")
             after, (_, small_times) = predicted(range(len(rows)), _BATCH)[0], predicted(few, 1)
-            judged = compare(labels or (), found, after)
+            judged = _compared(labels or (), found, after)
             about["int8"] = {
                 "before": {"bytes": sizes[0], **times[1]},
                 "after": {"bytes": sizes[1], **small_times},
                 "largest_difference": max(abs(p - q) for p, q in zip(found, after, strict=True)),
                 "auroc": judged,
             }
-            if -judged["difference"] > wanted.max_loss:
+            if -judged["difference"] > max_loss:
                 raise DataError(
                     "with weights of 8 bits, the AUROC on {} goes from {before:.4f} to {after:.4f}, and may "
-                    "fall by {:g}; nothing is written".format(target.name, wanted.max_loss, **judged),
+                    "fall by {:g}; nothing is written".format(target.name, max_loss, **judged),
                     hint="leave out --int8, or allow more by --max-loss",
                 )
         write_json(made / "model.json", about)
         rename(made, output)
     return about
+
+
+def _compared(labels: Sequence[int], before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+    """Both AUROCs, and by how much the second is higher, with its interval by DeLong's paired method."""
+    from mmf_win.results.metrics import auroc_difference, measure
+
+    found = [measure(labels, probas)["auroc"].value for probas in (before, after)]
+    change = auroc_difference(labels, after, before)
+    interval = None if change.low is None else [change.low, change.high]
+    return {"before": found[0], "after": found[1], "difference": change.value, "interval": interval}
