@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, help="where id,proba,label go, in place of stdout")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--model", type=Path, default=Path(__file__).parent, help="its folder, if not this")
-    parser.add_argument("--timings", action="store_true", help="tell ms a batch as JSON on stderr")
+    parser.add_argument("--timings", action="store_true", help="tell progress and ms a batch on stderr")
     asked, times = parser.parse_args(), list[float]()
     lines: list[tuple[Any, ...]] = [("id", "proba", "label")]
     of_one = (asked.image, asked.text, asked.features)
@@ -112,6 +112,9 @@ def main() -> None:
         probas = model.predict(batch)
         times.append(1000 * (time.perf_counter() - began))
         lines += [(row["id"], repr(p), int(p > 0.5)) for row, p in zip(batch, probas, strict=True)]
+        if len(rows) > size and (asked.timings or sys.stderr.isatty()):
+            end = "\n" if len(lines) > len(rows) else "\r"
+            print(f"{len(lines) - 1} of {len(rows)} memes", end=end, file=sys.stderr, flush=True)
     to_file = asked.output and asked.output.open("w", encoding="utf-8", newline="")
     with to_file or nullcontext(sys.stdout) as file:
         csv.writer(file, lineterminator="\n").writerows(lines)

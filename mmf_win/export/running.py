@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mmf_win.console import Progress
 from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.predictions import Prediction, in_order, read_predictions, write_predictions
 from mmf_win.errors import Interrupted, MmfError, UsageError
@@ -22,8 +23,6 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.targets import Target
 from mmf_win.supervise import run_child
 from mmf_win.upstream.install import require_packages
-
-_log = logging.getLogger(__name__)
 
 SCRIPT = Path(__file__).with_name("run.py")
 """What runs the model; a copy of it lies beside each."""
@@ -42,8 +41,8 @@ def run_model(
 
     Raises MmfError with the last line that it said where it fails, and Interrupted.
     """
-    _log.info("running %s on %s memes, in batches of %s", folder.name, len(rows), batch)
-    with TemporaryDirectory(prefix="mmfw-run-", ignore_cleanup_errors=True) as scratch:
+    bar = Progress(f"running {folder.name}, batch {batch}", len(rows), "meme")
+    with TemporaryDirectory(prefix="mmfw-run-", ignore_cleanup_errors=True) as scratch, bar:
         table, csv, log = (Path(scratch, name) for name in ("rows.jsonl", "out.csv", "log.txt"))
         lines = [
             {"id": str(row.id), "img": str(images / row.img), "text": row.text}
@@ -51,13 +50,20 @@ def run_model(
             for row in rows
         ]
         write_bytes(table, b"".join(map(json_bytes, lines)))
+
+        def watch() -> bool:
+            told = re.findall(r"^(\d+) of ", log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+            done = int(told[-1]) if told else 0
+            bar.advance(done - bar.done)
+            return False
+
         command = [sys.executable, str(SCRIPT), str(table), "-o", str(csv), "--timings"]
         ended = run_child(
             [*command, "--model", str(folder), "--batch-size", str(batch)],
             log=log,
             environment={**os.environ, "PYTHONUTF8": "1"},
             stop_file=Path(scratch, "stop"),
-            watch=lambda: False,
+            watch=watch,
             patience=1.0,
             terminate=0.0,
         )
