@@ -1,7 +1,7 @@
 """Time what `mmfw export` makes beside `mmfw predict`, whole processes, and compare their probabilities.
 
 python scripts/bench_export.py                   an MMBT with a small BERT and ResNet
-python scripts/bench_export.py --rows 2000 --runs 5
+python scripts/bench_export.py --rows 64 --full-size     ... with a BERT and ResNet-152 of full size
 
 The model is that of bench_training.py, which was trained for two updates. All predict the same memes on the
 CPU; mmfw also scores its predictions and writes their record, but makes no page.
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from _bench import MMFW, PYTHON, Cost, call, parser, race, show
-from bench_training import Bench
+from bench_training import SMALL, Bench
 
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import read_predictions
@@ -29,10 +29,13 @@ def main() -> None:
     """Train for a moment, export with 32 and 8 bits, let all predict in turn, and print tables."""
     options = parser(__doc__, runs=5)
     options.add_argument("--rows", type=int, default=512, help="memes to predict")
+    options.add_argument("--full-size", action="store_true", help="measure with bert-base and ResNet-152")
     asked = options.parse_args()
+    if asked.full_size:
+        os.environ["BENCH_FULL_SIZE"] = "1"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Bench(folder, updates=2, memes=asked.rows)
+        Bench(folder, updates=2, memes=asked.rows, sizes={} if asked.full_size else SMALL)
         os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
         dataset, csv = DatasetPaths.below(folder / "data"), folder / "out.csv"
         places = ("--data-dir", folder / "data", "--save-dir", folder / "save")

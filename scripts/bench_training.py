@@ -27,7 +27,7 @@ import statistics
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -46,6 +46,9 @@ from mmf_win.worker import compat
 WORDS = [f"word{number}" for number in range(900)]
 BATCH = 8
 MMBT = "projects/mmbt/configs/hateful_memes/defaults.yaml"
+SMALL = {"vocab_size": 905, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+SMALL |= {"intermediate_size": 1024}
+MMBT_SIZES = {"hidden_size", "num_hidden_layers", "num_attention_heads"}
 SPLITS = {"train": "train", "val": "dev_unseen", "test": "test_seen"}
 _ALONE = (PYTHON, str(ROOT / "scripts" / "_mmf_alone.py"))
 
@@ -69,12 +72,13 @@ class Bench:
         folder: an empty one.
         updates: of each training.
         memes: to train on, and as many to predict.
+        sizes: of the BERT, by their names in its configuration; without any, those of ``bert-base``.
     """
 
-    def __init__(self, folder: Path, updates: int, memes: int) -> None:
-        self._folder, self._updates, self._memes = folder, updates, memes
+    def __init__(self, folder: Path, updates: int, memes: int, sizes: Mapping[str, int] = SMALL) -> None:
+        self._folder, self._updates, self._memes, self._sizes = folder, updates, memes, sizes
         self._save, self._notes = folder / "save", folder / "notes"
-        make_bert(folder / "bert-small")
+        make_bert(folder / "bert-small", sizes)
         make_dataset(folder / "memes.zip", memes)
         call([*MMFW, "convert", "--zip", folder / "memes.zip", "--data-dir", folder / "data"])
         settings = self._settings(str(folder / "bert-small"))
@@ -85,10 +89,10 @@ class Bench:
         (folder / "mmf.yaml").write_text(json.dumps({"includes": [MMBT], **settings}), encoding="utf-8")
 
     def _settings(self, bert: str) -> dict[str, Any]:
-        encoder = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+        encoder = {key: size for key, size in self._sizes.items() if key in MMBT_SIZES}
         model = {
             "bert_model_name": bert,
-            "text_hidden_size": 256,
+            "text_hidden_size": encoder.get("hidden_size", 768),
             "text_encoder": {"params": encoder},
             "modal_encoder": {"params": {"pretrained": False}},
         }
@@ -153,7 +157,7 @@ class Bench:
         return figures
 
 
-def make_bert(folder: Path) -> None:
+def make_bert(folder: Path, sizes: Mapping[str, int]) -> None:
     """A BERT with random weights, in files that every version of transformers and torch reads."""
     mmf = usable_mmf()
     compat.install(mmf.root)  # torchvision may have been built for another torch
@@ -161,14 +165,7 @@ def make_bert(folder: Path) -> None:
 
     torch.manual_seed(1)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    config = BertConfig(
-        vocab_size=len(words),
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        architectures=["BertModel"],
-    )
+    config = BertConfig(**sizes, architectures=["BertModel"])
     folder.mkdir()
     config.save_pretrained(folder)
     weights = BertModel(config).state_dict()

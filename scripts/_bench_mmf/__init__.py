@@ -1,6 +1,7 @@
 """A user_dir for any MMF, from Python 3.8 on: a smaller ResNet, and a note of each update and checkpoint.
 
-A line of the file that ``BENCH_NOTES`` names is ``update TIME LOSS`` or ``checkpoint BEGIN END``.
+With ``BENCH_FULL_SIZE``, the ResNet is as it is. A line of the file that ``BENCH_NOTES`` names is
+``update TIME LOSS`` or ``checkpoint BEGIN END``.
 """
 
 import os
@@ -41,6 +42,7 @@ def save(self, *args, **kwargs):
     note("checkpoint", repr(begun), repr(time.time()))
 
 
-torchvision.models.resnet152 = small_resnet
+if "BENCH_FULL_SIZE" not in os.environ:
+    torchvision.models.resnet152 = small_resnet
 Registry.register = classmethod(register)
 Checkpoint.save = save
