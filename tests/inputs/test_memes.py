@@ -78,6 +78,22 @@ def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_
     assert leaks == ["memes both in dev_seen and in dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
 
 
+def test_only_what_this_training_must_not_share_is_compared(places: Places, tmp_path: Path) -> None:
+    train = rows(1, 2, 3, 4)
+    said = found(places, tmp_path / "memes", train=train, dev=rows(5, 6), fold_train=train, fold_val=train)
+    assert [each.verdict for each in said["splits"]] == ["ok"], "of the other splits nobody has asked"
+
+    own = tmp_path / "own" / "train.jsonl"
+    own.parent.mkdir()
+    shutil.copyfile(places.dataset.split("train"), own)
+    for val in (own, places.dataset.split("train")):
+        slots = {"train": "annotations/train.jsonl", "val": str(val)}
+        config = {"data_dir": str(places.dataset.root), "annotations": slots}
+        told = [each.text for each in remarks(places.dataset, config)]
+        assert f"memes both in train and in {val} (val): 4 (1, 2, 3 …)" in told
+        assert len([text for text in told if "are hateful" in text]) == 2
+
+
 def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_there_is_none(
     places: Places, tmp_path: Path
 ) -> None:
