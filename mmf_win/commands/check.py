@@ -63,13 +63,13 @@ def command(
     """
     if output is not None and expanded(output).exists():
         raise UsageError(f"{output} is there already", hint="name a new file")
+    if output is not None and not (folder := expanded(output).absolute().parent).is_dir():
+        raise UsageError(f"{folder}: there is no such folder", hint="make it, or name another")
     names, overrides = split_words(words, names=1)
     require_trainable(overrides, chosen, resumes=False)
     once = Once.of(overrides, **chosen)
     name, found = check(next(iter(names), None), once, data_dir, save_dir, display=_Display)
     told = {"name": name, "findings": [asdict(each) for each in found]}
-    if output is not None:
-        write_json(expanded(output), told)
     counts = Counter(each.verdict for each in found)
     if as_json:
         print_json(told)
@@ -80,4 +80,6 @@ def command(
         ]
         print(aligned(("verdict", "check", "found"), rows))
         print_line(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
+    if output is not None:
+        write_json(expanded(output), told)
     return TrainingError.exit_code if counts["error"] else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,12 @@ from mmf_win.errors import Interrupted, MmfwError, UsageError
 from mmf_win.paths import Places, expanded, new_folder
 from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
-from mmf_win.runs import lookup, presets, training
+from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.request import Once
 from mmf_win.upstream.config import Tree, merge
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,13 @@ def start_of(
         start = training.new(wanted, once, places)  # even where a run has the preset's name
         return start.request.preset, start
     run = lookup.find_run(places.save_dir, wanted)
-    return run.id, training.of_request(run.request(), once, data_dir, save_dir)
+    start = training.of_request(run.request(), once, data_dir, save_dir)
+    if (weights := start.request.init or start.request.start) is None:
+        return run.id, start
+    if not Path(weights).is_file():
+        _log.warning("run %s began with %s, which is no file here; this begins without it", run.id, weights)
+        return run.id, start
+    return run.id, replace(start, checkpoint=checkpoints.checked(weights), weights_alone=True)
 
 
 def _intervals(config: Tree) -> tuple[int, int, int | None]:

@@ -42,6 +42,7 @@ class Subject:
 
     Attributes:
         seconds: what the last forward pass took.
+        shape: of its scores; None before the first.
     """
 
     def __init__(self, trainer: Any, limit: int, *, fresh: bool) -> None:
@@ -50,16 +51,27 @@ class Subject:
         loaders = trainer.train_loader.loaders
         self.dataset = next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders)).dataset
         for _, batch in zip(range(_BATCHES), trainer.train_loader, strict=False):
-            if len(set(batch["targets"][:_ROWS].tolist())) > 1:
+            if batch["targets"][:_ROWS].unique().numel() > 1:
                 break
         few = slice(min(_ROWS, limit))
         self.batch = splitting.rows_of(batch, few, batch.get_batch_size()).to(trainer.device)
         self.rows: int = self.batch.get_batch_size()
         self.memes = [str(int(each)) for each in self.batch["id"]]
+        self.shape: tuple[int, ...] | None = None
+        self.model.register_forward_hook(self._see)  # its losses come later, and may fail
 
     def says(self, verdict: Verdict, text: str, advice: str | None = None) -> Remark:
         """A remark on these rows; whoever runs the check names it."""
         return Remark(verdict, "", text, advice, self.memes)
+
+    def _see(self, _module: nn.Module, _args: Any, output: Mapping[str, Any]) -> None:
+        self.shape = tuple(output["scores"].shape)
+
+    def misfit(self) -> str | None:
+        """What is wrong with the shape of the scores, if anything."""
+        wanted = (self.rows, 2)
+        is_wrong = self.shape not in (None, wanted)
+        return f"the scores have the shape {self.shape}, not {wanted}" if is_wrong else None
 
     def part(self, first: int = 0, end: int | None = None) -> Any:
         """Some of the rows, in a new list, since models add to the one that they get."""
@@ -84,26 +96,25 @@ class Subject:
 def run(observer: Observer, trainer: Any, limit: int) -> NoReturn:
     """Write an event for each thing that is found with at most ``limit`` rows, and end the attempt."""
     subject = Subject(trainer, limit, fresh=is_fresh(trainer.model, observer.copied))
-    with as_before(subject.model, subject.optimizer):
-        for name, (check, passes) in CHECKS.items():
-            begun, failed = time.monotonic(), False
-            try:
-                if (seconds := passes * subject.seconds) > _LIMIT:
-                    found = [subject.says("note", f"skipped: it takes about {seconds:.0f} s here")]
-                else:
-                    found = list(check(subject))
-            except (StopRequested, torch.cuda.OutOfMemoryError):
-                raise
-            except Exception as error:
-                traceback.print_exc()
-                text, failed = f"{type(error).__name__}: {' '.join(str(error).split())}", True
-                found = [subject.says("error", text, "the model cannot be trained so")]
-            seconds = round(time.monotonic() - begun, 2)
-            for each in found:
-                observer.event("checked", **asdict(replace(each, check=name, seconds=seconds)))
-            if failed:
-                break
-            observer.heartbeat()
+    for name, (check, passes) in CHECKS.items():
+        begun, failed = time.monotonic(), False
+        try:
+            if (seconds := passes * subject.seconds) > _LIMIT:
+                found = [subject.says("note", f"skipped: it takes about {seconds:.0f} s here")]
+            else:
+                found = list(check(subject))
+        except (StopRequested, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            text, failed = f"{type(error).__name__}: {' '.join(str(error).split())}", True
+            found = [subject.says("error", text, subject.misfit() or "the model cannot be trained so")]
+        seconds = round(time.monotonic() - begun, 2)
+        for each in found:
+            observer.event("checked", **asdict(replace(each, check=name, seconds=seconds)))
+        if failed:
+            break
+        observer.heartbeat()
     raise Checked
 
 
@@ -123,8 +134,8 @@ def _scores(of: Subject) -> Iterator[Remark]:
     normal = (scores.sum(-1) - 1).abs().max() < 1e-4 and scores.min() >= 0
     for is_so, text, advice in (
         (
-            scores.shape != (of.rows, 2),
-            f"the scores have the shape {tuple(scores.shape)}, not {(of.rows, 2)}",
+            of.misfit(),
+            of.misfit() or "",
             "metrics and predictions take the second score of a row as that of hateful",
         ),
         (
@@ -146,37 +157,47 @@ def _scores(of: Subject) -> Iterator[Remark]:
         if is_so:
             yield of.says("error", text, advice)
             return
-    if text := (oddity(losses) if of.fresh else None) or "":
-        yield of.says("warning", text, "look at the sizes of what the last layer gets")
+    if of.fresh and (text := oddity(losses)):
+        yield of.says("warning", text, "look at what the last layer gets: its size, and if it has the label")
     else:
         yield of.says("ok", f"two a row; the first loss is {total(losses).item():.2f}")
 
 
 def _parameters(of: Subject) -> Iterator[Remark]:
+    if not any(each.requires_grad for each in of.model.parameters()):
+        yield of.says("error", "all tensors are frozen", "something must be left to train")
+        return
     of.model.zero_grad(set_to_none=True)
     total(of.output(of.part())["losses"]).backward()  # type: ignore[no-untyped-call]
     given = {id(parameter) for group in of.optimizer.param_groups for parameter in group["params"]}
     named = dict(of.model.named_parameters())
     unused = [name for name, each in named.items() if each.requires_grad and each.grad is None]
     never = _NEVER_TRAINED.get(of.name, re.compile(r"(?!)"))
-    faults = {
-        "get no gradient; look for a detach, or what forward never uses": [
-            name for name in unused if not never.search(name)
-        ],
-        "are not given to the optimizer; see the model's get_optimizer_parameters": [
-            name for name, each in named.items() if each.grad is not None and id(each) not in given
-        ],
-    }
-    notes = {
-        "get no gradient; MMF's model has them, and never uses them": [n for n in unused if never.search(n)],
-        "are frozen": [name for name, each in named.items() if not each.requires_grad],
-    }
-    for what, names in (faults | notes).items():
+    found: tuple[tuple[Verdict, str, str | None, list[str]], ...] = (
+        (
+            "warning",
+            "get no gradient",
+            "look for a detach, or what forward never uses",
+            [name for name in unused if not never.search(name)],
+        ),
+        (
+            "warning",
+            "are not given to the optimizer",
+            "see the model's get_optimizer_parameters",
+            [name for name, each in named.items() if each.grad is not None and id(each) not in given],
+        ),
+        (
+            "note",
+            "get no gradient",
+            "MMF's model has them, and never uses them",
+            [name for name in unused if never.search(name)],
+        ),
+        ("note", "are frozen", None, [name for name, each in named.items() if not each.requires_grad]),
+    )
+    for verdict, what, advice, names in found:
         if names:
-            what_is, _, advice = what.partition("; ")
-            text = f"{len(names)} of {len(named)} tensors {what_is}: {first_few(names)}"
-            yield of.says("warning" if what in faults else "note", text, advice or None)
-    if not any(faults.values()):
+            yield of.says(verdict, f"{len(names)} of {len(named)} tensors {what}: {first_few(names)}", advice)
+    if not any(names for verdict, *_, names in found if verdict == "warning"):
         yield of.says("ok", f"of {len(named)} tensors, all others get a gradient and are optimized")
 
 
@@ -268,21 +289,22 @@ def _overfits(of: Subject) -> Iterator[Remark]:
         if best < _LEARNT:
             yield of.says("note", f"{text}, at {own:g} to {best:.2f}", "it can learn; at a small rate, later")
             return
-    advice = "what can be trained knows a few rows by heart: look at its loss and inputs, and what is frozen"
+    advice = "what can be trained learns a few rows by heart: look at its loss and inputs, and what is frozen"
     yield of.says("error", f"{text}, and at none below {best:.2f}", advice)
 
 
 def _least_loss(of: Subject, optimizer: Any) -> float:
-    """That of some updates with the same rows, beginning with the weights as they are."""
+    """That of some updates with the same rows, whose weights are then put back."""
     least = math.inf
-    for _ in range(_STEPS):
-        of.model.zero_grad()
-        loss = total(of.output(of.part())["losses"])
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        least = min(least, loss.item())
-        if least < _LEARNT / 2:
-            break
+    with as_before(of.model, of.optimizer):
+        for _ in range(_STEPS):
+            of.model.zero_grad()
+            loss = total(of.output(of.part())["losses"])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            least = min(least, loss.item())
+            if least < _LEARNT / 2:
+                break
     return least
 
 

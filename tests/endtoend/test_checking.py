@@ -33,6 +33,8 @@ class Planted(BaseModel):
         self.spare, self.head = nn.Linear(16, 16), nn.Linear(32, 2)
         if self.fault == "frozen":
             self.words.requires_grad_(False)
+        if self.fault == "all frozen":
+            self.requires_grad_(False)
 
     def get_optimizer_parameters(self, config):
         forgotten = [self.words] if self.fault == "forgotten" else []
@@ -56,6 +58,8 @@ class Planted(BaseModel):
             scores = scores.softmax(1)
         if fault == "one score":
             scores = torch.cat([scores, scores[:, :1]], 1)
+        if fault == "single score":
+            scores = scores[:, :1]
         if fault == "stuck":
             scores = scores * 1e-6
         if fault == "broken":
@@ -124,6 +128,8 @@ def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
         ("detached", "warning", "parameters", "get no gradient: words.weight"),
         ("forgotten", "warning", "parameters", "1 of 7 tensors are not given to the optimizer: words.weight"),
         ("frozen", "note", "parameters", "1 of 7 tensors are frozen: words.weight"),
+        ("all frozen", "error", "parameters", "all tensors are frozen"),
+        ("single score", "error", "scores", "Target 1 is out of bounds"),
         ("batch", "error", "rows", "the first row's scores differ by"),
         ("dropout", "error", "rows", "evaluated twice, scores differ by"),
         ("no image", "warning", "modalities", "with the image of another row, all scores stay the same"),
@@ -213,6 +219,8 @@ def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -
     assert content() == before
     assert tool.code("check", run.id, "-o", str(out)) == 2
     assert "is there already" in tool.errors
+    assert tool.code("check", run.id, "-o", str(out.parent / "none" / out.name)) == 2
+    assert "there is no such folder" in tool.errors
     assert tool.code("check") == 0, "a warning is no error"
     *table, counts = tool.output.splitlines()
     assert table[0].split() == ["verdict", "check", "found"]
@@ -235,6 +243,31 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty, monkeypatch: p
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "nothing is kept" in somebody.read
     assert not tool.save_dir.exists() and not [*scratch.glob("mmfw-check-*")]
+
+
+def test_a_rate_that_is_too_large_is_not_blamed_on_the_model(tool: Tool) -> None:
+    found = in_english(tool)("check", planted(tool, None), "--trust", "optimizer.params.lr=1e30")
+    (learnt,) = (each for each in found["findings"] if each["check"] == "one batch")
+    assert learnt["verdict"] == "note" and "at the run's rate of 1e+30" in learnt["text"]
+    assert not unsound(found)
+
+
+def test_a_run_is_checked_with_what_it_began_with_but_for_its_teacher(tool: Tool) -> None:
+    english = in_english(tool)
+    first = english.train(planted(tool, None), "--updates", "2", "--trust")
+    written = english("predict", first.id, "--split", "train", "--no-report", "--trust")["csv"]
+    teacher = Path(written)
+    rows = [f"{line.partition(',')[0]},0.5,0" for line in teacher.read_text("utf-8").splitlines()[1:]]
+    teacher.write_text("\n".join(["id,proba,label", *rows]), encoding="utf-8")
+    weights = first.checkpoints / "current.ckpt"
+    words = ("--updates", "2", "--teacher", written, "--teacher-weight", "1", "--name", "student")
+    english.train(planted(tool, None), *words, "--init", str(weights), "--trust")
+    found = english("check", "student", "--trust")
+    assert not unsound(found), "a teacher that is never sure keeps no model from learning the labels"
+    assert str(weights) in next(each for each in found["findings"] if each["check"] == "weights")["text"]
+    weights.unlink()
+    assert english.code("check", "student", "--trust") == 0
+    assert f"began with {weights}, which is no file here" in english.errors
 
 
 def test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output(tool: Tool) -> None:
