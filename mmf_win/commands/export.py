@@ -41,7 +41,7 @@ Examples:
 @options.split("The split on which the exported model is compared.  [default: the run's validation split]")
 @click.option(
     "--tolerance",
-    type=click.FloatRange(min=0),
+    type=options.Number(min=0),
     default=1e-4,
     show_default=True,
     metavar="P",
@@ -50,7 +50,7 @@ Examples:
 @click.option("--int8", is_flag=True, help="Quantize the weights to 8 bits, and compare once more.")
 @click.option(
     "--max-loss",
-    type=click.FloatRange(-1, 1),
+    type=options.Number(-1, 1),
     default=0.005,
     show_default=True,
     metavar="AUROC",

@@ -87,21 +87,24 @@ runs_dir = _folder(*_RUNS, callback=lambda _ctx, _param, chosen: Places.resolve(
 """The folder that was named, or else its default."""
 
 
-def _number_of_seconds(_ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
-    if math.isnan(seconds):
-        raise click.BadParameter(f"{seconds} is not a number of seconds")
-    return seconds
+class Number(click.FloatRange):
+    """A number in a range, in which NaN is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number; click's own takes NaN, which compares with none, for one in range."""
+        if math.isnan(number := super().convert(value, param, ctx)):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
 
 
 stop_timeout = click.option(
     "--stop-timeout",
-    type=click.FloatRange(0, 86_400, min_open=True),
+    type=Number(0, 86_400, min_open=True),
     envvar="MMFW_STOP_TIMEOUT",
     show_envvar=True,
     default=30,
     show_default=True,
     metavar="SECONDS",
-    callback=_number_of_seconds,
     help="How long to wait for a sign of life after Ctrl+C.",
 )
 

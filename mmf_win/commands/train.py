@@ -92,7 +92,7 @@ Examples:
 )
 @click.option(
     "--teacher-weight",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=options.Number(0, 1, min_open=True),
     metavar="SHARE",
     help="The teacher's share of the training loss, above 0 up to 1.  [default: the run's, else 0.7]",
 )

@@ -89,6 +89,7 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     assert "name a table, or one meme" in outside(tool, folder, str(table), "--text", "x", code=2)
 
     assert tool.code("export", "-o", str(folder)) == 2 and str(folder) in tool.errors
+    assert tool.code("export", "-o", str(tool.folder / "new"), "--tolerance", "nan") == 2
     assert tool.code("predict", "--with", str(folder), "--precision", "bf16") == 2
     assert "leave out --precision" in tool.errors
     model = onnx.load(folder / "model.onnx")
