@@ -26,10 +26,12 @@ class Prediction:
 
 def read_predictions(path: Path) -> list[Prediction]:
     """The rows of a CSV of ``id``, ``proba`` and ``label``; a DataError where one is missing or no number."""
-    with path.open(encoding="utf-8", newline="") as file:
+    with path.open(encoding="utf-8-sig", newline="") as file:
         try:
             rows = [Prediction(r["id"], float(r["proba"]), int(r["label"])) for r in csv.DictReader(file)]
-        except (KeyError, TypeError, ValueError, csv.Error) as error:
+        except KeyError as error:
+            raise DataError(f"{path}: not a prediction file (there is no column {error})") from None
+        except (TypeError, ValueError, csv.Error) as error:
             raise DataError(f"{path}: not a prediction file ({error})") from None
     if broken := [(row.id, n) for n, row in enumerate(rows, 2) if not math.isfinite(row.proba)]:
         first = "first id {}, line {}".format(*broken[0])

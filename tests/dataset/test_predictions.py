@@ -20,7 +20,7 @@ def test_an_id_that_the_annotations_repeat_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("id,proba\n1,0.5\n", "not a prediction file"),
+        ("id,proba\n1,0.5\n", "not a prediction file .there is no column 'label'"),
         ("id,proba,label\n1,x,0\n", "not a prediction file"),
         ("id,proba,label\n1,nan,0\n2,0.5,0\n", "1 memes is not a number .first id 1"),
     ],
@@ -39,4 +39,6 @@ def test_what_is_written_reads_back_exactly_and_has_no_carriage_returns(tmp_path
     predictions.write_predictions(path, memes)
     assert b"\r" not in path.read_bytes()
     assert path.read_bytes().splitlines()[0] == b"id,proba,label"
+    assert predictions.read_predictions(path) == memes
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as a spreadsheet writes it
     assert predictions.read_predictions(path) == memes
