@@ -38,6 +38,7 @@ _HINTS = {
     "disk": "free some space; {resume}",
     "nan": "{again} --detect-anomaly finds the operation that makes it; else begin again with a smaller "
     "optimizer.params.lr",
+    "nan of an operation": "begin again with a smaller optimizer.params.lr",
     "nan in fp16": "fp16 ends at 65,504: {again} --precision fp32 goes further",
     "killed": "{resume}",
     "untrusted": "if you trust where the file comes from, repeat the command with --trust",
@@ -91,6 +92,8 @@ def _hint_after(outcome: str, asked: Attempt) -> str | None:
         return f"resume with: {resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
     if outcome == "nan" and (attempt_started(read_events(asked.events)) or {}).get("precision") == "fp16":
         outcome = "nan in fp16"
+    elif outcome == "nan" and asked.settings.get("training", {}).get("detect_anomaly"):
+        outcome = "nan of an operation"
     hint = _HINTS.get(outcome, "")
     if "{" in hint and not resumes:
         hint = ""

@@ -130,6 +130,7 @@ ELSEWHERE = {
     "_says_so",
     "disk": "test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole",
     "nan": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
+    "nan of an operation": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
     "nan in fp16": "test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision",
     "killed": "test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before",
     "commands/check_submission: mmfw convert": "test_the_hint_says_what_to_convert_and_that_helps",

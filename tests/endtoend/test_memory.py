@@ -65,6 +65,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights(
     assert tool("runs")[0]["updates"] == 2
     assert tool.code("train", "--resume", "last", "--detect-anomaly") == 7
     assert "returned nan values" in tool.errors, "autograd names the operation"
+    assert "--detect-anomaly" not in tool.errors, "it has been found"
     faulty()
     assert tool("train", "--resume", "last")["state"] == "done"
 
