@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mmf_win.files import read_json
 from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.listing import paths_of
 from mmf_win.integrity.digest import file_digest
+from mmf_win.protocol import Attempt
 from mmf_win.runs.history import events_of
 from mmf_win.runs.lookup import owner
 from mmf_win.runs.request import Request
@@ -27,8 +29,8 @@ _WEIGHT = 0.7
 _LOSS = "cross_entropy"
 
 
-def checked(request: Request, config: Tree, inputs: Inputs) -> tuple[Request, dict[str, float]]:
-    """A request that remembers its teacher, and id of each training row → the teacher's probability.
+def checked(request: Request, first: Attempt, config: Tree, inputs: Inputs) -> tuple[Request, Attempt]:
+    """A request that remembers its teacher, and an attempt that has its probability for each training row.
 
     ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it. A note says where the teacher is known
     to have been trained on these rows.
@@ -57,16 +59,19 @@ def checked(request: Request, config: Tree, inputs: Inputs) -> tuple[Request, di
     with suppress(OSError, ValueError):
         record = read_json(path.with_suffix(".metrics.json"))
     record = record if isinstance(record, dict) else {}
-    if train and (of := record.get("split", split)) != split:
+    if train and (of := record.get("split") or split) != split:
         raise DataError(f"{path}: it predicts {of}, and the run trains on {split}", hint=hint)
     _, rows = inputs.left_out.get("train", (path, None))
     if rows is None:
         rows = [r for file in paths_of(config["dataset"], "annotations", ["train"]) for r in read_rows(file)]
     probas = _of_rows(path, rows, split, hint)
+    if train and record.get("annotations_sha256") not in (None, train["sha256"]):
+        _log.warning("the teacher predicted another %s, whose memes have the same ids: %s", split, path)
     if train and _has_seen(record, train["sha256"]):
         _log.warning("the teacher was trained on these rows, so it is surer of them than of others: %s", path)
     weight = ours.teacher_weight or _WEIGHT
-    return request.over({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}}), probas
+    request = request.over({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}})
+    return request, replace(first, teacher=probas, teacher_weight=weight)
 
 
 def _require_loss(model: str, config: Tree) -> None:

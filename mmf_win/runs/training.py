@@ -204,8 +204,7 @@ def prepare(start: Start) -> Prepared:
     request = start.request
     inputs, total = needs.check_training(first, start, config)
     if request.ours.teacher or request.ours.teacher_weight:
-        request, probas = teacher.checked(request, config, inputs)
-        first = replace(first, teacher=probas, teacher_weight=request.ours.teacher_weight or 0.0)
+        request, first = teacher.checked(request, first, config, inputs)
     if request.ours.epochs and total is not None:
         in_updates = {"training": {"max_updates": total, "max_epochs": None}}
         first = replace(first, settings=merge(first.settings, in_updates))

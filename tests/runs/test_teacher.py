@@ -11,6 +11,7 @@ import pytest
 from mmf_win.errors import DataError, UsageError
 from mmf_win.inputs.check import Inputs
 from mmf_win.integrity.digest import file_digest
+from mmf_win.protocol import Attempt
 from mmf_win.runs import teacher
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request, options
@@ -39,7 +40,10 @@ def check(request: Request, train: Path, losses: object = LOSSES) -> tuple[Reque
         "dataset": {"annotations": {"train": [str(train)]}, "data_dir": ""},
     }
     data = {"train": {"split": "train", "sha256": file_digest(train).hex()}}
-    return teacher.checked(request, config, Inputs(data=data))
+    first = Attempt("train", "mmbt", "mmf")
+    request, first = teacher.checked(request, first, config, Inputs(data=data))
+    assert first.teacher_weight == request.ours.teacher_weight
+    return request, first.teacher
 
 
 def write(folder: Path, *rows: str) -> Path:
@@ -86,6 +90,17 @@ def test_predictions_of_another_split_with_the_same_ids(train: Path, tmp_path: P
     path.with_suffix(".metrics.json").write_text('{"split": "dev_seen"}', encoding="utf-8")
     with pytest.raises(DataError, match="it predicts dev_seen, and the run trains on train"):
         check(asked(path), train)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_note_where_the_teacher_predicted_other_memes_with_the_same_ids(
+    train: Path, tmp_path: Path, same: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path, "7,0.5,0", "b,0.5,0")
+    record = {"split": None, "annotations_sha256": file_digest(train).hex() if same else "other"}
+    path.with_suffix(".metrics.json").write_text(json.dumps(record), encoding="utf-8")
+    check(asked(path), train)
+    assert ("another train" in caplog.text) is not same
 
 
 @pytest.mark.parametrize("seen", [True, False])
