@@ -28,7 +28,7 @@ from mmf_win.worker.outcome import UntrustedCheckpoint
 
 # The real ones, whatever replaces them while MMF loads and saves.
 _load, _save = torch.load, torch.save
-_REFUSED = re.compile(r"Unsupported (?:global: GLOBAL|class|operand) ([\w.]+)")
+_REFUSED = re.compile(r"(?i)unsupported (?:global:? GLOBAL|class|operand) ([\w.]+)")
 _DAMAGED = ("unexpected EOF", "PytorchStreamReader")  # what torch says in errors of no kind of its own
 _OVERHEAD = 4 << 20  # what a file holds beside tensors: MMF's configuration, the zip's directory and padding
 _LITTLE = 1 << 20  # with less than this left, a write failed because the disk is full
@@ -142,13 +142,14 @@ def _require(least: int, needed: int, path: Path) -> None:
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of all storages in nested containers, each counted once, as torch saves them."""
-    storages = (tensor.untyped_storage() for tensor in _tensors(value))
+    storages = (tensor.untyped_storage() for tensor in tensors_in(value))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    """All tensors in nested containers."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(entry)
+            yield from tensors_in(entry)

@@ -7,7 +7,7 @@ for which the other ranks would have to take part. The training ends with it, so
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +17,7 @@ import torch
 from torch import distributed, nn
 
 from mmf_win.console import first_few
-from mmf_win.worker.hooks.checkpoint_io import replaced
+from mmf_win.worker.hooks.checkpoint_io import replaced, tensors_in
 from mmf_win.worker.hooks.ranks import ranks
 from mmf_win.worker.hooks.resume import random_state, set_random_state
 from mmf_win.worker.outcome import Diverged
@@ -143,7 +143,7 @@ class _Watch:
 
     def _after(self, _module: nn.Module, _args: Any, output: Any) -> None:
         call = self._calls.pop()
-        for tensor in _tensors(output):
+        for tensor in tensors_in(output):
             self._hook(tensor, call, of_output=True)
             if not self.backward:
                 self._look(tensor.detach(), call)
@@ -165,17 +165,4 @@ class _Watch:
 
 def not_finite(named: Iterable[tuple[Any, Any]]) -> list[Any]:
     """The names of the values in which a number is not finite, also in nested containers."""
-    return [
-        key
-        for key, value in named
-        if not all(torch.isfinite(each.detach()).all() for each in _tensors(value))
-    ]
-
-
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of floating-point numbers in ``value``, also in nested containers."""
-    if torch.is_tensor(value) and value.is_floating_point():
-        yield value
-    elif isinstance(value, (Mapping, list, tuple)):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(each)
+    return [key for key, value in named if not all(torch.isfinite(each).all() for each in tensors_in(value))]
