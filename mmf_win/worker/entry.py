@@ -178,6 +178,7 @@ def run(request: Attempt, stop: Stop) -> None:
         stop.defer_stop()
         collect(request)
     if request.export is not None:
+        stop.release()
         from mmf_win.worker.export import export
         from mmf_win.worker.hooks.observer import Observer
 

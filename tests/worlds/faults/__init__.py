@@ -9,6 +9,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             loader_worker          one of its workers starts, in the worker's own process
             writing                a checkpoint has its bytes, but not its name
             saved                  MMF's Checkpoint.save is done
+            exporting              torch makes a graph of the model
             meter                  a fake one says that the memory holds as many rows as ``above``
             hardware               it seems to calculate in half precision, or not
     do      wait                   makes the file ``once`` and goes on when there is one of that name and .go
@@ -203,6 +204,11 @@ def _write(*args: Any, _original: Any = checkpoint_io._save, **kwargs: Any) -> N
     strike("writing")
 
 
+def _export(*args: Any, _original: Any = torch.onnx.export, **kwargs: Any) -> Any:
+    strike("exporting")
+    return _original(*args, **kwargs)
+
+
 def _worker_started(_number: int) -> None:
     strike("loader_worker", torch.utils.data.get_worker_info().num_workers)
 
@@ -240,5 +246,6 @@ if _FAULTS:
     register_optimizer_step_post_hook(_stepped)
     Checkpoint.load_state_dict = _load
     Checkpoint.save = _save
+    torch.onnx.export = _export
     checkpoint_io._save = _write
     torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]
