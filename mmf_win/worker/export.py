@@ -1,6 +1,6 @@
 """A trained model as ONNX: bytes of images, tokens and region features in, probabilities out.
 
-Beside it lie ``tokenizer.json``, for the library tokenizers, where the model reads text, and ``graph.json``.
+Beside it lie ``tokenizer.json``, for the library tokenizers, where the model reads text, and ``model.json``.
 Its ``text`` says how ids become a row: ``cls``, at most ``max_length`` - 2 of them, ``sep``, and ``pad``
 where the mask is 0. Rows are one longer than the longest of their batch, but no longer than ``max_length``.
 """
@@ -8,7 +8,6 @@ where the mask is 0. Rows are one longer than the longest of their batch, but no
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections.abc import Mapping
@@ -27,10 +26,11 @@ from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import Attempt
+from mmf_win.worker.hooks.checkpoint_io import replaced
 from mmf_win.worker.pillow_resize import PillowResize
 
 _OPSET = 20
-_PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "pillow")
+_PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "pillow")
 _CLASSES = ["not hateful", "hateful"]
 _VARYING = {"image": (0, 1, 2), "input_ids": (0, 1), "input_mask": (0, 1)}  # axes; of others, only the first
 _WHY = re.compile(r"<class '[\w.]+'>: (.+)")  # in the exporter's summary, the first cause first
@@ -129,20 +129,30 @@ def export(trainer: Any, request: Attempt) -> None:
         "checkpoint_sha256": file_digest(Path(request.checkpoint)).hex(),
         "versions": {"mmfw": __version__, "mmf": mmf_version} | {name: version(name) for name in _PACKAGES},
     }
-    write_json(folder / "graph.json", about)
+    write_json(folder / "model.json", about)
     if request.int8:
-        from onnxruntime.quantization import QuantType, quantize_dynamic
-
-        # Convolutions with 8 bits take onnxruntime twice as long as those with 32; a Gemm becomes a MatMul
-        # before. It opens files in C, which on Windows cannot have a path of any letters.
-        here = Path.cwd()
-        os.chdir(folder)
-        kinds = ["MatMul", "Gather"]
-        quantize_dynamic("model.onnx", "int8.onnx", op_types_to_quantize=kinds, weight_type=QuantType.QInt8)
-        os.chdir(here)
+        _quantize(folder / "model.onnx", folder / "int8.onnx")
     for number in range(len(dataset) if about["features"] else 0):
         _keep_features(dataset[number], folder)
     request.write_event("exported", seconds=round(time.monotonic() - began, 1))
+
+
+def _quantize(model: Path, to: Path) -> None:
+    """Write a model with weights of 8 bits, but for convolutions, which would take twice as long then."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    def infer(path: str, output: str, *_: Any, **__: Any) -> None:
+        """Not in C, where on Windows no path of any letters can be opened.
+
+        It also forgets the shapes of weights, which onnxruntime transposes as it makes a MatMul of a Gemm.
+        """
+        found = onnx.load(path)
+        del found.graph.value_info[:]
+        onnx.save(onnx.shape_inference.infer_shapes(found), output)
+
+    with replaced(onnx.shape_inference, "infer_shapes_path", infer):
+        quantize_dynamic(model, to, op_types_to_quantize=["MatMul", "Gather"], weight_type=QuantType.QInt8)
 
 
 def _processor(processor: Any, wanted: str) -> Any:
@@ -162,7 +172,8 @@ def _keep_features(row: Any, folder: Path) -> None:
         if boxes.shape[1] == 5:  # of 1.0.0rc12 it is what location() makes
             boxes = boxes[:, :4] * numpy.array([width, height, width, height], numpy.float32)
         kept |= {"boxes": boxes, "image_size": [height, width]}
-    numpy.savez(folder / f"{int(row.id)}.npz", **kept)
+    (folder / "features").mkdir(exist_ok=True)
+    numpy.savez(folder / "features" / f"{int(row.id)}.npz", **kept)
 
 
 def _text(processor: Any, folder: Path) -> dict[str, Any]:
@@ -174,7 +185,7 @@ def _text(processor: Any, folder: Path) -> dict[str, Any]:
     backend.no_padding()
     write_bytes(folder / "tokenizer.json", backend.to_str().encode())
     cls, sep = tokenizer.convert_tokens_to_ids([processor._CLS_TOKEN, processor._SEP_TOKEN])
-    return {"form": "bert", "max_length": processor._max_seq_length, "cls": cls, "sep": sep, "pad": 0}
+    return {"max_length": processor._max_seq_length, "cls": cls, "sep": sep, "pad": 0}
 
 
 def _example(row: Any) -> dict[str, Tensor]:

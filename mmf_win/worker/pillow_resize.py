@@ -74,13 +74,14 @@ class PillowResize(nn.Module):
             self._weights(size[:, axis], resized[:, axis], length, image.shape[axis + 1])[:, None]
             for axis, length in enumerate(self._cropped)
         )
-        across = across.transpose(2, 3)
+        # Rounded after it is transposed: onnxruntime before 1.26 has no product of float64 that transposes.
+        down, across = _rounded(down), _rounded(across.transpose(2, 3))
         source = image.permute(0, 3, 1, 2).double()
-        pixels = _rounded(down @ _rounded(source @ across))
+        pixels = _bytes(down @ _bytes(source @ across))
         if _HEIGHT_MAY_BE_FIRST:
             height, width = (size - resized).unbind(1)
             height_first = ((height > 0) & (height > 2 * width))[:, None, None, None]
-            pixels = torch.where(height_first, _rounded(_rounded(down @ source) @ across), pixels)
+            pixels = torch.where(height_first, _bytes(_bytes(down @ source) @ across), pixels)
         return (pixels.float() / self._white - self._mean) / self._std
 
     def _weights(self, size: Tensor, resized: Tensor, wanted: int, padded: Any) -> Tensor:
@@ -100,10 +101,14 @@ class PillowResize(nn.Module):
         inside = (pixel >= begin) & (pixel < end) & (pixel < size) & (place >= 0) & (place < resized)
         weights = torch.where(inside, self._kernel((pixel - center + 0.5) * (1.0 / stretch)), 0.0)
         total = weights.sum(-1, keepdim=True)
-        weights = weights / torch.where(total == 0, 1.0, total) * _ONE
-        return torch.where(weights < 0, torch.ceil(weights - 0.5), torch.floor(weights + 0.5))
+        return weights / torch.where(total == 0, 1.0, total) * _ONE
 
 
-def _rounded(sums: Tensor) -> Tensor:
+def _rounded(weights: Tensor) -> Tensor:
+    """Weights as whole numbers, halves away from 0."""
+    return torch.where(weights < 0, torch.ceil(weights - 0.5), torch.floor(weights + 0.5))
+
+
+def _bytes(sums: Tensor) -> Tensor:
     """Sums of bytes and weights as bytes, which float64 holds."""
     return torch.floor(sums / _ONE + 0.5).clamp(0.0, 255.0)
