@@ -11,6 +11,7 @@ from mmf_win.commands import options
 from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say, size
+from mmf_win.errors import UsageError
 from mmf_win.export.exporting import export
 from mmf_win.paths import Places
 from mmf_win.results.prediction import choose_checkpoints
@@ -51,10 +52,8 @@ Examples:
 @click.option(
     "--max-loss",
     type=options.Number(-1, 1),
-    default=0.005,
-    show_default=True,
     metavar="AUROC",
-    help="By how much the AUROC may fall with --int8; beyond that, nothing is written.",
+    help="By how much the AUROC may fall with --int8; beyond that, nothing is written.  [default: 0.005]",
 )
 @options.trust
 @options.stop_timeout
@@ -70,7 +69,7 @@ def command(
     as_json: bool,
     split: str | None,
     tolerance: float,
-    max_loss: float,
+    max_loss: float | None,
     **given: Any,
 ) -> None:
     """Export a trained run as a folder that needs neither PyTorch nor MMF nor mmfw.
@@ -81,6 +80,8 @@ def command(
     a split, and each probability is that of `mmfw predict`. A model that reads region features is exported,
     too, but something else must make these.
     """
+    if max_loss is not None and not int8:
+        raise UsageError("--max-loss is for --int8", hint="leave it out, or add --int8")
     require_packages("onnx", "onnxscript", "onnxruntime", extra="[export]")
     runs, overrides = split_words(words, names=1)
     require_predictable(overrides, given)
@@ -98,7 +99,7 @@ def command(
         split=split,
         tolerance=tolerance,
         int8=int8,
-        max_loss=max_loss,
+        max_loss=0.005 if max_loss is None else max_loss,
     )
     if as_json:
         print_json(about)

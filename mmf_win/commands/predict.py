@@ -173,6 +173,16 @@ def command(
         raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)
     require_predictable(overrides, given | {"features": features, "memes": memes, "image": image})
+    others: dict[str, Any] = {
+        "RUN": runs,
+        "KEY=VALUE": overrides,
+        "--checkpoint": checkpoint,
+        "--published": published,
+    }
+    others |= {"--best-of": best_of, "--source": source, "--features": features}
+    others |= {f"--{name.replace('_', '-')}": given[name] for name in ("batch_size", "precision", "fast")}
+    if exported and (named := [name for name, value in others.items() if value not in (None, ())]):
+        raise UsageError(f"--with names the model and how it predicts; leave out {' and '.join(named)}")
     if best_of is not None:
         if runs or published is not None:
             raise UsageError("--best-of names the runs, so no other weights can be named")
@@ -183,12 +193,8 @@ def command(
         runs = tuple(str(sweep.path / Path(task).name) for task in best)
     by: dict[str, Any] = {}
     if exported is not None:
-        others = {"RUN": runs, "KEY=VALUE": overrides, "--checkpoint": checkpoint, "--published": published}
-        others |= {f"--{name.replace('_', '-')}": given[name] for name in ("batch_size", "precision", "fast")}
-        if named := [name for name, value in others.items() if value not in (None, ())]:
-            raise UsageError(f"--with names the model and how it predicts; leave out {' and '.join(named)}")
         model = ExportedModel.read(exported)
-        members = [RunCheckpoint(find_run(save_dir, model.about["run"]), exported / "model.onnx")]
+        members = [RunCheckpoint(find_run(save_dir, model.about["run"]), model.folder / "model.onnx")]
         by = {"by": model.predict}
     elif published is not None:
         _require_alone(published, runs, checkpoint, ensemble)

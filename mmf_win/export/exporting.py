@@ -12,7 +12,7 @@ from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.export.running import SCRIPT, run_model
-from mmf_win.files import read_json, remove, rename, write_json
+from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import Places
 from mmf_win.runs import predicting
 from mmf_win.runs.attempts import Display
@@ -63,7 +63,6 @@ def export(
     with reading(run), staged as scratch:
         made, features = Path(scratch, output.name), Path(scratch, "features")
         made.mkdir()
-        features.mkdir()
         csv, _ = predicting.predict(
             run,
             places,
@@ -77,12 +76,10 @@ def export(
             int8=int8,
         )
         expected = [row.proba for row in read_predictions(csv)]
-        about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "graph.json")}
-        for file in made.glob("*.npz"):
-            rename(file, features / file.name)
+        about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "model.json")}
+        if about["features"]:
+            rename(made / features.name, features)
         shutil.copyfile(SCRIPT, made / SCRIPT.name)
-        write_json(made / "model.json", about)
-        remove(made / "graph.json")
 
         def predicted(numbers: Sequence[int], batch: int) -> tuple[list[float], dict[str, float]]:
             some = [rows[number] for number in numbers]
@@ -103,13 +100,14 @@ def export(
                 )
             worst = max(worst, apart)
         compared = {"split": target.name, "rows": len(rows), "rows_in_batches_of_1_and_3": len(few)}
-        about["parity"] = {**compared, "largest_difference": worst}
+        about["parity"] = {**compared, "precision": "fp32", "largest_difference": worst}
         about["auroc"] = _compared(labels, expected, found) if labels else None
         if int8:
             sizes = [(made / name).stat().st_size for name in ("model.onnx", "int8.onnx")]
             rename(made / "int8.onnx", made / "model.onnx")
             after, (_, small_times) = predicted(range(len(rows)), _BATCH)[0], predicted(few, 1)
             judged = _compared(labels or (), found, after)
+            about["auroc"] = _compared(labels or (), expected, after)
             about["int8"] = {
                 "before": {"bytes": sizes[0], **times[1]},
                 "after": {"bytes": sizes[1], **small_times},

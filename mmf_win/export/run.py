@@ -1,9 +1,9 @@
-"""Predict memes with the model in this folder. It needs onnxruntime, tokenizers, pillow and numpy.
+"""Predict memes with the model in this folder, by Python 3.10, onnxruntime, tokenizers, pillow and numpy.
 
   python run.py --image cat.png --text "look at this cat"
   python run.py memes.csv -o predictions.csv
 
-A table is a .csv or .jsonl with img (or image), text and optionally id; its paths are relative to it. A model
+A table is a .jsonl or .csv with img (or image), text and optionally id; its paths are relative to it. A model
 that reads region features takes no images, and something else must make the features: --features, or a column
 of that name, is an .npz with features [boxes, numbers], and as far as model.json names them boxes [boxes, 4]
 in pixels (x1, y1, x2, y2) and image_size [2] (height, width).
@@ -14,6 +14,7 @@ import csv
 import json
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ try:
 except ImportError as missing:
     sys.exit(f"error: {missing}: pip install onnxruntime tokenizers pillow numpy")
 
+_MOST = 2**24  # pixels of a batch of images, of which each is as wide and as high as the largest ones
+
 
 class Model:
     """The model in a folder, and what makes its inputs."""
@@ -33,13 +36,14 @@ class Model:
     def __init__(self, folder: Path) -> None:
         self.about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         self.text, self.inputs = self.about["text"], {each["name"] for each in self.about["inputs"]}
-        self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if self.text else None
-        content = (folder / "model.onnx").read_bytes()  # a path of any letters
         try:
+            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if self.text else None
+            content = (folder / "model.onnx").read_bytes()  # a path of any letters
             self.session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         except Exception as error:  # of no common class
-            why = f"onnxruntime {onnxruntime.__version__} cannot load it, perhaps another can"
-            sys.exit(f"error: {folder / 'model.onnx'}: {why} ({str(error).splitlines()[0]})")
+            made = f"it was made with {self.about['versions']['onnxruntime']}"
+            why = f"onnxruntime {onnxruntime.__version__} cannot load this model; {made}"
+            sys.exit(f"error: {folder}: {why} ({str(error).splitlines()[0]})")
 
     def predict(self, rows: list[dict[str, Any]]) -> list[float]:
         """The probability of each row that it is hateful."""
@@ -49,8 +53,12 @@ class Model:
             if row.get(name) is None:
                 sys.exit(f"error: meme {row['id']} has no {name}, which this model needs; --help says more")
         if self.about["image"]:
-            images = [np.asarray(Image.open(row["img"]).convert("RGB")) for row in rows]
+            images = [
+                opened(row, "img", lambda of: np.asarray(Image.open(of).convert("RGB"))) for row in rows
+            ]
             inputs["size"] = np.array([image.shape[:2] for image in images])
+            if (half := len(rows) // 2) and len(rows) * inputs["size"].max(0).prod() > _MOST:
+                return self.predict(rows[:half]) + self.predict(rows[half:])
             inputs["image"] = np.zeros((len(rows), *inputs["size"].max(0), 3), np.uint8)
             for image, place in zip(images, inputs["image"], strict=True):
                 place[: image.shape[0], : image.shape[1]] = image
@@ -64,27 +72,54 @@ class Model:
             for number, ids in enumerate(tokens):
                 inputs["input_ids"][number, : len(ids)], inputs["input_mask"][number, : len(ids)] = ids, 1
         if self.about["features"]:
-            most, files = self.about["features"]["boxes"], [np.load(row["features"]) for row in rows]
-            inputs["max_features"] = np.array([min(most, len(file["features"])) for file in files])
-            for name in self.inputs & {"features", "boxes", "image_size"}:
-                parts = [file[name][:most] for file in files]
-                shape = (2,) if name == "image_size" else (most, parts[0].shape[1])
-                inputs[name] = np.zeros((len(rows), *shape))
-                for part, place in zip(parts, inputs[name], strict=True):
-                    place[: len(part)] = part
-        wanted = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.about["inputs"]}
-        return [float(row[1]) for row in self.session.run(["probabilities"], wanted)[0]]
+            files = [opened(row, "features", self.padded) for row in rows]
+            inputs |= {name: np.stack([file[name] for file in files]) for name in files[0]}
+        given = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.about["inputs"]}
+        return [float(row[1]) for row in self.session.run(["probabilities"], given)[0]]
+
+    def padded(self, path: Path) -> dict[str, Any]:
+        """The region features in a file as one row of the inputs."""
+        most, dim = (self.about["features"][key] for key in ("boxes", "dim"))
+        shapes = {"features": (most, dim), "boxes": (most, 4), "image_size": (2,)}
+        file = np.load(path)
+        row = {"max_features": np.array(min(most, len(file["features"])))}
+        for name in self.inputs & shapes.keys():
+            row[name] = np.zeros(shapes[name])
+            row[name][: len(file[name])] = file[name][:most]
+        return row
+
+
+def pixels(path: Path) -> Any:
+    """An image as bytes [height, width, 3]."""
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def opened(row: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
+    """What a file of a meme holds."""
+    try:
+        return read(row[name])
+    except Exception as error:  # of Pillow and numpy, of no common class
+        sys.exit(f"error: meme {row['id']}: {row[name]}: {error}")
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a table, with paths that lead to the files from here."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        is_csv = path.suffix.lower() == ".csv"
-        rows = list(csv.DictReader(file) if is_csv else map(json.loads, filter(str.strip, file)))
+        if path.suffix.lower() == ".csv":
+            header = file.readline()
+            mark = max(",;\t", key=header.count)
+            names = [name.strip().lower() for name in next(csv.reader([header], delimiter=mark), [])]
+            rows = list(csv.DictReader(file, names, delimiter=mark))
+        else:
+            rows = [json.loads(line) for line in file if line.strip()]
     for number, row in enumerate(rows, 1):
-        row.setdefault("id", number)
-        row.setdefault("img", row.get("image"))
+        if None in row:
+            sys.exit(f"error: {path}: row {number} has more values than there are columns")
+        row["id"] = number if row.get("id") in (None, "") else row["id"]
+        row["img"] = row.get("img") or row.get("image") or None
         row |= {key: path.parent / row[key] for key in ("img", "features") if row.get(key)}
+    if not rows:
+        sys.exit(f"error: {path}: there are no memes in it")
     return rows
 
 
@@ -119,14 +154,14 @@ def main() -> None:
     with to_file or nullcontext(sys.stdout) as file:
         csv.writer(file, lineterminator="\n").writerows(lines)
     if asked.timings:
-        p50, p99 = np.percentile(times, [50, 99]).round(2).tolist()
+        p50, p99 = np.percentile(times[1:] or times, [50, 99]).round(2).tolist()
         print(json.dumps({"p50_ms": p50, "p99_ms": p99}), file=sys.stderr)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except KeyError as error:
-        sys.exit(f"error: there is no {error} in the table, or in an .npz")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
         sys.exit(f"error: {type(error).__name__}: {error}")

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -78,7 +79,7 @@ def run_model(
 
 @dataclass(frozen=True)
 class ExportedModel:
-    """A folder that ``mmfw export`` has made."""
+    """A folder that ``mmfw export`` has made, and its ``model.json``."""
 
     folder: Path
     about: dict[str, Any]
@@ -93,23 +94,27 @@ class ExportedModel:
         require_packages("onnxruntime", "tokenizers", "pillow", "numpy", extra="[export]")
         try:
             about = read_json(folder / "model.json")
-            reads_features = [about[key] for key in ("run", "image", "text", "features")][-1]
+            reads_features = about["features"]
+            if not (isinstance(about["run"], str) and isinstance(about["versions"], dict)):
+                raise TypeError(about)
         except (OSError, ValueError, TypeError, KeyError):
             hint = "`mmfw export RUN --output DIR` makes one"
             raise UsageError(f"{folder}: there is no exported model", hint=hint) from None
         if reads_features:
             message = f"{folder}: this model reads region features, which the dataset has in another form"
             raise UsageError(message, hint="run.py takes them as .npz")
-        return cls(folder, about)
+        return cls(folder.absolute(), about)
 
     def predict(
         self, run: Run, places: Places, _once: object, *, target: Target, folder: Path | None, **_: object
     ) -> tuple[Path, list[Event]]:
-        """As :func:`mmf_win.runs.predicting.predict`; of what a worker says, only the precision."""
+        """As :func:`mmf_win.runs.predicting.predict`; of what a worker says, only precision and versions."""
         rows = target.rows
         probas, _timings = run_model(self.folder, rows, places.dataset.images)
         with run.new_report(target.name, folder) as csv:
             write_predictions(
                 csv, [Prediction(row.shown_id, p, int(p > 0.5)) for p, row in zip(probas, rows, strict=True)]
             )
-        return csv, [{"kind": "predict_started", "precision": "int8" if self.about.get("int8") else "fp32"}]
+        precision = "int8" if self.about.get("int8") else "fp32"
+        versions = self.about["versions"] | {"onnxruntime": version("onnxruntime")}
+        return csv, [{"kind": "predict_started", "precision": precision, **versions}]

@@ -235,7 +235,7 @@ class _Team:
         kind = self.options.kind if len(members) > 1 else None
         dataset, began = self._places(members[0]).dataset, self._began_with(members[0], target)
         versions = {"mmf": usable_mmf().version}  # the same for all members
-        packages = ("mmfw", "python", "torch", "transformers")
+        packages = ("mmfw", "python", "torch", "transformers", "mmf", "onnxruntime")
         versions |= {key: str(began[key]) for key in packages if key in began}
         facts = saved_metrics.scores(target.rows, labelled, threshold, kind) | {
             "threshold_from": origin,

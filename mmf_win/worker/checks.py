@@ -157,8 +157,8 @@ def _scores(of: Subject) -> Iterator[Remark]:
         if is_so:
             yield of.says("error", text, advice)
             return
-    if of.fresh and (text := oddity(losses)):
-        yield of.says("warning", text, "look at what the last layer gets: its size, and if it has the label")
+    if (odd := oddity(losses)) and of.fresh:
+        yield of.says("warning", odd, "look at what the last layer gets: its size, and if it has the label")
     else:
         yield of.says("ok", f"two a row; the first loss is {total(losses).item():.2f}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,8 @@ from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.export import running
 from mmf_win.upstream import install
-from tests.endtoend.conftest import Tool, probabilities
+from tests.endtoend.conftest import Faulty, Tool, probabilities
+from tests.endtoend.test_stopping import user
 
 pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
 onnx = pytest.importorskip("onnx", reason="could not import onnx")
@@ -70,6 +72,7 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     predicted = tool("predict", "--split", "test_unseen", "--no-report")
     expected = probabilities(predicted)
     by_file = tool("predict", "--with", str(folder), "--split", "test_unseen", "--no-report")
+    assert {*by_file["versions"]} == {*predicted["versions"], "onnxruntime"} - {"python"}
     assert probabilities(by_file) == pytest.approx(expected, abs=1e-4)
     assert by_file["auroc"] == pytest.approx(predicted["auroc"], abs=1e-3)
 
@@ -83,21 +86,35 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     outside(tool, folder, str(table), "-o", str(tool.folder / "out.csv"))
     found = read_predictions(tool.folder / "out.csv")
     assert [row.proba for row in found] == pytest.approx(expected, abs=1e-4)
-    assert "\nerror: FileNotFoundError" in f"\n{outside(tool, folder, '--image', 'nothing.png', code=1)}"
+    assert "error: meme 1: nothing.png: " in outside(tool, folder, "--image", "nothing.png", code=1)
     table.write_text(f"img\n{images / rows[0].img}\n", encoding="utf-8")
     assert "error: meme 1 has no text," in outside(tool, folder, str(table), code=1)
+    table.write_text(f"Text; IMG\n{rows[0].text};{images / rows[0].img}\n", encoding="utf-8")
+    (line,) = (line for line in outside(tool, folder, str(table)).splitlines() if line.startswith("1,"))
+    assert float(line.split(",")[1]) == pytest.approx(expected[0], abs=1e-4)
+    table.write_text(f"img,text\n{images / rows[0].img},cats, dogs\n", encoding="utf-8")
+    assert "row 1 has more values than there are columns" in outside(tool, folder, str(table), code=1)
+    table.write_text("img,text\n", encoding="utf-8")
+    assert "there are no memes in it" in outside(tool, folder, str(table), code=1)
+    (tool.folder / "cut.png").write_bytes((images / rows[0].img).read_bytes()[:60])
+    table.write_text("id,img,text\nm 5,cut.png,cat\n", encoding="utf-8")
+    assert "error: meme m 5: " in outside(tool, folder, str(table), code=1)
     assert "name a table, or one meme" in outside(tool, folder, str(table), "--text", "x", code=2)
 
     assert tool.code("export", "-o", str(folder)) == 2 and str(folder) in tool.errors
     assert tool.code("export", "-o", str(tool.folder / "new"), "--tolerance", "nan") == 2
-    assert tool.code("predict", "--with", str(folder), "--precision", "bf16") == 2
-    assert "leave out --precision" in tool.errors
+    words = ("--precision", "bf16", "--source", "x", "--best-of", "y")
+    assert tool.code("predict", "--with", str(folder), *words) == 2
+    assert "leave out --best-of and --source and --precision" in tool.errors
+    assert tool.code("export", "-o", str(tool.folder / "new"), "--max-loss", "0.1") == 2
     model = onnx.load(folder / "model.onnx")
     model.ir_version = 99
     onnx.save(model, folder / "model.onnx")
     assert tool.code("predict", "--with", str(folder), "--no-report") == 6
     assert "Unsupported model IR version: 99" in tool.errors
-    assert "cannot load it, perhaps another can" in tool.errors and "model.onnx" in tool.errors
+    assert (
+        f"it was made with {about['versions']['onnxruntime']}" in tool.errors and str(folder) in tool.errors
+    )
 
 
 def test_a_row_with_another_probability_is_named_and_nothing_is_written(
@@ -110,7 +127,7 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
     found = "[float(row[1]) for row in"
     assert found in code
     wrong = f"[float(row[1]) + 0.01 * (meme['id'] == '{row.id}') for meme, row in zip(rows,"
-    ending = 'self.session.run(["probabilities"], wanted)[0]]'
+    ending = 'self.session.run(["probabilities"], given)[0]]'
     assert ending in code
     spoilt.write_text(code.replace(found, wrong).replace(ending, f"{ending[:-1]})]"), encoding="utf-8")
     monkeypatch.setattr(running, "SCRIPT", spoilt)
@@ -122,9 +139,9 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
 
 
 def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
-    tool: Tool, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, folder = tool.trained("bert"), tool.folder / "model"
+    run, folder, at = tool.trained("bert"), tool.folder / "model", tool.folder / "at"
     with monkeypatch.context() as patched:
         hidden = {"onnxscript": None}
         patched.setattr(install, "find_spec", lambda name: hidden.get(name, name))
@@ -135,11 +152,24 @@ def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
         stopping.write_text(f"import os, signal\nos.kill({os.getpid()}, signal.SIGINT)\nsignal.pause()\n")
         monkeypatch.setattr(running, "SCRIPT", stopping)
         assert tool.code("export", run.id, "-o", str(folder)) == 130
+        faulty({"at": "exporting", "do": "wait", "once": str(at)})
+        with user(tool, "export", run.id, "-o", str(folder), "--trust") as somebody:
+            somebody.waits_for(at.exists)
+            somebody.process.send_signal(signal.SIGINT)
+            somebody.reads("stopping…")
+            Path(f"{at}.go").touch()
+            assert somebody.gets_the_prompt_back() == 130
     assert not folder.exists() and not list(tool.folder.glob(".mmfw-export-*"))
     assert not list(run.reports.glob("*.csv"))
 
 
-def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(tool: Tool) -> None:
+def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tool.folder / "временное"
+    temporary.mkdir()
+    for name in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.setenv(name, str(temporary))
     folder, about = exported(tool, "vilbert", "--int8", "--max-loss", "1")
     assert about["parity"]["largest_difference"] <= 1e-4
     before, after = about["int8"]["before"], about["int8"]["after"]
