@@ -234,12 +234,10 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty, monkeypatch: p
     scratch.mkdir()
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.setenv(name, str(scratch))
-    faulty({"at": "forward", "do": "wait", "once": str(at)})
+    faulty({"at": "forward", "do": "wait_to_be_stopped", "once": str(at)})
     with user(tool, "check", tool.preset("bert")) as somebody:
         somebody.waits_for(at.exists)
         somebody.process.send_signal(_CTRL_C)
-        somebody.reads("stopping…")
-        Path(f"{at}.go").touch()
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "nothing is kept" in somebody.read
     assert not tool.save_dir.exists() and not [*scratch.glob("mmfw-check-*")]

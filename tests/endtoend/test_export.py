@@ -152,12 +152,10 @@ def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
         stopping.write_text(f"import os, signal\nos.kill({os.getpid()}, signal.SIGINT)\nsignal.pause()\n")
         monkeypatch.setattr(running, "SCRIPT", stopping)
         assert tool.code("export", run.id, "-o", str(folder)) == 130
-        faulty({"at": "exporting", "do": "wait", "once": str(at)})
+        faulty({"at": "exporting", "do": "wait_to_be_stopped", "once": str(at)})
         with user(tool, "export", run.id, "-o", str(folder), "--trust") as somebody:
             somebody.waits_for(at.exists)
             somebody.process.send_signal(signal.SIGINT)
-            somebody.reads("stopping…")
-            Path(f"{at}.go").touch()
             assert somebody.gets_the_prompt_back() == 130
     assert not folder.exists() and not list(tool.folder.glob(".mmfw-export-*"))
     assert not list(run.reports.glob("*.csv"))
