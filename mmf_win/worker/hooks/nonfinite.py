@@ -96,7 +96,7 @@ class _Call:
 class _Watch:
     """Finds the ``first`` call whose output, or ``backward`` the gradient of whose input, is not finite.
 
-    With it are the ``ids`` of the rows that are not; all where it has no entry a row.
+    With it are those of the ``ids`` whose rows are not; none where it has no entry a row.
     """
 
     def __init__(self, model: nn.Module, *, backward: bool) -> None:
@@ -113,20 +113,21 @@ class _Watch:
     def placed(self, error: Diverged, fields: list[str], parameters: list[str]) -> Diverged:
         """``error`` with what was found; ``fields`` of the batch and ``parameters`` are not finite."""
         assert self.first is not None
-        call, ids = self.first
+        call, bad = self.first
         while not call.finite_gradients and call.caller is not None:
             call = call.caller  # one of those made them so
         place: dict[str, Any] = {
             "module": call.name,
             "inputs_finite": call.finite_inputs,
             "ids": self.ids,
-            "bad_ids": ids,
+            "bad_ids": bad or self.ids,
         }
         told = f"{error}: first in {'the backward pass of ' * self.backward}{call.name}"
         told += f" (its inputs were {'' if call.finite_inputs else 'not '}finite)"
         told += f"; not finite in the batch: {first_few(fields)}" * bool(fields)
         told += f"; {len(parameters)} parameters are not finite: {first_few(parameters)}" * bool(parameters)
-        told += f"; rows {first_few([*map(str, ids)], 5)}" * bool(ids)
+        if self.ids:
+            told += f"; {'' if bad else 'somewhere in '}rows {first_few([*map(str, bad or self.ids)], 5)}"
         return Diverged(told, **error.place, **place, bad_fields=fields, bad_parameters=parameters)
 
     def _before(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -160,7 +161,7 @@ class _Watch:
         if self.first is None and not (finite := torch.isfinite(tensor)).all():
             by_row = not of_parameter and tensor.dim() and len(tensor) == len(self.ids)
             bad = [id_ for id_, row in zip(self.ids, finite, strict=True) if not row.all()] if by_row else []
-            self.first = call, bad or self.ids
+            self.first = call, bad
 
 
 def not_finite(named: Iterable[tuple[Any, Any]]) -> list[Any]:
