@@ -41,9 +41,9 @@ class Model:
             content = (folder / "model.onnx").read_bytes()  # a path of any letters
             self.session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
         except Exception as error:  # of no common class
-            made = f"it was made with {self.about['versions']['onnxruntime']}"
-            why = f"onnxruntime {onnxruntime.__version__} cannot load this model; {made}"
-            sys.exit(f"error: {folder}: {why} ({str(error).splitlines()[0]})")
+            made, why = self.about["versions"]["onnxruntime"], str(error).splitlines()[0]
+            this = f"this is onnxruntime {onnxruntime.__version__}, and it was made with {made}"
+            sys.exit(f"error: {folder}: the model cannot be loaded ({why}); {this}")
 
     def predict(self, rows: list[dict[str, Any]]) -> list[float]:
         """The probability of each row that it is hateful."""
@@ -53,9 +53,7 @@ class Model:
             if row.get(name) is None:
                 sys.exit(f"error: meme {row['id']} has no {name}, which this model needs; --help says more")
         if self.about["image"]:
-            images = [
-                opened(row, "img", lambda of: np.asarray(Image.open(of).convert("RGB"))) for row in rows
-            ]
+            images = [opened(row, "img", pixels) for row in rows]
             inputs["size"] = np.array([image.shape[:2] for image in images])
             if (half := len(rows) // 2) and len(rows) * inputs["size"].max(0).prod() > _MOST:
                 return self.predict(rows[:half]) + self.predict(rows[half:])
