@@ -63,13 +63,6 @@ def reader(*, trust: bool, mapped: bool = False) -> Callable[..., Any]:
 
 
 @contextmanager
-def loading(*, trust: bool, mapped: bool = False) -> Iterator[None]:
-    """Inside the block, ``torch.load`` is that :func:`reader`."""
-    with replaced(torch, "load", reader(trust=trust, mapped=mapped)):
-        yield
-
-
-@contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Inside the block, the attribute ``name`` of ``owner`` is ``value``."""
     before = getattr(owner, name)

@@ -23,7 +23,7 @@ from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.integrity import torch_file
 from mmf_win.upstream.checkpoint_files import STATE, counts, kept_aside, numbered
-from mmf_win.worker.hooks.checkpoint_io import SingleWrite, loading, replaced
+from mmf_win.worker.hooks.checkpoint_io import SingleWrite, reader, replaced
 from mmf_win.worker.hooks.loading import counting_copies
 from mmf_win.worker.hooks.nonfinite import not_finite
 from mmf_win.worker.hooks.observer import Observer
@@ -79,10 +79,8 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def load_state_dict(self) -> None:
         """Load what the configuration names, and restore what MMF leaves out."""
         self._starting = True
-        mapped = self._observer.request.action == "predict"
         try:
-            with loading(trust=self._observer.request.trust, mapped=mapped):
-                super().load_state_dict()
+            super().load_state_dict()
         except RuntimeError as error:  # torch's own, such as that of a size mismatch
             if "state_dict" not in str(error):
                 raise
@@ -100,7 +98,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
     def restore(self) -> None:
         """Put the best checkpoint back, which is this run's own and needs no trust."""
-        with loading(trust=False):
+        with replaced(torch, "load", reader(trust=False)):
             super().restore()
 
     def _load_pretrained(self, ckpt: Mapping[str, Any]) -> None:

@@ -33,7 +33,7 @@ def watch(observer: Observer) -> None:
         return keys
 
     BaseModel.load_state_dict = counted
-    torch.load = reader(trust=observer.request.trust)
+    torch.load = reader(trust=observer.request.trust, mapped=observer.request.action == "predict")
 
 
 def tell(observer: Observer, model: nn.Module, copied: Collection[str], weights: Mapping[str, Any]) -> None:
