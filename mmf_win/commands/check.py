@@ -61,10 +61,12 @@ def command(
     Each finding says what it means; the exit code is 7 where one is an error. What would take more than a
     minute is skipped. Nothing is changed or kept.
     """
-    if output is not None and expanded(output).exists():
-        raise UsageError(f"{output} is there already", hint="name a new file")
-    if output is not None and not (folder := expanded(output).absolute().parent).is_dir():
-        raise UsageError(f"{folder}: there is no such folder", hint="make it, or name another")
+    if output is not None:
+        output = expanded(output).absolute()
+        if output.exists():
+            raise UsageError(f"{output} is there already", hint="name a new file")
+        if not output.parent.is_dir():
+            raise UsageError(f"{output.parent}: there is no such folder", hint="make it, or name another")
     names, overrides = split_words(words, names=1)
     require_trainable(overrides, chosen, resumes=False)
     once = Once.of(overrides, **chosen)
@@ -81,5 +83,5 @@ def command(
         print(aligned(("verdict", "check", "found"), rows))
         print_line(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
     if output is not None:
-        write_json(expanded(output), told)
+        write_json(output, told)
     return TrainingError.exit_code if counts["error"] else 0

@@ -58,8 +58,8 @@ def export(
     if int8 and len(set(labels or ())) < 2:
         message = f"--int8 compares AUROCs, and {target.annotations} has no labels of both classes"
         raise UsageError(message, hint="name another by --split")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    staged = TemporaryDirectory(prefix=".mmfw-export-", dir=output.parent, ignore_cleanup_errors=True)
+    disk = next(each for each in output.parents if each.exists())
+    staged = TemporaryDirectory(prefix=".mmfw-export-", dir=disk, ignore_cleanup_errors=True)
     with reading(run), staged as scratch:
         made, features = Path(scratch, output.name), Path(scratch, "features")
         made.mkdir()
@@ -121,6 +121,7 @@ def export(
                     hint="leave out --int8, or allow more by --max-loss",
                 )
         write_json(made / "model.json", about)
+        output.parent.mkdir(parents=True, exist_ok=True)
         rename(made, output)
     return about
 

@@ -26,6 +26,8 @@ try:
     from tokenizers import Tokenizer
 except ImportError as missing:
     sys.exit(f"error: {missing}: pip install onnxruntime tokenizers pillow numpy")
+except KeyboardInterrupt:
+    sys.exit(130)
 
 _MOST = 2**24  # pixels of a batch of images, of which each is as wide and as high as the largest ones
 
@@ -34,30 +36,32 @@ class Model:
     """The model in a folder, and what makes its inputs."""
 
     def __init__(self, folder: Path) -> None:
-        self.about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        self.about = opened(folder / "model.json", described)
         self.text, self.inputs = self.about["text"], {each["name"] for each in self.about["inputs"]}
-        try:
-            self.tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")) if self.text else None
-            content = (folder / "model.onnx").read_bytes()  # a path of any letters
-            self.session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        except Exception as error:  # of no common class
-            made, why = self.about["versions"]["onnxruntime"], str(error).splitlines()[0]
-            this = f"this is onnxruntime {onnxruntime.__version__}, and it was made with {made}"
-            sys.exit(f"error: {folder}: the model cannot be loaded ({why}); {this}")
+        self.tokenizer = None
+        if self.text:
+            self.tokenizer = opened(folder / "tokenizer.json", lambda at: Tokenizer.from_file(str(at)))
+        versions = f"made with onnxruntime {self.about['versions']['onnxruntime']}"
+        versions += f", this is {onnxruntime.__version__}: "
+        self.session = opened(folder / "model.onnx", session, versions)
 
     def predict(self, rows: list[dict[str, Any]]) -> list[float]:
         """The probability of each row that it is hateful."""
         inputs: dict[str, Any] = {}
         needed = {"img": self.about["image"], "text": self.text, "features": self.about["features"]}
         for row, name in ((row, name) for row in rows for name, needs in needed.items() if needs):
-            if row.get(name) is None:
+            if not isinstance(row.get(name), (str, Path)):
                 sys.exit(f"error: meme {row['id']} has no {name}, which this model needs; --help says more")
+
+        def of_each(name: str, read: Callable[[Path], Any]) -> list[Any]:
+            return [opened(row[name], read, f"meme {row['id']}: ") for row in rows]
+
         if self.about["image"]:
-            images = [opened(row, "img", pixels) for row in rows]
-            inputs["size"] = np.array([image.shape[:2] for image in images])
+            inputs["size"] = np.array([size[::-1] for size in of_each("img", lambda at: Image.open(at).size)])
             if (half := len(rows) // 2) and len(rows) * inputs["size"].max(0).prod() > _MOST:
                 return self.predict(rows[:half]) + self.predict(rows[half:])
             inputs["image"] = np.zeros((len(rows), *inputs["size"].max(0), 3), np.uint8)
+            images = of_each("img", lambda at: np.asarray(Image.open(at).convert("RGB")))
             for image, place in zip(images, inputs["image"], strict=True):
                 place[: image.shape[0], : image.shape[1]] = image
         if self.tokenizer is not None:
@@ -70,54 +74,62 @@ class Model:
             for number, ids in enumerate(tokens):
                 inputs["input_ids"][number, : len(ids)], inputs["input_mask"][number, : len(ids)] = ids, 1
         if self.about["features"]:
-            files = [opened(row, "features", self.padded) for row in rows]
+            files = of_each("features", self.padded)
             inputs |= {name: np.stack([file[name] for file in files]) for name in files[0]}
         given = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.about["inputs"]}
         return [float(row[1]) for row in self.session.run(["probabilities"], given)[0]]
 
     def padded(self, path: Path) -> dict[str, Any]:
         """The region features in a file as one row of the inputs."""
-        most, dim = (self.about["features"][key] for key in ("boxes", "dim"))
-        shapes = {"features": (most, dim), "boxes": (most, 4), "image_size": (2,)}
-        file = np.load(path)
-        row = {"max_features": np.array(min(most, len(file["features"])))}
+        file, (most, dim) = np.load(path), (self.about["features"][key] for key in ("boxes", "dim"))
+        count = min(most, len(file["features"]))
+        shapes = {"features": (count, dim), "boxes": (count, 4), "image_size": (2,)}
+        row = {"max_features": np.array(count)}
         for name in self.inputs & shapes.keys():
-            row[name] = np.zeros(shapes[name])
-            row[name][: len(file[name])] = file[name][:most]
+            part = file[name][:most]
+            if part.shape != shapes[name] or not np.isfinite(part).all():
+                raise ValueError(f"{name} must be {shapes[name]} finite numbers")
+            row[name] = np.pad(part, ((0, most - count), (0, 0))) if part.ndim > 1 else part
         return row
 
 
-def pixels(path: Path) -> Any:
-    """An image as bytes [height, width, 3]."""
-    return np.asarray(Image.open(path).convert("RGB"))
-
-
-def opened(row: dict[str, Any], name: str, read: Callable[[Any], Any]) -> Any:
-    """What a file of a meme holds."""
+def opened(path: Path, read: Callable[[Path], Any], whose: str = "") -> Any:
+    """What a file holds; where it cannot be read, the end."""
     try:
-        return read(row[name])
-    except Exception as error:  # of Pillow and numpy, of no common class
-        sys.exit(f"error: meme {row['id']}: {row[name]}: {error}")
+        return read(path)
+    except Exception as error:  # of Pillow, numpy and onnxruntime, of no common class
+        sys.exit(f"error: {whose}{path}: {error}".partition("\n")[0])
 
 
-def read_table(path: Path) -> list[dict[str, Any]]:
+def described(path: Path) -> dict[str, Any]:
+    """What a model.json says."""
+    about = json.loads(path.read_text(encoding="utf-8"))
+    return {key: about[key] for key in ("text", "image", "features", "inputs", "versions")}
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    """What runs a model; it is not told the path, which may have any letters."""
+    return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+
+
+def table(path: Path) -> list[dict[str, Any]]:
     """The rows of a table, with paths that lead to the files from here."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        if path.suffix.lower() == ".csv":
-            header = file.readline()
+        if path.suffix.lower() == ".jsonl":
+            rows = [json.loads(line) for line in file if line.strip()]
+        else:
+            header = next(filter(str.strip, file), "")
             mark = max(",;\t", key=header.count)
             names = [name.strip().lower() for name in next(csv.reader([header], delimiter=mark), [])]
             rows = list(csv.DictReader(file, names, delimiter=mark))
-        else:
-            rows = [json.loads(line) for line in file if line.strip()]
     for number, row in enumerate(rows, 1):
-        if None in row:
-            sys.exit(f"error: {path}: row {number} has more values than there are columns")
+        if not isinstance(row, dict) or None in row:
+            raise ValueError(f"row {number} has more values than there are columns, or none that are named")
         row["id"] = number if row.get("id") in (None, "") else row["id"]
-        row["img"] = row.get("img") or row.get("image") or None
-        row |= {key: path.parent / row[key] for key in ("img", "features") if row.get(key)}
+        row["img"] = row.get("img") or row.get("image")
+        row |= {key: path.parent / row[key] if row.get(key) else None for key in ("img", "features")}
     if not rows:
-        sys.exit(f"error: {path}: there are no memes in it")
+        raise ValueError("there are no memes in it")
     return rows
 
 
@@ -137,8 +149,10 @@ def main() -> None:
     of_one = (asked.image, asked.text, asked.features)
     if (asked.table is None) == (of_one == (None, None, None)):
         parser.error("name a table, or one meme")
+    if asked.output and not asked.output.absolute().parent.is_dir():
+        parser.error(f"{asked.output}: there is no such folder")
     one = {"id": 1, "img": asked.image, "text": asked.text or "", "features": asked.features}
-    rows, size = read_table(asked.table) if asked.table else [one], max(1, asked.batch_size)
+    rows, size = opened(asked.table, table) if asked.table else [one], max(1, asked.batch_size)
     model = Model(asked.model)
     for start in range(0, len(rows), size):
         batch, began = rows[start : start + size], time.perf_counter()

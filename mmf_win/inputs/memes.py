@@ -30,10 +30,13 @@ def remarks(paths: DatasetPaths, dataset: Tree) -> list[Remark]:
     read: dict[str, tuple[str, list[Row]]] = {}
     for slot in ("train", "val"):
         for path in paths_of(dataset, "annotations", [slot]):
-            read[f"{path} ({slot})" if path.stem in read else path.stem] = slot, read_rows(path)
+            is_split = path.resolve().parent == paths.annotations.resolve()
+            name = path.stem if is_split and path.stem not in read else str(path)
+            read[f"{name} ({slot})" if name in read else name] = slot, read_rows(path)
     found = [_balance(name, rows) for name, (_, rows) in read.items()]
-    if any(path.parent == paths.annotations for path in paths_of(dataset, "annotations", ["train", "val"])):
-        for name in {*SPLITS[1:]}.intersection(splits_on_disk(paths)) - read.keys():
+    splits = splits_on_disk(paths)
+    for name in SPLITS[1:] if not read.keys().isdisjoint(splits) else ():
+        if name in splits and name not in read:
             with suppress(DatasetError):  # no training reads it
                 read[name] = "test" if name.startswith("test") else "val", read_rows(paths.split(name))
     folders = paths_of(dataset, "images", ["train"])

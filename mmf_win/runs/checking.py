@@ -16,7 +16,7 @@ from mmf_win.runs.attempts import Display
 from mmf_win.runs.history import weights_loaded
 from mmf_win.runs.profiling import start_of
 from mmf_win.runs.request import Once
-from mmf_win.upstream.config import merge
+from mmf_win.upstream.config import OURS, merge
 
 _log = logging.getLogger(__name__)
 _SHOWN = 15  # lines of the log of a model that cannot be built
@@ -31,12 +31,13 @@ def check(
     :func:`mmf_win.runs.profiling.profile` for the arguments.
     """
     name, start = start_of(wanted, once, data_dir, save_dir)
-    prepared = training.prepare(start)
+    # Labels can be learnt by heart, and a teacher's probabilities cannot.
+    alone = start.request.over({OURS: {"teacher": None, "teacher_weight": None}})
+    prepared = training.prepare(replace(start, request=alone))
     with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
         here = replace(start.places, save_dir=Path(scratch))
         settings = merge(prepared.first.settings, {"run_type": "train"})
-        # Nobody learns a teacher's probabilities by heart as labels are.
-        first = replace(prepared.first, check=True, images=None, settings=settings, teacher={})
+        first = replace(prepared.first, check=True, images=None, settings=settings)
         try:
             found = memes.remarks(start.places.dataset, prepared.config["dataset"])
             run = training.carry_out(replace(prepared, places=here, first=first), display)

@@ -115,7 +115,9 @@ def start_of(
     if not Path(weights).is_file():
         _log.warning("run %s began with %s, which is no file here; this begins without it", run.id, weights)
         return run.id, start
-    return run.id, replace(start, checkpoint=checkpoints.checked(weights), weights_alone=True)
+    request = replace(start.request, start=None)  # of which the counts are left out
+    start = replace(start, request=request, checkpoint=checkpoints.checked(weights), weights_alone=True)
+    return run.id, start
 
 
 def _intervals(config: Tree) -> tuple[int, int, int | None]:

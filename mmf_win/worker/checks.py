@@ -276,7 +276,7 @@ def _overfits(of: Subject) -> Iterator[Remark]:
     _without_dropout(of.model)
     rate = max(group["lr"] for group in groups)
     best = _least_loss(of, of.optimizer)
-    text = f"{of.rows} rows in {_STEPS} updates: at the run's rate of {rate:g} the loss falls to {best:.2f}"
+    text = f"{of.rows} rows in {_STEPS} updates: at the run's rate of {rate:g} the least loss is {best:.2f}"
     if best < _LEARNT:
         yield of.says("ok", text)
         return
@@ -287,7 +287,8 @@ def _overfits(of: Subject) -> Iterator[Remark]:
         optimizer = torch.optim.Adam([p for p in of.model.parameters() if p.requires_grad], own)
         best = min(best, _least_loss(of, optimizer))
         if best < _LEARNT:
-            yield of.says("note", f"{text}, at {own:g} to {best:.2f}", "it can learn; at a small rate, later")
+            advice = "it can learn; at a small rate, later" if rate < own else "the rate is too large"
+            yield of.says("note", f"{text}, and at {own:g} it is {best:.2f}", advice)
             return
     advice = "what can be trained learns a few rows by heart: look at its loss and inputs, and what is frozen"
     yield of.says("error", f"{text}, and at none below {best:.2f}", advice)

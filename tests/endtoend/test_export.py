@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mmf_win.dataset.annotations import read_rows
@@ -99,6 +100,9 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     (tool.folder / "cut.png").write_bytes((images / rows[0].img).read_bytes()[:60])
     table.write_text("id,img,text\nm 5,cut.png,cat\n", encoding="utf-8")
     assert "error: meme m 5: " in outside(tool, folder, str(table), code=1)
+    table.with_suffix(".jsonl").write_text('{"img": "cut.png", "text": 5}', encoding="utf-8")
+    assert "error: meme 1 has no text," in outside(tool, folder, str(table.with_suffix(".jsonl")), code=1)
+    assert "there is no such folder" in outside(tool, folder, str(table), "-o", "none/out.csv", code=2)
     assert "name a table, or one meme" in outside(tool, folder, str(table), "--text", "x", code=2)
 
     assert tool.code("export", "-o", str(folder)) == 2 and str(folder) in tool.errors
@@ -112,9 +116,11 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     onnx.save(model, folder / "model.onnx")
     assert tool.code("predict", "--with", str(folder), "--no-report") == 6
     assert "Unsupported model IR version: 99" in tool.errors
-    assert (
-        f"it was made with {about['versions']['onnxruntime']}" in tool.errors and str(folder) in tool.errors
-    )
+    made = f"made with onnxruntime {about['versions']['onnxruntime']}, this is "
+    assert made in tool.errors and str(folder / "model.onnx") in tool.errors
+    (folder / "tokenizer.json").unlink()
+    (tool.folder / "elsewhere" / "tokenizer.json").unlink()
+    assert "tokenizer.json: " in outside(tool, folder, "--text", "x", code=1)
 
 
 def test_a_row_with_another_probability_is_named_and_nothing_is_written(
@@ -178,6 +184,10 @@ def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(
     assert auroc["difference"] == pytest.approx(auroc["after"] - auroc["before"])
     picture = str(tool.world.dataset / "images" / "img")
     assert "error: meme 1 has no features," in outside(tool, folder, "--image", picture, code=1)
+    shapes = {"features": (3, 1), "boxes": (3, 4), "image_size": (2,)}
+    np.savez(tool.folder / "narrow.npz", **{name: np.zeros(shape) for name, shape in shapes.items()})
+    said = outside(tool, folder, "--features", str(tool.folder / "narrow.npz"), "--text", "x", code=1)
+    assert "narrow.npz: features must be (3, " in said
     assert tool.code("predict", "--with", str(folder)) == 2 and "region features" in tool.errors
     smaller = tool.folder / "smaller"
     assert tool.code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 3

@@ -79,19 +79,28 @@ def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_
 
 
 def test_only_what_this_training_must_not_share_is_compared(places: Places, tmp_path: Path) -> None:
-    train = rows(1, 2, 3, 4)
-    said = found(places, tmp_path / "memes", train=train, dev=rows(5, 6), fold_train=train, fold_val=train)
-    assert [each.verdict for each in said["splits"]] == ["ok"], "of the other splits nobody has asked"
-
-    own = tmp_path / "own" / "train.jsonl"
+    found(places, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(5, 6))
+    train, own = places.dataset.split("train"), tmp_path / "own" / "train.jsonl"
     own.parent.mkdir()
-    shutil.copyfile(places.dataset.split("train"), own)
-    for val in (own, places.dataset.split("train")):
-        slots = {"train": "annotations/train.jsonl", "val": str(val)}
-        config = {"data_dir": str(places.dataset.root), "annotations": slots}
-        told = [each.text for each in remarks(places.dataset, config)]
-        assert f"memes both in train and in {val} (val): 4 (1, 2, 3 …)" in told
-        assert len([text for text in told if "are hateful" in text]) == 2
+    for copy in (own, places.dataset.split("fold_train"), places.dataset.split("fold_val")):
+        shutil.copyfile(train, copy)
+
+    def told(train: str, val: object) -> list[str]:
+        config = {"data_dir": str(places.dataset.root), "annotations": {"train": train, "val": str(val)}}
+        return [each.text for each in remarks(places.dataset, config)]
+
+    *balance, sound = told("annotations/train.jsonl", "annotations/dev.jsonl")
+    assert len(balance) == 2
+    assert sound == "no meme of one is in another: train, dev", "of the other splits nobody has asked"
+    for val in (own, train):
+        *balance, leak = told("annotations/../annotations/train.jsonl", val)
+        assert len(balance) == 2
+        assert leak == f"memes both in train and in {val}: 4 (1, 2, 3 …)"
+    under_a_published_name = own.with_name("dev.jsonl")
+    shutil.copyfile(places.dataset.split("dev"), under_a_published_name)
+    assert told(str(under_a_published_name), "annotations/fold_val.jsonl")[2:] == [
+        f"memes both in {under_a_published_name} and in dev: 2 (5, 6)"
+    ]
 
 
 def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_there_is_none(
