@@ -138,6 +138,7 @@ ELSEWHERE = {
     "_is_predicted_as_the_hint_says",
     "commands/features: mmfw features": "test_features_that_no_zoo_has_are_for_the_user_to_bring",
     "export/exporting: --tolerance": "test_a_row_with_another_probability_is_named_and_nothing_is_written",
+    "commands/export: --int": "test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much",
     "export/exporting: --max-loss": "test_region_features_are_inputs_and_weights_of_8_bits"
     "_may_not_cost_too_much",
     "commands/train: mmfw predict": "test_published_weights_are_scored_on_the_papers_splits_without_training",
