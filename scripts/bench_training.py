@@ -46,8 +46,9 @@ from mmf_win.worker import compat
 WORDS = [f"word{number}" for number in range(900)]
 BATCH = 8
 MMBT = "projects/mmbt/configs/hateful_memes/defaults.yaml"
-SMALL = {"vocab_size": 905, "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
-SMALL |= {"intermediate_size": 1024}
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+SMALL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
+SMALL["vocab_size"] = len(SPECIAL) + len(WORDS)
 MMBT_SIZES = {"hidden_size", "num_hidden_layers", "num_attention_heads"}
 SPLITS = {"train": "train", "val": "dev_unseen", "test": "test_seen"}
 _ALONE = (PYTHON, str(ROOT / "scripts" / "_mmf_alone.py"))
@@ -78,10 +79,10 @@ class Bench:
     def __init__(self, folder: Path, updates: int, memes: int, sizes: Mapping[str, int] = SMALL) -> None:
         self._folder, self._updates, self._memes, self._sizes = folder, updates, memes, sizes
         self._save, self._notes = folder / "save", folder / "notes"
-        make_bert(folder / "bert-small", sizes)
+        make_bert(folder / "bert", sizes)
         make_dataset(folder / "memes.zip", memes)
         call([*MMFW, "convert", "--zip", folder / "memes.zip", "--data-dir", folder / "data"])
-        settings = self._settings(str(folder / "bert-small"))
+        settings = self._settings(str(folder / "bert"))
         preset = {"title": "bench", "model": "mmbt", "config": MMBT, "settings": settings, "offline": True}
         (folder / "bench.yaml").write_text(json.dumps(preset), encoding="utf-8")
         files = {slot: [ANNOTATIONS.format(stem)] for slot, stem in SPLITS.items()}
@@ -164,13 +165,12 @@ def make_bert(folder: Path, sizes: Mapping[str, int]) -> None:
     from transformers import BertConfig, BertModel
 
     torch.manual_seed(1)
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
     config = BertConfig(**sizes, architectures=["BertModel"])
     folder.mkdir()
     config.save_pretrained(folder)
     weights = BertModel(config).state_dict()
     torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS]) + "\n", encoding="utf-8")
 
 
 def make_dataset(archive: Path, memes: int) -> None:

@@ -63,13 +63,13 @@ def command(
     words: tuple[str, ...],
     output: Path,
     checkpoint: str,
+    split: str | None,
+    tolerance: float,
     int8: bool,
+    max_loss: float | None,
     data_dir: Path | None,
     save_dir: Path,
     as_json: bool,
-    split: str | None,
-    tolerance: float,
-    max_loss: float | None,
     **given: Any,
 ) -> None:
     """Export a trained run as a folder that needs neither PyTorch nor MMF nor mmfw.

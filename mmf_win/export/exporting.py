@@ -87,11 +87,11 @@ def export(
             return run_model(made, some, places.dataset.images, batch=batch, features=where)
 
         few = sorted({number * len(rows) // _FEW for number in range(_FEW)})  # from everywhere in the split
-        worst, found, times = 0.0, expected, {}
+        worst, probas, times = 0.0, {}, {}
         for batch, numbers in ((_BATCH, range(len(rows))), *((batch, few) for batch in _SMALL_BATCHES)):
-            probas, times[batch] = predicted(numbers, batch)
-            found = probas if batch == _BATCH else found
-            apart, number = max((abs(p - expected[n]), n) for p, n in zip(probas, numbers, strict=True))
+            probas[batch], times[batch] = predicted(numbers, batch)
+            pairs = zip(probas[batch], numbers, strict=True)
+            apart, number = max((abs(proba - expected[of]), of) for proba, of in pairs)
             if apart > tolerance:
                 raise MmfError(
                     f"row {rows[number].shown_id} of {target.name}: in batches of {batch}, its probabilities "
@@ -99,15 +99,14 @@ def export(
                     hint=f"--tolerance {2 * apart:.1g} allows that",
                 )
             worst = max(worst, apart)
+        found = after = probas[_BATCH]
         compared = {"split": target.name, "rows": len(rows), "rows_in_batches_of_1_and_3": len(few)}
         about["parity"] = {**compared, "precision": "fp32", "largest_difference": worst}
-        about["auroc"] = _compared(labels, expected, found) if labels else None
         if int8:
             sizes = [(made / name).stat().st_size for name in ("model.onnx", "int8.onnx")]
             rename(made / "int8.onnx", made / "model.onnx")
             after, (_, small_times) = predicted(range(len(rows)), _BATCH)[0], predicted(few, 1)
             judged = _compared(labels or (), found, after)
-            about["auroc"] = _compared(labels or (), expected, after)
             about["int8"] = {
                 "before": {"bytes": sizes[0], **times[1]},
                 "after": {"bytes": sizes[1], **small_times},
@@ -120,6 +119,7 @@ def export(
                     "fall by {:g}; nothing is written".format(target.name, max_loss, **judged),
                     hint="leave out --int8, or allow more by --max-loss",
                 )
+        about["auroc"] = _compared(labels, expected, after) if labels else None
         write_json(made / "model.json", about)
         output.parent.mkdir(parents=True, exist_ok=True)
         rename(made, output)

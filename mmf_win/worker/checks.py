@@ -67,11 +67,10 @@ class Subject:
     def _see(self, _module: nn.Module, _args: Any, output: Mapping[str, Any]) -> None:
         self.shape = tuple(output["scores"].shape)
 
-    def misfit(self) -> str | None:
-        """What is wrong with the shape of the scores, if anything."""
+    def misfit(self) -> str:
+        """What is wrong with the shape of the scores; nothing where it is right, or not known yet."""
         wanted = (self.rows, 2)
-        is_wrong = self.shape not in (None, wanted)
-        return f"the scores have the shape {self.shape}, not {wanted}" if is_wrong else None
+        return f"the scores have the shape {self.shape}, not {wanted}" * (self.shape not in (None, wanted))
 
     def part(self, first: int = 0, end: int | None = None) -> Any:
         """Some of the rows, in a new list, since models add to the one that they get."""
@@ -135,7 +134,7 @@ def _scores(of: Subject) -> Iterator[Remark]:
     for is_so, text, advice in (
         (
             of.misfit(),
-            of.misfit() or "",
+            of.misfit(),
             "metrics and predictions take the second score of a row as that of hateful",
         ),
         (

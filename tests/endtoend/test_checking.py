@@ -129,7 +129,7 @@ def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
         ("forgotten", "warning", "parameters", "1 of 7 tensors are not given to the optimizer: words.weight"),
         ("frozen", "note", "parameters", "1 of 7 tensors are frozen: words.weight"),
         ("all frozen", "error", "parameters", "all tensors are frozen"),
-        ("single score", "error", "scores", "Target 1 is out of bounds"),
+        ("single score", "error", "scores", "shape (4, 1), not (4, 2)"),
         ("batch", "error", "rows", "the first row's scores differ by"),
         ("dropout", "error", "rows", "evaluated twice, scores differ by"),
         ("no image", "warning", "modalities", "with the image of another row, all scores stay the same"),
@@ -152,9 +152,8 @@ def test_a_planted_fault_is_found(
     )
     code = sound.code("check", preset, *allowed, "--trust", "--json")
     found = [each for each in json.loads(sound.output)["findings"] if each["check"] == check]
-    assert [(verdict, True)] == [
-        (each["verdict"], said in each["text"]) for each in found if each["verdict"] != "ok"
-    ]
+    told = [(each["verdict"], f"{each['text']}; {each['advice']}") for each in found]
+    assert [(verdict, True)] == [(of, said in text) for of, text in told if of != "ok"]
     assert len(found[0]["memes"]) == 4
     assert code == (7 if verdict == "error" else 0)
 
