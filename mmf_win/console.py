@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _OF_CMD = re.compile(r"[&|<>^()%]")
-Unit = Literal["B", "file", "update", "image", "task", "meme"]
+Unit = Literal["B", "file", "update", "image", "task"]
 _TIMES = {"t", "created", "started", "verified", "written"}
 """What is in seconds since the epoch in our files, and so in what is printed of them."""
 _NARROWEST = 7

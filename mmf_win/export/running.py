@@ -42,7 +42,7 @@ def run_model(
 
     Raises MmfError with the last line that it said where it fails, and Interrupted.
     """
-    bar = Progress(f"running {folder.name}, batch {batch}", len(rows), "meme")
+    bar = Progress(f"running {folder.name}, batch {batch}", len(rows), "image")
     with TemporaryDirectory(prefix="mmfw-run-", ignore_cleanup_errors=True) as scratch, bar:
         table, csv, log = (Path(scratch, name) for name in ("rows.jsonl", "out.csv", "log.txt"))
         lines = [
