@@ -1,8 +1,8 @@
-"""Decoded and resized images on the disk, so that each image is decoded once and not once an epoch.
+"""What is made once and kept on the disk, not once an epoch: decoded images, and outputs of frozen models.
 
-Cached is what a first transform Resize makes, of which the others make the tensor that they make without the
-cache. A file is named by a hash of all that its pixels depend on, so an image that was replaced is decoded
-again. It is a PPM in zlib's format, which adds a checksum.
+A file is named by a hash of all that its content depends on, and is in zlib's format, which adds a checksum.
+Of images, cached is what a first transform Resize makes, as a PPM, of which the other transforms make the
+tensor that they make without the cache. An image that was replaced is decoded again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import io
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,29 +28,24 @@ _RESERVE = 5 << 30  # bytes of the disk that stay free
 _PORTION = 64 << 20  # bytes written, after which those of other processes are counted again
 
 
-class ImageCache:
+class DiskCache:
     """The files of a folder, which several runs may share, and which may be removed at any time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._granted, self._is_full = folder, 0, False
 
-    def get(self, path: Path, recipe: str, make: Callable[[Path], Any]) -> Any:
-        """The Pillow image in RGB that ``make`` makes of a file by a recipe, kept or made now."""
-        if not path.is_file():
-            return make(path)  # which says what is wrong
-        found = path.stat()
-        about = (path.absolute(), found.st_size, found.st_mtime_ns, found.st_ctime_ns, recipe)
+    def get(self, about: Iterable[object], make: Callable[[], bytes]) -> bytes:
+        """What ``make`` makes of all that it depends on, kept or made now."""
         name = hashlib.sha256("\n".join(map(str, about)).encode(errors="surrogatepass")).hexdigest()
         kept = self._folder / name[:2] / name[2:34]
         with suppress(OSError, zlib.error):  # it is not there, or damaged
-            return PIL.Image.open(io.BytesIO(zlib.decompress(kept.read_bytes()))).copy()
-        image = make(path)
+            return zlib.decompress(kept.read_bytes())
+        made = make()
         if not self._is_full:
-            self._keep(kept, image)
-        return image
+            self._keep(kept, zlib.compress(made, level=0))
+        return made
 
-    def _keep(self, kept: Path, image: Any) -> None:
-        content = zlib.compress(b"P6 %d %d 255\n" % image.size + image.tobytes(), level=0)
+    def _keep(self, kept: Path, content: bytes) -> None:
         try:
             if self._granted < len(content):
                 self._granted = min(_PORTION, _left(self._folder), (free_space(self._folder) or 0) - _RESERVE)
@@ -64,7 +59,24 @@ class ImageCache:
             # The folder may be removed at this very moment; on Windows, another run may be reading the file.
             if not isinstance(error, FileNotFoundError) and not kept.exists():
                 self._is_full = True
-                _log.warning("the image cache %s takes no more images (%s)", self._folder, error)
+                _log.warning("the cache %s takes no more files (%s)", self._folder, error)
+
+
+class ImageCache(DiskCache):
+    """Images in RGB."""
+
+    def image(self, path: Path, recipe: str, make: Callable[[Path], Any]) -> Any:
+        """The Pillow image that ``make`` makes of a file by a recipe, kept or made now."""
+        if not path.is_file():
+            return make(path)  # which says what is wrong
+
+        def ppm() -> bytes:
+            image = make(path)
+            return b"P6 %d %d 255\n" % image.size + bytes(image.tobytes())
+
+        found = path.stat()
+        about = (path.absolute(), found.st_size, found.st_mtime_ns, found.st_ctime_ns, recipe)
+        return PIL.Image.open(io.BytesIO(self.get(about, ppm))).copy()
 
 
 def _left(folder: Path) -> int:
@@ -94,7 +106,7 @@ def use(images: ImageCache) -> None:
             names = [paths] if isinstance(paths, str) else paths
             files = (Path(module.get_possible_image_paths(str(Path(self.base_path, name)))) for name in names)
             kept = (
-                images.get(file, recipe, lambda file: resize(self.open_image(str(file)))) for file in files
+                images.image(file, recipe, lambda file: resize(self.open_image(str(file)))) for file in files
             )
             return {"images": [finish(image) for image in kept]}
 

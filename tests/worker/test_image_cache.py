@@ -40,7 +40,7 @@ class World:
 
     def get(self, recipe: str = "half") -> bytes:
         """The pixels of the image."""
-        image = self.images.get(self.png, recipe, self.decode)
+        image = self.images.image(self.png, recipe, self.decode)
         assert (image.mode, image.size) == ("RGB", (20, 15))
         return bytes(image.tobytes())
 
@@ -149,13 +149,13 @@ def test_the_next_run_removes_one_that_is_nearly_full(world: World, monkeypatch:
 
 def test_a_very_long_image_is_kept(world: World) -> None:
     for _ in range(2):
-        image = world.images.get(world.png, "long", lambda _: image_of.new("RGB", (70_000, 1), (1, 2, 3)))
+        image = world.images.image(world.png, "long", lambda _: image_of.new("RGB", (70_000, 1), (1, 2, 3)))
         assert (image.size, len(world.files)) == ((70_000, 1), 1)
 
 
 def test_several_may_write_the_same_image_at_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def one(_: int) -> bytes:
-        return bytes(ImageCache(world.folder).get(world.png, "half", world.decode).tobytes())
+        return bytes(ImageCache(world.folder).image(world.png, "half", world.decode).tobytes())
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(one, range(8)))) == 1
