@@ -109,7 +109,7 @@ def check(
     return Inputs(
         {slot: (files[slot], some) for slot, some in kept.items()},
         {s: _data(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
-        asks_hub(config),
+        asks_hub(config, places),
     )
 
 
@@ -137,8 +137,9 @@ def _require_intact(findings: Sequence[tuple[Input, Finding]], typed: Sequence[s
         wrong = [(each, found) for each, found in findings if found.state == state]
         for each, found in wrong:
             if (error := found.error or each.no_source(found)) is not None:
-                if "demo" in typed:
-                    error.hint = f"{error.hint}, or `mmfw demo --keep` makes it, in mmfw-demo/data"
+                if demo := {"demo", "demo_clip"}.intersection(typed):
+                    keep = "mmfw demo --keep" + " --model clip" * ("demo" not in demo)
+                    error.hint = f"{error.hint}, or `{keep}` makes it, in mmfw-demo/data"
                 raise error
         if wrong:
             problems = (f"{found.what}: {problem}" for _, found in wrong for problem in found.problems)

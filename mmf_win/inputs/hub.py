@@ -1,5 +1,7 @@
 """Models in transformers' format: in Hugging Face's cache, or in a folder of the user's.
 
+One of the Hub is named ``owner/name``, for its newest version, or ``owner/name@revision``.
+
 Windows without developer mode has only hard links, and huggingface_hub moves its files into a snapshot. mmfw
 then gives them their names among the blobs, too, by which they are verified (see
 :mod:`~mmf_win.inputs.ledger`).
@@ -20,7 +22,9 @@ from mmf_win.files import NO_ROOM, read_json, replacing, share
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
 from mmf_win.inputs.mirror import Mirror
-from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.finding import Difference, Finding
+from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, expanded
 from mmf_win.upstream.install import require_packages
 
@@ -32,14 +36,31 @@ _FILES = (
     *("special_tokens_map.json", "added_tokens.json"),
 )
 _VOCABULARIES = {"vocab.txt", "tokenizer.json"}
+_PLAIN = {"bert", "clip"}  # types of models of which mmfw knows all files that are read
+SAFETENSORS = WEIGHTS[:1]
+# The file of weights of a revision, and its SHA-256 as others have published it.
+_PUBLISHED = {
+    "openai/clip-vit-base-patch32@b33cedfd0df4e43b8238760678fcc89e1a0d38b3": (
+        SAFETENSORS,
+        "99d28a652e6ec46629ab7047a0ac82c69b1fe11e0ce672c43af65d3a9a3fc05d",
+    ),
+    "openai/clip-vit-large-patch14-336@ce19dc912ca5cd21c8a653c79e251e808ccabcd1": (
+        WEIGHTS[1:],
+        "c6032c2e0caae3dc2d4fba35535fa6307dbb49df59c7e182b1bc4b3329b81801",
+    ),
+}
+_log = logging.getLogger(__name__)
 _NO_COMMIT = "0" * 40  # of a copy, which nobody knows the version of
 
 
 @dataclass(frozen=True)
 class GivenModel(Input):
-    """A BERT in a folder of the user's; without ``weights``, only what its tokenizer reads."""
+    """A model in a folder of the user's; ``weights`` are the files that may hold them.
 
-    weights: bool = True
+    Without any, it is only what its tokenizer reads.
+    """
+
+    weights: Sequence[str] = ()
 
     def files(self) -> list[Path]:
         """Those that transformers would read, as far as they are there; the weights last."""
@@ -47,15 +68,37 @@ class GivenModel(Input):
 
     def _is_complete(self, files: Sequence[Path]) -> bool:
         names = {path.name for path in files}
-        wanted = [{"config.json"}, _VOCABULARIES, *([set(WEIGHTS)] if self.weights else [])]
+        wanted = [{"config.json"}, _VOCABULARIES, *([set(self.weights)] if self.weights else [])]
         return all(names & some for some in wanted)
 
 
 @dataclass(frozen=True)
 class HubModel(GivenModel):
-    """A BERT of the Hugging Face Hub; its source is its name, such as ``owner/name``."""
+    """A model of the Hugging Face Hub; its source is its name, such as ``owner/name``."""
 
     source: str = ""
+
+    @property
+    def _name(self) -> str:
+        return self.source.partition("@")[0]
+
+    @property
+    def _revision(self) -> str | None:
+        return self.source.partition("@")[2] or None
+
+    def published(self) -> tuple[str | None, str | None]:
+        """Its name, and the SHA-256 of its weights, as far as that is known."""
+        return self.source, _PUBLISHED[self.source][1] if self.source in _PUBLISHED else None
+
+    def _compare(
+        self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
+    ) -> tuple[Manifest | None, list[Difference]]:
+        hashes, wrong = super()._compare(files, hashes, full, record)
+        sha256, weights = self.published()[1], str(files[-1])
+        entry = hashes and hashes.files.get(weights)
+        if self.weights and sha256 and not wrong and entry and entry.sha256 != sha256:
+            wrong = [Difference("changed", weights, f"these are not the weights of {self.source}")]
+        return hashes, wrong
 
     def files(self) -> list[Path]:
         """Those of its newest version that is there."""
@@ -68,21 +111,42 @@ class HubModel(GivenModel):
         """
         if (place := mirror.path) is None:
             return []
-        own, cached = self.source.rpartition("/")[2], _folder_of(self.source).name
+        own, cached = self._name.rpartition("/")[2], _folder_of(self._name).name
         is_its_own = own == place.name or cached in place.parts
-        folders = [place] if is_its_own else [place / own, place / self.source]
+        folders = [place] if is_its_own else [place / own, place / self._name]
         for above in (place, place / cached, place / "hub" / cached):
             folders += (above / "snapshots").glob("*") if above.name == cached else ()
         return [each for each in folders if self._is_complete(_files_in(each, weights=self.weights))]
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
         """Copy or download it into Hugging Face's cache."""
-        if copies := self.copies(mirror):
-            _copy_model(copies[0], self.source)
+        if found := next(filter(self._is_published, self.copies(mirror)), None):
+            self._copy(found)
         elif mirror.offline or _is_offline():
             raise mirror.absent(self.title, [self.source])
         else:
             self._download(mirror)
+
+    def _is_published(self, copy: Path) -> bool:
+        """Whether the weights in a copy are those that are published, or nobody knows these."""
+        weights, sha256 = _files_in(copy, weights=self.weights)[-1], self.published()[1]
+        if not self.weights or sha256 in (None, file_digest(weights).hex()):
+            return True
+        _log.warning("%s: not the weights of %s", weights, self.source)
+        return False
+
+    def _copy(self, source: Path) -> None:
+        """Copy the model in a folder into Hugging Face's cache, in place of what is there of it."""
+        cached = _folder_of(self._name)
+        target = snapshot_of(self.source) or cached / "snapshots" / (self._revision or _NO_COMMIT)
+        target.mkdir(parents=True, exist_ok=True)
+        for path in _files_in(source, weights=self.weights or WEIGHTS):
+            with replacing(target / path.name) as temporary:
+                shutil.copyfile(path, temporary)
+        if self._revision is None:
+            (cached / "refs").mkdir(exist_ok=True)
+            with replacing(cached / "refs" / "main") as temporary:
+                temporary.write_text(target.name, encoding="utf-8")
 
     def _download(self, mirror: Mirror) -> None:
         """Download it by the library that the cache is of.
@@ -101,9 +165,13 @@ class HubModel(GivenModel):
         def get(file: str) -> bool:
             again = file in replaced
             try:
-                path = Path(hf_hub_download(self.source, file, cache_dir=_cache(), force_download=again))
+                path = Path(
+                    hf_hub_download(
+                        self._name, file, revision=self._revision, cache_dir=_cache(), force_download=again
+                    )
+                )
                 if not path.is_symlink():
-                    url = hf_hub_url(self.source, file, revision=path.parent.name)
+                    url = hf_hub_url(self._name, file, revision=path.parent.name)
                     _link_to_blob(path, get_hf_file_metadata(url).etag)
             except LocalEntryNotFoundError:  # nobody answered; it counts as not found, too
                 raise
@@ -113,7 +181,7 @@ class HubModel(GivenModel):
 
         try:
             found = {file for file in _FILES if get(file)}
-            if self.weights and not any(get(file) for file in WEIGHTS):
+            if self.weights and not any(get(file) for file in self.weights):
                 raise MmfError(f"{self.source}: the Hugging Face Hub has no weights of it")
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in NO_ROOM:
@@ -126,13 +194,20 @@ class HubModel(GivenModel):
             raise MmfError(f"{self.source}: the Hugging Face Hub has no configuration or vocabulary of it")
 
 
-def model(name: str, places: Places, *, weights: bool) -> GivenModel:
-    """A BERT, by its name on the Hugging Face Hub or by its folder."""
+def model(name: str, places: Places, *, weights: Sequence[str], kind: str = "BERT") -> GivenModel:
+    """A model, by its name on the Hugging Face Hub or by its folder.
+
+    Args:
+        weights: the files that may hold what is read of them, the first choice first; none for a tokenizer.
+        kind: what people call it.
+    """
     folder = Path(name)
-    title = ("BERT" if weights else "tokenizer") + f" {folder.name}"
+    title = (kind if weights else "tokenizer") + f" {folder.name.partition('@')[0]}"
     if is_folder(name):
         return GivenModel(title, folder, places, weights=weights)
-    return HubModel(title, _folder_of(name), places, source=name, weights=weights)
+    if weights and name in _PUBLISHED:
+        weights = _PUBLISHED[name][0]
+    return HubModel(title, _folder_of(name.partition("@")[0]), places, source=name, weights=weights)
 
 
 def is_folder(name: str) -> bool:
@@ -141,8 +216,11 @@ def is_folder(name: str) -> bool:
 
 
 def snapshot_of(name: str) -> Path | None:
-    """The folder of a model's newest version in Hugging Face's cache; None where it is not there."""
+    """The folder of a model in Hugging Face's cache, by default of its newest version; None without one."""
+    name, _, commit = name.partition("@")
     folder = _folder_of(name)
+    if commit:
+        return folder / "snapshots" / commit if (folder / "snapshots" / commit).is_dir() else None
     try:
         commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
     except OSError:
@@ -152,17 +230,18 @@ def snapshot_of(name: str) -> Path | None:
 
 
 def name_of(snapshot: Path) -> str | None:
-    """The name of the model whose newest version is in this folder; None where it is none."""
+    """The name of the model in this folder; None where its version is neither named nor the newest."""
     if snapshot.parent.name != "snapshots":
         return None
     name = snapshot.parents[1].name.removeprefix("models--").replace("--", "/")
-    return name if snapshot == snapshot_of(name) else None
+    named = f"{name}@{snapshot.name}"
+    return named if named in _PUBLISHED else name if snapshot == snapshot_of(name) else None
 
 
-def is_bert(folder: Path) -> bool:
-    """Whether the model in a folder is a BERT, by its configuration."""
+def is_plain(folder: Path) -> bool:
+    """Whether the model in a folder is one that reads no other files, by its configuration."""
     with suppress(OSError, ValueError, AttributeError):  # it may be no object
-        return bool(read_json(folder / "config.json").get("model_type") == "bert")
+        return read_json(folder / "config.json").get("model_type") in _PLAIN
     return False
 
 
@@ -185,23 +264,10 @@ def _folder_of(name: str) -> Path:
     return _cache() / f"models--{name.replace('/', '--')}"
 
 
-def _files_in(folder: Path, *, weights: bool) -> list[Path]:
+def _files_in(folder: Path, *, weights: Sequence[str]) -> list[Path]:
     there = [folder / name for name in _FILES if (folder / name).is_file()]
-    of_weights = (folder / name for name in WEIGHTS if weights)
+    of_weights = (folder / name for name in weights)
     return [*there, *(next(([path] for path in of_weights if path.is_file()), []))]
-
-
-def _copy_model(source: Path, name: str) -> None:
-    """Copy the BERT in a folder into Hugging Face's cache, in place of what is there of it."""
-    cached = _folder_of(name)
-    target = snapshot_of(name) or cached / "snapshots" / _NO_COMMIT
-    for folder in (target, cached / "refs"):
-        folder.mkdir(parents=True, exist_ok=True)
-    for path in _files_in(source, weights=True):
-        with replacing(target / path.name) as temporary:
-            shutil.copyfile(path, temporary)
-    with replacing(cached / "refs" / "main") as temporary:
-        temporary.write_text(target.name, encoding="utf-8")
 
 
 def _link_to_blob(path: Path, told: str | None) -> None:

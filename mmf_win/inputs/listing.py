@@ -36,7 +36,7 @@ def inputs_of(
         *_vocabularies(zoo, config),
         *_pretrained(zoo, config["checkpoint"]),
         *_encoders(zoo, config["model"]),
-        *(hub.model(name, places, weights=weights) for name, weights in _berts(config).items()),
+        *_models(config, places),
     ]
     return list(dict.fromkeys(found))
 
@@ -158,25 +158,30 @@ def _fc7(zoo: Zoo, weights: Path, bias: Path) -> Input:
     return Unpacked(title, weights.parent, zoo.places, names, entry=own)
 
 
-def _berts(config: Tree) -> dict[str, bool]:
-    """The BERTs by name or folder, and whether their weights are read, and not the tokenizer alone."""
+def _models(config: Tree, places: Places) -> Iterator[hub.GivenModel]:
+    """The BERTs and CLIPs, with their weights or for the tokenizer alone."""
     model = config["model"]
     # With a text encoder of another type, a model leaves its own BERT unused.
     encoder = (model.get("text_encoder") or {}).get("type", "transformer")
-    models = [model.get("bert_model_name")] if encoder == "transformer" else []
-    models += [params.get("bert_model_name") for params in _params_of(model, "transformer")]
-    models += [model.get("transformer_base")]
+    berts = [model.get("bert_model_name")] if encoder == "transformer" else []
+    berts += [params.get("bert_model_name") for params in _params_of(model, "transformer")]
+    berts += [model.get("transformer_base")]
+    clip = model.get("clip_model_name")
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
     params = text.get("params") or {}
     tokenizers = [(params.get("tokenizer_config") or {}).get("type"), params.get("from_pretrained")]
-    return {str(name): name in models for name in (*models, *tokenizers) if name}
+    for name in dict.fromkeys(str(name) for name in (*berts, clip, *tokenizers) if name):
+        if name == clip:
+            yield hub.model(name, places, weights=hub.SAFETENSORS, kind="CLIP")
+        else:
+            yield hub.model(name, places, weights=hub.WEIGHTS if name in berts else ())
 
 
-def asks_hub(config: Tree) -> bool:
-    """Whether a run whose inputs are all there may read more of the Hugging Face Hub than files of BERTs."""
-    models = [hub.snapshot_of(name) for name in _berts(config) if not hub.is_folder(name)]
+def asks_hub(config: Tree, places: Places) -> bool:
+    """Whether a run whose inputs are all there may read more of the Hugging Face Hub than these files."""
+    models = [hub.snapshot_of(each.source) for each in _models(config, places) if each.source]
     unlisted = config["env"].get("user_dir") or list(_params_of(config["model"], "vit"))
-    return bool(unlisted) or not models or not all(model and hub.is_bert(model) for model in models)
+    return bool(unlisted) or not models or not all(model and hub.is_plain(model) for model in models)
 
 
 def _params_of(tree: Any, kind: str) -> Iterator[Tree]:
@@ -238,7 +243,8 @@ def _shared(paths: Iterable[Path], places: Places) -> Iterator[Input]:
         by_folder.setdefault(path.parent, set()).add(path.name)
     for folder, names in by_folder.items():
         if (model := hub.name_of(folder)) is not None:
-            yield hub.model(model, places, weights=bool(names & set(hub.WEIGHTS)))
+            weights = hub.WEIGHTS if names & set(hub.WEIGHTS) else ()
+            yield hub.model(model, places, weights=weights, kind="CLIP" if "clip" in model else "BERT")
             continue
         resnet = resnet152(folder, places)
         if names & set(resnet.names):

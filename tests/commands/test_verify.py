@@ -225,7 +225,7 @@ def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
     empty: Places, user_dir: Path, mmfw: Mmfw
 ) -> None:
     folder = lay_out({"config.json": b"{}", "vocab.txt": b"{}"}, user_dir / "my-bert")
-    assert model(str(folder), empty, weights=False).verify().state == "recorded"
+    assert model(str(folder), empty, weights=()).verify().state == "recorded"
     mmfw("verify", "features")
     (folder / "vocab.txt").unlink()
     for command in ("verify", "repair"):

@@ -16,7 +16,7 @@ from mmf_win.files import free_space, read_json
 from mmf_win.inputs.fetch import bytes_to_download
 from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.inputs.given import UrlFile
-from mmf_win.inputs.hub import model, snapshot_of
+from mmf_win.inputs.hub import WEIGHTS, model, snapshot_of
 from mmf_win.inputs.ledger import hash_in_name
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.locking import locked
@@ -214,7 +214,7 @@ def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
 ) -> None:
     lay_out({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
     for name, found in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
-        assert model(name, places, weights=True).copies(Mirror(path=user_dir / named)) == found
+        assert model(name, places, weights=WEIGHTS).copies(Mirror(path=user_dir / named)) == found
 
 
 def test_a_copy_in_the_place_of_a_download_is_not_held_to_its_hash(
@@ -230,7 +230,7 @@ def test_a_copy_in_the_place_of_a_download_is_not_held_to_its_hash(
     blob.parent.mkdir()
     blob.hardlink_to(snapshot / "vocab.txt")
     assert hash_in_name(snapshot / "vocab.txt") == blob.name
-    tiny = model("owner/tiny", places, weights=True)
+    tiny = model("owner/tiny", places, weights=WEIGHTS)
     (user_dir / "own").rename(user_dir / "tiny")
     tiny.fetch(Mirror(path=user_dir), tiny.state())
     assert hash_in_name(snapshot / "vocab.txt") is None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -28,17 +30,19 @@ CODE = """
 import json, os, sys
 from pathlib import Path
 from mmf_win.inputs.fetch import fetch
-from mmf_win.inputs.hub import model
+from mmf_win.inputs import hub
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.errors import MmfwError
 from mmf_win.paths import Places
-name, kind, data, links = sys.argv[1:]
+name, kind, data, links, published = sys.argv[1:]
 if links == "False":
     def refuse(source, target, *_, **__):
         raise OSError(22, "A required privilege is not held by the client", source, None, target)
     os.symlink = refuse
 places = Places(Path(data), Path(data), Path(data))
-bert = model(name, places, weights=kind == "bert")
+hub._PUBLISHED.update({of: (tuple(names), sha256) for of, (names, sha256) in json.loads(published).items()})
+weights = {"bert": hub.WEIGHTS, "clip": hub.SAFETENSORS, "tokenizer": ()}[kind]
+bert = hub.model(name, places, weights=weights, kind=kind)
 try:
     [status] = fetch([bert], places, Mirror())
 except MmfwError as error:
@@ -54,17 +58,20 @@ class Hub:
     Attributes:
         server: answers as the Hub does.
         folder: holds the cache.
+        published: the file and hash of weights that are known, by the name of a model with its revision.
         links: False refuses links to who fetches, as Windows without developer mode does.
     """
 
     server: WebServer
     folder: Path
     links: bool = True
+    published: dict[str, tuple[list[str], str]] = field(default_factory=dict)
 
-    def fetch(self, kind: str = "bert") -> subprocess.CompletedProcess[str]:
+    def fetch(self, kind: str = "bert", name: str = "owner/tiny") -> subprocess.CompletedProcess[str]:
         """Fetch ``owner/tiny`` in a process of its own."""
+        words = [name, kind, str(self.folder / "data"), str(self.links), json.dumps(self.published)]
         return subprocess.run(
-            [sys.executable, "-c", CODE, "owner/tiny", kind, str(self.folder / "data"), str(self.links)],
+            [sys.executable, "-c", CODE, *words],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -110,6 +117,30 @@ def test_what_is_read_of_a_bert_comes_into_the_cache_of_transformers(
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["intact", AGAINST, names]
     assert {path.name: path.read_bytes() for path in hub.snapshot.iterdir()} == {n: BERT[n] for n in names}
+
+
+def test_a_clip_is_fetched_at_its_revision_as_safetensors_alone_with_the_hash_that_is_published(
+    hub: Hub,
+) -> None:
+    named = f"owner/tiny@{COMMIT}"
+    for path in [path for path in hub.server.files if "/main/" in path]:
+        hub.server.files[path] = b"a later version"
+    hub.server.files[f"owner/tiny/resolve/{COMMIT}/pytorch_model.bin"] = b"a pickle"
+    hub.published[named] = (["model.safetensors"], hashlib.sha256(BERT["model.safetensors"]).hexdigest())
+    done = hub.fetch("clip", named)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == ["intact", AGAINST, sorted(BERT)]
+    assert not (hub.snapshot.parents[1] / "refs").exists(), "what others call the newest version stays"
+
+    hub.published[named] = (["model.safetensors"], "0" * 64)
+    done = hub.fetch("clip", named)
+    assert json.loads(done.stdout)[0] == "damaged"
+
+    hub.published.clear()
+    shutil.rmtree(hub.folder / "hf")
+    del hub.server.files[f"owner/tiny/resolve/{COMMIT}/model.safetensors"]
+    done = hub.fetch("clip", named)
+    assert done.returncode == 1 and "has no weights of it" in done.stderr, "no pickle is taken instead"
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -17,8 +17,11 @@ from mmf_win.upstream.versions import read_version
 pytestmark = pytest.mark.torch  # for MMF
 
 NEEDS = {
+    "clip_b32": {"CLIP"},
+    "clip_l14_336": {"CLIP"},
     "concat_bert": {"ResNet-152", "BERT"},
     "demo": {"region", "BERT"},
+    "demo_clip": {"CLIP"},
     "image_grid": {"vocabulary", "ResNet-152"},
     "image_region": {"region", "vocabulary", "detectron"},
     "late_fusion": {"ResNet-152", "BERT"},
