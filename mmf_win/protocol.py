@@ -174,7 +174,8 @@ class Attempt:
         trust: load the checkpoint even if it holds classes that torch refuses, which runs code from the file;
             run code that comes with a model.
         asks_hub: it may need more of the Hugging Face Hub than what is here.
-        images: the folder of decoded images; None to keep none.
+        images: the folder of decoded images, beside which outputs of frozen models are kept; None to keep
+            neither.
         annotations: the annotation file that is predicted; its ids are the ones the result must have.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from multiprocessing import active_children
 from pathlib import Path
 from typing import NoReturn
@@ -155,6 +156,8 @@ def prepare(request: Attempt, stop: Stop) -> None:
     from mmf_win.worker import hooks
 
     hooks.register(request, stop)
+    if request.model == "clip":
+        import_module("mmf_win.worker.models.clip")  # registers itself
 
 
 def run(request: Attempt, stop: Stop) -> None:

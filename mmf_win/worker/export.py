@@ -155,11 +155,12 @@ def _quantize(model: Path, to: Path) -> None:
         quantize_dynamic(model, to, op_types_to_quantize=["MatMul", "Gather"], weight_type=QuantType.QInt8)
 
 
-def _processor(processor: Any, wanted: str) -> Any:
+def _processor(processor: Any, *wanted: str) -> Any:
     """MMF's processor inside of its wrapper; UsageError where it is of another class."""
     inner = getattr(processor, "processor", processor)
-    if type(inner).__name__ != wanted:
-        raise UsageError(f"MMF's processor {type(inner).__name__} cannot be exported, only {wanted}")
+    if type(inner).__name__ not in wanted:
+        only = " and ".join(wanted)
+        raise UsageError(f"MMF's processor {type(inner).__name__} cannot be exported, only {only}")
     return inner
 
 
@@ -178,14 +179,14 @@ def _keep_features(row: Any, folder: Path) -> None:
 
 def _text(processor: Any, folder: Path) -> dict[str, Any]:
     """Write the tokenizer, and tell how its ids become a row."""
-    processor = _processor(processor, "BertTokenizer")
+    processor = _processor(processor, "BertTokenizer", "ClipTokenizer")
     tokenizer = processor._tokenizer
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
     write_bytes(folder / "tokenizer.json", backend.to_str().encode())
     cls, sep = tokenizer.convert_tokens_to_ids([processor._CLS_TOKEN, processor._SEP_TOKEN])
-    return {"max_length": processor._max_seq_length, "cls": cls, "sep": sep, "pad": 0}
+    return {"max_length": processor._max_seq_length, "cls": cls, "sep": sep, "pad": tokenizer.pad_token_id}
 
 
 def _example(row: Any) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ READS = {
     "bert": TOKENS,
     "image": IMAGE,
     "regions": {"features"},
+    "clip": IMAGE | {"input_ids"},
     "concat_bert": TOKENS | IMAGE,
     "late_fusion": TOKENS | IMAGE,
     "mmbt": TOKENS | IMAGE,

@@ -19,7 +19,7 @@ _WRITE_AND_LOAD = """
 import json, sys
 from pathlib import Path
 from mmf_win.demo.make import BERT
-from mmf_win.worker.tiny_bert import write_bert
+from mmf_win.worker.tiny_models import write_bert
 write_bert(Path(sys.argv[1]), ["love", "peace"], 1, **BERT)
 from transformers import AutoTokenizer, BertModel
 _, loaded = BertModel.from_pretrained(sys.argv[1], output_loading_info=True)

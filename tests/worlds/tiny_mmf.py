@@ -6,6 +6,7 @@ baselines, and models of the newest MMF, as small.
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import pickle
@@ -17,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mmf_win.runs import presets
 from tests.worlds import npy
 
 WORDS = (
@@ -32,6 +34,7 @@ BERT_SIZES = SIZES | dict(intermediate_size=INNER, max_position_embeddings=POSIT
 FEATURES = 2048  # numbers a box, which MMF's configurations count on
 FC7 = 24  # real ones have 2048
 BERT = "bert-base-uncased"  # as MMF's configurations call it
+CLIP = "owner/clip@0123456789abcdef0123456789abcdef01234567"
 COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
 CLASSES = 1601  # of the detector that made the real features
 Settings = dict[str, Any]
@@ -51,6 +54,7 @@ class TinyWorld:
         self.models = root / "hf"  # for HF_HOME
         # Of two layers, where transformers has put it.
         self.bert = self.models / "hub" / f"models--{BERT}" / "snapshots" / COMMIT
+        self.clip = self.models / "hub" / "models--owner--clip" / "snapshots" / CLIP.partition("@")[2]
         self.dataset = self.data / "datasets" / "hateful_memes" / "defaults"
 
     def copy(self, root: Path) -> TinyWorld:
@@ -86,6 +90,7 @@ def build(root: Path) -> TinyWorld:
     build_word_vectors(world.cache / "glove.6B.300d.txt")
     build_fc7(world.data / "models" / "detectron.defaults")
     build_bert(world.bert)
+    build_clip(world.clip)
     refs = world.bert.parents[1] / "refs"
     refs.mkdir()
     (refs / "main").write_text(COMMIT, encoding="utf-8")
@@ -159,7 +164,17 @@ def build_fc7(folder: Path) -> None:
 def build_bert(folder: Path) -> None:
     """A BERT of two layers with random weights, its heads and its vocabulary, by transformers in a child."""
     code = f"write_bert(Path({str(folder)!r}), {WORDS!r}, 0, **{BERT_SIZES!r})"
-    imports = "from pathlib import Path; from mmf_win.worker.tiny_bert import write_bert"
+    imports = "from pathlib import Path; from mmf_win.worker.tiny_models import write_bert"
+    subprocess.run([sys.executable, "-c", f"{imports}; {code}"], check=True)
+
+
+def build_clip(folder: Path) -> None:
+    """A CLIP of two layers with random weights for images of 32 pixels, and its tokenizer, in a child."""
+    sizes = {**SIZES, "intermediate_size": INNER, "projection_dim": 16}
+    text = {**sizes, "max_position_embeddings": POSITIONS}
+    vision = {**sizes, "image_size": 32, "patch_size": 16}
+    code = f"write_clip(Path({str(folder)!r}), {WORDS!r}, 0, {text!r}, {vision!r})"
+    imports = "from pathlib import Path; from mmf_win.worker.tiny_models import write_clip"
     subprocess.run([sys.executable, "-c", f"{imports}; {code}"], check=True)
 
 
@@ -181,7 +196,7 @@ class Recipe(NamedTuple):
     """One of the published baselines at a tiny size."""
 
     model: str
-    config: str  # MMF's own, over which the settings are merged
+    config: str | None  # MMF's own, over which the settings are merged
     settings: Settings
 
 
@@ -222,8 +237,16 @@ def recipes() -> dict[str, Recipe]:
         settings = {"model_config": {model: size}, "dataset_config": {"hateful_memes": dataset}}
         return Recipe(model, f"projects/{config}.yaml", settings)
 
+    clip: Settings = copy.deepcopy(presets.load("clip_b32").settings)
+    clip["model_config"]["clip"] |= {"clip_model_name": CLIP, "projection_dim": HIDDEN}
+    processors = clip["dataset_config"]["hateful_memes"]["processors"]
+    processors["text_processor"]["params"]["max_seq_length"] = 16
+    processors["image_processor"]["params"]["transforms"][0]["params"]["size"] = [32, 32]
+    del clip["training"]
+
     unimodal = "others/unimodal/configs/hateful_memes"
     return {
+        "clip": Recipe("clip", None, clip),
         "concat_bow": recipe("concat_bow", "others/concat_bow/hateful_memes/defaults", image, words=True),
         "image": recipe("unimodal_image", f"{unimodal}/image", image, words=True),
         "regions": recipe("unimodal_image", f"{unimodal}/with_features", regions, words=True),

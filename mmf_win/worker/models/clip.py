@@ -1,0 +1,188 @@
+"""CLIP's two towers, frozen, and a small head over what they say of the image and the text.
+
+After Hate-CLIPper (arXiv:2210.05916): each tower's pooled output is projected to the same length and scaled
+to 1; then both are multiplied element by element (``align``) or joined (``concat``), for an MLP.
+
+Its configuration ``model_config.clip``::
+
+    clip_model_name   a CLIP on the Hugging Face Hub, as owner/name or owner/name@revision, or in a folder
+    unfreeze          how many of the last layers of each tower train; all of a tower that has no more
+    fusion            align or concat
+    projection_dim    numbers to which both outputs are projected
+    num_layers        layers of the MLP before the last, each with projection_dim numbers
+    dropout           shares dropped after the projections, before the MLP, and after each of its layers
+    num_labels, losses
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from mmf.common.registry import registry
+from mmf.datasets.processors.processors import BaseProcessor
+from mmf.models.base_model import BaseModel
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+from transformers import AutoTokenizer, CLIPModel
+
+from mmf_win.errors import UsageError
+from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.image_cache import DiskCache, make_room
+
+_FUSIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "align": torch.mul,
+    "concat": lambda image, text: torch.cat([image, text], 1),
+}
+_IN_MEMORY = 1 << 15  # outputs, of some kilobytes each
+
+
+def located(name: str) -> dict[str, str]:
+    """The arguments by which transformers finds a model, or its tokenizer, as a configuration names it."""
+    name, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    return {"pretrained_model_name_or_path": name} | ({"revision": revision} if revision else {})
+
+
+class Tower(nn.Module):
+    """One of CLIP's transformers, pooled: a row of pixels or tokens → a vector.
+
+    Frozen, it sees each row alone, whatever the batch is, and keeps the vector by a hash of the weights and
+    the row: in memory, and on the disk if there is a cache.
+
+    Args:
+        model: a transformer of CLIPModel.
+        unfreeze: how many of its last layers train.
+        cache: where outputs are kept; None for nowhere.
+    """
+
+    def __init__(self, model: Any, unfreeze: int, cache: DiskCache | None) -> None:
+        super().__init__()
+        self.model, self.frozen, self._cache = model, unfreeze < 1, cache
+        layers = list(model.encoder.layers)
+        last = getattr(model, "post_layernorm", None) or model.final_layer_norm
+        parts = [model] if unfreeze >= len(layers) else [*layers[len(layers) - max(unfreeze, 0) :], last]
+        model.requires_grad_(False)
+        for part in [] if self.frozen else parts:
+            part.requires_grad_(True)
+        self._kept: dict[str, bytes] = {}
+        self._about: tuple[str, ...] | None = None
+        self.register_load_state_dict_post_hook(Tower._forget)  # type: ignore[no-untyped-call]
+
+    def _forget(self, *_: object) -> None:
+        self._kept, self._about = {}, None
+
+    def train(self, mode: bool = True) -> Tower:
+        """A frozen tower drops nothing."""
+        return super().train(mode and not self.frozen)
+
+    def forward(self, rows: Tensor, lengths: Tensor | None = None) -> Tensor:
+        """Vectors [batch, width] of pixels [batch, 3, height, width] or of token ids [batch, tokens].
+
+        ``lengths`` [batch] are those of the texts: no token after its end changes a text's vector.
+        """
+        if not self.frozen or torch.compiler.is_compiling():
+            return self._pooled(rows)
+        each: Iterable[Tensor] = rows
+        if lengths is not None:
+            each = (row[:length] for row, length in zip(rows, lengths.tolist(), strict=True))
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+            return torch.stack([self._alone(row) for row in each])
+
+    def _pooled(self, rows: Tensor) -> Tensor:
+        pooled: Tensor = self.model(rows).pooler_output
+        return pooled
+
+    def _alone(self, row: Tensor) -> Tensor:
+        content = row.cpu().contiguous().numpy()
+        key = hashlib.sha256(content.tobytes()).hexdigest()
+
+        def make() -> bytes:
+            return bytes(self._pooled(row[None])[0].float().cpu().numpy().tobytes())
+
+        if key not in self._kept:
+            if len(self._kept) >= _IN_MEMORY:
+                self._kept.clear()
+            about = (*self._depends(), content.shape, key)
+            self._kept[key] = self._cache.get(about, make) if self._cache else make()
+        return torch.frombuffer(bytearray(self._kept[key]), dtype=torch.float32).to(row.device)
+
+    def _depends(self) -> tuple[str, ...]:
+        """What an output depends on beside its row."""
+        if self._about is None:
+            weights = hashlib.sha256()
+            for name, value in self.model.state_dict().items():
+                weights.update(name.encode())
+                weights.update(value.cpu().contiguous().numpy())
+            versions = (f"torch {torch.__version__}", f"transformers {transformers.__version__}")
+            self._about = (weights.hexdigest(), self._device.type, *versions)
+        return self._about
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.parameters()).device
+
+
+@registry.register_model("clip")
+class Clip(BaseModel):  # type: ignore[misc]
+    """See the module."""
+
+    def build(self) -> None:
+        """Load CLIP, and make a new head."""
+        config = self.config
+        if config.fusion not in _FUSIONS:
+            message = f"model_config.clip.fusion: there is no {config.fusion!r}"
+            raise UsageError(message, hint=f"write {' or '.join(_FUSIONS)}")
+        clip, width = CLIPModel.from_pretrained(**located(config.clip_model_name)), config.projection_dim
+        cache = None
+        if (images := Observer.current.request.images) is not None:
+            make_room(folder := Path(images).with_name("mmfw-outputs"))
+            cache = DiskCache(folder)
+        self.image = Tower(clip.vision_model, config.unfreeze, cache)
+        self.text = Tower(clip.text_model, config.unfreeze, cache)
+        after_projection, before, after_layer = config.dropout
+        self.project_image = nn.Linear(clip.config.vision_config.hidden_size, width)
+        self.project_text = nn.Linear(clip.config.text_config.hidden_size, width)
+        self.dropout = nn.Dropout(after_projection)
+        layers: list[nn.Module] = [nn.Dropout(before)]
+        given = width * (2 if config.fusion == "concat" else 1)
+        for _ in range(config.num_layers):
+            layers += [nn.Linear(given, width), nn.ReLU(), nn.Dropout(after_layer)]
+            given = width
+        self.classifier = nn.Sequential(*layers, nn.Linear(given, config.num_labels))
+
+    def forward(self, sample_list: Any) -> dict[str, Tensor]:
+        """``scores`` [batch, labels] of ``image``, ``input_ids`` and ``input_mask``."""
+        image = self.image(sample_list.image)
+        text = self.text(sample_list.input_ids, sample_list.input_mask.sum(1))
+        image, text = self.dropout(self.project_image(image)), self.dropout(self.project_text(text))
+        fused = _FUSIONS[self.config.fusion](normalize(image), normalize(text))
+        return {"scores": self.classifier(fused)}
+
+
+@registry.register_processor("clip_tokenizer")
+class ClipTokenizer(BaseProcessor):  # type: ignore[misc]
+    """Makes tokens of a text, configured as MMF's ``bert_tokenizer``."""
+
+    def __init__(self, config: Any, *_: Any, **__: Any) -> None:
+        self._tokenizer = AutoTokenizer.from_pretrained(**located(config.tokenizer_config.type))
+        self._max_seq_length = config.max_seq_length
+        self._CLS_TOKEN, self._SEP_TOKEN = self._tokenizer.bos_token, self._tokenizer.eos_token
+
+    def __call__(self, item: dict[str, Any]) -> dict[str, Any]:
+        """``input_ids`` and ``input_mask`` [max_seq_length] of a ``text``, with its first and last token."""
+        made = self._tokenizer(
+            item["text"],
+            truncation=True,
+            padding="max_length",
+            max_length=self._max_seq_length,
+            return_tensors="pt",
+        )
+        return {
+            "input_ids": made["input_ids"][0],
+            "input_mask": made["attention_mask"][0],
+            "text": item["text"],
+        }

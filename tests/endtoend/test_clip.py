@@ -1,0 +1,98 @@
+"""CLIP behind MMF: towers that are frozen see each meme once, and what they say does not depend on how."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.annotations import read_rows
+from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, losses, probabilities, saved
+from tests.worlds import hostile
+
+WORDS = ("--updates", "6", "--seed", "3", "training.log_interval=1", "optimizer.params.lr=0.01")
+
+
+def outputs(tool: Tool) -> list[Path]:
+    """The kept outputs of towers."""
+    return sorted((tool.world.cache / "mmfw-outputs").glob("*/*"))
+
+
+@pytest.fixture
+def fresh(tool: Tool) -> Tool:
+    """The tool beside a world in which nothing is kept yet."""
+    return tool.in_a_copy("fresh")
+
+
+def test_training_is_the_same_with_any_cache_and_through_a_stop(
+    fresh: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMF_CACHE_DIR", str(fresh.world.cache))
+    preset = fresh.preset("clip")
+    monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")
+    without = fresh.train(preset, "--name", "without", *WORDS)
+    assert outputs(fresh) == []
+    monkeypatch.setenv("MMFW_IMAGE_CACHE", "on")
+    first = fresh.train(preset, "--name", "first", *WORDS)
+    kept = outputs(fresh)
+    rows = [
+        row
+        for name in ("train", "dev_unseen")
+        for row in read_rows(fresh.world.dataset / "annotations" / f"{name}.jsonl")
+    ]
+    assert len(kept) == len(rows) + len({row.text for row in rows})
+
+    hostile.flip_byte(kept[0], 20)
+    kept[1].write_bytes(b"")
+    second = fresh.train(preset, "--name", "second", *WORDS, "--batch-size", "4")
+    faulty({"at": "stepped", "do": "stop", "update": 3})
+    assert fresh.code("train", preset, "--name", "stopped", *WORDS) == 130
+    shutil.rmtree(fresh.world.cache / "mmfw-outputs")
+    stopped = fresh.train("--resume", "stopped")
+    for other in (first, second, stopped):
+        assert losses(other) == losses(without)
+        assert_same_weights(other, without)
+
+
+def test_a_prediction_does_not_depend_on_the_batch_and_takes_own_memes(tool: Tool) -> None:
+    tool.trained("clip")
+    together = probabilities(tool("predict", "--no-report"))
+    alone = probabilities(tool("predict", "--no-report", "--batch-size", "1"))
+    assert alone == pytest.approx(together, abs=1e-6)
+    row = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0]
+    image = tool.world.dataset / "images" / row.img
+    meme = tool("predict", "--image", str(image), "--text", row.text)
+    assert meme["proba"] == pytest.approx(together[0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("unfreeze", "fusion"), [(0, "concat"), (1, "align"), (2, "align")], ids=["nothing", "the last", "all"]
+)
+def test_of_the_towers_only_the_last_layers_train_that_are_unfrozen(
+    tool: Tool, unfreeze: int, fusion: str
+) -> None:
+    from safetensors.torch import load_file
+
+    words = (f"model_config.clip.unfreeze={unfreeze}", f"model_config.clip.fusion={fusion}")
+    run = tool.train(tool.preset("clip"), "--updates", "3", "optimizer.params.lr=0.01", *words)
+    before, after = load_file(tool.world.clip / "model.safetensors"), saved(run)["model"]
+    shared = {name.replace(".model.", "_model_", 1): name for name in after if ".model." in name}
+    changed = set()
+    for name, of_run in shared.items():
+        tower, _, rest = name.partition("_model_")
+        original = before[f"{'vision' if tower == 'image' else 'text'}_model.{rest}"]
+        if not original.equal(after[of_run]):
+            changed.add(name)
+    assert bool(changed) == bool(unfreeze)
+    assert any("embedding" in name or ".layers.0." in name for name in changed) == (unfreeze == 2)
+    assert unfreeze == 0 or {name.partition("_")[0] for name in changed} == {"image", "text"}
+
+
+def test_what_the_configuration_cannot_mean_is_said(tool: Tool) -> None:
+    preset = tool.preset("clip")
+    assert tool.code("train", preset, "--updates", "1", "model_config.clip.fusion=cross") == 2
+    assert "model_config.clip.fusion: there is no 'cross'" in tool.errors and "align or concat" in tool.errors
+    words = ("train", preset, "--updates", "1", f"model_config.clip.clip_model_name={tool.folder / 'none'}")
+    assert tool.code(*words) == 3
+    assert str(tool.folder / "none") in tool.errors
