@@ -16,7 +16,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.console import duration, print_json, say, shell_line
-from mmf_win.demo.folder import PASSWORD, DemoFolder
+from mmf_win.demo.folder import PASSWORD, PRESETS, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
 from mmf_win.files import replacing
 from mmf_win.paths import expanded, new_file
@@ -32,7 +32,8 @@ _GOOD = 0.8
 Examples:
   mmfw demo                     only the predictions and the report stay, as mmfw-demo-TIME
   mmfw demo --keep              everything stays, in the folder mmfw-demo
-  mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's"""
+  mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's
+  mmfw demo --model clip        a model that reads pixels, and so predicts memes of your own, too"""
 )
 @click.option(
     "--dir",
@@ -42,13 +43,20 @@ Examples:
     help="Where everything is kept.  [default: a temporary folder, or mmfw-demo with --keep]",
 )
 @click.option("--keep", is_flag=True, help="Keep everything, to continue with it.")
+@click.option(
+    "--model",
+    type=click.Choice([*PRESETS]),
+    default="vilbert",
+    show_default=True,
+    help="What is trained: a ViLBERT on region features, or a CLIP on pixels.",
+)
 @options.as_json
-def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
+def command(chosen: Path | None, keep: bool, model: str, as_json: bool) -> None:
     """Run the whole workflow on a small synthetic dataset, on a CPU.
 
     Makes an encrypted archive in the format of Hateful Memes, whose labels depend on words and picture
     together, and then does with the real commands what one does with the real archive: convert it, put region
-    features in their place, train a ViLBERT (a tiny one), predict the test set and make the report.
+    features in their place, train a tiny model, predict the test set and make the report.
     """
     usable_mmf()
     require_packages("pillow", "lmdb", "numpy", "jinja2", "matplotlib")
@@ -56,7 +64,7 @@ def command(chosen: Path | None, keep: bool, as_json: bool) -> None:
     if keep and chosen is None:
         chosen = Path("mmfw-demo")
     with _folder(chosen) as path, redirect_stdout(sys.stderr) if as_json else nullcontext():
-        result = _go(path)
+        result = _go(path, model)
         if chosen is None:
             result |= _kept(result) | {"data_dir": None, "save_dir": None}
     result["seconds"] = round(time.monotonic() - start, 1)
@@ -87,22 +95,30 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _go(path: Path) -> dict[str, Any]:
+def _go(path: Path, model: str) -> dict[str, Any]:
     """Run all commands; return what they led to."""
     folder = DemoFolder(path)
     folder.claim()
-    folder.fill(_SEED)
+    folder.fill(_SEED, model)
     data_dir, save_dir = str(folder.data_dir), str(folder.save_dir)
     data, save = ("--data-dir", data_dir), ("--save-dir", save_dir)
     _run("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)
-    _run("features", "extract", str(folder.features), *data)
-    run = _run("train", "demo", "--seed", str(_SEED), *data, *save)
+    if model == "vilbert":
+        _run("features", "extract", str(folder.features), *data)
+    run = _run("train", PRESETS[model], "--seed", str(_SEED), *data, *save)
     _run("predict", run.id, *data, *save)
     csv = max(run.reports.glob("*.csv"))
     metrics = saved_metrics.read(csv)
     scores = {name: metrics[name] for name in ("auroc", "accuracy")}
     files = {"csv": str(csv), "report": str(csv.with_suffix(".html"))}
-    return {**scores, **files, "run": run.id, "data_dir": data_dir, "save_dir": save_dir}
+    return {
+        **scores,
+        **files,
+        "preset": PRESETS[model],
+        "run": run.id,
+        "data_dir": data_dir,
+        "save_dir": save_dir,
+    }
 
 
 def _kept(result: dict[str, Any]) -> dict[str, str | None]:
@@ -142,5 +158,5 @@ def _say_end(result: dict[str, Any]) -> None:
         return
     places = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
     say("next, to continue with it:")
-    say(f"  {shell_line('mmfw', 'train', 'demo', *places)}")
+    say(f"  {shell_line('mmfw', 'train', result['preset'], *places)}")
     say(f"  {shell_line('mmfw', 'predict', *places)}")

@@ -200,7 +200,7 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
     except (NoRun, DataError):
         newest = None
     if named or newest is None:
-        chosen = named or [name for name in presets.names() if name != "demo"]
+        chosen = named or [name for name in presets.names() if not name.startswith("demo")]
         return _Wanted(places, inputs_of_presets(mmf, chosen, places, overrides), overrides)
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     try:

@@ -250,7 +250,8 @@ def _print_presets(as_json: bool) -> None:
     val, test = SPLITS.values()
     say(
         f"\nPublished in {PAPER}, in percent, for {val} and {test} (dev and test in phase 1); {test} as mean "
-        "± standard deviation. The paper reports no other split."
+        "± standard deviation. The paper reports no other split, and has none of "
+        f"{', '.join(p.name for p in loaded if not p.published)}."
     )
     if version is None:
         say("Which presets have published weights is in MMF's zoo; `mmfw setup` gets MMF.")

@@ -1,4 +1,4 @@
-"""What ``mmfw demo`` starts from: an encrypted archive, region features and a tiny BERT."""
+"""What ``mmfw demo`` starts from: an encrypted archive, region features, and a tiny BERT or CLIP."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from mmf_win.paths import Inside, module_command
 
 PASSWORD = "demo"
 """Of the archive."""
+PRESETS = {"vilbert": "demo", "clip": "demo_clip"}
+"""The demo's models → their presets."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class DemoFolder:
     data_dir = Inside("data")
     bert = Inside("bert-demo", of="data_dir")
     """The BERT that the preset ``demo`` starts from."""
+    clip = Inside("clip-demo", of="data_dir")
+    """The CLIP that the preset ``demo_clip`` starts from."""
     save_dir = Inside("save")
 
     def claim(self) -> None:
@@ -37,12 +41,12 @@ class DemoFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.marker.touch()
 
-    def fill(self, seed: int) -> None:
-        """Make what is not there yet, in a child: it takes what the parent must not import.
+    def fill(self, seed: int, model: str) -> None:
+        """Make what a model needs and is not there yet, in a child: it takes what the parent must not import.
 
         Raises DataError where something could not be made, why the child has said, and Interrupted.
         """
-        command = module_command("mmf_win.demo.make", str(self.path), str(seed))
+        command = module_command("mmf_win.demo.make", str(self.path), str(seed), model)
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
         if code == Interrupted.exit_code:
             raise Interrupted("interrupted")

@@ -1,4 +1,4 @@
-"""Makes what ``mmfw demo`` starts from; run as ``python -m mmf_win.demo.make FOLDER SEED``."""
+"""Makes what ``mmfw demo`` starts from; run as ``python -m mmf_win.demo.make FOLDER SEED MODEL``."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import DataError, Interrupted
 from mmf_win.files import replacing
 from mmf_win.worker import feature_lmdb
-from mmf_win.worker.tiny_bert import write_bert
+from mmf_win.worker.tiny_models import write_bert, write_clip
 
 _log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
 
@@ -37,13 +37,16 @@ BERT = {
     "max_position_embeddings": 32,
 }
 """The sizes of the demo's BERT, which its preset repeats."""
+_TOWER = {name: BERT[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
+_TOWER |= {"num_hidden_layers": 1, "projection_dim": 32}
+_SEES = {"image_size": 64, "patch_size": 16}  # pixels, as the preset resizes images
 
 
-def main(path: Path, seed: int) -> int:
+def main(path: Path, seed: int, model: str) -> int:
     """Make what is not there yet and return the exit code; what the system refuses is said in a line."""
     with log_shown():
         try:
-            _fill(DemoFolder(path), seed)
+            _fill(DemoFolder(path), seed, model)
         except KeyboardInterrupt:
             return Interrupted.exit_code
         except OSError as error:
@@ -52,8 +55,11 @@ def main(path: Path, seed: int) -> int:
     return 0
 
 
-def _fill(folder: DemoFolder, seed: int) -> None:
-    """Make the archive, the features and the BERT, unless they are there: each complete or not at all."""
+def _fill(folder: DemoFolder, seed: int, model: str) -> None:
+    """Make the archive, and the features and the BERT or the CLIP, unless they are there.
+
+    Each is complete or not there at all.
+    """
     splits = synthetic.make(seed)
     memes = [meme for split in splits.values() for meme in split]
     if not folder.archive.exists():
@@ -61,11 +67,16 @@ def _fill(folder: DemoFolder, seed: int) -> None:
         count = len(memes) + len(splits) + 1
         members = _shown("drawing and encrypting", count, synthetic.archive_members(splits))
         write_encrypted_zip(folder.archive, members, PASSWORD)
+    words = sorted({word for meme in memes for word in meme.text.split()})
+    if model == "clip":
+        if not (folder.clip / "tokenizer.json").exists():
+            text = {**_TOWER, "max_position_embeddings": BERT["max_position_embeddings"]}
+            write_clip(folder.clip, words, seed, text, {**_TOWER, **_SEES})
+        return
     if not folder.features.exists():
         images = ((meme.stem, meme.png) for meme in memes)
         write_features(folder.features, _shown("describing regions", len(memes), images))
     if not (folder.bert / "vocab.txt").exists():
-        words = sorted({word for meme in memes for word in meme.text.split()})
         write_bert(folder.bert, words, seed, **BERT)
 
 
@@ -128,4 +139,4 @@ def _colours(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -57,17 +57,18 @@ def test_without_mmf_or_a_package_it_names_the_next_step_and_writes_nothing_fake
     assert not (in_tmp_path / "here").exists()
 
 
-RESULT = {"auroc": 0.9, "accuracy": 0.8, "run": "demo/1", "data_dir": "data", "save_dir": "save"}
+RESULT = {"auroc": 0.9, "accuracy": 0.8, "data_dir": "data", "save_dir": "save"}
 
 
-def go_fake(path: Path) -> dict[str, Any]:
+def go_fake(path: Path, model: str) -> dict[str, Any]:
     """What the demo leaves behind, without running it."""
     path.mkdir(parents=True, exist_ok=True)
     print("a line of a command")
     csv, report = path / "predictions.csv", path / "report.html"
     csv.write_text("id,proba,label\n", encoding="utf-8")
     report.write_text("<!doctype html>", encoding="utf-8")
-    return {**RESULT, "csv": str(csv), "report": str(report)}
+    preset = {"vilbert": "demo", "clip": "demo_clip"}[model]
+    return {**RESULT, "preset": preset, "run": f"{preset}/1", "csv": str(csv), "report": str(report)}
 
 
 @pytest.fixture
@@ -82,7 +83,8 @@ def fake_way(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_only_the_predictions_and_the_report_stay_fake_way(fake_way: Path, mmfw: Mmfw) -> None:
     result = mmfw.json("demo")
     csv, report = sorted(fake_way.glob("mmfw-demo-*"))
-    assert list(result) == ["auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "report", "seconds"]
+    known = {"auroc", "accuracy", "preset", "run", "data_dir", "save_dir", "csv", "report", "seconds"}
+    assert result.keys() == known
     assert (result["csv"], result["report"]) == (str(csv), str(report))
     assert (result["data_dir"], result["save_dir"]) == (None, None)
     assert csv.read_text(encoding="utf-8") == "id,proba,label\n"
@@ -103,12 +105,15 @@ def test_a_current_folder_that_cannot_be_written_to_does_not_fail_it_at_the_end_
     assert [path.name for path in fake_way.iterdir()] == ["temporary"]
 
 
-def test_kept_it_ends_with_the_lines_that_go_on_fake_way(fake_way: Path, mmfw: Mmfw) -> None:
-    mmfw("demo", "--keep")
+@pytest.mark.parametrize(("model", "preset"), [("vilbert", "demo"), ("clip", "demo_clip")])
+def test_kept_it_ends_with_the_lines_that_go_on_fake_way(
+    fake_way: Path, mmfw: Mmfw, model: str, preset: str
+) -> None:
+    mmfw("demo", "--keep", "--model", model)
     assert (fake_way / "mmfw-demo" / "predictions.csv").is_file()
     assert not list(fake_way.glob("*.csv"))
     assert mmfw.err.splitlines()[-2:] == [
-        "  mmfw train demo --data-dir data --save-dir save",
+        f"  mmfw train {preset} --data-dir data --save-dir save",
         "  mmfw predict --data-dir data --save-dir save",
     ]
 
@@ -116,7 +121,7 @@ def test_kept_it_ends_with_the_lines_that_go_on_fake_way(fake_way: Path, mmfw: M
 def test_a_poor_result_is_an_error_fake_way(
     fake_way: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
-    monkeypatch.setattr(demo, "_go", lambda path: {**go_fake(path), "auroc": 0.5})
+    monkeypatch.setattr(demo, "_go", lambda *of: {**go_fake(*of), "auroc": 0.5})
     assert mmfw.json("demo", code=7)["auroc"] == 0.5
     assert "0.5000 is less than" in mmfw.err
 
@@ -137,8 +142,8 @@ def test_only_ctrl_c_removes_a_folder_and_only_a_temporary_one_fake_way(
     error: BaseException,
     code: int,
 ) -> None:
-    def fails(path: Path) -> NoReturn:
-        go_fake(path)
+    def fails(path: Path, model: str) -> NoReturn:
+        go_fake(path, model)
         raise error
 
     monkeypatch.setattr(demo, "_go", fails)
