@@ -67,11 +67,15 @@ def _presets_page() -> str:
     for preset in loaded:
         numbers = [_percent(paper.published(preset.published, *column)) for column in columns]
         scores.append([f"`{preset.name}`", preset.title, *numbers])
-        sources.append([f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`"])
+        sources.append(
+            [f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`" if preset.config else "–"]
+        )
+    others = ", ".join(f"`{preset.name}`" for preset in loaded if not preset.published)
     note = (
-        f"The numbers are those of {paper.PAPER}, in percent; over several seeds, mean ± standard deviation."
+        f"The numbers are those of {paper.PAPER}, in percent; over several seeds, mean ± standard deviation. "
+        f"The paper has none of {others}; [CLIP](clip.md) says what another one reports."
     )
-    start = "Each starts from a configuration of MMF:"
+    start = "Each starts from a configuration of MMF, or of mmfw's own:"
     return f"{_PRESETS}\n{_table(scores)}\n{note}\n\n{start}\n\n{_table(sources)}"
 
 

@@ -1,8 +1,10 @@
 """A run on disk: its folder, events, checkpoints and results.
 
-In a notebook, ``mmf_win.runs.frame()`` is a table of all runs.
+In a notebook, ``mmf_win.runs.frame()`` is a table of all runs, ``find()`` the newest of them, which shows its
+page, and ``events()`` a table of what happened in it.
 """
 
 from mmf_win.runs.history import frame
+from mmf_win.runs.notebook import events, find
 
-__all__ = ["frame"]
+__all__ = ["events", "find", "frame"]

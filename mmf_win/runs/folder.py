@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
+from html import escape
 from itertools import count
 from pathlib import Path
 
@@ -70,6 +71,17 @@ class Run(RunFolder):
         if not is_task(task):
             return own
         return f"{task_id(task)}/{own}" if len([*task.glob("*/*/request.json")]) > 1 else task_id(task)
+
+    def _repr_html_(self) -> str:
+        """Its newest page, for notebooks: without access to these, since it holds texts of memes."""
+        pages = sorted(self.reports.glob("*.html"), key=lambda page: page.stat().st_mtime)
+        if not pages:
+            report = shell_line("mmfw", "report", self.path)
+            return (
+                f"<p>Run {escape(self.id)} has no page so far; <code>{escape(report)}</code> makes one.</p>"
+            )
+        page = escape(pages[-1].read_text(encoding="utf-8"))
+        return f'<iframe sandbox="allow-scripts" srcdoc="{page}" width="100%" height="800"></iframe>'
 
     def new_report(self, split: str, folder: Path | None = None) -> AbstractContextManager[Path]:
         """The name of a new prediction file for ``split``, which the block makes; by default in the run."""

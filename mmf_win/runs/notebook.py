@@ -1,0 +1,51 @@
+"""What a notebook asks of a run: which it is, and what happened in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mmf_win.errors import UsageError
+from mmf_win.paths import Places
+from mmf_win.protocol import read_events
+from mmf_win.runs import lookup
+from mmf_win.runs.folder import Run
+from mmf_win.upstream.install import require_packages
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def find(run: str | None = None, save_dir: Path | str | None = None) -> Run:
+    """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
+
+    As the last line of a cell, it shows its page.
+
+    Args:
+        save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
+
+    Raises:
+        NoRun: there is none.
+    """
+    return lookup.find_run(Places.resolve(save_dir=Path(save_dir) if save_dir else None).save_dir, run)
+
+
+def events(run: Run, kind: str = "train") -> pandas.DataFrame:
+    """What happened in a run, one row an event; it may still be training.
+
+    ``t`` is in UTC. Of ``train`` there are ``loss``, ``lr`` and more, of ``val`` the ``metrics``, such as
+    ``metrics.hateful_memes/roc_auc``; the other kinds are listed in ``mmf_win/protocol.py``.
+
+    Raises:
+        UsageError: there is no event of this kind.
+        MmfError: pandas is not installed.
+    """
+    require_packages("pandas", extra="[notebook]")
+    import pandas
+
+    told = read_events(run.events)
+    if not (found := [event for event in told if event["kind"] == kind]):
+        kinds = ", ".join(dict.fromkeys(event["kind"] for event in told)) or "none at all"
+        raise UsageError(f"run {run.id} has no event of the kind {kind!r}", hint=f"it has: {kinds}")
+    table = pandas.json_normalize(found).drop(columns=["kind"])
+    return table.assign(t=pandas.to_datetime(table["t"], unit="s", utc=True))
