@@ -1,0 +1,48 @@
+"""What a notebook asks of a run: its page in a cell, and its events as a table."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+
+from mmf_win.cli import main
+from mmf_win.errors import NoRun, UsageError
+from mmf_win.runs import events, find
+from tests.worlds.report_world import World
+from tests.worlds.tools import typed
+
+pytest.importorskip("pandas", reason="could not import pandas")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A save folder, and data that nobody has converted."""
+    return World(tmp_path / "data", tmp_path / "сохранено")
+
+
+def test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it(world: World) -> None:
+    run = world.run()
+    assert find(save_dir=world.save) == find("mmbt_grid", str(world.save)) == run
+    told = run._repr_html_()
+    assert "<iframe" not in told
+    (command,) = re.findall("<code>mmfw (.*)</code>", told)
+    assert main(typed(html.unescape(command))) == 0
+    [page] = run.reports.glob("*.html")
+    shown = re.search('srcdoc="([^"]*)"', run._repr_html_())
+    assert shown and html.unescape(shown[1]) == page.read_text(encoding="utf-8")
+
+
+def test_events_are_a_table_of_one_kind(world: World) -> None:
+    run = world.run()
+    table = events(run)
+    assert {"t", "update", "loss"} <= set(table.columns) and "kind" not in table.columns
+    assert str(table["t"].dt.tz) == "UTC"
+    assert "metrics.hateful_memes/roc_auc" in events(run, "val").columns
+    with pytest.raises(UsageError, match="no event of the kind 'trian'") as error:
+        events(run, "trian")
+    assert "train" in str(error.value.hint)
+    with pytest.raises(NoRun):
+        find("another", world.save)
