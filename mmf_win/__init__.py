@@ -1,3 +1,23 @@
 """mmfw: Facebook's MMF on the Hateful Memes challenge, on Windows and Linux."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mmf_win.predictor import Predictor
+
 __version__ = "0.1.0"
+__all__ = ["Predictor", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    if name != "Predictor":  # which takes a moment to import
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mmf_win.predictor import Predictor
+
+    return Predictor
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

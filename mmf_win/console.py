@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from io import StringIO
@@ -61,6 +62,7 @@ class _Stderr:
 _stderr = _Stderr()
 _bars: list[tqdm[Any]] = []
 """The bars on the terminal, which a line of text must not tear."""
+_silent = ContextVar("_silent", default=False)
 
 
 def controls_escaped(text: object) -> str:
@@ -260,6 +262,16 @@ def _cell(value: object) -> str:
     return "-" if value is None else controls_escaped(value).replace("\n", "\\n")
 
 
+@contextmanager
+def without_progress() -> Iterator[None]:
+    """Show no progress of what this thread does meanwhile, for a library that prints nothing."""
+    before = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(before)
+
+
 class Progress:
     """One bar on a terminal; elsewhere a plain line every ten seconds, and none for short work.
 
@@ -278,10 +290,10 @@ class Progress:
         self._scale: dict[str, Any] = {"total": total, "initial": initial, "unit": unit}
         self._scale |= {"unit_scale": unit == "B", "unit_divisor": 1024}
         self._start = time.monotonic()
-        self._next_line = self._start + self._PLAIN_INTERVAL
+        self._next_line = float("inf") if _silent.get() else self._start + self._PLAIN_INTERVAL
 
     def __enter__(self) -> Progress:
-        if _stderr.isatty():
+        if _stderr.isatty() and not _silent.get():
             from tqdm import tqdm
 
             self._bar = tqdm(

@@ -36,6 +36,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
                      bad_parameters; of a loss or gradient also module (the first one), inputs_finite (whether
                      its were), ids (of the pass), bad_ids (of its rows), bad_fields (of the batch)
     exported         seconds that the export of the model took
+    serving          address, where a worker that stays warm waits for its parent; see answering.py
     run_ended        outcome
     attempt_failed   reason, next: what the next attempt has less of; written by the parent, which begins
                      that one then
@@ -90,7 +91,7 @@ _MOST = 2**63
 # The types that fields of events have, in every kind that has them.
 _TYPES: dict[str, Any] = {
     "t": float,
-    **dict.fromkeys(("sha256", "source"), str),
+    **dict.fromkeys(("sha256", "source", "address"), str),
     **dict.fromkeys(
         ("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit", "source", "module"),
         str,
@@ -181,6 +182,7 @@ class Attempt:
         report: where the checked predictions go.
         export: the folder into which the model is exported once the rows are predicted; None not to.
         int8: export it with weights of 8 bits, too.
+        serve: once the rows are predicted, stay, and answer what is asked.
         profile: updates of a training that is measured, and whose weights nobody wants; 0 for any other.
         check: only check the model and its rows, and end before the first update.
         nproc: how many processes of this machine train together.
@@ -215,6 +217,7 @@ class Attempt:
     report: str | None = None
     export: str | None = None
     int8: bool = False
+    serve: bool = False
     profile: int = 0
     check: bool = False
     nproc: int = 1

@@ -38,7 +38,7 @@ _PYTHON = """\
 
 The modules that programs and notebooks may use.
 """
-_MODULES = ("mmf_win.archives", "mmf_win.runs", "mmf_win.sweeps")
+_MODULES = ("mmf_win", "mmf_win.archives", "mmf_win.runs", "mmf_win.sweeps")
 
 
 def commands(
@@ -95,7 +95,7 @@ def _python_page() -> str:
     for name in _MODULES:
         module = import_module(name)
         text += _section(name, inspect.getdoc(module) or "")
-        for public in module.__all__:
+        for public in (name for name in module.__all__ if not name.startswith("_")):
             text += "".join(
                 _section(*found, level=3) for found in _documented(public, getattr(module, public))
             )

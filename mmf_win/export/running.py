@@ -18,9 +18,10 @@ from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.predictions import Prediction, in_order, read_predictions, write_predictions
 from mmf_win.errors import Interrupted, MmfError, UsageError
 from mmf_win.files import json_bytes, read_json, write_bytes
-from mmf_win.paths import Places
-from mmf_win.protocol import Event
+from mmf_win.paths import Places, module_command
+from mmf_win.protocol import Attempt, Event
 from mmf_win.runs.folder import Run
+from mmf_win.runs.serving import Server
 from mmf_win.runs.targets import Target
 from mmf_win.supervise import run_child
 from mmf_win.upstream.install import require_packages
@@ -118,3 +119,10 @@ class ExportedModel:
         precision = "int8" if self.about.get("int8") else "fp32"
         versions = self.about["versions"] | {"onnxruntime": version("onnxruntime")}
         return csv, [{"kind": "predict_started", "precision": precision, **versions}]
+
+    def serve(self, scratch: Path) -> Server:
+        """A child that has loaded the model, and answers; its files lie in ``scratch``."""
+        asked = Attempt("predict", "", "", attempt_dir=str(Run(scratch).new_attempt().path))
+        asked.save()
+        command = module_command("mmf_win.export.serving", str(self.folder), str(asked.attempt.request))
+        return Server(asked, command, {**os.environ, "PYTHONUTF8": "1"})

@@ -79,22 +79,29 @@ def events_of_attempt(asked: Attempt) -> list[Event]:
     return [event for event in read_events(asked.events) if event.get("attempt") == asked.attempt.path.name]
 
 
+def worker_of(asked: Attempt, job: Job) -> tuple[list[str], dict[str, str]]:
+    """The command that starts a worker, and its environment; what it is to do is saved for it."""
+    run, files = Run(asked.run.path), asked.attempt
+    asked.save()
+    # MMF writes its configuration there too; a prediction must not overwrite that of the training.
+    save_dir, logs = (run.checkpoints, run.logs) if asked.action == "train" else (files.raw, files.logs)
+    save_dir.mkdir(exist_ok=True)
+    environment = settings.environment(
+        job.places, save_dir, logs, files.raw, offline=job.request.offline, asks_hub=asked.asks_hub
+    )
+    environment = settings.on_gpus(environment, 0 if job.once.cpu else asked.nproc)
+    return [*_WORKER, str(files.request)], environment
+
+
 def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: int | None = None) -> Exit:
     """Run one worker to its end, and say how it ended; the attempt's folder says so too.
 
     For a training, ``lock`` is the descriptor of the run's lock, and the run remembers what ``job`` asks for.
     """
     files = asked.attempt
-    asked.save()
+    command, environment = worker_of(asked, job)
     trains = asked.action == "train"
     saves = trains and not asked.is_trial
-    # MMF writes its configuration there too; a prediction must not overwrite that of the training.
-    save_dir, logs = (run.checkpoints, run.logs) if trains else (files.raw, files.logs)
-    save_dir.mkdir(exist_ok=True)
-    environment = settings.environment(
-        job.places, save_dir, logs, files.raw, offline=job.request.offline, asks_hub=asked.asks_hub
-    )
-    environment = settings.on_gpus(environment, 0 if job.once.cpu else asked.nproc)
     if trains:
         remove(run.exit_file)
     kills = oom_kills()
@@ -116,7 +123,7 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
 
     with display() as show:
         ended = run_child(
-            [*_WORKER, str(files.request)],
+            command,
             log=asked.log,
             environment=environment,
             stop_file=files.stop,

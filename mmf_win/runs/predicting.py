@@ -1,4 +1,4 @@
-"""Predicts memes with a checkpoint of a run, in fresh workers."""
+"""Predicts memes with a checkpoint of a run, in fresh workers, or in one that stays warm."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.paths import Places
-from mmf_win.protocol import Event
+from mmf_win.protocol import Attempt, Event
 from mmf_win.runs import needs, plan
-from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
+from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits, worker_of
 from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import reading as reading_run
 from mmf_win.runs.request import Job, Once
+from mmf_win.runs.serving import Server
 from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import reading
+from mmf_win.upstream.config import Tree
 
 
 def predict(
@@ -41,9 +44,7 @@ def predict(
         folder: where the file of predictions is made; None for the run's folder of reports.
         export: an empty folder into which the model is exported afterwards; with ``int8``, also quantized.
     """
-    job = Job(run.request().over(once.options), once, places)
-    first = plan.prediction(needs.mmf_for(job.request), job, target, checkpoint, features)
-    first, job, config = needs.composed(first, job, f"run {run.id}")
+    first, job, config = _composed(run, places, once, checkpoint, target, features)
     inputs = needs.check_prediction(first, job, config, target, features)
     first = replace(first, asks_hub=inputs.asks_hub or once.trust)
     first = replace(first, export=str(export) if export else None, int8=int8)
@@ -59,3 +60,32 @@ def predict(
                 error.args = (str(error).replace(str(target.annotations), str(target.source)),)
             raise
     return csv, events_of_attempt(done)
+
+
+def serve(run: Run, places: Places, once: Once, *, checkpoint: Path, scratch: Path) -> Server:
+    """A worker that has loaded a checkpoint of a run, and answers; its files lie in ``scratch``.
+
+    Raises an MmfwError as :func:`predict` does, and UsageError where the model reads region features.
+    """
+    image = scratch / "grey.ppm"
+    image.write_bytes(b"P6 64 64 255\n" + bytes([128]) * (64 * 64 * 3))
+    target = Target.of_image(image, "", scratch)
+    # One process has the model and its rows, and keeps no images, whose paths will soon mean others.
+    once = replace(once, overrides=(*once.overrides, "training.num_workers=0"))
+    first, job, config = _composed(run, places, once, checkpoint, target, None)
+    if config["dataset"].get("use_features"):
+        hint = "`mmfw predict --memes TABLE --features LMDB` predicts memes whose features are there"
+        raise UsageError(f"run {run.id} reads region features, which nothing makes of new images", hint=hint)
+    inputs = needs.check_prediction(first, job, config, target, None)
+    first = replace(first, asks_hub=inputs.asks_hub or once.trust, images=None, serve=True)
+    first = replace(first, attempt_dir=str(Run(scratch).new_attempt().path))
+    with reading_run(run), reading(places.dataset.root):
+        return Server(first, *worker_of(first, job))
+
+
+def _composed(
+    run: Run, places: Places, once: Once, checkpoint: Path, target: Target, features: Path | None
+) -> tuple[Attempt, Job, Tree]:
+    job = Job(run.request().over(once.options), once, places)
+    first = plan.prediction(needs.mmf_for(job.request), job, target, checkpoint, features)
+    return needs.composed(first, job, f"run {run.id}")

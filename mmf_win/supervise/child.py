@@ -109,6 +109,14 @@ def run_child(
         return Ended(code, presses() > 0, killed)
 
 
+def start_child(
+    command: Sequence[str], *, log: Path, environment: Mapping[str, str], stop_file: Path
+) -> Tree:
+    """Start a child that stays until the caller closes it, or this process ends; Ctrl+C does not reach it."""
+    with log.open("ab") as output:
+        return Tree(command, stop_file=stop_file, grace=0.0, output=output, held=(), env=environment)
+
+
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], int]]:
     """Yield what counts how often the user asked for an end, by Ctrl+C, a kill or by closing the terminal."""

@@ -161,7 +161,7 @@ def prepare(request: Attempt, stop: Stop) -> None:
 
 
 def run(request: Attempt, stop: Stop) -> None:
-    """Call MMF's ``run``, and order the predictions that it wrote."""
+    """Call MMF's ``run``, and order the predictions that it wrote, or go on to predict what is asked."""
     import torch
     from mmf_cli.run import run as mmf_run
 
@@ -177,7 +177,12 @@ def run(request: Attempt, stop: Stop) -> None:
         except (TypeError, RuntimeError) as error:
             _require_model(request.model, error)
             raise
-    if predicting:
+    if request.serve:
+        from mmf_win.worker.hooks.observer import Observer
+        from mmf_win.worker.serving import serve
+
+        serve(Observer.current.trainer, request)
+    elif predicting:
         stop.defer_stop()
         collect(request)
     if request.export is not None:

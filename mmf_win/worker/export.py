@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import Attempt
 from mmf_win.worker.hooks.checkpoint_io import replaced
 from mmf_win.worker.pillow_resize import PillowResize
+from mmf_win.worker.predictions import test_loader
 
 _OPSET = 20
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "pillow")
@@ -101,8 +101,7 @@ def export(trainer: Any, request: Attempt) -> None:
     """
     assert request.export is not None and request.checkpoint is not None
     began, folder = time.monotonic(), Path(request.export)
-    loaders = trainer.test_loader.loaders
-    dataset = next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders)).dataset
+    dataset = test_loader(trainer).dataset
     row, resize = dataset[0], None
     if "image" in row:
         resize = PillowResize(

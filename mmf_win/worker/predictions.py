@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,12 @@ def watch_scoring(observer: Observer) -> None:
             observer.event("predict", done=done, total=total)
 
     TestReporter.add_to_report = counted
+
+
+def test_loader(trainer: Any) -> Any:
+    """The DataLoader of what MMF's trainer predicts."""
+    loaders = trainer.test_loader.loaders
+    return next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders))
 
 
 def collect(request: Attempt) -> None:

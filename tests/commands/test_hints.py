@@ -175,6 +175,7 @@ NOT_RUN = {
     "dataset/features: --force": _CHOICE,
     "dataset/features: mmfw features": _CHOICE,
     "runs/lookup: mmfw predict": "it names the command that does what was tried with another",
+    "runs/predicting: mmfw predict": "it names the command that does what was tried with another",
     "runs/lookup: mmfw train": _PRESET,
     "commands/export: mmfw predict": "it names what an exported model is compared with",
     "export/exporting: mmfw predict": "it names what an exported model is compared with",

@@ -53,9 +53,12 @@ def _name_files_and_rows(module: ModuleType) -> None:
         try:
             return item(self, index)
         except UnreadableImage as error:
+            file = getattr(self.annotation_db, "mmfw_file", "the annotations")
+            if file is None:  # the rows are those of one request, which names no file
+                raise
             row = self.annotation_db[index]
             meme = row.get("own_id", row.get("id"))
-            where = f"row {index + 1} of {getattr(self.annotation_db, 'mmfw_file', 'the annotations')}"
+            where = f"row {index + 1} of {file}"
             raise UnreadableImage(f"{error}; it is that of meme {meme}, in {where}") from None
 
     database.open_image, database.__getitem__ = named, with_row

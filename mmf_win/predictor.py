@@ -1,0 +1,218 @@
+"""A model that stays warm, for programs that predict memes as they come."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Lock
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mmf_win import errors
+from mmf_win.console import without_progress
+from mmf_win.dataset.annotations import is_unicode
+from mmf_win.errors import DatasetError, MmfError, MmfwError, UnreadableImage, UsageError
+from mmf_win.export.running import ExportedModel
+from mmf_win.paths import Places, expanded
+from mmf_win.results.prediction import choose_checkpoints
+from mmf_win.runs import predicting
+from mmf_win.runs.request import Once
+from mmf_win.runs.serving import Server
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+Image: TypeAlias = "str | os.PathLike[str] | bytes | PIL.Image.Image"
+_SHOWN = "the image"
+
+
+class Predictor:
+    """A model that is loaded once, and then gives what ``mmfw predict`` gives, without its start::
+
+        from mmf_win import Predictor
+
+        with Predictor("mmbt_grid") as predictor:
+            predictor.predict("cat.jpg", "look at this cat")  # such as 0.8123, that the meme is hateful
+            pairs = [("cat.jpg", "look at this cat"), ("dog.jpg", "good dog")]
+            for proba in predictor.predict_many(pairs):
+                print(proba)
+
+    Images are paths, bytes of image files, or images of Pillow. The model is in a process of its own, so this
+    one imports no torch; that process ends with this one, and when it dies, is started anew once for a
+    request. Threads may share a predictor, which answers them one after another.
+
+    Args:
+        model: a run (its id, name or folder), whose best checkpoint is taken; the file of a checkpoint; or a
+            folder that ``mmfw export`` has made.
+        save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
+        data_dir: MMF's data folder; None for the run's own.
+        cpu: use no GPU.
+        trust: load the checkpoint even if it holds classes that torch refuses, and run code of others.
+        batch_size: how many memes :meth:`predict_many` gives the model at once.
+
+    Raises:
+        MmfwError: the model cannot be loaded, or reads region features; the class says how, ``hint`` what to
+            do.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        save_dir: str | Path | None = None,
+        data_dir: str | Path | None = None,
+        cpu: bool = False,
+        trust: bool = False,
+        batch_size: int = 8,
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(f"batch_size={batch_size}: it must be 1 or more")
+        self._batch_size = batch_size
+        data, save = (folder and Path(folder) for folder in (data_dir, save_dir))
+        self._warm = _Warm(_starter(str(model), data or None, save or None, Once(cpu=cpu, trust=trust)))
+        self._ended = weakref.finalize(self, self._warm.close)
+
+    def predict(self, image: Image, text: str) -> float:
+        """The probability that a meme is hateful.
+
+        Raises:
+            DatasetError: there is no such image, or it cannot be read (UnreadableImage).
+            UsageError: this is no image or no text, or the predictor is closed.
+            MmfError: two processes have died of this request.
+        """
+        [proba] = self._answered([(image, text)])
+        return proba
+
+    def predict_many(self, pairs: Iterable[tuple[Image, str]]) -> Iterator[float]:
+        """The probabilities of images with their texts, in order; ``pairs`` are read as they are needed.
+
+        Raises the errors of :meth:`predict`, after the probabilities of all pairs before.
+        """
+        rest = iter(pairs)
+        while batch := list(islice(rest, self._batch_size)):
+            yield from self._answered(batch)
+
+    def close(self) -> None:
+        """End the process, after an answer for which another thread waits."""
+        self._ended()
+
+    def __enter__(self) -> Predictor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _answered(self, pairs: Iterable[tuple[Image, str]]) -> Iterator[float]:
+        rows: list[dict[str, Any]] = []
+        failed: MmfwError | None = None
+        with TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as scratch:
+            try:
+                for image, text in pairs:
+                    file = _file(image, Path(scratch, str(len(rows))))
+                    if not isinstance(text, str) or not is_unicode(text):
+                        raise UsageError(f"{text!a:.80}: this is no text, or holds half a surrogate pair")
+                    rows.append({"id": 1, "img": file.absolute().as_posix(), "text": text})
+            except MmfwError as error:
+                failed = error
+            answer = self._warm.ask(rows) if rows else {"probas": [], "error": None}
+            if answer["error"]:
+                name, message, hint = answer["error"]
+                failed = getattr(errors, name, MmfError)(_unscratched(message, scratch), hint=hint)
+        yield from answer["probas"]
+        if failed is not None:
+            raise failed
+
+
+class _Warm:
+    """The process of a predictor; it knows nothing of the latter, which may thus be collected as garbage.
+
+    Args:
+        start: starts one, whose files lie in the folder that it gets.
+    """
+
+    def __init__(self, start: Callable[[Path], Server]) -> None:
+        self._lock, self._closed = Lock(), False
+        self._folder = TemporaryDirectory(prefix="mmfw-", ignore_cleanup_errors=True)
+        self._start = partial(start, Path(self._folder.name))
+        self._server: Server | None = None
+        try:
+            self._server = self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer to a request, of a second process where the first one dies."""
+        with self._lock:
+            for _ in range(2):
+                if self._closed:
+                    raise UsageError("this predictor is closed", hint="make another one")
+                server = self._server = self._server or self._start()
+                try:
+                    return server.ask(rows)
+                except (EOFError, OSError):
+                    self._server, died = None, server.error()
+                except BaseException:  # Ctrl+C: the next request must not get the answer to this one
+                    self._server = None
+                    server.close()
+                    raise
+            raise MmfError(f"two processes in turn have died of this request: {died}", hint=died.hint)
+
+    def close(self) -> None:
+        """End the process for good."""
+        with self._lock:
+            self._closed = True
+            if self._server is not None:
+                self._server.close()
+            self._folder.cleanup()
+
+
+@without_progress()
+def _starter(
+    model: str, data_dir: Path | None, save_dir: Path | None, once: Once
+) -> Callable[[Path], Server]:
+    path, places = expanded(model), Places.resolve(data_dir, save_dir)
+    if (path / "model.json").is_file():
+        return ExportedModel.read(path).serve
+    named = ([], [model]) if path.is_file() else ([model], ["best"])
+    [chosen] = choose_checkpoints(places.save_dir, *named)
+    places = Places.resolve(data_dir or Path(chosen.run.request().data_dir), save_dir)
+
+    @without_progress()
+    def start(scratch: Path) -> Server:
+        return predicting.serve(chosen.run, places, once, checkpoint=chosen.checkpoint, scratch=scratch)
+
+    return start
+
+
+def _file(image: object, scratch: Path) -> Path:
+    """The file of an image, which is made in ``scratch`` if need be."""
+    pillow = sys.modules.get("PIL.Image")
+    if isinstance(image, (str, os.PathLike)):
+        path = Path(image)
+        if not path.is_file():
+            raise DatasetError(f"{path}: there is no such image")
+        return path
+    if isinstance(image, (bytes, bytearray, memoryview)):
+        scratch.write_bytes(image)
+    elif pillow is not None and isinstance(image, pillow.Image):
+        try:
+            image.convert("RGB").save(scratch, "PPM")  # as models read it, and without loss
+        except Exception as error:  # Pillow reads a file as late as here, and raises whatever it met
+            raise UnreadableImage(f"{_SHOWN}: the picture cannot be read ({error})") from None
+    else:
+        wanted = "a path, the bytes of an image file or an image of Pillow"
+        raise UsageError(f"{_SHOWN} is of the class {type(image).__name__}", hint=f"give {wanted}")
+    return scratch
+
+
+def _unscratched(message: str, scratch: str) -> str:
+    """An error's message without the paths of files that are gone; Python's own may double backslashes."""
+    forms = (re.escape(form) for form in (scratch, scratch.replace("\\", "\\\\"), Path(scratch).as_posix()))
+    return re.sub(rf"({'|'.join(forms)})[\\/]+\d+", lambda _: _SHOWN, message)

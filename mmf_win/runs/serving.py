@@ -1,0 +1,80 @@
+"""Holds a child that stays warm and answers; :mod:`mmf_win.answering` has the child's side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Client
+from typing import Any
+
+from mmf_win.errors import MmfwError
+from mmf_win.files import json_bytes
+from mmf_win.protocol import Attempt, EventReader
+from mmf_win.runs.outcomes import as_error, exit_of
+from mmf_win.supervise import Ended, oom_kills, start_child
+
+_TICK = 0.1  # on Windows, Ctrl+C does not interrupt a longer wait
+_FAREWELL = 10.0  # in which a child that has closed its connection says how it ended
+_TAIL = 2000  # letters of a log
+
+
+class Server:
+    """A child that has loaded its model, until it is closed; it ends with this process, too.
+
+    Raises an MmfwError that tells how the child ended where it did so before it could answer.
+
+    Args:
+        asked: says where its files lie.
+        command: starts it.
+        environment: what it has.
+    """
+
+    def __init__(self, asked: Attempt, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._asked, self._kills = asked, oom_kills()
+        self._child = start_child(
+            command, log=asked.log, environment=environment, stop_file=asked.attempt.stop
+        )
+        try:
+            with suppress(OSError):  # it has died at this moment
+                if address := self._address():
+                    self._connection = Client(address)
+                    return
+        except BaseException:
+            self._child.close()
+            raise
+        raise self.error()
+
+    def _address(self) -> str | None:
+        events, is_over = EventReader(self._asked.events), False
+        while not is_over:
+            is_over = self._child.ended(_TICK)
+            for event in events.poll():
+                if event["kind"] == "serving":
+                    return str(event["address"])
+        return None
+
+    def ask(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """The answer to one request; EOFError or OSError where the child has died."""
+        self._connection.send_bytes(json_bytes(rows))
+        while not self._connection.poll(_TICK):
+            pass
+        answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        return answer
+
+    def error(self) -> MmfwError:
+        """What the death of the child is to the user, with the end of its log, which will be gone."""
+        self._child.ended(_FAREWELL)
+        ended = Ended(self._child.close(), stop_requested=False, killed=False)
+        end = exit_of(self._asked, ended, memory_ran_out=oom_kills() != self._kills)
+        error, log = as_error(end, self._asked), self._asked.log
+        tail = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
+        said = f"the end of its output:\n{tail}" if tail else "it has printed nothing"
+        error.hint, error.log = (error.hint or "").replace(f"the whole output is in {log}", said), None
+        return error
+
+    def close(self) -> None:
+        """End the child."""
+        with suppress(OSError):
+            self._connection.close()
+        self._child.close()

@@ -1,0 +1,102 @@
+"""Time `mmf_win.Predictor` beside what its worker takes by itself, and beside `mmfw predict` for one meme.
+
+python scripts/bench_predictor.py                an MMBT with a small BERT and ResNet
+python scripts/bench_predictor.py --full-size    ... with a BERT and ResNet-152 of full size
+
+The model is that of bench_training.py, which was trained for two updates, and predicts on the CPU. The
+worker's own time is that of reading the image, making tokens of the text, and the model.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _bench import MMFW, call, in_turn, parser, spread, tell
+from bench_training import SMALL, Bench
+
+from mmf_win import Predictor
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.paths import DatasetPaths
+
+SPLIT = "test_seen"
+
+
+class Times(NamedTuple):
+    """Of one predictor: seconds until it is ready, and medians of milliseconds for each meme."""
+
+    ready: float
+    path: float
+    worker: float
+    rest: float
+    content: float
+    many: float
+
+
+def measured(predict: Callable[[], object], memes: int = 1) -> float:
+    """Milliseconds for each of the memes that a call predicts."""
+    began = time.perf_counter()
+    predict()
+    return 1000 * (time.perf_counter() - began) / memes
+
+
+def of_predictor(save: Path, pairs: list[tuple[Path, str]]) -> Times:
+    """Make a predictor, and let it predict all memes one by one, of paths and of bytes, and in batches."""
+    began = time.perf_counter()
+    with Predictor("bench", save_dir=save, cpu=True, trust=True) as predictor:
+        ready, told, ask = time.perf_counter() - began, list[float](), predictor._warm.ask
+
+        def listened(rows: list[dict[str, Any]]) -> dict[str, Any]:
+            answer = ask(rows)
+            told.append(answer["ms"])
+            return answer
+
+        predictor.predict(*pairs[0])
+        vars(predictor._warm)["ask"] = listened
+        by_path = [measured(partial(predictor.predict, *pair)) for pair in pairs]
+        worker = statistics.median(told)
+        rest = statistics.median(all_ - own for all_, own in zip(by_path, told, strict=True))
+        contents = [(path.read_bytes(), text) for path, text in pairs]
+        by_content = [measured(partial(predictor.predict, *pair)) for pair in contents]
+        many = measured(lambda: list(predictor.predict_many(pairs)), len(pairs))
+    return Times(ready, statistics.median(by_path), worker, rest, statistics.median(by_content), many)
+
+
+def main() -> None:
+    """Train for a moment, measure, and print tables."""
+    options = parser(__doc__, runs=5)
+    options.add_argument("--rows", type=int, default=64, help="memes to predict")
+    options.add_argument("--full-size", action="store_true", help="measure with bert-base and ResNet-152")
+    asked = options.parse_args()
+    if asked.full_size:
+        os.environ["BENCH_FULL_SIZE"] = "1"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        Bench(folder, updates=2, memes=asked.rows, sizes={} if asked.full_size else SMALL)
+        os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
+        dataset, save = DatasetPaths.below(folder / "data"), folder / "save"
+        places = ("--data-dir", folder / "data", "--save-dir", save)
+        call([*MMFW, "train", folder / "bench.yaml", "--trust", "--name", "bench", *places])
+        pairs = [(dataset.images / row.img, row.text) for row in read_rows(dataset.split(SPLIT))]
+        image, text = pairs[0]
+        one = [*MMFW, "predict", "--image", image, "--text", text, "--trust", *places]
+        of_predictor(save, pairs[:1])  # compiles modules and reads programs
+        times = in_turn({"": lambda: of_predictor(save, pairs)}, asked.runs)[""]
+        whole = in_turn({"": lambda: call(one).wall}, asked.runs)[""]
+    ready, path, worker, rest, content, many = zip(*times, strict=True)
+
+    columns = {"`mmfw predict --image`": [1000 * value for value in whole], "**Predictor**, a path": path}
+    columns |= {"of that, the worker": worker, "of that, all else": rest}
+    columns |= {"Predictor, bytes": content, "Predictor, a meme of 8 at once": many}
+    tell(f"{len(pairs)} memes", ("ms",), [(name, spread(of, ".1f")) for name, of in columns.items()])
+    print(f"\nSeconds until a predictor is ready: {spread(ready, '.1f')}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,263 @@
+"""A process that stays warm, and what becomes of it; its model is a small one in ONNX, without torch."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmf_win
+from mmf_win import Predictor
+from mmf_win.answering import _answer
+from mmf_win.errors import DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
+
+pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
+pytest.importorskip("tokenizers", reason="could not import tokenizers")
+onnx = pytest.importorskip("onnx", reason="could not import onnx")
+np = pytest.importorskip("numpy", reason="could not import numpy")
+PIL = pytest.importorskip("PIL.Image", reason="could not import PIL.Image")
+
+WHITE = 255  # the grey of an image at which the model fails with an error of its own
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary files go, of which none is left; a short path, since those of sockets have to be."""
+    with tempfile.TemporaryDirectory(prefix="мем ") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+        gc.collect()
+        assert list(Path(folder).glob("mmfw*")) == []
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder as ``mmfw export`` makes it; its answer is the mean of an image's greys."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    def constant(name: str, value: Any) -> Any:
+        return numpy_helper.from_array(np.array(value), name)
+
+    constants = [constant("all", [1, 2, 3]), constant("axis", [1]), constant("one", np.float32(1))]
+    constants += [constant("white", np.float32(255)), constant("table", np.zeros(WHITE, np.float32))]
+    nodes = [
+        helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceMean", ["pixels", "all"], ["mean"], keepdims=0),
+        helper.make_node("Cast", ["mean"], ["grey"], to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "grey"], ["nothing"]),  # out of bounds for white
+        helper.make_node("Div", ["mean", "white"], ["share"]),
+        helper.make_node("Add", ["share", "nothing"], ["hateful"]),
+        helper.make_node("Sub", ["one", "hateful"], ["benign"]),
+        helper.make_node("Unsqueeze", ["hateful", "axis"], ["right"]),
+        helper.make_node("Unsqueeze", ["benign", "axis"], ["left"]),
+        helper.make_node("Concat", ["left", "right"], ["probabilities"], axis=1),
+    ]
+    image = helper.make_tensor_value_info("image", TensorProto.UINT8, [None, None, None, 3])
+    output = helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, [None, 2])
+    graph = helper.make_graph(nodes, "greys", [image], [output], constants)
+    folder = tmp_path / "модель 型"
+    folder.mkdir()
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    (folder / "model.onnx").write_bytes(made.SerializeToString())
+    about = {"run": "greys/1", "inputs": [{"name": "image", "dtype": "uint8"}], "image": True}
+    about |= {"text": None, "features": None, "versions": {"onnxruntime": "1"}}
+    (folder / "model.json").write_text(json.dumps(about), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[Path]:
+    """Images of ever lighter greys, whose numbers are 0, 0.1, 0.2 …"""
+    paths = [tmp_path / f"grey {number}.png" for number in range(10)]
+    for number, path in enumerate(paths):
+        PIL.new("RGB", (8, 8), (round(25.5 * number),) * 3).save(path)
+    return paths
+
+
+def near(*probas: float) -> Any:
+    return pytest.approx(list(probas), abs=0.01)
+
+
+def end(predictor: Predictor) -> None:
+    """Kill the process that predicts."""
+    server = predictor._warm._server
+    assert server is not None
+    child = server._child.process.pid
+    if sys.platform == "win32":
+        os.kill(child, signal.SIGTERM)
+    else:
+        os.killpg(child, signal.SIGKILL)
+
+
+def process_of(predictor: Predictor) -> int:
+    """The id of what holds the process that predicts now."""
+    server = predictor._warm._server
+    assert server is not None
+    return server._child.process.pid
+
+
+def test_the_package_itself_imports_nothing_that_takes_long() -> None:
+    code = "import sys, mmf_win; print(*{'torch', 'numpy', 'multiprocessing'} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout
+    assert told.split() == []
+    assert "Predictor" in dir(mmf_win)
+    with pytest.raises(AttributeError, match="no attribute 'predictors'"):
+        mmf_win.predictors  # noqa: B018
+
+
+def test_memes_are_read_as_they_are_needed_and_answered_in_order_in_threads_too(
+    model: Path, images: list[Path]
+) -> None:
+    read: list[int] = []
+
+    def pairs() -> Iterator[tuple[Path, str]]:
+        for number, path in enumerate(images):
+            read.append(number)
+            yield path, "text"
+
+    with Predictor(model, batch_size=4) as predictor:
+        found = predictor.predict_many(pairs())
+        assert read == []
+        first = next(found)
+        assert read == [0, 1, 2, 3]
+        assert [first, *found] == near(*(number / 10 for number in range(10)))
+        assert list(predictor.predict_many([])) == []
+        with ThreadPoolExecutor(4) as pool:
+            many = list(pool.map(lambda path: predictor.predict(path, "text"), 5 * images))
+        assert many == 5 * [predictor.predict(path, "text") for path in images]
+
+
+def test_an_image_is_a_path_the_bytes_of_a_file_or_one_of_pillow(
+    model: Path, images: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = images[5].read_bytes()
+    with Predictor(str(model)) as predictor:
+        given: list[Any] = [images[5], str(images[5]), images[5].name, content, bytearray(content)]
+        assert list(predictor.predict_many((each, "") for each in given)) == near(*5 * [0.5])
+        palette = PIL.new("P", (4, 4), 1)
+        palette.putpalette([0, 0, 0, 10, 90, 110])
+        clear = PIL.new("RGBA", (3, 5), (10, 200, 30, 40))
+        for image in (palette, clear, clear.convert("LA"), clear.convert("CMYK"), clear.convert("I")):
+            image.save(tmp_path / "same.tiff")
+            assert predictor.predict(image, "") == predictor.predict(tmp_path / "same.tiff", "")
+
+
+def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_on(
+    model: Path, images: list[Path], tmp_path: Path, temporary: Path
+) -> None:
+    cut = tmp_path / "cut 梗.png"
+    PIL.effect_noise((64, 64), 50).save(cut)
+    cut.write_bytes(cut.read_bytes()[:900])
+    opened = PIL.open(cut)
+    bad: list[tuple[Any, Any, type[Exception], str]] = [
+        (cut, "", UnreadableImage, f"{cut}: "),
+        (cut.read_bytes(), "", UnreadableImage, "the image: "),
+        (b"", "", UnreadableImage, "the image: cannot identify image file 'the image'"),
+        (opened, "", UnreadableImage, "the image: the picture cannot be read ("),
+        (tmp_path / "none.png", "", DatasetError, f"{tmp_path / 'none.png'}: there is no such image"),
+        (tmp_path, "", DatasetError, f"{tmp_path}: there is no such image"),
+        (5, "", UsageError, "the image is of the class int"),
+        (images[0], None, UsageError, "None: this is no text"),
+        (images[0], "\ud83d", UsageError, r"'\ud83d': this is no text"),
+    ]
+    with Predictor(model) as predictor:
+        process = process_of(predictor)
+        for image, text, kind, message in bad:
+            with pytest.raises(kind) as raised:
+                predictor.predict(image, text)
+            assert type(raised.value) is kind and str(raised.value).startswith(message)
+            assert str(temporary) not in str(raised.value) and "\n" not in str(raised.value)
+            found = predictor.predict_many([(images[1], ""), (images[2], ""), (image, text), (images[3], "")])
+            assert [next(found), next(found)] == near(0.1, 0.2)
+            with pytest.raises(kind):
+                next(found)
+        opened.close()
+        assert predictor.predict(images[9], "") == pytest.approx(0.9, abs=0.01)
+        assert process_of(predictor) == process
+    predictor.close()
+    for asked in (
+        lambda: predictor.predict(images[0], ""),
+        lambda: next(predictor.predict_many([(b"", "")])),
+    ):
+        with pytest.raises(UsageError, match="this predictor is closed"):
+            asked()
+
+
+def test_a_process_that_dies_is_started_anew_once_for_a_request(model: Path, images: list[Path]) -> None:
+    with Predictor(model) as predictor:
+        process = process_of(predictor)
+        end(predictor)
+        assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01)
+        assert process_of(predictor) != process
+        with pytest.raises(MmfError, match="two processes in turn have died of this request: ") as raised:
+            predictor.predict(PIL.new("RGB", (8, 8), "white"), "")
+        assert "the end of its output:" in str(raised.value.hint)
+        assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01), "the next one has one again"
+
+
+def test_ctrl_c_in_an_answer_leaves_none_for_the_next_request(
+    model: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Predictor(model) as predictor:
+        server = predictor._warm._server
+        assert server is not None
+
+        def pressed(*_: object) -> bool:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patched:
+            patched.setattr(type(server._connection), "poll", pressed)
+            with pytest.raises(KeyboardInterrupt):
+                predictor.predict(images[1], "")
+        assert [predictor.predict(path, "") for path in images[2:4]] == near(0.2, 0.3)
+
+
+def test_a_process_ends_with_its_predictor_and_with_the_program(model: Path, temporary: Path) -> None:
+    predictor = Predictor(model)
+    server = predictor._warm._server
+    assert server is not None
+    del predictor
+    gc.collect()
+    assert server._child.process.returncode is not None
+    code = f"from mmf_win import Predictor; predictor = Predictor({str(model)!r}); print('ready')"
+    environ = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP"), str(temporary)), "PYTHONUTF8": "1"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, encoding="utf-8")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ready\n", "")
+
+
+def test_a_model_that_cannot_be_loaded_says_why(model: Path) -> None:
+    (model / "model.onnx").write_bytes(b"")
+    with pytest.raises(MmfError, match=r"model\.onnx: ") as raised:
+        Predictor(model)
+    assert "the end of its output:\nerror: " in str(raised.value.hint)
+    with pytest.raises(UsageError, match="batch_size=0"):
+        Predictor(model, batch_size=0)
+
+
+def test_memes_that_are_too_many_at_once_are_predicted_one_by_one() -> None:
+    def predict(rows: list[dict[str, Any]]) -> list[float]:
+        if len(rows) > 1:
+            raise MemoryError
+        if rows[0]["id"] == 3:
+            raise TrainingError("the third", hint="leave it out")
+        return [rows[0]["id"] / 10]
+
+    rows = [{"id": number} for number in (1, 2, 3, 4)]
+    answers = [_answer(some, predict) for some in (rows[:2], rows)]
+    assert [answer["probas"] for answer in answers] == [[0.1, 0.2], [0.1, 0.2]]
+    assert [answer["error"] for answer in answers] == [None, ["TrainingError", "the third", "leave it out"]]
+    assert _answer(rows[:1], lambda _: [float("nan")])["error"][0] == "DataError"
+    with pytest.raises(ZeroDivisionError):
+        _answer(rows[:1], lambda _: [1 / 0])
