@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from itertools import takewhile
 from math import isfinite
 from multiprocessing.connection import Listener
 from typing import Any
@@ -55,9 +56,12 @@ def _answer(rows: list[dict[str, Any]], predict: Predict) -> dict[str, Any]:
             if len(rows) == 1:
                 raise
             traceback.print_exc()  # for the log
-            for row in rows:  # up to the one that fails; together they may also have been too large
-                probas += predict([row])
-        if not all(map(isfinite, probas)):
+        # Up to the one that fails; together they may have been too large, so no error holds their memory now.
+        for row in [] if probas else rows:
+            probas += predict([row])
+        finite = list(takewhile(isfinite, probas))
+        if len(finite) < len(probas):
+            probas = finite
             raise DataError("the model gives no number for a probability", hint="its weights may be damaged")
     except MmfwError as failed:
         error = [type(failed).__name__, str(failed), failed.hint]

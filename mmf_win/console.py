@@ -265,11 +265,11 @@ def _cell(value: object) -> str:
 @contextmanager
 def without_progress() -> Iterator[None]:
     """Show no progress of what this thread does meanwhile, for a library that prints nothing."""
-    before = _silent.set(True)
+    token = _silent.set(True)
     try:
         yield
     finally:
-        _silent.reset(before)
+        _silent.reset(token)
 
 
 class Progress:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | PIL.Image.Image"
 _SHOWN = "the image"
+_LONGEST = 64  # bytes of the folder of temporary files
 
 
 class Predictor:
@@ -45,7 +46,7 @@ class Predictor:
 
     Images are paths, bytes of image files, or images of Pillow. The model is in a process of its own, so this
     one imports no torch; that process ends with this one, and when it dies, is started anew once for a
-    request. Threads may share a predictor, which answers them one after another.
+    request. Threads may share a predictor, which answers them one after another; forked processes may not.
 
     Args:
         model: a run (its id, name or folder), whose best checkpoint is taken; the file of a checkpoint; or a
@@ -53,7 +54,8 @@ class Predictor:
         save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
         data_dir: MMF's data folder; None for the run's own.
         cpu: use no GPU.
-        trust: load the checkpoint even if it holds classes that torch refuses, and run code of others.
+        trust: load the checkpoint even if it holds classes that torch refuses, and run code that comes with a
+            model.
         batch_size: how many memes :meth:`predict_many` gives the model at once.
 
     Raises:
@@ -76,7 +78,7 @@ class Predictor:
         self._batch_size = batch_size
         data, save = (folder and Path(folder) for folder in (data_dir, save_dir))
         self._warm = _Warm(_starter(str(model), data or None, save or None, Once(cpu=cpu, trust=trust)))
-        self._ended = weakref.finalize(self, self._warm.close)
+        self._close = weakref.finalize(self, self._warm.close)
 
     def predict(self, image: Image, text: str) -> float:
         """The probability that a meme is hateful.
@@ -84,7 +86,7 @@ class Predictor:
         Raises:
             DatasetError: there is no such image, or it cannot be read (UnreadableImage).
             UsageError: this is no image or no text, or the predictor is closed.
-            MmfError: two processes have died of this request.
+            MmfError: the process died, and again when it was started anew. To start it raises as the class.
         """
         [proba] = self._answered([(image, text)])
         return proba
@@ -92,7 +94,7 @@ class Predictor:
     def predict_many(self, pairs: Iterable[tuple[Image, str]]) -> Iterator[float]:
         """The probabilities of images with their texts, in order; ``pairs`` are read as they are needed.
 
-        Raises the errors of :meth:`predict`, after the probabilities of all pairs before.
+        Raises the errors of :meth:`predict`, after the probabilities of all pairs before a bad one.
         """
         rest = iter(pairs)
         while batch := list(islice(rest, self._batch_size)):
@@ -100,7 +102,7 @@ class Predictor:
 
     def close(self) -> None:
         """End the process, after an answer for which another thread waits."""
-        self._ended()
+        self._close()
 
     def __enter__(self) -> Predictor:
         return self
@@ -138,7 +140,11 @@ class _Warm:
 
     def __init__(self, start: Callable[[Path], Server]) -> None:
         self._lock, self._closed = Lock(), False
-        self._folder = TemporaryDirectory(prefix="mmfw-", ignore_cleanup_errors=True)
+        # The name of a socket has about a hundred bytes.
+        short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _LONGEST
+        self._folder = TemporaryDirectory(
+            prefix="mmfw-", dir=None if short else "/tmp", ignore_cleanup_errors=True
+        )
         self._start = partial(start, Path(self._folder.name))
         self._server: Server | None = None
         try:
@@ -157,12 +163,13 @@ class _Warm:
                 try:
                     return server.ask(rows)
                 except (EOFError, OSError):
-                    self._server, died = None, server.error()
+                    self._server = None
+                    died = server.error()
                 except BaseException:  # Ctrl+C: the next request must not get the answer to this one
                     self._server = None
                     server.close()
                     raise
-            raise MmfError(f"two processes in turn have died of this request: {died}", hint=died.hint)
+            raise MmfError(f"the model's process died twice of this request: {died}", hint=died.hint)
 
     def close(self) -> None:
         """End the process for good."""
@@ -196,8 +203,8 @@ def _file(image: object, scratch: Path) -> Path:
     pillow = sys.modules.get("PIL.Image")
     if isinstance(image, (str, os.PathLike)):
         path = Path(image)
-        if not path.is_file():
-            raise DatasetError(f"{path}: there is no such image")
+        if not os.path.isfile(path):  # noqa: PTH113 - pathlib raises for a name that is too long
+            raise DatasetError(f"{str(path)[:200]}: there is no such image")
         return path
     if isinstance(image, (bytes, bytearray, memoryview)):
         scratch.write_bytes(image)

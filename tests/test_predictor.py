@@ -201,7 +201,7 @@ def test_a_process_that_dies_is_started_anew_once_for_a_request(model: Path, ima
         end(predictor)
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01)
         assert process_of(predictor) != process
-        with pytest.raises(MmfError, match="two processes in turn have died of this request: ") as raised:
+        with pytest.raises(MmfError, match="the model's process died twice of this request: ") as raised:
             predictor.predict(PIL.new("RGB", (8, 8), "white"), "")
         assert "the end of its output:" in str(raised.value.hint)
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01), "the next one has one again"
@@ -258,6 +258,7 @@ def test_memes_that_are_too_many_at_once_are_predicted_one_by_one() -> None:
     answers = [_answer(some, predict) for some in (rows[:2], rows)]
     assert [answer["probas"] for answer in answers] == [[0.1, 0.2], [0.1, 0.2]]
     assert [answer["error"] for answer in answers] == [None, ["TrainingError", "the third", "leave it out"]]
-    assert _answer(rows[:1], lambda _: [float("nan")])["error"][0] == "DataError"
+    found = _answer(rows[:3], lambda _: [0.1, float("nan"), 0.3])
+    assert (found["probas"], found["error"][0]) == ([0.1], "DataError")
     with pytest.raises(ZeroDivisionError):
         _answer(rows[:1], lambda _: [1 / 0])

@@ -114,7 +114,6 @@ def _go(path: Path, model: str) -> dict[str, Any]:
     return {
         **scores,
         **files,
-        "preset": PRESETS[model],
         "run": run.id,
         "data_dir": data_dir,
         "save_dir": save_dir,
@@ -158,5 +157,5 @@ def _say_end(result: dict[str, Any]) -> None:
         return
     places = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
     say("next, to continue with it:")
-    say(f"  {shell_line('mmfw', 'train', result['preset'], *places)}")
+    say(f"  {shell_line('mmfw', 'train', result['run'].partition('/')[0], *places)}")
     say(f"  {shell_line('mmfw', 'predict', *places)}")

@@ -14,6 +14,7 @@ from mmf_win.commands import options, verify
 from mmf_win.commands.overrides import split_words
 from mmf_win.console import aligned, first_few, print_json, say, shell_line, size
 from mmf_win.dataset.features import extract_features
+from mmf_win.demo.folder import PRESETS
 from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageError
 from mmf_win.inputs.added import add_features
 from mmf_win.inputs.fetch import bytes_to_download
@@ -200,7 +201,7 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
     except (NoRun, DataError):
         newest = None
     if named or newest is None:
-        chosen = named or [name for name in presets.names() if not name.startswith("demo")]
+        chosen = named or [name for name in presets.names() if name not in PRESETS.values()]
         return _Wanted(places, inputs_of_presets(mmf, chosen, places, overrides), overrides)
     places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
     try:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmf_win.errors import MmfError
@@ -23,7 +23,7 @@ from mmf_win.inputs.given import Input
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Difference, Finding
+from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, expanded
 from mmf_win.upstream.install import require_packages
@@ -90,15 +90,12 @@ class HubModel(GivenModel):
         """Its name, and the SHA-256 of its weights, as far as that is known."""
         return self.source, _PUBLISHED[self.source][1] if self.source in _PUBLISHED else None
 
-    def _compare(
-        self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
-    ) -> tuple[Manifest | None, list[Difference]]:
-        hashes, wrong = super()._compare(files, hashes, full, record)
-        sha256, weights = self.published()[1], str(files[-1])
-        entry = hashes and hashes.files.get(weights)
-        if self.weights and sha256 and not wrong and entry and entry.sha256 != sha256:
-            wrong = [Difference("changed", weights, f"these are not the weights of {self.source}")]
-        return hashes, wrong
+    def _intact(self, finding: Finding, files: Iterable[Path], hashes: Manifest, verified: float) -> Finding:
+        weights, sha256 = str([*files][-1]), self.published()[1]
+        if self.weights and sha256 not in (None, hashes.files[weights].sha256):
+            problem = f"changed: {weights} (not the weights of {self.source})"
+            return replace(finding, state="damaged", problems=(problem,))
+        return super()._intact(finding, files, hashes, verified)
 
     def files(self) -> list[Path]:
         """Those of its newest version that is there."""
@@ -111,7 +108,7 @@ class HubModel(GivenModel):
         """
         if (place := mirror.path) is None:
             return []
-        own, cached = self._name.rpartition("/")[2], _folder_of(self._name).name
+        own, cached = self._name.rpartition("/")[2], _folder_of(self.source).name
         is_its_own = own == place.name or cached in place.parts
         folders = [place] if is_its_own else [place / own, place / self._name]
         for above in (place, place / cached, place / "hub" / cached):
@@ -120,24 +117,27 @@ class HubModel(GivenModel):
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
         """Copy or download it into Hugging Face's cache."""
-        if found := next(filter(self._is_published, self.copies(mirror)), None):
+        if found := next(filter(self._may_be, self.copies(mirror)), None):
             self._copy(found)
         elif mirror.offline or _is_offline():
             raise mirror.absent(self.title, [self.source])
         else:
             self._download(mirror)
 
-    def _is_published(self, copy: Path) -> bool:
-        """Whether the weights in a copy are those that are published, or nobody knows these."""
-        weights, sha256 = _files_in(copy, weights=self.weights)[-1], self.published()[1]
-        if not self.weights or sha256 in (None, file_digest(weights).hex()):
+    def _may_be(self, copy: Path) -> bool:
+        """Whether the weights in a copy are those that are published, as far as these are known."""
+        sha256 = self.published()[1]
+        if not self.weights or sha256 is None:
+            return True
+        weights = _files_in(copy, weights=self.weights)[-1]
+        if file_digest(weights).hex() == sha256:
             return True
         _log.warning("%s: not the weights of %s", weights, self.source)
         return False
 
     def _copy(self, source: Path) -> None:
         """Copy the model in a folder into Hugging Face's cache, in place of what is there of it."""
-        cached = _folder_of(self._name)
+        cached = _folder_of(self.source)
         target = snapshot_of(self.source) or cached / "snapshots" / (self._revision or _NO_COMMIT)
         target.mkdir(parents=True, exist_ok=True)
         for path in _files_in(source, weights=self.weights or WEIGHTS):
@@ -202,12 +202,13 @@ def model(name: str, places: Places, *, weights: Sequence[str], kind: str = "BER
         kind: what people call it.
     """
     folder = Path(name)
-    title = (kind if weights else "tokenizer") + f" {folder.name.partition('@')[0]}"
+    kind = kind if weights else "tokenizer"
     if is_folder(name):
-        return GivenModel(title, folder, places, weights=weights)
+        return GivenModel(f"{kind} {folder.name}", folder, places, weights=weights)
+    title = f"{kind} {folder.name.partition('@')[0]}"
     if weights and name in _PUBLISHED:
         weights = _PUBLISHED[name][0]
-    return HubModel(title, _folder_of(name.partition("@")[0]), places, source=name, weights=weights)
+    return HubModel(title, _folder_of(name), places, source=name, weights=weights)
 
 
 def is_folder(name: str) -> bool:
@@ -217,12 +218,11 @@ def is_folder(name: str) -> bool:
 
 def snapshot_of(name: str) -> Path | None:
     """The folder of a model in Hugging Face's cache, by default of its newest version; None without one."""
-    name, _, commit = name.partition("@")
-    folder = _folder_of(name)
-    if commit:
-        return folder / "snapshots" / commit if (folder / "snapshots" / commit).is_dir() else None
+    folder, revision = _folder_of(name), name.partition("@")[2]
+    if revision and (named := folder / "snapshots" / revision).is_dir():
+        return named
     try:
-        commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+        commit = (folder / "refs" / (revision or "main")).read_text(encoding="utf-8").strip()
     except OSError:
         return None
     snapshot = folder / "snapshots" / commit
@@ -230,12 +230,11 @@ def snapshot_of(name: str) -> Path | None:
 
 
 def name_of(snapshot: Path) -> str | None:
-    """The name of the model in this folder; None where its version is neither named nor the newest."""
+    """The name of the model in this folder, with its revision if that is not the newest; None without one."""
     if snapshot.parent.name != "snapshots":
         return None
     name = snapshot.parents[1].name.removeprefix("models--").replace("--", "/")
-    named = f"{name}@{snapshot.name}"
-    return named if named in _PUBLISHED else name if snapshot == snapshot_of(name) else None
+    return name if snapshot == snapshot_of(name) else f"{name}@{snapshot.name}"
 
 
 def is_plain(folder: Path) -> bool:
@@ -261,7 +260,7 @@ def _is_offline() -> bool:
 
 def _folder_of(name: str) -> Path:
     """The folder in the cache that holds all versions of a model."""
-    return _cache() / f"models--{name.replace('/', '--')}"
+    return _cache() / f"models--{name.partition('@')[0].replace('/', '--')}"
 
 
 def _files_in(folder: Path, *, weights: Sequence[str]) -> list[Path]:

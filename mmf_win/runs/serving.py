@@ -12,7 +12,7 @@ from mmf_win.errors import MmfwError
 from mmf_win.files import json_bytes
 from mmf_win.protocol import Attempt, EventReader
 from mmf_win.runs.outcomes import as_error, exit_of
-from mmf_win.supervise import Ended, oom_kills, start_child
+from mmf_win.supervise import Ended, Tree, oom_kills
 
 _TICK = 0.1  # on Windows, Ctrl+C does not interrupt a longer wait
 _FAREWELL = 10.0  # in which a child that has closed its connection says how it ended
@@ -32,9 +32,10 @@ class Server:
 
     def __init__(self, asked: Attempt, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._asked, self._kills = asked, oom_kills()
-        self._child = start_child(
-            command, log=asked.log, environment=environment, stop_file=asked.attempt.stop
-        )
+        with asked.log.open("ab") as output:
+            self._child = Tree(
+                command, stop_file=asked.attempt.stop, grace=0.0, output=output, held=(), env=environment
+            )
         try:
             with suppress(OSError):  # it has died at this moment
                 if address := self._address():
@@ -64,8 +65,11 @@ class Server:
 
     def error(self) -> MmfwError:
         """What the death of the child is to the user, with the end of its log, which will be gone."""
-        self._child.ended(_FAREWELL)
-        ended = Ended(self._child.close(), stop_requested=False, killed=False)
+        try:
+            self._child.ended(_FAREWELL)
+        finally:
+            code = self._child.close()
+        ended = Ended(code, stop_requested=False, killed=False)
         end = exit_of(self._asked, ended, memory_ran_out=oom_kills() != self._kills)
         error, log = as_error(end, self._asked), self._asked.log
         tail = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()

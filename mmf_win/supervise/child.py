@@ -15,9 +15,11 @@ from types import FrameType
 from mmf_win.files import remove
 
 if sys.platform == "win32":
-    from mmf_win.supervise._windows import Tree, stop_signals, window_closed
+    from mmf_win.supervise._windows import Tree as Tree
+    from mmf_win.supervise._windows import stop_signals, window_closed
 else:
-    from mmf_win.supervise._posix import Tree, stop_signals, window_closed
+    from mmf_win.supervise._posix import Tree as Tree
+    from mmf_win.supervise._posix import stop_signals, window_closed
 
 _POLL = 0.2
 _FAREWELL = 10.0  # seconds
@@ -107,14 +109,6 @@ def run_child(
             remove(stop_file)
         watch()
         return Ended(code, presses() > 0, killed)
-
-
-def start_child(
-    command: Sequence[str], *, log: Path, environment: Mapping[str, str], stop_file: Path
-) -> Tree:
-    """Start a child that stays until the caller closes it, or this process ends; Ctrl+C does not reach it."""
-    with log.open("ab") as output:
-        return Tree(command, stop_file=stop_file, grace=0.0, output=output, held=(), env=environment)
 
 
 @contextmanager

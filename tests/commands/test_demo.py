@@ -67,8 +67,8 @@ def go_fake(path: Path, model: str) -> dict[str, Any]:
     csv, report = path / "predictions.csv", path / "report.html"
     csv.write_text("id,proba,label\n", encoding="utf-8")
     report.write_text("<!doctype html>", encoding="utf-8")
-    preset = {"vilbert": "demo", "clip": "demo_clip"}[model]
-    return {**RESULT, "preset": preset, "run": f"{preset}/1", "csv": str(csv), "report": str(report)}
+    run = {"vilbert": "demo/1", "clip": "demo_clip/1"}[model]
+    return {**RESULT, "run": run, "csv": str(csv), "report": str(report)}
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def fake_way(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_only_the_predictions_and_the_report_stay_fake_way(fake_way: Path, mmfw: Mmfw) -> None:
     result = mmfw.json("demo")
     csv, report = sorted(fake_way.glob("mmfw-demo-*"))
-    known = {"auroc", "accuracy", "preset", "run", "data_dir", "save_dir", "csv", "report", "seconds"}
+    known = {"auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "report", "seconds"}
     assert result.keys() == known
     assert (result["csv"], result["report"]) == (str(csv), str(report))
     assert (result["data_dir"], result["save_dir"]) == (None, None)

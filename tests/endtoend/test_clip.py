@@ -43,9 +43,11 @@ def test_training_is_the_same_with_any_cache_and_through_a_stop(
     ]
     assert len(kept) == len(rows) + len({row.text for row in rows})
 
+    written = [path.stat().st_mtime_ns for path in kept[2:]]
     hostile.flip_byte(kept[0], 20)
     kept[1].write_bytes(b"")
-    second = fresh.train(preset, "--name", "second", *WORDS, "--batch-size", "4")
+    second = fresh.train(preset, "--name", "second", *WORDS)
+    assert [path.stat().st_mtime_ns for path in kept[2:]] == written
     faulty({"at": "stepped", "do": "stop", "update": 3})
     assert fresh.code("train", preset, "--name", "stopped", *WORDS) == 130
     shutil.rmtree(fresh.world.cache / "mmfw-outputs")

@@ -43,8 +43,10 @@ _IN_MEMORY = 1 << 15  # outputs, of some kilobytes each
 
 def located(name: str) -> dict[str, str]:
     """The arguments by which transformers finds a model, or its tokenizer, as a configuration names it."""
-    name, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
-    return {"pretrained_model_name_or_path": name} | ({"revision": revision} if revision else {})
+    own, _, revision = name.partition("@")
+    if Path(name).is_dir() or not revision:
+        return {"pretrained_model_name_or_path": name}
+    return {"pretrained_model_name_or_path": own, "revision": revision}
 
 
 class Tower(nn.Module):
@@ -64,9 +66,8 @@ class Tower(nn.Module):
         self.model, self.frozen, self._cache = model, unfreeze < 1, cache
         layers = list(model.encoder.layers)
         last = getattr(model, "post_layernorm", None) or model.final_layer_norm
-        parts = [model] if unfreeze >= len(layers) else [*layers[len(layers) - max(unfreeze, 0) :], last]
-        model.requires_grad_(False)
-        for part in [] if self.frozen else parts:
+        model.requires_grad_(unfreeze >= len(layers))
+        for part in [] if self.frozen else [*layers[-unfreeze:], last]:
             part.requires_grad_(True)
         self._kept: dict[str, bytes] = {}
         self._about: tuple[str, ...] | None = None
@@ -98,7 +99,7 @@ class Tower(nn.Module):
 
     def _alone(self, row: Tensor) -> Tensor:
         content = row.cpu().contiguous().numpy()
-        key = hashlib.sha256(content.tobytes()).hexdigest()
+        key = hashlib.sha256(content.data).hexdigest()
 
         def make() -> bytes:
             return bytes(self._pooled(row[None])[0].float().cpu().numpy().tobytes())
@@ -106,8 +107,10 @@ class Tower(nn.Module):
         if key not in self._kept:
             if len(self._kept) >= _IN_MEMORY:
                 self._kept.clear()
-            about = (*self._depends(), content.shape, key)
-            self._kept[key] = self._cache.get(about, make) if self._cache else make()
+            if self._cache is None:
+                self._kept[key] = make()
+            else:
+                self._kept[key] = self._cache.get((*self._depends(), content.shape, key), make)
         return torch.frombuffer(bytearray(self._kept[key]), dtype=torch.float32).to(row.device)
 
     def _depends(self) -> tuple[str, ...]:
