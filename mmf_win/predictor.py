@@ -7,18 +7,18 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory, gettempdir, mkdtemp
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmf_win import errors
 from mmf_win.console import without_progress
 from mmf_win.dataset.annotations import is_unicode
-from mmf_win.errors import DatasetError, MmfError, MmfwError, UnreadableImage, UsageError
+from mmf_win.errors import DatasetError, MmfError, UnreadableImage, UsageError
 from mmf_win.export.running import ExportedModel
+from mmf_win.files import remove_tree
 from mmf_win.paths import Places, expanded
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs import predicting
@@ -73,8 +73,8 @@ class Predictor:
         trust: bool = False,
         batch_size: int = 8,
     ) -> None:
-        if batch_size < 1:
-            raise UsageError(f"batch_size={batch_size}: it must be 1 or more")
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise UsageError(f"batch_size={batch_size!r}: it must be a whole number of 1 or more")
         self._batch_size = batch_size
         data, save = (folder and Path(folder) for folder in (data_dir, save_dir))
         self._warm = _Warm(_starter(str(model), data or None, save or None, Once(cpu=cpu, trust=trust)))
@@ -88,17 +88,22 @@ class Predictor:
             UsageError: this is no image or no text, or the predictor is closed.
             MmfError: the process died, and again when it was started anew. To start it raises as the class.
         """
-        [proba] = self._answered([(image, text)])
-        return proba
+        probas, failed = self._answered([(image, text)])
+        if failed is not None:
+            raise failed
+        return probas[0]
 
     def predict_many(self, pairs: Iterable[tuple[Image, str]]) -> Iterator[float]:
         """The probabilities of images with their texts, in order; ``pairs`` are read as they are needed.
 
         Raises the errors of :meth:`predict`, after the probabilities of all pairs before a bad one.
         """
-        rest = iter(pairs)
-        while batch := list(islice(rest, self._batch_size)):
-            yield from self._answered(batch)
+        rest, probas = iter(pairs), [0.0]
+        while probas:
+            probas, failed = self._answered(islice(rest, self._batch_size))
+            yield from probas
+            if failed is not None:
+                raise failed
 
     def close(self) -> None:
         """End the process, after an answer for which another thread waits."""
@@ -110,25 +115,27 @@ class Predictor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answered(self, pairs: Iterable[tuple[Image, str]]) -> Iterator[float]:
+    def _answered(self, pairs: Iterable[tuple[Image, str]]) -> tuple[list[float], Exception | None]:
+        """The probabilities of pairs up to the first bad one, and the error of that or of their source."""
         rows: list[dict[str, Any]] = []
-        failed: MmfwError | None = None
+        failed: Exception | None = None
         with TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as scratch:
             try:
-                for image, text in pairs:
+                for pair in pairs:
+                    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                        raise UsageError(f"{pair!a:.80}: this is no pair of an image and a text")
+                    image, text = pair
                     file = _file(image, Path(scratch, str(len(rows))))
                     if not isinstance(text, str) or not is_unicode(text):
                         raise UsageError(f"{text!a:.80}: this is no text, or holds half a surrogate pair")
                     rows.append({"id": 1, "img": file.absolute().as_posix(), "text": text})
-            except MmfwError as error:
+            except Exception as error:  # the caller's generator may raise anything
                 failed = error
             answer = self._warm.ask(rows) if rows else {"probas": [], "error": None}
             if answer["error"]:
                 name, message, hint = answer["error"]
                 failed = getattr(errors, name, MmfError)(_unscratched(message, scratch), hint=hint)
-        yield from answer["probas"]
-        if failed is not None:
-            raise failed
+        return answer["probas"], failed
 
 
 class _Warm:
@@ -139,27 +146,28 @@ class _Warm:
     """
 
     def __init__(self, start: Callable[[Path], Server]) -> None:
-        self._lock, self._closed = Lock(), False
+        self._lock, self._closed, self._owner = Lock(), False, os.getpid()
         # The name of a socket has about a hundred bytes.
         short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _LONGEST
-        self._folder = TemporaryDirectory(
-            prefix="mmfw-", dir=None if short else "/tmp", ignore_cleanup_errors=True
-        )
-        self._start = partial(start, Path(self._folder.name))
-        self._server: Server | None = None
+        self._folder = Path(mkdtemp(prefix="mmfw-", dir=None if short else "/tmp"))
+        self._start, self._server = start, None
         try:
-            self._server = self._start()
+            self._server = self._start(self._folder)
         except BaseException:
             self.close()
             raise
 
     def ask(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The answer to a request, of a second process where the first one dies."""
+        if self._owner != os.getpid():
+            message = "this predictor belongs to the process that has made it"
+            raise UsageError(message, hint="make one in each process")
         with self._lock:
             for _ in range(2):
                 if self._closed:
                     raise UsageError("this predictor is closed", hint="make another one")
-                server = self._server = self._server or self._start()
+                self._folder.mkdir(exist_ok=True)  # somebody may have cleaned up
+                server = self._server = self._server or self._start(self._folder)
                 try:
                     return server.ask(rows)
                 except (EOFError, OSError):
@@ -173,11 +181,15 @@ class _Warm:
 
     def close(self) -> None:
         """End the process for good."""
+        if self._owner != os.getpid():  # a fork of it, which is ending
+            return
         with self._lock:
             self._closed = True
-            if self._server is not None:
-                self._server.close()
-            self._folder.cleanup()
+            try:
+                if self._server is not None:
+                    self._server.close()
+            finally:
+                remove_tree(self._folder)
 
 
 @without_progress()

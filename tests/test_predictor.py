@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -205,6 +206,51 @@ def test_a_process_that_dies_is_started_anew_once_for_a_request(model: Path, ima
             predictor.predict(PIL.new("RGB", (8, 8), "white"), "")
         assert "the end of its output:" in str(raised.value.hint)
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01), "the next one has one again"
+
+
+def test_what_gives_the_pairs_may_fail_or_give_none(model: Path, images: list[Path]) -> None:
+    def pairs() -> Iterator[tuple[Path, str]]:
+        yield images[2], ""
+        raise LookupError("the caller's own")
+
+    with Predictor(model, batch_size=4) as predictor:
+        found = predictor.predict_many(pairs())
+        assert next(found) == pytest.approx(0.2, abs=0.01)
+        with pytest.raises(LookupError, match="the caller's own"):
+            next(found)
+        for none in ((images[1],), images[1], "ab", None):
+            with pytest.raises(UsageError, match="no pair of an image and a text"):
+                list(predictor.predict_many([none]))  # type: ignore[list-item]
+        with pytest.raises(DatasetError, match="there is no such image"):
+            predictor.predict("x" * 5000, "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_a_fork_is_refused_and_its_end_harms_nothing(model: Path, images: list[Path]) -> None:
+    code = f"""
+import os, sys
+from mmf_win import Predictor
+from mmf_win.errors import UsageError
+predictor = Predictor({str(model)!r})
+if not (child := os.fork()):
+    try:
+        predictor.predict({str(images[1])!r}, "")
+    except UsageError as error:
+        sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print(predictor.predict({str(images[3])!r}, ""))
+"""
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    assert float(told.stdout) == pytest.approx(0.3, abs=0.01) and told.stderr == ""
+
+
+def test_a_cleaned_folder_of_temporary_files_does_no_lasting_harm(model: Path, images: list[Path]) -> None:
+    with Predictor(model) as predictor:
+        shutil.rmtree(predictor._warm._folder)
+        end(predictor)
+        assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01)
+    assert not predictor._warm._folder.exists()
 
 
 def test_ctrl_c_in_an_answer_leaves_none_for_the_next_request(

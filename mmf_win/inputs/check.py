@@ -137,7 +137,8 @@ def _require_intact(findings: Sequence[tuple[Input, Finding]], typed: Sequence[s
         wrong = [(each, found) for each, found in findings if found.state == state]
         for each, found in wrong:
             if (error := found.error or each.no_source(found)) is not None:
-                if {"demo", "demo_clip"}.intersection(typed):
+                of_demo = each.folder.is_relative_to(each.places.data_dir)
+                if of_demo and {"demo", "demo_clip"}.intersection(typed):
                     keep = "mmfw demo --keep" + (" --model clip" if "demo_clip" in typed else "")
                     error.hint = f"{error.hint}, or `{keep}` makes it, in mmfw-demo/data"
                 raise error

@@ -99,7 +99,7 @@ class Input:
             homes = {self.folder, *(path.parent for path in files)}
             known = [path for path in listed if path.parent in homes]
             absent = [path for path in dict.fromkeys((*files, *known)) if not path.is_file()]
-            problems = tuple(f"missing: {path}" for path in absent or [self.folder])
+            problems = tuple(f"missing: {path}" for path in absent or self._absent(files))
             state: State = "damaged" if known else "missing"
             finding = replace(finding, state=state, problems=problems)
         elif hashes and only(files, hashes):
@@ -114,6 +114,10 @@ class Input:
     def files(self) -> list[Path]:
         """The files that a run opens, there or not; those that are there where they are not known before."""
         return [self.folder / name for name in self.names]
+
+    def _absent(self, files: Sequence[Path]) -> list[Path]:
+        """What to call missing where none of the files is."""
+        return [self.folder]
 
     def _is_complete(self, files: Sequence[Path]) -> bool:
         return bool(files) and all(path.is_file() for path in files)

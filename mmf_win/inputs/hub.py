@@ -35,7 +35,7 @@ _FILES = (
     *("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json"),
     *("special_tokens_map.json", "added_tokens.json"),
 )
-_VOCABULARIES = {"vocab.txt", "tokenizer.json"}
+_VOCABULARIES = ("tokenizer.json", "vocab.txt")
 _PLAIN = {"bert", "clip"}  # types of models of which mmfw knows all files that are read
 SAFETENSORS = WEIGHTS[:1]
 # The file of weights of a revision, and its SHA-256 as others have published it.
@@ -67,9 +67,17 @@ class GivenModel(Input):
         return _files_in(self.folder, weights=self.weights)
 
     def _is_complete(self, files: Sequence[Path]) -> bool:
+        return not self._lacking(files)
+
+    def _lacking(self, files: Sequence[Path]) -> list[str]:
+        """Of what a model must have, of each the name of the first choice, what is not among the files."""
         names = {path.name for path in files}
-        wanted = [{"config.json"}, _VOCABULARIES, *([set(self.weights)] if self.weights else [])]
-        return all(names & some for some in wanted)
+        wanted = (("config.json",), _VOCABULARIES, self.weights)
+        return [some[0] for some in wanted if some and names.isdisjoint(some)]
+
+    def _absent(self, files: Sequence[Path]) -> list[Path]:
+        there = bool(files) or self.folder.is_dir()
+        return [self.folder / name for name in self._lacking(files)] if there else [self.folder]
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,10 @@ class HubModel(GivenModel):
     def published(self) -> tuple[str | None, str | None]:
         """Its name, and the SHA-256 of its weights, as far as that is known."""
         return self.source, _PUBLISHED[self.source][1] if self.source in _PUBLISHED else None
+
+    def _against(self, files: Iterable[Path], hashes: Manifest) -> str:
+        of_weights = self.weights and self.published()[1]
+        return "the published SHA-256" if of_weights else super()._against(files, hashes)
 
     def _intact(self, finding: Finding, files: Iterable[Path], hashes: Manifest, verified: float) -> Finding:
         weights, sha256 = str([*files][-1]), self.published()[1]
@@ -190,7 +202,7 @@ class HubModel(GivenModel):
             message = f"cannot download {self.source} from the Hugging Face Hub: {reason}"
             hint = "check the connection (HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror)"
             raise mirror.failed(message, [self.source], hint) from error
-        if "config.json" not in found or not found & _VOCABULARIES:
+        if "config.json" not in found or found.isdisjoint(_VOCABULARIES):
             raise MmfError(f"{self.source}: the Hugging Face Hub has no configuration or vocabulary of it")
 
 

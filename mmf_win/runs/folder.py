@@ -80,7 +80,7 @@ class Run(RunFolder):
             return (
                 f"<p>Run {escape(self.id)} has no page so far; <code>{escape(report)}</code> makes one.</p>"
             )
-        page = escape(pages[-1].read_text(encoding="utf-8"))
+        page = escape(pages[-1].read_text(encoding="utf-8", errors="replace"))
         return f'<iframe sandbox="allow-scripts" srcdoc="{page}" width="100%" height="800"></iframe>'
 
     def new_report(self, split: str, folder: Path | None = None) -> AbstractContextManager[Path]:

@@ -48,4 +48,6 @@ def events(run: Run, kind: str = "train") -> pandas.DataFrame:
         kinds = ", ".join(dict.fromkeys(event["kind"] for event in told)) or "none at all"
         raise UsageError(f"run {run.id} has no event of the kind {kind!r}", hint=f"it has: {kinds}")
     table = pandas.json_normalize(found).drop(columns=["kind"])
-    return table.assign(t=pandas.to_datetime(table["t"], unit="s", utc=True))
+    if "t" in table:
+        table["t"] = pandas.to_datetime(table["t"], unit="s", utc=True)
+    return table

@@ -65,6 +65,7 @@ class Server:
 
     def error(self) -> MmfwError:
         """What the death of the child is to the user, with the end of its log, which will be gone."""
+        self._asked.attempt.path.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up
         try:
             self._child.ended(_FAREWELL)
         finally:
@@ -72,7 +73,7 @@ class Server:
         ended = Ended(code, stop_requested=False, killed=False)
         end = exit_of(self._asked, ended, memory_ran_out=oom_kills() != self._kills)
         error, log = as_error(end, self._asked), self._asked.log
-        tail = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip()
+        tail = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip() if log.exists() else ""
         said = f"the end of its output:\n{tail}" if tail else "it has printed nothing"
         error.hint, error.log = (error.hint or "").replace(f"the whole output is in {log}", said), None
         return error

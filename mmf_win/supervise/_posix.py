@@ -81,7 +81,7 @@ class Tree:
 
         Returned is the exit code; negative is the signal that killed it.
         """
-        with suppress(ConnectionError), self._line:
+        with suppress(OSError), self._line:  # it may be closed already
             self._line.sendall(b"!")
         for moment in _MOMENTS:
             with suppress(subprocess.TimeoutExpired):

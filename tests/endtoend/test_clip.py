@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_rows
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, losses, probabilities, saved
 from tests.worlds import hostile
@@ -93,8 +95,45 @@ def test_of_the_towers_only_the_last_layers_train_that_are_unfrozen(
 
 def test_what_the_configuration_cannot_mean_is_said(tool: Tool) -> None:
     preset = tool.preset("clip")
-    assert tool.code("train", preset, "--updates", "1", "model_config.clip.fusion=cross") == 2
-    assert "model_config.clip.fusion: there is no 'cross'" in tool.errors and "align or concat" in tool.errors
+    for word in ("fusion=cross", "unfreeze=-1", "projection_dim=0", "dropout=[0.1,2,0]", "dropout=[0.1]"):
+        assert tool.code("train", preset, "--updates", "1", f"model_config.clip.{word}") == 2
+        assert f"model_config.clip.{word.partition('=')[0]} cannot be" in tool.errors
     words = ("train", preset, "--updates", "1", f"model_config.clip.clip_model_name={tool.folder / 'none'}")
     assert tool.code(*words) == 3
     assert str(tool.folder / "none") in tool.errors
+
+
+def test_another_clip_has_outputs_of_its_own_and_one_without_all_weights_is_refused(
+    fresh: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    monkeypatch.setenv("MMF_CACHE_DIR", str(fresh.world.cache))
+    own, words = fresh.folder / "own @ clip", ("--updates", "2", "--seed", "3", "training.log_interval=1")
+    shutil.copytree(fresh.world.clip, own)
+    preset, named = fresh.preset("clip"), f"model_config.clip.clip_model_name={own}"
+    first = fresh.train(preset, "--name", "first", *words)
+    assert losses(fresh.train(preset, "--name", "copied", *words, named)) == losses(first)
+    config = json.loads((own / "config.json").read_text("utf-8"))
+    config["vision_config"]["hidden_act"] = "relu"
+    (own / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert losses(fresh.train(preset, "--name", "other", *words, named)) != losses(first)
+
+    weights = load_file(own / "model.safetensors")
+    kept = {name: value for name, value in weights.items() if "text_model.encoder" not in name}
+    save_file(kept, own / "model.safetensors", {"format": "pt"})
+    assert fresh.code("train", preset, *words, named) == 3
+    assert f"{own}: its weights have not all tensors" in fresh.errors
+    (own / "model.safetensors").unlink()
+    assert fresh.code("train", preset, *words, named) == 3
+    assert f"missing: {own / 'model.safetensors'}" in fresh.errors
+
+
+def test_the_demo_trains_a_tiny_clip_that_predicts_memes_of_ones_own(tool: Tool) -> None:
+    assert main(["demo", "--model", "clip", "--dir", str(tool.folder / "демо"), "--json"]) == 0
+    result = json.loads(tool.read()[0])
+    assert result["run"].startswith("demo_clip/")
+    image = next(Path(result["data_dir"]).rglob("*.png"))
+    places = ["--data-dir", result["data_dir"], "--save-dir", result["save_dir"]]
+    assert main(["predict", "--image", str(image), "--text", "look how many", *places]) == 0
+    assert 0 <= float(tool.read()[0]) <= 1

@@ -105,7 +105,7 @@ def test_many_memes_get_the_numbers_of_a_split_by_the_file_of_a_checkpoint_and_a
         assert once.exists() and worker_of(predictor) != worker
         faulty({"at": "validation", "do": "kill", "above": 3})
         once.unlink()
-        with pytest.raises(MmfError, match="two processes in turn have died of this request") as raised:
+        with pytest.raises(MmfError, match="the model's process died twice of this request") as raised:
             next(predictor.predict_many(pairs))
         assert "the end of its output:" in str(raised.value.hint)
         assert predictor.predict(*pairs[0]) == pytest.approx(first, abs=1e-6)

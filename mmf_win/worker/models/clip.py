@@ -17,6 +17,7 @@ Its configuration ``model_config.clip``::
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ import transformers
 from mmf.common.registry import registry
 from mmf.datasets.processors.processors import BaseProcessor
 from mmf.models.base_model import BaseModel
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import AutoTokenizer, CLIPModel
 
-from mmf_win.errors import UsageError
+from mmf_win.console import first_few
+from mmf_win.errors import DataError, UsageError
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.image_cache import DiskCache, make_room
 
@@ -47,6 +50,35 @@ def located(name: str) -> dict[str, str]:
     if Path(name).is_dir() or not revision:
         return {"pretrained_model_name_or_path": name}
     return {"pretrained_model_name_or_path": own, "revision": revision}
+
+
+def _pretrained(name: str) -> Any:
+    """The CLIPModel of a name; DataError where its weights leave a part of a tower as it was made."""
+    clip, told = CLIPModel.from_pretrained(**located(name), output_loading_info=True)
+    wrong = [*told["missing_keys"], *(str(each[0]) for each in told["mismatched_keys"])]
+    if lost := [key for key in wrong if key.startswith(("vision_model.", "text_model."))]:
+        message = (
+            f"{name}: its weights have not all tensors of a CLIP of its configuration: {first_few(lost)}"
+        )
+        raise DataError(message, hint="model_config.clip.clip_model_name names a whole one")
+    return clip
+
+
+def _require_sound(config: Any) -> None:
+    """Raise UsageError where a value of the configuration cannot be meant."""
+    whole = {"unfreeze": 0, "projection_dim": 1, "num_layers": 0}
+    wrong = {
+        key: f"a whole number of {least} or more"
+        for key, least in whole.items()
+        if type(config[key]) is not int or config[key] < least
+    }
+    if config.fusion not in _FUSIONS:
+        wrong["fusion"] = " or ".join(_FUSIONS)
+    shares = config.dropout if OmegaConf.is_list(config.dropout) else ()
+    if len(shares) != 3 or not all(isinstance(share, (int, float)) and 0 <= share <= 1 for share in shares):
+        wrong["dropout"] = "three numbers from 0 to 1, as [0.1,0.4,0.2]"
+    for key, wanted in wrong.items():
+        raise UsageError(f"model_config.clip.{key} cannot be {config[key]!r}", hint=f"write {wanted}")
 
 
 class Tower(nn.Module):
@@ -120,8 +152,10 @@ class Tower(nn.Module):
             for name, value in self.model.state_dict().items():
                 weights.update(name.encode())
                 weights.update(value.cpu().contiguous().numpy())
+            of_model = {key: value for key, value in self.model.config.to_dict().items() if key[0] != "_"}
+            config = json.dumps(of_model, sort_keys=True, default=str)
             versions = (f"torch {torch.__version__}", f"transformers {transformers.__version__}")
-            self._about = (weights.hexdigest(), self._device.type, *versions)
+            self._about = (weights.hexdigest(), config, self._device.type, *versions)
         return self._about
 
     @property
@@ -135,11 +169,9 @@ class Clip(BaseModel):  # type: ignore[misc]
 
     def build(self) -> None:
         """Load CLIP, and make a new head."""
-        config = self.config
-        if config.fusion not in _FUSIONS:
-            message = f"model_config.clip.fusion: there is no {config.fusion!r}"
-            raise UsageError(message, hint=f"write {' or '.join(_FUSIONS)}")
-        clip, width = CLIPModel.from_pretrained(**located(config.clip_model_name)), config.projection_dim
+        config, width = self.config, self.config.projection_dim
+        _require_sound(config)
+        clip = _pretrained(config.clip_model_name)
         cache = None
         if (images := Observer.current.request.images) is not None:
             make_room(folder := Path(images).with_name("mmfw-outputs"))
