@@ -86,7 +86,8 @@ class Predictor:
         Raises:
             DatasetError: there is no such image, or it cannot be read (UnreadableImage).
             UsageError: this is no image or no text, or the predictor is closed.
-            MmfError: the process died, and again when it was started anew. To start it raises as the class.
+            MmfError: the process died, was started anew, and died again.
+            MmfwError: it could not be started anew; the class says how.
         """
         probas, failed = self._answered([(image, text)])
         if failed is not None:

@@ -10,34 +10,25 @@ CPU; mmfw also scores its predictions and writes their record, but makes no page
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from _bench import MMFW, PYTHON, Cost, call, parser, race, show
-from bench_training import SMALL, Bench
+from _bench import MMFW, PYTHON, Cost, call, race, show
+from bench_training import asked_for_small, make_small
 
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import read_predictions
-from mmf_win.paths import DatasetPaths
 
 SPLIT = "test_seen"
 
 
 def main() -> None:
     """Train for a moment, export with 32 and 8 bits, let all predict in turn, and print tables."""
-    options = parser(__doc__, runs=5)
-    options.add_argument("--rows", type=int, default=512, help="memes to predict")
-    options.add_argument("--full-size", action="store_true", help="measure with bert-base and ResNet-152")
-    asked = options.parse_args()
-    if asked.full_size:
-        os.environ["BENCH_FULL_SIZE"] = "1"
+    asked = asked_for_small(__doc__, rows=512)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Bench(folder, updates=2, memes=asked.rows, sizes={} if asked.full_size else SMALL)
-        os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
-        dataset, csv = DatasetPaths.below(folder / "data"), folder / "out.csv"
+        dataset, csv = make_small(folder, asked), folder / "out.csv"
         places = ("--data-dir", folder / "data", "--save-dir", folder / "save")
         call([*MMFW, "train", folder / "bench.yaml", "--trust", *places])
         for made, words in {"model": (), "int8": ("--int8", "--max-loss", "1")}.items():

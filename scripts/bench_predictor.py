@@ -9,7 +9,6 @@ worker's own time is that of reading the image, making tokens of the text, and t
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
@@ -18,12 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from _bench import MMFW, call, in_turn, parser, spread, tell
-from bench_training import SMALL, Bench
+from _bench import MMFW, call, in_turn, spread, tell
+from bench_training import asked_for_small, make_small
 
 from mmf_win import Predictor
 from mmf_win.dataset.annotations import read_rows
-from mmf_win.paths import DatasetPaths
 
 SPLIT = "test_seen"
 
@@ -70,17 +68,10 @@ def of_predictor(save: Path, pairs: list[tuple[Path, str]]) -> Times:
 
 def main() -> None:
     """Train for a moment, measure, and print tables."""
-    options = parser(__doc__, runs=5)
-    options.add_argument("--rows", type=int, default=64, help="memes to predict")
-    options.add_argument("--full-size", action="store_true", help="measure with bert-base and ResNet-152")
-    asked = options.parse_args()
-    if asked.full_size:
-        os.environ["BENCH_FULL_SIZE"] = "1"
+    asked = asked_for_small(__doc__, rows=64)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        Bench(folder, updates=2, memes=asked.rows, sizes={} if asked.full_size else SMALL)
-        os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
-        dataset, save = DatasetPaths.below(folder / "data"), folder / "save"
+        dataset, save = make_small(folder, asked), folder / "save"
         places = ("--data-dir", folder / "data", "--save-dir", save)
         call([*MMFW, "train", folder / "bench.yaml", "--trust", "--name", "bench", *places])
         pairs = [(dataset.images / row.img, row.text) for row in read_rows(dataset.split(SPLIT))]

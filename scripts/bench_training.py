@@ -21,7 +21,9 @@ loss         the largest difference from MMF alone, over all updates
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import shutil
 import statistics
 import tempfile
@@ -38,7 +40,7 @@ import torch
 from _bench import MMFW, PYTHON, ROOT, call, in_turn, parser, ratio, spread, tell
 from PIL import Image
 
-from mmf_win.paths import presets_dir
+from mmf_win.paths import DatasetPaths, presets_dir
 from mmf_win.upstream.install import usable_mmf
 from mmf_win.upstream.settings import ANNOTATIONS
 from mmf_win.worker import compat
@@ -200,6 +202,24 @@ def picture(random: np.random.Generator) -> bytes:
     file = BytesIO()
     Image.fromarray(np.clip(smooth + grain, 0, 255).astype(np.uint8)).save(file, "PNG")
     return file.getvalue()
+
+
+def asked_for_small(about: str, rows: int) -> argparse.Namespace:
+    """What a benchmark of this model, made small, is asked for on its command line."""
+    options = parser(about, runs=5)
+    options.add_argument("--rows", type=int, default=rows, help="memes to predict")
+    options.add_argument("--full-size", action="store_true", help="measure with bert-base and ResNet-152")
+    asked = options.parse_args()
+    if asked.full_size:
+        os.environ["BENCH_FULL_SIZE"] = "1"
+    return asked
+
+
+def make_small(folder: Path, asked: argparse.Namespace) -> DatasetPaths:
+    """Make the preset ``bench.yaml`` and its data in a folder, for commands that are run there."""
+    Bench(folder, updates=2, memes=asked.rows, sizes={} if asked.full_size else SMALL)
+    os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
+    return DatasetPaths.below(folder / "data")
 
 
 def main() -> None:

@@ -111,13 +111,7 @@ def _go(path: Path, model: str) -> dict[str, Any]:
     metrics = saved_metrics.read(csv)
     scores = {name: metrics[name] for name in ("auroc", "accuracy")}
     files = {"csv": str(csv), "report": str(csv.with_suffix(".html"))}
-    return {
-        **scores,
-        **files,
-        "run": run.id,
-        "data_dir": data_dir,
-        "save_dir": save_dir,
-    }
+    return {**scores, **files, "run": run.id, "data_dir": data_dir, "save_dir": save_dir}
 
 
 def _kept(result: dict[str, Any]) -> dict[str, str | None]:

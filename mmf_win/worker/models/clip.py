@@ -57,9 +57,7 @@ def _pretrained(name: str) -> Any:
     clip, told = CLIPModel.from_pretrained(**located(name), output_loading_info=True)
     wrong = [*told["missing_keys"], *(str(each[0]) for each in told["mismatched_keys"])]
     if lost := [key for key in wrong if key.startswith(("vision_model.", "text_model."))]:
-        message = (
-            f"{name}: its weights have not all tensors of a CLIP of its configuration: {first_few(lost)}"
-        )
+        message = f"{name}: its weights have not all tensors of its configuration: {first_few(lost)}"
         raise DataError(message, hint="model_config.clip.clip_model_name names a whole one")
     return clip
 
@@ -84,8 +82,8 @@ def _require_sound(config: Any) -> None:
 class Tower(nn.Module):
     """One of CLIP's transformers, pooled: a row of pixels or tokens → a vector.
 
-    Frozen, it sees each row alone, whatever the batch is, and keeps the vector by a hash of the weights and
-    the row: in memory, and on the disk if there is a cache.
+    Frozen, it sees each row alone, whatever the batch is, and keeps the vector by a hash of the weights, the
+    configuration and the row: in memory, and on the disk if there is a cache.
 
     Args:
         model: a transformer of CLIPModel.
