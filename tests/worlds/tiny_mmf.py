@@ -89,8 +89,7 @@ def build(root: Path) -> TinyWorld:
     world.cache.mkdir()
     build_word_vectors(world.cache / "glove.6B.300d.txt")
     build_fc7(world.data / "models" / "detectron.defaults")
-    build_bert(world.bert)
-    build_clip(world.clip)
+    build_models(world)
     refs = world.bert.parents[1] / "refs"
     refs.mkdir()
     (refs / "main").write_text(COMMIT, encoding="utf-8")
@@ -163,19 +162,25 @@ def build_fc7(folder: Path) -> None:
 
 def build_bert(folder: Path) -> None:
     """A BERT of two layers with random weights, its heads and its vocabulary, by transformers in a child."""
-    code = f"write_bert(Path({str(folder)!r}), {WORDS!r}, 0, **{BERT_SIZES!r})"
-    imports = "from pathlib import Path; from mmf_win.worker.tiny_models import write_bert"
-    subprocess.run([sys.executable, "-c", f"{imports}; {code}"], check=True)
+    _write_models(_bert(folder))
 
 
-def build_clip(folder: Path) -> None:
-    """A CLIP of two layers with random weights for images of 32 pixels, and its tokenizer, in a child."""
+def build_models(world: TinyWorld) -> None:
+    """The same, and a CLIP of two layers for images of 32 pixels, with its tokenizer, in one child."""
     sizes = {**SIZES, "intermediate_size": INNER, "projection_dim": 16}
     text = {**sizes, "max_position_embeddings": POSITIONS}
     vision = {**sizes, "image_size": 32, "patch_size": 16}
-    code = f"write_clip(Path({str(folder)!r}), {WORDS!r}, 0, {text!r}, {vision!r})"
-    imports = "from pathlib import Path; from mmf_win.worker.tiny_models import write_clip"
-    subprocess.run([sys.executable, "-c", f"{imports}; {code}"], check=True)
+    clip = f"write_clip(Path({str(world.clip)!r}), {WORDS!r}, 0, {text!r}, {vision!r})"
+    _write_models(_bert(world.bert), clip)
+
+
+def _bert(folder: Path) -> str:
+    return f"write_bert(Path({str(folder)!r}), {WORDS!r}, 0, **{BERT_SIZES!r})"
+
+
+def _write_models(*calls: str) -> None:
+    imports = "from pathlib import Path; from mmf_win.worker.tiny_models import write_bert, write_clip"
+    subprocess.run([sys.executable, "-c", "; ".join([imports, *calls])], check=True)
 
 
 def unlabel(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWorld:

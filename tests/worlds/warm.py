@@ -25,7 +25,13 @@ from typing import NoReturn
 
 def serve(path: str) -> NoReturn:
     """Import what takes long and depends on no test, say so, and have a worker forked for each client."""
+    import jinja2  # noqa: F401
+    import lmdb  # noqa: F401
+    import PIL.Image  # noqa: F401
+    import regex  # noqa: F401
+    import requests  # noqa: F401
     import sklearn.metrics  # noqa: F401
+    import tokenizers  # noqa: F401
     import torch._dynamo  # noqa: F401
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
