@@ -24,7 +24,9 @@ def outputs(tool: Tool) -> list[Path]:
 @pytest.fixture
 def fresh(tool: Tool) -> Tool:
     """The tool beside a world in which nothing is kept yet."""
-    return tool.in_a_copy("fresh")
+    fresh = tool.in_a_copy("fresh")
+    shutil.rmtree(fresh.world.cache / "mmfw-outputs", ignore_errors=True)
+    return fresh
 
 
 def test_training_is_the_same_with_any_cache_and_through_a_stop(
