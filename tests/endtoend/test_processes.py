@@ -51,7 +51,9 @@ def figures(run: Run, name: str) -> list[Any]:
     return [event[name] for event in trained(run).values()]
 
 
-@pytest.mark.parametrize(("name", "batch", "count"), [("visual_bert", 4, 2), ("vilbert", 3, 3)])
+@pytest.mark.parametrize(
+    ("name", "batch", "count"), [("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)]
+)
 def test_several_processes_train_as_one_does(tool: Tool, name: str, batch: int, count: int) -> None:
     """14 rows are a few batches and one of two rows, of which three processes have none for the first."""
     words = ("train", without_dropout(tool, name), "--updates", "17", "--batch-size", str(batch), *WORDS)
@@ -274,7 +276,7 @@ def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None
 
 
 def test_a_meeting_to_which_nobody_comes_is_given_up(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a minute; here the worker has less patience."""
+    """Here the worker has less patience than one of a user's."""
     impatient = "from mmf_win.worker import entry, launcher; from pathlib import Path; import sys"
     impatient += "; launcher._TO_MEET = 2; sys.exit(entry.main(Path(sys.argv[1])))"
     monkeypatch.setattr(attempts, "_WORKER", [sys.executable, "-c", impatient])

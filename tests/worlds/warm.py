@@ -1,7 +1,7 @@
 """Workers that need not import torch: each is forked from a process that has done so.
 
-Half of what a worker does in these tests is to import torch and scikit-learn. A worker from here is a process
-of its own as ever, with the same arguments, environment, files and end, and imports the rest itself.
+Half of what a worker does in these tests is to import torch and other libraries. A worker from here is a
+process of its own as ever, with the same arguments, environment, files and end, and imports the rest itself.
 
 ::
 
