@@ -69,12 +69,18 @@ def mmf_root(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="session")
-def packages(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Packages:
-    """The sdist and the wheel, built once, also for several processes of pytest-xdist."""
+def shared_folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A folder that all processes of pytest-xdist share: what takes long is made there once, under a lock."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if hasattr(request.config, "workerinput") else base
+
+
+@pytest.fixture(scope="session")
+def packages(shared_folder: Path) -> Packages:
+    """The sdist and the wheel, built once."""
     if is_wine() and not all(map(find_spec, ("pip", "setuptools"))):
         pytest.skip("this Windows Python cannot build a wheel")
-    base = tmp_path_factory.getbasetemp()
-    return build_all((base.parent if hasattr(request.config, "workerinput") else base) / "packages")
+    return build_all(shared_folder / "packages")
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.predictions import read_predictions
+from mmf_win.locking import locked
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import attempts, fits, own_code
 from mmf_win.runs.folder import Run
@@ -44,15 +45,23 @@ def only_rc12() -> None:
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> tiny_mmf.TinyWorld:
+def world(shared_folder: Path) -> tiny_mmf.TinyWorld:
     """A tiny dataset with features, word vectors and a BERT."""
-    return tiny_mmf.build(tmp_path_factory.mktemp("tiny") / "мой dataset 中文")
+    folder = shared_folder / "tiny"
+    with locked(shared_folder / "tiny.lock", patience=math.inf):
+        if not folder.exists():
+            unfinished = shared_folder / "tiny.unfinished"
+            tiny_mmf.build(unfinished / "мой dataset 中文")
+            unfinished.rename(folder)
+    return tiny_mmf.TinyWorld(folder / "мой dataset 中文")
 
 
 @pytest.fixture(scope="session")
-def kept(mmf_version: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def kept(mmf_version: str, shared_folder: Path) -> Path:
     """Where trained runs are kept for the tests with the same MMF."""
-    return tmp_path_factory.mktemp("kept")
+    folder = shared_folder / f"trained with {mmf_version}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture
@@ -71,19 +80,15 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Faulty:
 
 
 @pytest.fixture(scope="session")
-def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
-    """The command of a worker that mmfw starts in this process, where that can be had in half the time."""
+def worker(shared_folder: Path) -> Iterator[list[str]]:
+    """The command of a worker that starts with its imports done, where the system can fork one."""
     if not hasattr(os, "pidfd_open") or "MMFW_TEST_FRESH" in os.environ:
         yield attempts._WORKER
         return
-    server = tmp_path_factory.mktemp("warm") / "socket"
-    script = [sys.executable, warm.__file__, str(server)]
-    # What torch and Python read when they start.
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
-    with subprocess.Popen(script, env=environ, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        yield [sys.executable, "-I", "-S", warm.__file__, str(server), attempts._WORKER[-1]]
-        process.kill()
+    with locked(shared_folder / "warm.lock", patience=math.inf):
+        held = warm.lease(server := str(shared_folder / "warm"))
+    with held:
+        yield [sys.executable, "-I", "-S", warm.__file__, server, attempts._WORKER[-1]]
 
 
 @dataclass
@@ -152,11 +157,14 @@ class Tool:
     def trained(self, name: str, *, seed: int = 1, run: str | None = None) -> Run:
         """A run of one update with one of the tiny recipes, called ``run``; trained once for all tests."""
         kept = self.kept / f"{name}-{seed}"
-        if not kept.exists():
-            words = ("--updates", "1", "--seed", str(seed), "--name", kept.name)
-            first = self.train(self.preset(name), *words)
-            shutil.copytree(first.path, kept)
-            shutil.rmtree(first.path.parent)
+        with locked(kept.with_suffix(".lock"), patience=math.inf):
+            if not kept.exists():
+                words = ("--updates", "1", "--seed", str(seed), "--name", kept.name)
+                first = self.train(self.preset(name), *words)
+                unfinished = kept.with_suffix(".unfinished")
+                shutil.copytree(first.path, unfinished)
+                unfinished.rename(kept)
+                shutil.rmtree(first.path.parent)
         copy = Run.create(self.save_dir, run or name)
         shutil.copytree(kept, copy.path, dirs_exist_ok=True)
         return copy

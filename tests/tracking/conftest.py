@@ -23,11 +23,9 @@ def world(user_dir: Path) -> World:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The address of the server, which is started once, also for several processes of pytest-xdist."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if hasattr(request.config, "workerinput") else base
-    with mlflow_server.shared_server(shared / "mlflow") as url:
+def server(shared_folder: Path) -> Iterator[str]:
+    """The address of the server, which is started once."""
+    with mlflow_server.shared_server(shared_folder / "mlflow") as url:
         yield url
 
 

@@ -1,30 +1,63 @@
-"""Workers that need not import torch: each is forked from a process that has done so.
+"""Workers that start with their imports done: each is forked from a server that has made them.
 
-Half of what a worker does in these tests is to import torch and other libraries. A worker from here is a
-process of its own as ever, with the same arguments, environment, files and end, and imports the rest itself.
+Most of the time of a small training goes into imports. A worker from here is a process of its own, with the
+same arguments, environment, files and exit code as one that mmfw starts.
 
 ::
 
     keeper ── client ══ socket ══ handler ── worker
-                                  both are forked from the server, which has imported torch
+                                  both are forked from a server
 
-Run as a script with the socket's path it is the server; with a module and its arguments after that, a client.
+The first server has imported torch and other libraries. For a worker of mmfw it forks another one, which
+imports MMF with our patches and hooks, too: one for each MMF and each set of variables that are read by
+these imports. A worker has to import MMF itself where ``MMFW_TEST_OWN_IMPORTS`` is in its environment.
+
+A server ends when nobody holds a lease on it (see ``lease``), so none outlives the tests, however they end.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
+import gc
+import json
 import os
 import signal
+import subprocess
 import sys
+import time
 from multiprocessing.connection import Client, Connection, Listener, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import NoReturn
 
+_OWN_IMPORTS = "MMFW_TEST_OWN_IMPORTS"
+# The beginnings of variables that libraries read when they are imported.
+_READ_BY_IMPORTS = (
+    *("CUDA", "GOMP_", "HF_", "HOME", "LD_", "MMF_CACHE_DIR", "OMP_", "PYTHON", "TOKENIZERS_", "TORCH"),
+    "TRANSFORMERS_",
+)
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_LEASE, _SERVER_FOR_MMF, _WORKER = "lease", "server for MMF", "worker"
+_Imports = tuple[str, dict[str, str]]  # the folder of an MMF, and the variables that are read with it
+
+
+def lease(path: str) -> Connection:
+    """Start the server at ``path`` unless it runs, and keep it running until the result is closed."""
+    try:
+        held = Client(path)
+    except OSError:
+        # torch and Python read these when they start.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+        subprocess.run([sys.executable, __file__, path], env=environment, check=True)
+        held = Client(path)
+    held.send((_LEASE, None))
+    held.recv()
+    return held
+
 
 def serve(path: str) -> NoReturn:
-    """Import what takes long and depends on no test, say so, and have a worker forked for each client."""
+    """Import the libraries that every worker needs, then serve in the background."""
     import jinja2  # noqa: F401
     import lmdb  # noqa: F401
     import PIL.Image  # noqa: F401
@@ -32,18 +65,96 @@ def serve(path: str) -> NoReturn:
     import requests  # noqa: F401
     import sklearn.metrics  # noqa: F401
     import tokenizers  # noqa: F401
-    import torch._dynamo  # noqa: F401
+    import torch.utils.tensorboard  # noqa: F401
 
+    Path(path).unlink(missing_ok=True)  # left by a server that was killed
+    with Listener(path) as listener:
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1):
+            os.dup2(nowhere, descriptor)
+        _accept(listener, path)
+
+
+def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoReturn:
+    """Fork a handler for each client that wants a worker, and a server for each MMF that one wants."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    with Listener(path) as server:
-        print("ready", flush=True)
-        while True:
-            client = server.accept()
-            if os.fork() == 0:
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                server.close()
-                _handle(client)
-            client.close()
+    leases: list[Connection] = []
+    servers: dict[str, str] = {}
+    accepting = listener._listener._socket  # type: ignore[attr-defined]
+    started = time.monotonic()
+    while not needs_lease or leases or time.monotonic() < started + 60:
+        ready = wait([accepting, *leases], timeout=None if leases or not needs_lease else 60)
+        leases = [held for held in leases if held not in ready]
+        if accepting not in ready:
+            continue
+        client = listener.accept()
+        try:
+            wanted, imports = client.recv()
+        except EOFError:
+            continue
+        if wanted == _LEASE:
+            client.send(True)
+            leases.append(client)
+            continue
+        if wanted == _SERVER_FOR_MMF:
+            key = repr(imports)
+            if key not in servers:
+                servers[key] = f"{path}-{len(servers)}"
+                _fork_server_for_mmf(servers[key], imports, [accepting, client, *leases])
+            client.send(servers[key])
+        elif os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for inherited in (listener, *leases):
+                inherited.close()
+            _handle(client)
+        client.close()
+    os._exit(0)
+
+
+def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connection]) -> None:
+    """Fork a server that has imported an MMF, and return when it accepts clients."""
+    ready, tell = os.pipe()
+    if os.fork() == 0:
+        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+        for connection in inherited:
+            connection.close()
+        os.close(ready)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _import_mmf(*imports)
+        with Listener(path) as listener:
+            os.close(tell)
+            _accept(listener, path, needs_lease=False)
+    os.close(tell)
+    os.read(ready, 1)  # ends when the server, alive or dead, has closed its end
+    os.close(ready)
+
+
+def _import_mmf(root: str, environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+    from mmf_win.worker import compat
+
+    compat.install(Path(root))
+    import transformers.models.bert.tokenization_bert_fast  # noqa: F401
+    from mmf.utils.env import setup_imports
+
+    # Not the module of the trainer, which takes the observer of the run when it is imported.
+    from mmf_win.worker.hooks import (  # noqa: F401
+        checkpoints,
+        micro_batch,
+        nonfinite,
+        precision,
+        resume,
+        splitting,
+    )
+
+    setup_imports()
+    compat.install = lambda *_: None  # type: ignore[assignment]
+    # A collection in a worker then looks at the worker's own objects alone.
+    gc.collect()
+    gc.freeze()
 
 
 def _handle(client: Connection) -> NoReturn:
@@ -92,7 +203,12 @@ def _work(words: list[str], folder: str, environment: dict[str, str], descriptor
 def attend(path: str, words: list[str]) -> NoReturn:
     """Stand for a worker: hand signals on to it, and end as it does."""
     descriptors = [number for number in range(256) if _is_open(number)]
+    if imports := _imports_of(words):
+        with Client(path) as server:
+            server.send((_SERVER_FOR_MMF, imports))
+            path = server.recv()
     with Client(path) as server:
+        server.send((_WORKER, None))
         server.send((words, str(Path.cwd()), dict(os.environ), len(descriptors)))
         for number in descriptors:
             send_handle(server, number, 0)
@@ -104,6 +220,14 @@ def attend(path: str, words: list[str]) -> NoReturn:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _imports_of(words: list[str]) -> _Imports | None:
+    """Return what a server has to import for these words; None where a worker imports MMF itself."""
+    if words[0] != "mmf_win.worker.entry" or _OWN_IMPORTS in os.environ:
+        return None
+    root = json.loads(Path(words[1]).read_text(encoding="utf-8"))["mmf"]
+    return root, {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_READ_BY_IMPORTS)}
 
 
 def _is_open(descriptor: int) -> bool:
