@@ -23,6 +23,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "
 PAGE = (ROOT / "docs" / "container.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.wide
 def test_what_the_image_is_built_from_makes_the_same_wheel(packages: Packages, tmp_path: Path) -> None:
     _comment, everything, *patterns = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert everything == "*"

@@ -86,6 +86,7 @@ def test_a_stand_in_for_data_sets_is_asked_for_the_folder(
     assert words == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
 
 
+@pytest.mark.wide
 def test_a_stub_of_clearml_has_the_arguments_of_an_agents_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,7 @@ def test_the_sdist_has_every_file_of_the_repository(packages: Packages, folder: 
     assert _files(packages.source, folder) == _files(ROOT, folder)
 
 
+@pytest.mark.wide
 def test_the_tests_of_the_sdist_run_in_it(packages: Packages) -> None:
     words = ["-q", "-p", "no:cacheprovider", "tests/archives/test_names.py", "tests/test_paths.py"]
     done = subprocess.run(
@@ -77,6 +78,7 @@ def test_the_command_is_declared_and_nothing_else_is_in_it(wheel: zipfile.Path) 
     assert {path.name for path in wheel.iterdir()} == {"mmf_win", info.name}
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(
     find_spec("twine") is None or find_spec("check_wheel_contents") is None,
     reason="not installed: twine and check-wheel-contents",
@@ -90,6 +92,7 @@ def test_the_index_would_take_both_and_nothing_odd_is_in_the_wheel(packages: Pac
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no variable that takes its compiler away")
 def test_without_a_compiler_the_rest_is_built(packages: Packages, tmp_path: Path) -> None:
     build_wheel(packages.source, tmp_path, CC="no-such-compiler")

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.worlds.browser import needs_browser, running_browser
 
 ROOT = Path(__file__).parents[1]
@@ -15,6 +17,7 @@ _WIDER_THAN_ITS_PLACE = """() => [document.scrollingElement, ...document.querySe
   .map(e => e.textContent.trim().slice(0, 60))"""
 
 
+@pytest.mark.wide
 @needs_browser("mkdocs", "material")
 def test_no_page_and_nothing_on_it_scrolls_sideways_on_a_small_laptop(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]

@@ -286,6 +286,7 @@ def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_pat
     assert len(parse(text, folder.specification).choices) == 2
 
 
+@pytest.mark.wide
 def test_the_trainings_of_a_preset_are_sent_to_a_tracker_also_when_they_are_resumed(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from tests.worlds.web import WebServer, answers
 needs_mlflow = pytest.mark.skipif(
     find_spec("mlflow") is None, reason="this Windows Python has no MLflow without PyTorch"
 )
-pytestmark = needs_mlflow
+pytestmark = [pytest.mark.wide, needs_mlflow]
 
 
 @pytest.fixture

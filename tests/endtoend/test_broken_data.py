@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mmf_win.dataset.annotations import read_rows
 from mmf_win.integrity.verify import record_hashes
 from tests.endtoend.conftest import Tool, ids, probabilities
 from tests.worlds import pickles
+from tests.worlds.tools import wide
 
 
 @pytest.fixture
@@ -40,7 +42,9 @@ def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> 
     return str(path), meme["id"]
 
 
-@pytest.mark.parametrize(("workers", "said"), [(0, "truncated"), (2, "cannot identify")])
+@pytest.mark.parametrize(
+    ("workers", "said"), wide([(0, "truncated"), (2, "cannot identify")], but=[(0, "truncated")])
+)
 def test_a_broken_picture_is_named_with_its_meme_and_row(
     tool: Tool, own: Tool, workers: int, said: str
 ) -> None:
@@ -70,8 +74,9 @@ class MakesFolder:
         return os.mkdir, (str(self.folder),)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("hostile", [True, False])
+@pytest.mark.parametrize(
+    ("hostile", "workers"), wide(product([True, False], [0, 2]), but=[(True, 0), (False, 2)])
+)
 def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_with_its_name(
     tool: Tool, own: Tool, tmp_path: Path, workers: int, hostile: bool
 ) -> None:
@@ -103,6 +108,7 @@ def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_wit
     assert not (tmp_path / "made").exists()
 
 
+@pytest.mark.wide
 def test_a_picture_that_is_broken_in_the_archive_is_replaced_as_the_hint_says(own: Tool) -> None:
     broken, _ = break_picture(own, "train", 0)
     unpacked = own.folder / "unpacked"
@@ -124,6 +130,7 @@ def test_a_picture_that_is_broken_in_the_archive_is_replaced_as_the_hint_says(ow
     assert own.code("train", preset, "--updates", "1") == 0, own.errors
 
 
+@pytest.mark.wide
 def test_a_picture_is_not_taken_for_one_of_another_suffix(tool: Tool, own: Tool) -> None:
     """Beside each cat.png lies a cat.jpg, which MMF would load instead."""
     tool.trained("image")

@@ -167,6 +167,7 @@ def test_the_planted_model_without_a_fault_and_that_of_the_guide_are_sound(
     assert not unsound(english("check", str(guide / "small_cnn.yaml"), "--trust"))
 
 
+@pytest.mark.wide
 def test_words_that_the_vocabulary_lacks_and_texts_that_are_cut_are_counted(tool: Tool) -> None:
     settings = tool.settings("bert")
     settings["dataset_config"]["hateful_memes"]["processors"]["text_processor"]["params"][
@@ -242,6 +243,7 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty, monkeypatch: p
     assert not tool.save_dir.exists() and not [*scratch.glob("mmfw-check-*")]
 
 
+@pytest.mark.wide
 def test_a_rate_that_is_too_large_is_not_blamed_on_the_model(tool: Tool) -> None:
     found = in_english(tool)("check", planted(tool, None), "--trust", "optimizer.params.lr=1e30")
     (learnt,) = (each for each in found["findings"] if each["check"] == "one batch")
@@ -250,6 +252,7 @@ def test_a_rate_that_is_too_large_is_not_blamed_on_the_model(tool: Tool) -> None
     assert not unsound(found)
 
 
+@pytest.mark.wide
 def test_a_run_is_checked_with_what_it_began_with_but_for_its_teacher(tool: Tool) -> None:
     english = in_english(tool)
     first = english.train(planted(tool, None), "--updates", "2", "--trust")
@@ -275,6 +278,7 @@ def test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output(tool: T
     assert "mmfw-check-" not in tool.errors.partition("hint:")[2]
 
 
+@pytest.mark.wide
 def test_how_much_of_the_model_a_file_of_weights_sets_is_told(tool: Tool) -> None:
     weights = tool.trained("visual_bert", run="source").checkpoints / "current.ckpt"
     preset = tool.preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")

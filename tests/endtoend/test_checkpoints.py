@@ -90,6 +90,7 @@ def test_scores_are_of_the_checkpoints_whose_hashes_were_told_when_they_were_sav
     assert (listed["test_checkpoint"], listed["test_split"]) == ("best", "test_unseen")
 
 
+@pytest.mark.wide
 def test_a_run_that_stopped_early_says_where_and_resumes_only_to_train_on(tool: Tool) -> None:
     words = ("training.early_stop.enabled=True", "training.early_stop.patience=2", *NOTHING_IS_LEARNED)
     often = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
@@ -121,6 +122,7 @@ def test_a_run_that_begins_at_a_checkpoint_of_another_has_a_best_of_its_own(tool
     assert known(new, "best.ckpt").update == 6
 
 
+@pytest.mark.wide
 def test_what_a_resume_from_the_best_leaves_behind_is_kept_until_the_run_is_further(
     tool: Tool, faulty: Faulty
 ) -> None:
@@ -146,6 +148,7 @@ def test_what_a_resume_from_the_best_leaves_behind_is_kept_until_the_run_is_furt
     }
 
 
+@pytest.mark.wide
 def test_what_one_resume_from_the_best_has_set_aside_survives_the_next(tool: Tool) -> None:
     run = tool.train(tool.preset("vilbert"), "--updates", "5", *NOTHING_IS_LEARNED)
     heads = {}
@@ -157,6 +160,7 @@ def test_what_one_resume_from_the_best_has_set_aside_survives_the_next(tool: Too
     assert {head: file_digest(head) for head in heads} == heads
 
 
+@pytest.mark.wide
 def test_another_runs_best_is_named_and_no_run_goes_on_with_it(tool: Tool) -> None:
     other = tool.trained("vilbert", run="b")
     run = tool.train(tool.preset("vilbert"), "--updates", "2", *NOTHING_IS_LEARNED)
@@ -189,6 +193,7 @@ def test_a_seed_that_would_not_hold_is_refused_beside_what_is_resumed(tool: Tool
     assert tool("train", "--resume", "last", "--updates", "2", "--seed", "1")["seed"] == 1
 
 
+@pytest.mark.wide
 def test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says(tool: Tool) -> None:
     preset = tool.preset("vilbert")
     run = tool.train(preset, "--updates", "1")
@@ -198,6 +203,7 @@ def test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says
     assert tool("train", preset, *typed(begin)[2:], "--updates", "1")["state"] == "done"
 
 
+@pytest.mark.wide
 def test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say(tool: Tool) -> None:
     words = ("--name", "a", "--updates", "2", *NOTHING_IS_LEARNED)
     old = tool.train(tool.preset("vilbert"), *words)
@@ -236,6 +242,7 @@ def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: To
     assert known(run, "current.ckpt").update == 4
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no file's length")
 def test_a_checkpoint_that_becomes_longer_than_a_file_may_leaves_the_last_one_whole(
     tool: Tool, faulty: Faulty

@@ -72,6 +72,7 @@ def test_a_prediction_does_not_depend_on_the_batch_and_takes_own_memes(tool: Too
     assert meme["proba"] == pytest.approx(together[0], abs=1e-6)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("unfreeze", "fusion"), [(0, "concat"), (1, "align"), (2, "align")], ids=["nothing", "the last", "all"]
 )
@@ -105,6 +106,7 @@ def test_what_the_configuration_cannot_mean_is_said(tool: Tool) -> None:
     assert str(tool.folder / "none") in tool.errors
 
 
+@pytest.mark.wide
 def test_another_clip_has_outputs_of_its_own_and_one_without_all_weights_is_refused(
     fresh: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +133,7 @@ def test_another_clip_has_outputs_of_its_own_and_one_without_all_weights_is_refu
     assert f"missing: {own / 'model.safetensors'}" in fresh.errors
 
 
+@pytest.mark.wide
 def test_the_demo_trains_a_tiny_clip_that_predicts_memes_of_ones_own(tool: Tool) -> None:
     assert main(["demo", "--model", "clip", "--dir", str(tool.folder / "демо"), "--json"]) == 0
     result = json.loads(tool.read()[0])

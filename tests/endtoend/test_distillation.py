@@ -54,6 +54,7 @@ def test_a_student_keeps_its_teacher_when_it_resumes_and_in_parts(
     assert not [e for e in read_events(parts.events) if e.get("attempt") == "4"], "no worker has started"
 
 
+@pytest.mark.wide
 def test_a_teacher_of_its_own_labels_leaves_validation_as_it_is(tool: Tool, lessons: Path) -> None:
     """A share of 1 of a teacher that says what the labels say is the loss without one."""
     annotations = (tool.world.dataset / "annotations" / "train.jsonl").read_text(encoding="utf-8")
@@ -79,6 +80,7 @@ def test_a_teacher_is_named_by_the_option(tool: Tool, lessons: Path) -> None:
     assert shown["training"] and not tool.save_dir.joinpath("bert").exists()
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("name", ["mmbt", "visual_bert"])
 def test_every_list_of_losses_takes_a_teacher(tool: Tool, lessons: Path, name: str) -> None:
     words = (tool.preset(name), "--updates", "1", "--seed", "2", "training.log_interval=1")

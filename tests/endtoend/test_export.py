@@ -144,6 +144,7 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
     assert tool.code("export", run.id, "-o", str(folder), "--tolerance", tolerance) == 0 and folder.exists()
 
 
+@pytest.mark.wide
 def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
     tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,6 +168,7 @@ def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
     assert not list(run.reports.glob("*.csv"))
 
 
+@pytest.mark.wide
 def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(
     tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

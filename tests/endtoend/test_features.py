@@ -178,6 +178,7 @@ def test_mmf_downloads_nothing_after_mmfw_has_fetched_also_the_weights_that_a_wo
     assert shop.tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("recipe", ["visual_bert", "vilbert"])
 def test_on_added_features_it_trains_and_predicts_as_on_the_lmdb_that_the_files_came_from_and_as_on_the_files(
     recipe: str, tool: Tool, tmp_path: Path

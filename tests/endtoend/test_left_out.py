@@ -97,6 +97,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     assert main(wanted) == 0
 
 
+@pytest.mark.wide
 def test_a_run_that_validated_on_the_papers_split_names_it(phase_1: Tool) -> None:
     preset = phase_1.preset("vilbert", published=PUBLISHED)
     assert phase_1.code("train", preset, "--updates", "1") == 0, phase_1.errors

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
+import pytest
+
 from mmf_win.upstream.config import merge
 from tests.endtoend.conftest import Tool, events, saved
 
@@ -66,6 +68,7 @@ def test_a_part_is_counted_and_what_is_not_in_the_file_is_named(tool: Tool) -> N
     assert tool.code("predict", "--no-report") == 0 and " tensors" not in tool.errors
 
 
+@pytest.mark.wide
 def test_a_tensor_of_another_shape_is_named(tool: Tool) -> None:
     file = tool.trained("visual_bert").checkpoints / "best.ckpt"
     mapping = {"model.bert.embeddings.word_embeddings": "model.bert.embeddings.position_embeddings"}

@@ -125,6 +125,7 @@ def test_mmfs_own_accumulation_is_right_at_an_epochs_end_in_parts_and_in_a_run_t
     assert_same_weights(parts, whole, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("fitting", [13, 6])
 def test_auto_takes_the_rows_that_a_fake_gpus_memory_holds(tool: Tool, faulty: Faulty, fitting: int) -> None:
     """The machine has no GPU: what measures one is replaced, everything else is real."""
@@ -137,6 +138,7 @@ def test_auto_takes_the_rows_that_a_fake_gpus_memory_holds(tool: Tool, faulty: F
     assert list(fits.load().values()) == ([] if fitting > 12 else [6])
 
 
+@pytest.mark.wide
 def test_a_search_that_was_stopped_is_not_remembered(tool: Tool, faulty: Faulty) -> None:
     """The second update goes through row by row to be measured, which is not what fits the fake GPU."""
     faulty({"at": "meter", "above": 13}, {"at": "stepped", "do": "stop", "update": 2})

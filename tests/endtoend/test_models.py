@@ -11,7 +11,7 @@ from mmf_win.dataset.predictions import read_predictions
 from mmf_win.paths import is_portable
 from tests.endtoend.conftest import Faulty, Tool, events, probabilities, starts
 from tests.worlds import tiny_mmf
-from tests.worlds.tools import shown_by_tensorboard
+from tests.worlds.tools import shown_by_tensorboard, wide
 
 
 def train_resume_predict(tool: Tool, preset: str) -> None:
@@ -42,7 +42,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert probabilities(fast) == pytest.approx(probabilities(predicted), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", sorted(tiny_mmf.recipes()))
+@pytest.mark.parametrize("name", wide(sorted(tiny_mmf.recipes()), but=("cnn_lstm", "mmbt", "vilbert")))
 def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, faulty: Faulty, name: str) -> None:
     """Texts of some words are padded to 32 tokens, or with --fast to 8."""
     settings = tool.settings(name)
@@ -77,6 +77,7 @@ def test_what_only_rc12_has_predicts_memes_without_labels(tool: Tool, tmp_path: 
     assert ("reads padding" in tool.errors) == (name == "lxmert"), "it is not predicted fast"
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(("model", "start"), [("vilbert", "from_cc"), ("visual_bert", "from_coco")])
 def test_a_model_starts_from_weights_pretrained_elsewhere(tool: Tool, model: str, start: str) -> None:
     """As the presets vilbert_cc and visual_bert_coco do, with a checkpoint on disk, not the zoo's."""

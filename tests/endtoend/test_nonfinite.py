@@ -139,11 +139,13 @@ def test_a_second_pass_names_the_module_and_the_rows_and_the_page_shows_it(
     assert len(events(run, "nonfinite")) == 1
 
 
+@pytest.mark.wide
 def test_a_gradient_that_is_made_between_modules_is_that_of_the_one_that_calls_them(tool: Tool) -> None:
     _, event = place(tool, *planted(tool, "between"), "--updates", "1")
     assert "first in the backward pass of Model (its inputs were finite)" in event["text"]
 
 
+@pytest.mark.wide
 def test_without_clipping_the_next_loss_names_the_parameters(tool: Tool) -> None:
     words = planted(tool, "between", clip_gradients=False, checkpoint_interval=9, evaluation_interval=9)
     _, event = place(tool, *words, "--updates", "2")
@@ -162,6 +164,7 @@ def test_rows_that_are_not_finite_are_named_with_their_field(tool: Tool) -> None
     assert event["bad_fields"] == ["image"] and row in event["ids"]
 
 
+@pytest.mark.wide
 def test_what_a_second_pass_does_not_repeat_is_said_as_it_was(tool: Tool, faulty: Faulty) -> None:
     faulty({"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
     _, event = place(tool, *planted(tool, "nowhere"), "--updates", "1")
@@ -177,6 +180,7 @@ def test_updates_that_overflow_in_fp16_are_left_out_without_an_alarm(tool: Tool,
     assert not events(run, "nonfinite")
 
 
+@pytest.mark.wide
 def test_of_two_processes_the_one_whose_rows_they_are_says_it(tool: Tool) -> None:
     _, event = place(tool, *planted(tool, "backward", share=0.05), *TWO, "--updates", "30")
     assert event["module"] == "blocks.0"

@@ -59,6 +59,7 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
     assert run.request().settings["env"]["user_dir"] == str(moved)
 
 
+@pytest.mark.wide
 def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this_machine_alone(
     tool: Tool, guide: Path, phase_1: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +83,7 @@ def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this
         assert str(guide / "my_models") in phase_1.errors and "--trust" in phase_1.errors
 
 
+@pytest.mark.wide
 def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: Tool, guide: Path) -> None:
     preset = guide / "small_cnn.yaml"
     preset.write_text(preset.read_text(encoding="utf-8").replace("small_cnn", "other_cnn"), "utf-8")

@@ -15,7 +15,7 @@ from mmf_win.dataset.annotations import read_rows
 from tests.endtoend.conftest import Tool, ids, probabilities
 from tests.endtoend.test_predicting import predict
 from tests.worlds import hostile, npy, tiny_mmf
-from tests.worlds.tools import typed
+from tests.worlds.tools import typed, wide
 
 SPLIT = "test_unseen"
 
@@ -34,7 +34,7 @@ def table_of_the_split(tool: Tool, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("recipe", ["image", "bert", "mmbt", "visual_bert"])
+@pytest.mark.parametrize("recipe", wide(["image", "bert", "mmbt", "visual_bert"], but=("mmbt",)))
 def test_own_memes_get_the_very_probabilities_that_they_get_as_a_split(recipe: str, tool: Tool) -> None:
     tool.trained(recipe)
     split = tool("predict", "--split", SPLIT, "--no-report")
@@ -107,6 +107,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     assert "licensed" not in page
 
 
+@pytest.mark.wide
 def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(
     tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +158,7 @@ def test_images_without_region_features_are_refused_with_what_can_be_done(tool: 
     assert tool(*again)["rows"] == 1
 
 
+@pytest.mark.wide
 def test_a_picture_that_cannot_be_decoded_is_named_with_the_users_table(tool: Tool, tmp_path: Path) -> None:
     tool.trained("image")
     (tmp_path / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
@@ -211,6 +213,7 @@ def test_a_set_of_csv_files_is_trained_on_and_predicted_by_its_own_ids(tool: Too
     assert ids(own("predict")) == ["test-0", "test-1", "test-2"]
 
 
+@pytest.mark.wide
 def test_what_is_to_do_next_without_a_test_split_goes_well(tool: Tool) -> None:
     own = tool.in_a_copy("world")
     for split in own.world.dataset.glob("annotations/test*.jsonl"):
@@ -221,6 +224,7 @@ def test_what_is_to_do_next_without_a_test_split_goes_well(tool: Tool) -> None:
     assert "dev_unseen" in own.output
 
 
+@pytest.mark.wide
 def test_a_split_that_lies_beside_the_others_is_predicted(tool: Tool) -> None:
     own = tool.in_a_copy("world")
     annotations = own.world.dataset / "annotations"

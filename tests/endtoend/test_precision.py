@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from mmf_win.results.saved_metrics import path_beside
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, losses, probabilities, saved
 from tests.endtoend.test_stopping import user
-from tests.worlds.tools import requires_console_events
+from tests.worlds.tools import requires_console_events, wide
 
 HALF, NO_HALF = {"at": "hardware", "do": "half"}, {"at": "hardware", "do": "no_half"}
 MMFS_SCALER = """
@@ -24,8 +25,9 @@ MMFTrainer.load_fp16_scaler = lambda self: setattr(self, "scaler", torch.amp.Gra
 WORDS = ("--seed", "3", "training.log_interval=1")
 
 
-@pytest.mark.parametrize("half", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", ["mmbt", "vilbert"])
+@pytest.mark.parametrize(
+    ("name", "half"), wide(product(["mmbt", "vilbert"], ["bf16", "fp16"]), but=[("vilbert", "fp16")])
+)
 def test_a_run_in_half_precision_stays_near_the_other_and_resumes_exactly(
     tool: Tool, faulty: Faulty, name: str, half: str
 ) -> None:
@@ -73,6 +75,7 @@ def test_predictions_are_made_in_the_precision_of_the_run_unless_another_is_aske
     assert json.loads(run.request_file.read_text(encoding="utf-8"))["settings"]["mmfw"]["precision"] == "bf16"
 
 
+@pytest.mark.wide
 @requires_console_events
 def test_each_of_two_predictions_at_once_records_its_own_precision(tool: Tool, faulty: Faulty) -> None:
     run, at = tool.trained("mmbt"), tool.folder / "at"
@@ -87,6 +90,7 @@ def test_each_of_two_predictions_at_once_records_its_own_precision(tool: Tool, f
     assert [each["members"][0]["precision"] for each in (first, record)] == ["fp32", "bf16"]
 
 
+@pytest.mark.wide
 def test_hardware_without_half_precision_trains_and_predicts_in_full_and_says_so(
     tool: Tool, faulty: Faulty
 ) -> None:
@@ -135,6 +139,7 @@ def test_an_update_that_overflows_does_not_count_in_the_search_for_a_micro_batch
     assert 2 < len(before) <= 2 + left_out, "one to warm up, two measured, and those that overflowed"
 
 
+@pytest.mark.wide
 def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool, faulty: Faulty) -> None:
     preset = tool.preset("mmbt")
     words = ("--updates", "4", *WORDS)
@@ -150,6 +155,7 @@ def test_a_fast_run_pads_less_draws_other_numbers_and_resumes_as_one(tool: Tool,
     assert "fast" not in (resumed["differs"] or "")
 
 
+@pytest.mark.wide
 def test_without_dropout_a_fast_run_has_the_losses_of_a_plain_one(tool: Tool) -> None:
     settings = tool.settings("mmbt")
     encoder = settings["model_config"]["mmbt"]["text_encoder"]["params"]
@@ -159,6 +165,7 @@ def test_without_dropout_a_fast_run_has_the_losses_of_a_plain_one(tool: Tool) ->
     assert losses(runs[1]) == pytest.approx(losses(runs[0]), abs=1e-3)
 
 
+@pytest.mark.wide
 def test_a_loss_that_is_too_large_for_fp16_is_calculated_in_full_precision(
     tool: Tool, faulty: Faulty
 ) -> None:

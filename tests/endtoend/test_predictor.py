@@ -111,6 +111,7 @@ def test_many_memes_get_the_numbers_of_a_split_by_the_file_of_a_checkpoint_and_a
         assert predictor.predict(*pairs[0]) == pytest.approx(first, abs=1e-6)
 
 
+@pytest.mark.wide
 def test_no_worker_outlives_a_program_that_was_killed(tool: Tool, faulty: Faulty) -> None:
     run = tool.trained("mmbt")
     words = [sys.executable, "-c", PARENT, run.id, str(tool.save_dir), str(tool.world.data)]

@@ -25,7 +25,7 @@ from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, p
 from tests.endtoend.test_resume import SCHEDULE, trained, validated
 from tests.endtoend.test_stopping import endless, user
 from tests.worlds.held import witness
-from tests.worlds.tools import is_wine, typed
+from tests.worlds.tools import is_wine, typed, wide
 
 pytestmark = pytest.mark.skipif(
     is_wine(), reason="gloo dies under Wine; several processes are not tried on Windows"
@@ -52,7 +52,8 @@ def figures(run: Run, name: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "batch", "count"), [("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)]
+    ("name", "batch", "count"),
+    wide([("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)], but=[("visual_bert", 4, 2)]),
 )
 def test_several_processes_train_as_one_does(tool: Tool, name: str, batch: int, count: int) -> None:
     """14 rows are a few batches and one of two rows, of which three processes have none for the first."""
@@ -74,6 +75,7 @@ def test_several_processes_train_as_one_does(tool: Tool, name: str, batch: int, 
     assert probabilities(predicted[1]) == pytest.approx(probabilities(predicted[0]), abs=1e-5)
 
 
+@pytest.mark.wide
 def test_several_processes_stop_early_together(tool: Tool) -> None:
     """With a rate of zero, no validation after the first is better."""
     early = ("training.early_stop.enabled=True", "training.early_stop.patience=2")
@@ -83,6 +85,7 @@ def test_several_processes_stop_early_together(tool: Tool) -> None:
     assert len([event for event in events(run, "val") if event["final"]]) == 1
 
 
+@pytest.mark.wide
 def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(tool: Tool, faulty: Faulty) -> None:
     """Dropout included; the second stop is in the validation of update 4, which is repeated."""
     words = (*TWO, "--updates", "7", *WORDS)
@@ -101,6 +104,7 @@ def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(tool: Too
     assert_same_weights(parts, whole)
 
 
+@pytest.mark.wide
 def test_a_run_resumes_with_other_numbers_of_processes(tool: Tool, faulty: Faulty) -> None:
     """Two, one and two again; each is stopped within a pass."""
     words = ("--updates", "13", *WORDS)
@@ -141,6 +145,7 @@ def test_an_error_of_one_process_is_the_outcome(tool: Tool, faulty: Faulty) -> N
     assert "the loss of update 3 is not a number" in tool.errors
 
 
+@pytest.mark.wide
 def test_after_a_raised_out_of_memory_of_one_process_all_have_a_smaller_micro_batch(
     tool: Tool, faulty: Faulty
 ) -> None:
@@ -155,6 +160,7 @@ def test_after_a_raised_out_of_memory_of_one_process_all_have_a_smaller_micro_ba
     assert figures(parts, "loss") == pytest.approx(figures(whole, "loss"), abs=1e-6)
 
 
+@pytest.mark.wide
 def test_ctrl_c_ends_a_training_of_which_one_process_hangs(tool: Tool, faulty: Faulty) -> None:
     words = (*endless(tool), *TWO, "--stop-timeout", "2", "training.checkpoint_interval=2")
     with witness() as both:
@@ -172,6 +178,7 @@ def test_ctrl_c_ends_a_training_of_which_one_process_hangs(tool: Tool, faulty: F
     assert starts(run) == [0]
 
 
+@pytest.mark.wide
 def test_ctrl_c_while_processes_start_ends_them_at_once(tool: Tool) -> None:
     with user(tool, *endless(tool), *TWO, "--stop-timeout", "600") as somebody:
         run = somebody.sees("run_started")
@@ -181,6 +188,7 @@ def test_ctrl_c_while_processes_start_ends_them_at_once(tool: Tool) -> None:
     assert [event["outcome"] for event in events(run, "run_ended")] == ["interrupted"]
 
 
+@pytest.mark.wide
 def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: Tool, faulty: Faulty) -> None:
     with witness() as both:
         faulty({"at": "stepped", "do": "connect", "port": both.port, "update": 1})
@@ -200,6 +208,7 @@ def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: 
     assert (run.checkpoints / "current.ckpt").is_file()
 
 
+@pytest.mark.wide
 def test_ctrl_c_saves_and_all_processes_leave(tool: Tool) -> None:
     with user(tool, *endless(tool), *TWO) as somebody:
         run = somebody.sees("train")
@@ -211,6 +220,7 @@ def test_ctrl_c_saves_and_all_processes_leave(tool: Tool) -> None:
     assert starts(run) == [0, updates]
 
 
+@pytest.mark.wide
 def test_two_machines_train_as_one_does(tool: Tool) -> None:
     """They share no folder for runs, so the second has none of the first one's checkpoints."""
     preset, words = without_dropout(tool), ("--updates", "5", *WORDS)
@@ -234,6 +244,7 @@ def test_two_machines_train_as_one_does(tool: Tool) -> None:
     assert len(final[0]) == 2 and final[1] == [pytest.approx(metrics, abs=1e-6) for metrics in final[0]]
 
 
+@pytest.mark.wide
 def test_ctrl_c_on_one_machine_saves_and_stops_all(tool: Tool) -> None:
     words = (*endless(tool), "--nnodes", "2", "--rdzv", free_address())
     with (
@@ -263,6 +274,7 @@ def test_what_another_launcher_left_in_the_environment_changes_nothing(
     assert events(run, "train_started")[0]["processes"] == 1
 
 
+@pytest.mark.wide
 def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None:
     places = ("--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir))
     train = ("-m", "mmf_win", "train", tool.preset("vilbert"), "--updates", "1", *places)
@@ -275,6 +287,7 @@ def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None
     assert events(run, "train_started")[0]["processes"] == 2
 
 
+@pytest.mark.wide
 def test_a_meeting_to_which_nobody_comes_is_given_up(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the worker has less patience than one of a user's."""
     impatient = "from mmf_win.worker import entry, launcher; from pathlib import Path; import sys"

@@ -47,6 +47,7 @@ def test_a_profile_says_where_the_time_of_a_preset_goes(tool: Tool) -> None:
     assert any("backward" in name.lower() for name in names)
 
 
+@pytest.mark.wide
 def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
     run = tool.trained("vilbert")
 
@@ -64,6 +65,7 @@ def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
     assert (advice["setting"] or "").startswith("training.num_workers=")
 
 
+@pytest.mark.wide
 @requires_console_events
 def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty) -> None:
     at = tool.folder / "at"
@@ -78,6 +80,7 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty) -> None:
     assert not tool.save_dir.exists()
 
 
+@pytest.mark.wide
 def test_of_a_training_that_fails_the_log_stays(tool: Tool, faulty: Faulty) -> None:
     faulty({"at": "forward", "do": "nan", "update": 3})
     out = tool.folder / "out"
@@ -112,6 +115,7 @@ def test_a_mistake_is_named_at_once(
     assert set(tool.folder.rglob("*")) - before <= {own_code.file()}, "the tests' own code is trusted"
 
 
+@pytest.mark.wide
 def test_memory_that_runs_out_in_the_validation_of_a_profile_makes_it_begin_again(
     tool: Tool, faulty: Faulty
 ) -> None:

@@ -101,6 +101,7 @@ def hinted(errors: str) -> list[str]:
     return typed(command)
 
 
+@pytest.mark.wide
 def test_published_weights_are_scored_on_the_papers_splits_without_training(shop: Shop) -> None:
     expected = shop.probas("trained", "--split", "dev_seen", "--split", "test_seen", "--split", "dev_unseen")
     shop.server.faults = [breaks_off(10_000), breaks_off(5_000)]
@@ -129,6 +130,7 @@ def test_published_weights_are_scored_on_the_papers_splits_without_training(shop
     assert own["proba"] == pytest.approx(expected[0][0], abs=1e-6)
 
 
+@pytest.mark.wide
 def test_a_run_of_published_weights_is_never_resumed_nor_averaged_with_trained_ones(shop: Shop) -> None:
     predict(shop.tool, "--published", shop.preset, "--split", "dev_seen")
     run = shop.run_named("крошка-published")
@@ -193,6 +195,7 @@ def test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trust
     assert starts(shop.tool.run_of(shop.tool(*train, "--trust"))) == [0]
 
 
+@pytest.mark.wide
 def test_weights_that_leave_the_head_unset_are_refused_whatever_asks_for_them(shop: Shop) -> None:
     whole = saved(shop.trained, "best.ckpt")["model"]
     headless = {key: value for key, value in whole.items() if "classifier" not in key}

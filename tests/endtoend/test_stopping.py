@@ -24,7 +24,7 @@ from mmf_win.runs.history import Record, state
 from mmf_win.runs.lookup import all_runs
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds.held import Witness, witness
-from tests.worlds.tools import requires_console_events
+from tests.worlds.tools import requires_console_events, wide
 
 _INTERRUPTED = 130
 _WINDOWS = sys.platform == "win32"
@@ -100,7 +100,7 @@ def goes_on(tool: Tool, run: Run) -> None:
 
 
 @requires_console_events
-@pytest.mark.parametrize(("number", "workers"), [(_CTRL_C, 0), (_TERM, 2)])
+@pytest.mark.parametrize(("number", "workers"), wide([(_CTRL_C, 0), (_TERM, 2)], but=[(_CTRL_C, 0)]))
 def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number: int, workers: int) -> None:
     with user(tool, *endless(tool, workers)) as somebody:
         run = somebody.sees("train")
@@ -114,6 +114,7 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
     goes_on(tool, run)
 
 
+@pytest.mark.wide
 def test_a_run_that_predicts_is_not_removed_until_it_has_ended(
     tool: Tool, faulty: Faulty, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
     assert {e["kind"] for e in read_events(run.events)} == {"run_started", "run_ended"}
 
 
+@pytest.mark.wide
 @requires_console_events
 def test_before_the_first_update_it_leaves_at_once(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
     here = tmp_path / "here"
@@ -152,7 +154,7 @@ def test_before_the_first_update_it_leaves_at_once(tool: Tool, faulty: Faulty, t
 
 
 @requires_console_events
-@pytest.mark.parametrize("moment", ["validation", "saved"])
+@pytest.mark.parametrize("moment", wide(["validation", "saved"], but=("saved",)))
 def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
     tool: Tool, faulty: Faulty, tmp_path: Path, moment: str
 ) -> None:
@@ -216,8 +218,8 @@ def dies(somebody: User) -> None:
     "end",
     [
         pytest.param(ends_at_a_second_ctrl_c, marks=requires_console_events),
-        pytest.param(ends_without_progress, marks=requires_console_events),
-        dies,
+        pytest.param(ends_without_progress, marks=(requires_console_events, pytest.mark.wide)),
+        pytest.param(dies, marks=pytest.mark.wide),
     ],
 )
 def test_nothing_of_a_worker_that_hangs_survives(
@@ -247,6 +249,7 @@ def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
     goes_on(tool, run)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(_WINDOWS, reason="on Windows no signal reaches a process without a console in common")
 def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
@@ -257,6 +260,7 @@ def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
     goes_on(tool, run)
 
 
+@pytest.mark.wide
 def test_a_worker_that_does_not_leave_after_the_end_does_not_keep_the_prompt(
     tool: Tool, faulty: Faulty
 ) -> None:

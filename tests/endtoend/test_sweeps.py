@@ -80,6 +80,7 @@ def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> N
     assert not tool.save_dir.exists()
 
 
+@pytest.mark.wide
 def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
     tool: Tool, faulty: Faulty, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ class _PrunesAtOnce(OptunaSearch):
         self.told.append(task.state)
 
 
+@pytest.mark.wide
 def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: Tool) -> None:
     train = f"mmfw train '{tool.preset('text')}' --data-dir '{tool.world.data}' --updates 100000"
     often = "training.evaluation_interval=2 training.log_interval=1"

@@ -19,6 +19,7 @@ from tests.endtoend.test_stopping import user
 from tests.tracking.conftest import mlflow, server  # noqa: F401
 from tests.worlds.mlflow_server import Seen, needs_server
 
+pytestmark = pytest.mark.wide
 _WORDS = ("--updates", "60", "--seed", "1", "training.log_interval=1", "training.checkpoint_interval=10")
 _LONG = ("--updates", "100000", "training.log_interval=1")
 _TO = ("--track", "mlflow")

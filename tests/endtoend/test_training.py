@@ -55,6 +55,7 @@ def test_a_bert_that_is_here_lands_in_the_model_tensor_by_tensor_without_asking_
         assert torch.equal(mine[0], value), name
 
 
+@pytest.mark.wide
 def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Tool) -> None:
     """Windows has no fork: each worker is a new Python that unpickles MMF's dataset and own code."""
     user_dir = tool.folder / "spawning"
@@ -115,6 +116,7 @@ def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_p
     assert predicted["auroc"] is None and predicted["accuracy"] is None
 
 
+@pytest.mark.wide
 def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that_mmf_refuses(
     tool: Tool,
 ) -> None:
@@ -140,6 +142,7 @@ def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that
     assert "--memes FILE" in tool.errors and "--split NAME" in tool.errors
 
 
+@pytest.mark.wide
 def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
     own = tool.folder / "own.jsonl"
     rows = (tool.world.dataset / "annotations" / "train.jsonl").read_text(encoding="utf-8").splitlines()

@@ -29,7 +29,10 @@ from tests.worlds.held import witness
 from tests.worlds.odd_names import EVERY
 from tests.worlds.packages import ROOT, Packages, bare_environment, hide_all_but
 
-pytestmark = pytest.mark.timeout(1100)  # Wine takes its time
+pytestmark = [
+    pytest.mark.wide,  # `scripts/test.py --windows` runs it in any case
+    pytest.mark.timeout(1100),  # Wine takes its time
+]
 
 UPDATES = presets.load("demo").settings["training"]["max_updates"]
 _FAULTS = Path(tiny_mmf.__file__).with_name("faults")

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections import namedtuple
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from mmf_win.upstream.zoo import ZooEntry
 from tests.inputs.conftest import Add, state_of
 from tests.worlds import hostile, npy
 from tests.worlds.memes import jsonl, lay_out
-from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
+from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf, wide
 from tests.worlds.zoo import features_archive, sha256
 
 pytestmark = pytest.mark.torch
@@ -174,8 +175,12 @@ def test_a_process_that_dies_while_it_builds_is_told_of(
     assert not lmdb.exists()
 
 
-@pytest.mark.parametrize("when", ["building", "built", "moving"])
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize(
+    ("when", "there"),
+    wide(
+        product(["building", "built", "moving"], [True, False]), but=[("building", False), ("moving", True)]
+    ),
+)
 def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
     when: str, there: bool, user_dir: Path, lmdb: Path, places: Places, add: Add
 ) -> None:

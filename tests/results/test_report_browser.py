@@ -15,6 +15,7 @@ from tests.worlds import report_world
 from tests.worlds.browser import needs_browser, running_browser
 
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.torch,
     needs_browser(),
 ]

@@ -98,6 +98,7 @@ def sweep(user_dir: Path) -> Iterator[Sweep]:
         driver.communicate(timeout=_PATIENCE)
 
 
+@pytest.mark.wide
 def test_each_task_ends_once_however_often_the_driver_is_killed(sweep: Sweep) -> None:
     sweep.write(TASKS, gated(sweep.folder))
     for kill in range(KILLS):

@@ -78,6 +78,7 @@ def sorted_table(examiner: Any) -> Any:
     return examiner.table(concise=False).sort_values(["lr", "seed"]).reset_index(drop=True)
 
 
+@pytest.mark.wide
 @only_where_mlrunner_runs
 @pytest.mark.parametrize("regex", [".*", "lr_0.1-", "seed_[01]$"])
 def test_the_table_is_that_of_mlrunner(output: Path, regex: str) -> None:
@@ -95,6 +96,7 @@ def test_the_table_is_that_of_mlrunner(output: Path, regex: str) -> None:
     }
 
 
+@pytest.mark.wide
 @only_where_mlrunner_runs
 def test_mlrunner_finds_the_same_logs(output: Path) -> None:
     from mlrunner.examine import latest_log as theirs
@@ -105,6 +107,7 @@ def test_mlrunner_finds_the_same_logs(output: Path) -> None:
             assert latest_log("test", str(folder), index) is None
 
 
+@pytest.mark.wide
 @only_where_mlrunner_runs
 def test_the_printed_table_is_that_of_mlrunner(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mlrunner.examine import Examiner as Theirs

@@ -27,6 +27,7 @@ if sys.platform == "win32":
 ray = pytest.importorskip("ray")
 # Where ray.cluster_utils of an older Ray starts processes, it leaves their logs to be closed by themselves.
 pytestmark = [
+    pytest.mark.wide,
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -21,6 +21,7 @@ from tests.worlds import report_world
 from tests.worlds.clearml_stub import Stub
 from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
 
+pytestmark = pytest.mark.wide
 pytest.importorskip("clearml")
 
 

@@ -18,6 +18,7 @@ from tests.worlds.clearml_stub import Stub
 from tests.worlds.memes import lay_out, memes, tree
 from tests.worlds.tools import Mmfw
 
+pytestmark = pytest.mark.wide
 pytest.importorskip("clearml")
 
 

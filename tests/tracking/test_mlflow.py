@@ -33,7 +33,7 @@ from tests.worlds.proxy import Proxy
 from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
 from tests.worlds.tools import Mmfw
 
-pytestmark = needs_server
+pytestmark = [pytest.mark.wide, needs_server]
 
 # The real follower, which is killed as it is about to note what it has sent, the Nth time.
 _KILLED = """\

@@ -24,6 +24,7 @@ from mmf_win.tracking.sending import destinations
 from tests.tracking.conftest import follower, tell
 from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
 
+pytestmark = pytest.mark.wide
 pytest.importorskip("wandb")
 _BLOCK, _HEADER = 32 * 1024, 7  # bytes
 

@@ -27,7 +27,7 @@ from mmf_win.upstream.settings import for_every_split, resume
 from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
 from tests.worlds.mmf_configuration import Question, ask, leaves
 from tests.worlds.odd_names import ALONE
-from tests.worlds.tools import is_wine
+from tests.worlds.tools import is_wine, wide
 
 pytestmark = pytest.mark.torch  # for MMF
 
@@ -138,11 +138,12 @@ def overridden(root: Path, folder: Path, asked: Question, overrides: Sequence[st
     return replace(asked, settings=merge(asked.settings, typed))
 
 
-def questions_of(root: Path, folder: Path) -> Iterator[tuple[str, Question]]:
-    """What is asked, with its name."""
+def questions_of(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[str, Question]]:
+    """Yield the name and the question of each preset, and with ``of_mmf`` of each configuration of MMF."""
     loaded = [presets.load(name) for name in presets.names()]
     configurations = {f"preset {p.name}": (p.model, p.config, p.settings) for p in loaded}
-    files = [path for area in ("projects", "mmf") for path in sorted((root / area).rglob("*.yaml"))]
+    areas = ("projects", "mmf") if of_mmf else ()
+    files = [path for area in areas for path in sorted((root / area).rglob("*.yaml"))]
     for path in sorted({path.resolve() for path in files if "hateful_memes" in path.parts}):
         models = list((load_yaml(root, path).get("model_config") or {}).keys())
         configurations[str(path)] = (models[0] if models else "mmbt", str(path), {})
@@ -171,10 +172,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("настройки")
 
 
-@pytest.fixture(scope="module")
-def asked(mmf_root: Path, folder: Path) -> dict[str, Question]:
-    """What is asked, by name."""
-    return dict(questions_of(mmf_root, folder))
+@pytest.fixture(scope="module", params=wide(["presets", "presets and MMF's own"], but=["presets"]))
+def asked(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, Question]:
+    """Return the questions by name."""
+    return dict(questions_of(mmf_root, folder, of_mmf=request.param != "presets"))
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +245,7 @@ def test_paths_of_any_name_are_what_mmf_reads(mmf_root: Path, tmp_path: Path) ->
 def test_every_configuration_is_the_one_that_mmf_makes(
     mmf_root: Path, folder: Path, asked: dict[str, Question], by_mmf: dict[str, Any]
 ) -> None:
-    assert len(asked) > 70
+    assert len(asked) > 2 * len(presets.names())
     for name in asked.keys() - set(map(json.dumps, REFUSED_SETTINGS)):
         assert isinstance(by_mmf[name], dict), (name, by_mmf[name])
         theirs, read = dict(leaves(by_mmf[name])), ours(mmf_root, folder, asked[name])

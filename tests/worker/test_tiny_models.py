@@ -28,6 +28,7 @@ print(json.dumps([loaded["missing_keys"], tokens]))
 """
 
 
+@pytest.mark.wide
 def test_transformers_knows_every_weight_and_word_of_it_and_the_seed_decides_the_weights(
     user_dir: Path,
 ) -> None:

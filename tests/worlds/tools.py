@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Container, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,6 +52,21 @@ requires_newest_mmf = pytest.mark.skipif(
 
 requires_console_events = pytest.mark.skipif(is_wine(), reason="Wine sends no console events")
 """For a test that sends Ctrl+Break on Windows."""
+
+
+def wide(values: Iterable[Any], *, but: Container[Any]) -> list[Any]:
+    """Return parameters of a test that are wide, see pyproject.toml, except for some.
+
+    Args:
+        values: all of them, each the tuple of one case where a test has several parameters.
+        but: those that the default tests run, too.
+    """
+    many = [value if isinstance(value, tuple) else (value,) for value in values]
+    kept = [value in but or (len(value) == 1 and value[0] in but) for value in many]
+    return [
+        pytest.param(*value, marks=() if keep else pytest.mark.wide)
+        for value, keep in zip(many, kept, strict=True)
+    ]
 
 
 def without_privileges(*words: object) -> subprocess.CompletedProcess[str]:
