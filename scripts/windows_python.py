@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 
 COMPILER = "x86_64-w64-mingw32-gcc"
+_INSTALL = "apt-get install wine wine64 gcc-mingw-w64-x86-64"
 _HERE = Path(__file__).resolve().parent / "wine"
 _SHORT = f"{sys.version_info.major}{sys.version_info.minor}"
 # Which wheel has which of the DLLs: CPython's own and its extension modules, C++'s runtime, C's.
@@ -61,9 +62,7 @@ def build(folder: Path, requirements: Sequence[str]) -> None:
         sys.exit("This is Windows: the tests run on it as they do elsewhere.")
     for tool in ("wine", COMPILER):
         if shutil.which(tool) is None:
-            sys.exit(
-                f"{tool} is not installed. A Windows Python needs it; see the top of {Path(__file__).name}."
-            )
+            sys.exit(f"{tool} is not installed, which a Windows Python needs. On Debian: {_INSTALL}")
     folder, program = folder.absolute(), folder.absolute() / "python"
     stamp = folder / "mmfw-stamp"
     wanted = "\n".join([sys.version, _sources(), *requirements])

@@ -162,7 +162,7 @@ def test_the_demo_script_ends_with_lines_that_can_be_pasted(user_dir: Path) -> N
     for name in ("pyproject.toml", "setup.py", "constraints.txt"):
         (checkout / name).touch()
     ready = (
-        "sys.path.insert(0, 'scripts'); from _venv import *; v = Venv('.venv', ['train'], for_demo=True); "
+        "sys.path.insert(0, 'scripts'); from _venv import *; v = Venv('.venv', ['train'], cpu_torch=True); "
     )
     ready += (
         "python = f'{sys.version} {sys.base_prefix}'.replace(chr(10), ' '); v.programs.mkdir(parents=True); "
