@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from hypothesis import settings
 
 from mmf_win.paths import Places
+from tests.worlds import cpu_time
 from tests.worlds.packages import Packages, build_all
 from tests.worlds.tools import NEWEST_MMF, Mmfw, is_wine, requires_newest_mmf
 
@@ -28,7 +30,7 @@ _MAY_SKIP = re.compile(
 # The same random input each time, and no notes of it on disk.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=False)
 settings.load_profile("fixed")
-_KEPT = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX"}
+_KEPT = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX", cpu_time.VARIABLE}
 
 
 @pytest.fixture(autouse=True)
@@ -134,3 +136,11 @@ def pytest_runtest_makereport() -> Generator[None, Any, Any]:
 
 
 pytest_make_collect_report = pytest_runtest_makereport
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the CPU time of tests."""
+    folder = tempfile.TemporaryDirectory(prefix="mmfw-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(folder.cleanup)
+    os.environ[cpu_time.VARIABLE] = str(Path(folder.name) / "cpu times")
+    config.pluginmanager.register(cpu_time)

@@ -17,6 +17,7 @@ from mmf_win import __version__
 from tests.worlds.tools import requires_tool
 
 ROOT = Path(__file__).parents[1]
+_TIER = " ${{ env.TIER }}"  # nothing, or --all
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 _LINT = """
@@ -60,7 +61,7 @@ def test_every_action_is_pinned_by_a_hash_and_names_its_version(workflow: Path) 
     assert [line for line in used if not re.fullmatch(r"\./\S+|[\w./-]+@[0-9a-f]{40} # v[0-9.]+", line)] == []
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read(name: str) -> dict[Any, Any]:
     workflow = ROOT / ".github" / "workflows" / name
     return dict(yaml.safe_load(workflow.read_text(encoding="utf-8")))
 
@@ -77,6 +78,17 @@ def test_only_the_job_that_publishes_may_speak_for_the_repository() -> None:
     assert set(publish["needs"]) == {"tests", "check", "demo", "audit"}
     assert jobs["tests"]["uses"] == "./.github/workflows/ci.yml" and jobs["tests"]["if"] == publish["if"]
     assert set(jobs["check"]["needs"]) == {"sdist", "wheels"}
+
+
+def test_the_full_matrix_runs_each_night_and_before_a_release() -> None:
+    nightly, release, ci = map(_read, ("nightly.yml", "release.yml", "ci.yml"))
+    assert nightly[True]["schedule"]  # YAML 1.1 takes `on` for true
+    for caller in (nightly["jobs"]["all"], release["jobs"]["tests"]):
+        assert (caller["uses"], caller["with"]) == ("./.github/workflows/ci.yml", {"all": True})
+    test = ci["jobs"]["test"]
+    assert "--all" in test["env"]["TIER"] and "inputs.all" in test["env"]["MMFW_TEST_FRESH"]
+    commands = [step["run"] for step in test["steps"] if "scripts/test.py" in step.get("run", "")]
+    assert commands and all("env.TIER" in command for command in commands)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the step runs on Linux, not on Windows")
@@ -100,7 +112,8 @@ CI = _read("ci.yml")["jobs"]
 
 
 def test_it_runs_what_the_readme_tells_people_to_run() -> None:
-    run = {line for job in CI.values() for step in job["steps"] for line in step.get("run", "").splitlines()}
+    steps = [step for job in CI.values() for step in job["steps"]]
+    run = {line.removesuffix(_TIER) for step in steps for line in step.get("run", "").splitlines()}
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     scripts = set(re.findall(r"^python scripts/.*$", readme, re.MULTILINE))
     assert scripts == {"python scripts/demo.py", "python scripts/test.py"}
@@ -111,7 +124,7 @@ def test_the_tests_run_on_windows_and_linux() -> None:
     job = CI["test"]
     assert {"ubuntu-latest", "windows-latest"} <= set(job["strategy"]["matrix"]["os"])
     assert job["runs-on"] == "${{ matrix.os }}"
-    (tests,) = (step for step in job["steps"] if step.get("run") == "python scripts/test.py")
+    (tests,) = (step for step in job["steps"] if step.get("run") == f"python scripts/test.py{_TIER}")
     assert "if" not in tests
 
 
@@ -119,7 +132,7 @@ def test_they_run_on_the_newest_mmf_and_on_the_lowest_versions() -> None:
     job = CI["versions"]
     chosen = {entry["arguments"] for entry in job["strategy"]["matrix"]["include"]}
     assert chosen == {"--mmf github -k rc12", "--lowest"}
-    assert job["steps"][-1] == {"run": "python scripts/test.py ${{ matrix.arguments }}"}
+    assert job["steps"][-1] == {"run": f"python scripts/test.py{_TIER} ${{{{ matrix.arguments }}}}"}
 
 
 def test_a_bare_machine_runs_them_by_one_script() -> None:

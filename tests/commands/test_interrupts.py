@@ -123,3 +123,16 @@ def test_a_second_signal_does_not_wait_for_the_cleaning_up(packed: Path, user_di
         reads(process, "cleaning up")
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
+
+
+def test_the_file_that_mmfw_stop_file_names_interrupts_a_command(
+    packed: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stop, data = user_dir / "stop", user_dir / "data"
+    monkeypatch.setenv("MMFW_STOP_FILE", str(stop))
+    with typed(_WAITS, "convert", str(packed), "--data-dir", str(data)) as process:
+        reads(process, "at work")
+        stop.touch()
+        _, errors = process.communicate()
+        assert process.returncode == 130, errors
+    assert not Places.resolve(data).dataset.split("train").exists()

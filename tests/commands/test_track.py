@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,10 +16,14 @@ from tests.worlds import report_world
 from tests.worlds.tools import Mmfw
 from tests.worlds.web import WebServer, answers
 
-needs_mlflow = pytest.mark.skipif(
-    find_spec("mlflow") is None, reason="this Windows Python has no MLflow without PyTorch"
-)
-pytestmark = [pytest.mark.wide, needs_mlflow]
+_REASON = "not installed: mlflow" + (" on Windows without PyTorch" if sys.platform == "win32" else "")
+_skip_without_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason=_REASON)
+
+
+def needs_mlflow(test: Callable[..., None]) -> Callable[..., None]:
+    """Mark a test that needs the extra mlflow, which the default tests do without."""
+    marked: Callable[..., None] = pytest.mark.wide(_skip_without_mlflow(test))
+    return marked
 
 
 @pytest.fixture
@@ -30,6 +35,7 @@ def no_tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
         yield server
 
 
+@needs_mlflow
 @pytest.mark.parametrize("command", [("train", "mmbt_grid"), ("predict",), ("track", "push")])
 def test_a_server_that_is_no_tracker_is_refused(
     mmfw: Mmfw, no_tracker: WebServer, command: tuple[str, ...]
@@ -40,6 +46,7 @@ def test_a_server_that_is_no_tracker_is_refused(
     assert "MLFLOW_TRACKING_URI" in mmfw.err and "no Hateful Memes" not in mmfw.err
 
 
+@needs_mlflow
 def test_a_server_that_is_down_or_refuses_is_noted(
     mmfw: Mmfw, user_dir: Path, no_tracker: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +64,7 @@ def test_a_server_that_is_down_or_refuses_is_noted(
     assert "hunter2" not in mmfw.err and "it does not answer" in mmfw.err
 
 
+@needs_mlflow
 def test_a_server_that_wants_a_key_is_taken_for_one_that_answers(
     mmfw: Mmfw, no_tracker: WebServer, user_dir: Path
 ) -> None:
@@ -66,6 +74,7 @@ def test_a_server_that_wants_a_key_is_taken_for_one_that_answers(
     assert "does not answer" not in mmfw.err and "no Hateful Memes dataset" in mmfw.err
 
 
+@needs_mlflow
 @pytest.mark.parametrize("address", ["127.0.0.1:5000", "mlruns", "http://host:abc", "http://a b"])
 def test_what_is_no_address_is_refused(mmfw: Mmfw, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
@@ -73,6 +82,7 @@ def test_what_is_no_address_is_refused(mmfw: Mmfw, address: str, monkeypatch: py
     assert f"{address} hateful-memes is no server of mlflow" in mmfw.err
 
 
+@needs_mlflow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

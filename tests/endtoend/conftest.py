@@ -82,7 +82,7 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Faulty:
 @pytest.fixture(scope="session")
 def worker(shared_folder: Path) -> Iterator[list[str]]:
     """The command of a worker that starts with its imports done, where the system can fork one."""
-    if not hasattr(os, "pidfd_open") or "MMFW_TEST_FRESH" in os.environ:
+    if not hasattr(os, "pidfd_open") or os.environ.get("MMFW_TEST_FRESH"):
         yield attempts._WORKER
         return
     with locked(shared_folder / "warm.lock", patience=math.inf):

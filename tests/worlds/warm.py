@@ -37,6 +37,7 @@ _READ_BY_IMPORTS = (
     *("CUDA", "GOMP_", "HF_", "HOME", "LD_", "MMF_CACHE_DIR", "OMP_", "PYTHON", "TOKENIZERS_", "TORCH"),
     "TRANSFORMERS_",
 )
+_CPU_TIMES = "MMFW_TEST_CPU_TIMES"  # see tests/worlds/cpu_time.py
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LEASE, _SERVER_FOR_MMF, _WORKER = "lease", "server for MMF", "worker"
 _Imports = tuple[str, dict[str, str]]  # the folder of an MMF, and the variables that are read with it
@@ -172,7 +173,10 @@ def _handle(client: Connection) -> NoReturn:
     has_ended = end in wait([end, client])
     if not has_ended:
         os.kill(worker, signal.SIGKILL)
-    _, status = os.waitpid(worker, 0)
+    _, status, usage = os.wait4(worker, 0)
+    if times := environment.get(_CPU_TIMES):
+        with Path(times).open("a", encoding="ascii") as file:
+            file.write(f"{usage.ru_utime + usage.ru_stime}\n")
     if has_ended:
         client.send(os.waitstatus_to_exitcode(status))
     os._exit(0)

@@ -1,0 +1,149 @@
+"""The default tests leave nothing out: each file, command, model and guarantee has one that is not wide."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from mmf_win.cli import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "tests").rglob("test_*.py"))
+# Why all tests of a file are wide.
+WIDE_FILES = {
+    "endtoend/test_tracking.py": "needs the extra mlflow",
+    "endtoend/test_users_way.py": "runs with `scripts/test.py --windows`, too",
+    "results/test_report_browser.py": "needs playwright and a Chromium",
+    "sweeps/test_on_ray.py": "needs the extra ray",
+    "test_site.py": "needs the extra docs, playwright and a Chromium",
+    "tracking/test_clearml.py": "needs the extra clearml",
+    "tracking/test_datasets.py": "needs the extra clearml",
+    "tracking/test_mlflow.py": "needs the extra mlflow and its server",
+    "tracking/test_wandb.py": "needs the extra wandb",
+}
+# The rows of the tables of docs/reliability.md, by their beginnings, and the items of "Checkpoints".
+GUARANTEES = {
+    "Ctrl+C, `kill`, a closed terminal": "test_the_first_signal_saves_and_resume_goes_on_from_there",
+    "the file that `MMFW_STOP_FILE` names": "test_the_file_that_mmfw_stop_file_names_interrupts_a_command",
+    "a second Ctrl+C": "test_nothing_of_a_worker_that_hangs_survives",
+    "no sign of life for 30 seconds": (
+        "test_a_second_ctrl_c_or_no_progress_after_the_first_ends_the_whole_tree"
+    ),
+    "`mmfw` itself is killed with -9": "test_a_worker_whose_parent_was_killed_saves_and_leaves",
+    "the worker, or one of several processes": (
+        "test_when_one_process_is_killed_the_others_end_and_the_run_resumes"
+    ),
+    "the worker has finished but does not exit": (
+        "test_a_child_that_has_said_how_it_ended_but_does_not_leave_is_killed"
+    ),
+    "the disk is too full for a checkpoint": (
+        "test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole"
+    ),
+    "a save is one write": "test_a_save_is_one_write_and_old_ones_are_removed",
+    "at any moment each name is the complete old file": (
+        "test_a_run_that_was_killed_in_a_save_goes_on_from_the_save_before"
+    ),
+    "free space is checked before each save": "test_too_little_space_is_told_before_a_byte_is_written",
+    "old `models/model_N": "test_a_save_is_one_write_and_old_ones_are_removed",
+    "the weights": "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights",
+    "the best score": "test_the_best_is_remembered_when_a_run_goes_on",
+    "the settings": "test_a_run_is_resumed_as_it_was_asked_for",
+    "the state of the random generators": (
+        "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights"
+    ),
+    "the order of the rows": "test_the_order_goes_on_within_an_epoch_also_with_other_batches",
+    "CUDA ran out in a forward or backward pass": "test_attempts_shrink_until_one_fits_and_each_is_told",
+    "CUDA ran out in a validation": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
+    "CUDA ran out in `mmfw predict`": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
+    "the computer's memory ran out": "test_a_killed_data_loader_worker_means_fewer_of_them",
+    "too many files were open": "test_the_class_of_an_error",
+    "a disk, a quota or the size of a file": (
+        "test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part"
+    ),
+    "CUDA ran out before the first batch": "test_each_shortage_has_its_own_remedy",
+    "a loss or a weight that is not a number": (
+        "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights"
+    ),
+    "anything else": "test_each_outcome_has_its_exit_code_and_names_the_log",
+}
+
+
+class _Tests(ast.NodeVisitor):
+    """The tests of a file: which run by default, and all of its texts by test."""
+
+    def __init__(self, path: Path) -> None:
+        self.default: dict[str, set[str]] = {}
+        self.wide: set[str] = set()
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        marks = [
+            ast.unparse(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
+        ]
+        self._all_wide = any("pytest.mark.wide" in mark for mark in marks)
+        self.visit(tree)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Sort a test by its marks; one with some wide parameters runs by default with the others."""
+        if not node.name.startswith("test_"):
+            return
+        if self._all_wide or "pytest.mark.wide" in map(ast.unparse, node.decorator_list):
+            self.wide.add(node.name)
+        else:
+            texts = (each.value for each in ast.walk(node) if isinstance(each, ast.Constant))
+            self.default[node.name] = {text for text in texts if isinstance(text, str)}
+
+
+@cache
+def _tests() -> dict[str, _Tests]:
+    return {path.relative_to(ROOT / "tests").as_posix(): _Tests(path) for path in FILES}
+
+
+def test_a_file_has_default_tests_or_a_reason_why_not() -> None:
+    assert {name for name, tests in _tests().items() if tests.wide and not tests.default} == set(WIDE_FILES)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_has_a_default_test(command: str) -> None:
+    folders = ("commands/", "endtoend/", "demo/", "doctor/")
+    files = [tests for name, tests in _tests().items() if name.startswith(folders)]
+    assert any(command in texts for tests in files for texts in tests.default.values())
+
+
+def _parameters(function: pytest.Function) -> Iterator[object]:
+    for mark in function.pytestmark:  # type: ignore[attr-defined]
+        if mark.name == "parametrize":
+            yield from mark.args[1]
+
+
+@pytest.mark.torch
+def test_every_model_of_mmf_is_checked_by_default() -> None:
+    from tests.endtoend.test_checking import test_the_models_of_mmf_are_sound
+    from tests.worlds import tiny_mmf
+
+    assert set(_parameters(test_the_models_of_mmf_are_sound)) == set(tiny_mmf.recipes())
+
+
+def _promised() -> Iterator[str]:
+    page = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    for part in page.split("\n## ")[1:]:
+        if part.startswith(("How a run ends", "Out of memory")):
+            yield from re.findall(r"^\| (?!-|what happen)([^|]+?) \|", part, re.MULTILINE)
+        elif part.startswith(("Checkpoints", "What a resume")):
+            promised = part.partition("Not restored")[0]
+            yield from (
+                " ".join(item.split()) for item in re.findall(r"^- (.+?)[;.,:]", promised, re.M | re.S)
+            )
+
+
+def test_each_guarantee_has_a_default_test() -> None:
+    default = {name for tests in _tests().values() for name in tests.default}
+    assert {promise: test for promise, test in GUARANTEES.items() if test not in default} == {}
+    promised = list(_promised())
+    assert [promise for promise in promised if not promise.startswith(tuple(GUARANTEES))] == []
+    assert [begun for begun in GUARANTEES if not any(promise.startswith(begun) for promise in promised)] == []

@@ -1,0 +1,70 @@
+"""Measures the CPU seconds of each test and prints them by folder.
+
+Hooks for pytest, which tests/conftest.py imports. A test's time is that of its process, of the processes that
+it has waited for, and of the workers that tests/worlds/warm.py has forked for it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VARIABLE = "MMFW_TEST_CPU_TIMES"
+"""Names the file to which ``warm`` appends the CPU seconds of each worker, a line each."""
+
+_NAME = "CPU seconds"
+_STARTED = pytest.StashKey[float]()
+_spent: Counter[str] = Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Note when a test starts, fixtures included."""
+    item.stash[_STARTED] = _cpu_seconds()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Put the time of a test into the report of its last phase, which xdist sends to the main process."""
+    report = yield
+    if call.when == "teardown":
+        spent = _cpu_seconds() - item.stash[_STARTED] + _of_workers()
+        report.user_properties.append((_NAME, spent))
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add the time of a test to that of its folder."""
+    times = [value for name, value in report.user_properties if name == _NAME]
+    if report.when == "teardown" and times:
+        parts = report.location[0].replace("\\", "/").split("/")
+        _spent["/".join(parts[:2]) if len(parts) > 2 else parts[0]] += times[-1]
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the CPU seconds by folder."""
+    if sum(_spent.values()) < 10:
+        return
+    told = (f"{folder} {seconds:.0f}" for folder, seconds in _spent.most_common())
+    terminalreporter.write_line(f"CPU seconds: {sum(_spent.values()):.0f}; {', '.join(told)}")
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process and of the children that it has waited for."""
+    return sum(os.times()[:4])
+
+
+def _of_workers() -> float:
+    """Return the CPU time that forked workers have noted since the last call."""
+    file = Path(os.environ.get(VARIABLE, ""))
+    if not file.is_file():
+        return 0
+    noted = file.read_text(encoding="ascii").split()
+    file.write_bytes(b"")
+    return sum(map(float, noted))
