@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from mmf_win.paths import Places
 from tests.worlds import cpu_time
+from tests.worlds.flushes import Flushes, record_flushes
 from tests.worlds.packages import Packages, build_all
 from tests.worlds.tools import NEWEST_MMF, Mmfw, is_wine, requires_newest_mmf
 
@@ -91,6 +92,13 @@ def home(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = user_dir / "home"
     monkeypatch.setenv("MMFW_HOME", str(folder))
     return folder
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flushes]:
+    """A record of which files are flushed to the disk before they take their place."""
+    with record_flushes(monkeypatch) as flushes:
+        yield flushes
 
 
 @pytest.fixture

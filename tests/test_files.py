@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -12,10 +13,11 @@ import pytest
 
 from mmf_win import files
 from mmf_win.cli import main
-from mmf_win.files import read_json, remove, remove_tree, rename, replacing, write_bytes, write_json
+from mmf_win.files import read_json, remove, remove_tree, rename, replacing, share, write_bytes, write_json
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
 from tests.worlds.event_log import EventLog
+from tests.worlds.flushes import Flushes
 from tests.worlds.memes import SLOTS
 
 
@@ -52,6 +54,24 @@ def test_json_of_any_language_comes_back(user_dir: Path) -> None:
     path = user_dir / "note.json"
     write_json(path, {"Память": ["中文", None, 1.5]})
     assert read_json(path) == {"Память": ["中文", None, 1.5]}
+
+
+def test_a_file_is_flushed_before_it_takes_its_place(user_dir: Path, flushed: Flushes) -> None:
+    write_bytes(user_dir / "note", b"content")
+    assert [rename.is_flushed for rename in flushed.renames_to(user_dir / "note")] == [True]
+
+
+def test_a_copy_in_place_of_a_hard_link_is_flushed_before_it_takes_its_place(
+    user_dir: Path, flushed: Flushes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    (user_dir / "best.ckpt").write_bytes(b"weights")
+    share(user_dir / "best.ckpt", user_dir / "current.ckpt")
+    assert (user_dir / "current.ckpt").read_bytes() == b"weights"
+    assert [rename.is_flushed for rename in flushed.renames_to(user_dir / "current.ckpt")] == [True]
 
 
 class Scanner:

@@ -66,6 +66,16 @@ def test_those_who_ask_see_no_holder_in_each_other_and_keep_nobody_from_taking_i
                 pass
 
 
+def test_a_share_that_is_given_back_soon_keeps_nobody_from_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ExitStack() as share:
+        share.enter_context(locked(tmp_path / "lock", shared=True))
+        monkeypatch.setattr("time.sleep", lambda _: share.close())  # given back in the first pause
+        with locked(tmp_path / "lock"):
+            assert is_locked(tmp_path / "lock")
+
+
 def _begun(askers: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:
     """Let all of them begin before anybody waits for the first."""
     for asker in askers:

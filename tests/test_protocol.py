@@ -5,6 +5,7 @@ from pathlib import Path
 from mmf_win import protocol
 from mmf_win.protocol import Attempt, EventReader, Exit, read_events
 from tests.worlds.event_log import EventLog
+from tests.worlds.flushes import Flushes
 
 
 def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
@@ -43,6 +44,13 @@ def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> No
     reader = EventReader(path, from_end=True)
     EventLog(path, "1").write("new")
     assert [event["kind"] for event in reader.poll()] == ["new"]
+
+
+def test_a_coming_checkpoint_is_announced_on_the_disk(tmp_path: Path, flushed: Flushes) -> None:
+    log = EventLog(tmp_path / "events.jsonl", "1")
+    log.write("train", update=2)
+    log.write("saving", update=2)
+    assert flushed.is_flushed(tmp_path / "events.jsonl")
 
 
 def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import SUMS, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import LOCK, find_damage, hash_files, last_check, record_hashes
 from mmf_win.locking import locked
+from mmf_win.threads import Advance
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out
 
@@ -219,6 +221,23 @@ def test_nothing_is_remembered_while_another_process_changes_the_folder(
     assert find_damage(loaded(folder)) == []
     assert find_damage(loaded(folder)) == []
     assert read == [DATA, DATA]
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(
+    folder: Path, recorded: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
+
+    def read_and_change(path: Path, progress: Advance) -> bytes:
+        digest = file_digest(path, progress)
+        hostile.flip_byte(path, 5000)
+        os.utime(path, ns=(LONG_AGO, LONG_AGO + 2 * SECOND))
+        return digest
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.import_module("mmf_win.integrity.verify"), "file_digest", read_and_change)
+        assert find_damage(loaded(folder)) == []
+    assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
 
 
 def test_recording_what_is_not_there_fails_and_writes_nothing(folder: Path) -> None:

@@ -21,9 +21,10 @@ from mmf_win.integrity.verify import LOCK, find_damage
 from mmf_win.unpacking import extract as extract_module
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import staging_folder
-from tests.unpacking.conftest import ENTRIES, FILES, identities, packed, sha256
+from tests.unpacking.conftest import ENTRIES, FILES, OURS, identities, packed, sha256
 from tests.worlds import hostile
 from tests.worlds.extractions import interrupt_after
+from tests.worlds.flushes import Flushes
 from tests.worlds.memes import lay_out, tar_gz, tree
 
 # --- what comes out ----------------------------------------------------------------------------------------
@@ -51,6 +52,14 @@ def test_a_zip_a_plain_tar_and_a_folder_get_a_manifest_too(user_dir: Path, folde
     manifest = extract_verified(lay_out(FILES, user_dir / "mine"), folder / "copy")
     assert tree(folder / "zip") == tree(folder / "tar") == tree(folder / "copy") == FILES
     assert (manifest.files, manifest.basis) == (ENTRIES, "recorded")
+
+
+def test_files_are_flushed_before_they_take_their_place(
+    archive: Path, folder: Path, flushed: Flushes
+) -> None:
+    extract_verified(archive, folder)
+    assert all(flushed.is_flushed(folder / name) for name in [*FILES, *OURS])
+    assert all(rename.is_flushed for rename in flushed.renames)
 
 
 def test_members_are_chosen_and_renamed(archive: Path, folder: Path) -> None:

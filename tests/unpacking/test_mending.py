@@ -17,6 +17,7 @@ from mmf_win.unpacking import staging
 from mmf_win.unpacking.extract import extract_verified
 from tests.unpacking.conftest import FILES, identities, packed
 from tests.worlds import hostile
+from tests.worlds.flushes import Flushes
 from tests.worlds.memes import lay_out, tree
 
 
@@ -41,6 +42,17 @@ def test_only_what_is_wrong_is_unpacked_again_and_then_trusted_like_the_others(
         loaded = Manifest.load(folder)
         assert loaded is not None and find_damage(loaded) == []
     assert find_damage(manifest, full=True) == []
+
+
+def test_what_is_unpacked_again_is_flushed_before_it_takes_its_place(
+    archive: Path, folder: Path, flushed: Flushes
+) -> None:
+    extract_verified(archive, folder)
+    hostile.cut(folder / "fc7_w.pkl")
+    flushed.renames.clear()
+    extract_verified(archive, folder)
+    (repaired,) = (rename for rename in flushed.renames_to(folder / "fc7_w.pkl"))
+    assert repaired.is_flushed
 
 
 def test_a_wrong_size_beside_the_list_is_repaired_by_the_file_that_is_unpacked_again(

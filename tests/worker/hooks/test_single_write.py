@@ -9,10 +9,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 
-from mmf_win.errors import ResourceError  # noqa: E402
+from mmf_win.errors import CheckpointError, ResourceError  # noqa: E402
 from mmf_win.integrity import torch_file  # noqa: E402
 from mmf_win.integrity.digest import file_digest  # noqa: E402
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, tensor_bytes  # noqa: E402
+from tests.worlds import hostile  # noqa: E402
+from tests.worlds.flushes import Flushes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -46,6 +48,34 @@ def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path
     second({"update": 2}, tmp_path / "current.ckpt")
     assert torch.load(tmp_path / "best.ckpt") == {"update": 1}
     assert torch.load(tmp_path / "current.ckpt") == {"update": 2}
+
+
+def test_a_checkpoint_is_flushed_before_it_takes_its_place(tmp_path: Path, flushed: Flushes) -> None:
+    path = tmp_path / "current.ckpt"
+    SingleWrite()({"weights": torch.arange(10)}, path)
+    assert [rename.is_flushed for rename in flushed.renames_to(path)] == [True]
+
+
+def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, weights, fsync = (
+        tmp_path / "current.ckpt",
+        torch.full((1000,), 0x1234567, dtype=torch.int64),
+        os.fsync,
+    )
+    SingleWrite()({"update": 1}, path)
+
+    def damage(descriptor: int) -> None:
+        fsync(descriptor)
+        (part,) = tmp_path.glob("*.part")
+        hostile.flip_byte(part, part.read_bytes().index(weights.numpy().tobytes()) + 4000)
+
+    monkeypatch.setattr(os, "fsync", damage)
+    with pytest.raises(CheckpointError, match=r"current\.ckpt: .* just after it was written"):
+        SingleWrite()({"weights": weights}, path)
+    assert names(tmp_path) == ["current.ckpt"]
+    assert torch.load(path) == {"update": 1}
 
 
 def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> None:

@@ -1,0 +1,107 @@
+"""Installations of several files that fail, or whose process dies, at any step."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from mmf_win.unpacking.staging import finish_installation, is_unfinished, staging, staging_folder
+from tests.worlds.memes import Files, lay_out, tree
+
+OLD: Files = {"a": b"old a", "b": b"old b"}
+NEW: Files = {"a": b"new a", "b": b"new b"}
+RENAMES = range(1, 5)
+"""The renames of an installation: each old file away, each new one to its place."""
+
+
+class Killed(BaseException):
+    """The end of a process, after which it changes nothing more."""
+
+
+class Disk:
+    """Counts the renames and removals of files, and raises an error in place of one or more of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._step, self._error = 0, BaseException()
+        self._fails: Callable[[int], bool] = lambda step: False
+        for name in ("replace", "unlink"):
+            self._watch(name)
+
+    def fail(self, error: BaseException, fails: Callable[[int], bool]) -> None:
+        """Raise ``error`` in place of the steps from now on that ``fails`` is true for, counted from 1."""
+        self._step, self._error, self._fails = 0, error, fails
+
+    def recover(self) -> None:
+        """Let everything succeed again."""
+        self._fails = lambda step: False
+
+    def _watch(self, name: str) -> None:
+        change = getattr(Path, name)
+
+        def watched(path: Path, *arguments: Path, **options: bool) -> object:
+            if path.name.endswith(".part"):  # the list of moves, which is written before the first step
+                return change(path, *arguments, **options)
+            self._step += 1
+            if self._fails(self._step):
+                raise self._error
+            return change(path, *arguments, **options)
+
+        self._monkeypatch.setattr(Path, name, watched)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def install(root: Path) -> None:
+    """Replace both old files by new ones."""
+    with staging(lay_out(OLD, root)) as here:
+        lay_out(NEW, here.new)
+        here.install([(here.new / name, root / name) for name in NEW])
+
+
+def contents(root: Path) -> Files:
+    """Return the files in their places."""
+    return {name: content for name, content in tree(root).items() if not name.startswith(".")}
+
+
+@pytest.mark.parametrize("failing", RENAMES)
+def test_a_failed_installation_leaves_all_old_files(failing: int, user_dir: Path, disk: Disk) -> None:
+    root = user_dir / "root"
+    disk.fail(OSError(errno.EIO, "the disk fails once"), lambda step: step == failing)
+    with pytest.raises(OSError, match="fails once"):
+        install(root)
+    assert contents(root) == OLD
+    assert not is_unfinished(root)
+    assert not staging_folder(root).exists()
+
+
+@pytest.mark.parametrize("first", RENAMES)
+def test_a_process_that_dies_while_it_finishes_an_installation_leaves_the_rest_to_the_next(
+    first: int, user_dir: Path, disk: Disk
+) -> None:
+    for second in count(1):
+        root = user_dir / f"{second}"
+        disk.fail(Killed(), lambda step: step >= first)
+        with pytest.raises(Killed):
+            install(root)
+        assert is_unfinished(root)
+        disk.fail(Killed(), lambda step, last=second: step >= last)  # type: ignore[misc]
+        try:
+            finished = finish_installation(root)
+        except Killed:
+            finished = False
+            assert is_unfinished(root) or contents(root) == NEW
+        disk.recover()
+        assert finish_installation(root)
+        assert contents(root) == NEW
+        assert not staging_folder(root).exists()
+        if finished:
+            break
+    assert second > len(RENAMES) - first + 1, "each step was tried"
