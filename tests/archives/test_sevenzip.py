@@ -185,6 +185,29 @@ def test_a_decoder_that_dies_is_told_and_leaves_no_file(
     assert unpack(path, user_dir / "out") == LARGE
 
 
+_INTERRUPTED = """
+import os, signal, sys
+if sys.platform == "win32":
+    import ctypes
+    ctypes.windll.kernel32.ExitProcess(ctypes.c_uint(0xC000013A))
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_a_decoder_that_ctrl_c_ends_is_not_taken_for_damage(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> subprocess.Popen[bytes]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", _INTERRUPTED], stdin=pipe, stdout=pipe)
+
+    path = write_7z(user_dir / "a.7z", WORDS)
+    monkeypatch.setattr(sevenzip, "_decoder", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        open_archive(path)
+
+
 def test_a_list_of_members_is_not_decoded_by_what_may_crash_or_fill_the_memory(user_dir: Path) -> None:
     ppmd = {"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16}
     with pytest.raises(ArchiveError, match=r"a\.7z: .*PPMd"):

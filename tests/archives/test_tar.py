@@ -14,6 +14,7 @@ from typing import Literal
 import pytest
 
 from mmf_win.archives import open_archive
+from mmf_win.archives.base import BLOCK
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
 from tests.worlds import hostile
@@ -60,6 +61,17 @@ def test_a_damaged_tar_gz_is_noticed_when_it_is_opened(user_dir: Path) -> None:
     hostile.flip_byte(path, path.stat().st_size - 6)  # gzip's own checksum
     with pytest.raises(ArchiveError, match=r"not a valid tar\.gz"):
         open_archive(path)
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_wrong_checksum_far_behind_the_last_member_is_noticed(listed: bool, user_dir: Path) -> None:
+    padded = gzip.decompress(tar_gz(FILES)) + bytes(2 * BLOCK)  # as tar pads to the size of its blocks
+    path = user_dir / "a.tar.gz"
+    path.write_bytes(gzip.compress(padded))
+    assert unpack(path, user_dir / "intact") == FILES
+    hostile.flip_byte(path, path.stat().st_size - 6)
+    with pytest.raises(ArchiveError, match=r"not a valid tar\.gz"):
+        list(open_archive(path, listed=listed).extract(into(user_dir / "out")))
 
 
 def test_listing_a_compressed_tar_tells_how_far_it_is_fake_interval(

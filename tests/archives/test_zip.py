@@ -170,6 +170,7 @@ def damaged(path: Path) -> Path:
         (lambda path: hostile.zip_with_twins(path, "x", "x"), "x", "twice"),
         (lambda path: hostile.zip_with_twins(path, "x", "X"), "x", "differs only by case"),
         (lambda path: hostile.zip_with_twins(path, "x/y", "x"), "x", "folder"),
+        (declaring(2999), "x", "more bytes than it declares"),
         (declaring(10), "x", "more bytes than it declares"),
         (declaring(4000), "x", "ends after 3000 of 4000 bytes"),
         (declaring(4_000_000_000), "x", "claims to unpack to"),
@@ -206,10 +207,21 @@ def test_overlapping_members_are_refused(user_dir: Path) -> None:
     assert "overlaps" in str([m.problem for m in archive.members])
 
 
+def test_members_that_overlap_by_less_than_a_header_are_refused(user_dir: Path) -> None:
+    path = hostile.declare_packed_size(hostile.zip_with_twins(user_dir / "a.zip", "x", "y"), 3)
+    assert ["overlaps" in str(member.problem) for member in open_archive(path).members] == [True, False]
+
+
 def test_a_bomb_whose_members_share_their_data_is_refused(user_dir: Path) -> None:
     path = hostile.zip_with_shared_data(user_dir / "a.zip", bytes(1 << 20), 100)
     with pytest.raises(ArchiveError, match="its own header has another name"):
         open_archive(path)
+
+
+def test_encrypted_members_come_out_whole_where_the_last_bytes_wait_in_the_inflater(user_dir: Path) -> None:
+    files: Files = {f"{size}": bytes((1 << 20) + size) for size in range(1, 300, 30)}
+    write_encrypted_zip(user_dir / "a.zip", files.items(), "secret")
+    assert unpack(user_dir / "a.zip", user_dir / "out", "secret") == files
 
 
 def test_what_lies_at_a_target_is_replaced_only_there(user_dir: Path) -> None:

@@ -62,6 +62,11 @@ def declare_size(path: Path, size: int) -> Path:
     return _patch(path, 24, size)
 
 
+def declare_packed_size(path: Path, size: int) -> Path:
+    """Change the packed size that the zip's directory declares for its first member."""
+    return _patch(path, 20, size)
+
+
 def declare_encrypted(path: Path) -> Path:
     """Have the zip's directory say that its first member is encrypted."""
     return _patch(path, 8, 1 | 8 << 16)  # and deflated
