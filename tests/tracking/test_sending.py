@@ -1,0 +1,257 @@
+"""The sending of a run to a recording tracker: what arrives, how often, and what is sent after a failure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.files import read_json, write_json
+from mmf_win.locking import locked
+from mmf_win.results import saved_metrics
+from mmf_win.runs.folder import Run
+from mmf_win.tracking.sending import Sender, Sent, What, destinations
+from tests.tracking.conftest import tell
+from tests.worlds.recording_tracker import BufferingTracker, RecordingTracker
+from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+
+EVERY_TEN = list(range(10, 121, 10))
+"""The updates of the training points in a run of ``world``."""
+
+
+@pytest.fixture
+def tracker() -> RecordingTracker:
+    """A tracker that has nothing yet."""
+    return RecordingTracker()
+
+
+@pytest.fixture
+def run(world: World) -> Run:
+    """A finished run of 120 updates, sent to no tracker yet."""
+    run = world.run()
+    run.tracking.mkdir()
+    return run
+
+
+def send(run: Run, tracker: RecordingTracker, **what: Any) -> bool:
+    """Send what is new as a process that starts now does, which knows only the note on disk."""
+    return Sender(run, tracker, What(**what)).send()
+
+
+def note_of(run: Run) -> dict[str, Any]:
+    """Return the note on disk."""
+    [file] = run.tracking.glob("*.json")
+    return dict(read_json(file))
+
+
+def test_a_finished_run_arrives_with_its_points_settings_files_and_state(
+    run: Run, tracker: RecordingTracker
+) -> None:
+    assert send(run, tracker)
+    assert tracker.steps("train/loss") == EVERY_TEN
+    assert tracker.steps("val/hateful_memes/roc_auc") == [30, 60, 90, 120]
+    assert tracker.sent[0].t == BEGAN + 1010
+    assert tracker.settings["preset"] == "mmbt_grid" and tracker.settings["device"] == "cuda:0"
+    assert tracker.tags == {"mmfw.outcome": "done"}
+    assert set(tracker.files) == {"request.json"}
+    assert tracker.states == ["running", "done"]
+    [sent] = destinations(run)
+    assert (sent.id, sent.state, sent.error) == ("run 1", "done", None)
+
+
+def test_nothing_is_sent_twice(run: Run, tracker: RecordingTracker) -> None:
+    assert send(run, tracker)
+    calls = tracker.calls
+    assert not send(run, tracker)
+    assert tracker.calls == calls, "the tracker is not even asked"
+
+
+@pytest.mark.parametrize("process", ["the same", "a new one"])
+def test_only_new_events_are_sent(run: Run, tracker: RecordingTracker, process: str) -> None:
+    sender = Sender(run, tracker, What())
+    assert sender.send() and not sender.send()
+    tell(run, attempt("2", 120, 150, "ok"))
+    assert sender.send() if process == "the same" else send(run, tracker)
+    assert tracker.steps("train/loss") == [*EVERY_TEN, 130, 140, 150]
+
+
+@pytest.mark.parametrize(
+    ("resumed_at", "series", "tag"),
+    [(120, "train/loss", None), (110, "train/loss/2", "110"), (60, "train/loss/2", "60")],
+)
+def test_a_resume_from_behind_the_last_point_starts_another_series(
+    run: Run, tracker: RecordingTracker, resumed_at: int, series: str, tag: str | None
+) -> None:
+    send(run, tracker)
+    tell(run, attempt("2", resumed_at, resumed_at + 20, "ok"))
+    send(run, tracker)
+    expected = EVERY_TEN if series == "train/loss" else []
+    assert tracker.steps(series) == [*expected, resumed_at + 10, resumed_at + 20]
+    assert tracker.steps("train/loss")[:12] == EVERY_TEN
+    assert tracker.tags.get("resumed_at") == tag
+
+
+def test_a_file_that_fails_to_arrive_is_not_noted_and_is_sent_again(
+    run: Run, tracker: RecordingTracker
+) -> None:
+    tracker.fails = {"file request.json"}
+    with pytest.raises(ConnectionError):
+        send(run, tracker)
+    assert "request.json" not in note_of(run)["files"]
+    assert [path.suffix for path in run.tracking.iterdir()] == [".json"], "the copy is removed"
+    tracker.fails = set()
+    assert send(run, tracker)
+    assert tracker.files == {"request.json": [run.request_file.read_bytes()]}
+    assert tracker.steps("train/loss") == EVERY_TEN, "the points that had arrived are not sent again"
+
+
+@pytest.mark.parametrize("method", ["open", "describe", "points", "state running", "state done"])
+def test_after_a_failure_the_rest_is_sent_once(run: Run, tracker: RecordingTracker, method: str) -> None:
+    tracker.fails = {method}
+    with pytest.raises(ConnectionError):
+        send(run, tracker)
+    assert all(sent.state != "done" for sent in destinations(run))
+    tracker.fails = set()
+    assert send(run, tracker)
+    assert tracker.steps("train/loss") == EVERY_TEN
+    assert len(tracker.files["request.json"]) == 1
+    assert tracker.tags == {"mmfw.outcome": "done"} and tracker.states[-1] == "done"
+    assert not send(run, tracker)
+
+
+def test_of_many_events_those_that_arrived_before_a_failure_are_not_sent_again(
+    run: Run, tracker: RecordingTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell(run, attempt("2", 120, 20_000, "ok"))
+    real, requests = tracker.points, []
+
+    def fail_the_second(points: Any) -> None:
+        requests.append(len(points))
+        if len(requests) == 2:
+            raise ConnectionError
+        real(points)
+
+    monkeypatch.setattr(tracker, "points", fail_the_second)
+    with pytest.raises(ConnectionError):
+        send(run, tracker)
+    assert 0 < note_of(run)["events"]["events.jsonl"] < 20_000 / 10
+    assert send(run, tracker)
+    assert tracker.steps("train/loss") == list(range(10, 20_001, 10))
+
+
+def test_a_copy_left_by_a_killed_process_keeps_nothing_back(run: Run, tracker: RecordingTracker) -> None:
+    left = run.tracking / f"{Sent.of(run, tracker).place}.staged"
+    left.mkdir()
+    (left / "request.json").write_text("half a cop", encoding="utf-8")
+    assert send(run, tracker)
+    assert tracker.files == {"request.json": [run.request_file.read_bytes()]}
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("damage", [None, b"", b'{"events": '])
+def test_without_a_readable_note_all_is_sent_again_to_the_same_run(
+    run: Run, tracker: RecordingTracker, damage: bytes | None
+) -> None:
+    send(run, tracker)
+    [note] = run.tracking.glob("*.json")
+    note.unlink() if damage is None else note.write_bytes(damage)
+    again = RecordingTracker()
+    assert send(run, again)
+    assert again.sent == tracker.sent and again.files == tracker.files
+    assert again.opened == tracker.opened
+
+
+def test_a_run_that_was_deleted_there_is_sent_anew_once_it_has_something_new(
+    run: Run, tracker: RecordingTracker
+) -> None:
+    send(run, tracker)
+    again = RecordingTracker()
+    again.run_id = "run 2"
+    assert not send(run, again)
+    tell(run, attempt("2", 120, 140, "ok"))
+    assert send(run, again)
+    assert again.steps("train/loss") == [*EVERY_TEN, 130, 140] and set(again.files) == {"request.json"}
+    assert [sent.id for sent in destinations(run)] == ["run 2"]
+
+
+def test_what_a_buffering_tracker_is_sent_is_noted_only_when_it_is_closed(run: Run) -> None:
+    tracker = BufferingTracker()
+    tracker.fails = {"close"}
+    sender = Sender(run, tracker, What())
+    assert sender.send()
+    with pytest.raises(ConnectionError):
+        sender.close()
+    assert (note_of(run)["events"], note_of(run)["files"]) == ({}, {})
+    again = BufferingTracker()
+    sender = Sender(run, again, What())
+    assert sender.send()
+    sender.close()
+    assert again.steps("train/loss") == EVERY_TEN
+    assert not send(run, again)
+
+
+def test_secrets_are_masked_in_settings_and_files(world: World, tracker: RecordingTracker) -> None:
+    run = world.run(overrides=["env.api_key=hunter2-hunter2", "optimizer.params.lr=5e-5"])
+    run.tracking.mkdir()
+    run.checkpoints.mkdir()
+    config = run.checkpoints / "config.yaml"
+    config.write_text("env:\n  api_key: hunter2-hunter2\nlr: 1\n", encoding="utf-8")
+    send(run, tracker)
+    assert tracker.settings["env.api_key"] == "<secret>"
+    assert tracker.settings["optimizer.params.lr"] == "5e-05"
+    [sent] = tracker.files["config.yaml"]
+    assert b"lr: 1" in sent and b"hunter2" not in sent + tracker.files["request.json"][0]
+
+
+def test_values_that_are_no_finite_numbers_are_left_out(run: Run, tracker: RecordingTracker) -> None:
+    metrics = {"nan": float("nan"), "inf": float("inf"), "huge": 1e308, "text": "x", "flag": True, "fine": 1}
+    tell(run, [{"t": BEGAN, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])
+    send(run, tracker)
+    sent = {point.name for point in tracker.sent if point.name.startswith("val/")}
+    assert sent & {f"val/{name}" for name in metrics} == {"val/fine"}
+
+
+def test_a_checkpoint_is_sent_again_only_after_the_interval(run: Run, tracker: RecordingTracker) -> None:
+    run.checkpoints.mkdir()
+    best = run.checkpoints / "best.ckpt"
+    best.write_bytes(b"first")
+    sender = Sender(run, tracker, What(models="best"))
+    assert sender.send(3600.0)
+    best.write_bytes(b"the second")
+    assert not sender.send(3600.0)
+    assert sender.send()
+    assert tracker.files["checkpoints/best.ckpt"] == [b"first", b"the second"]
+
+
+def test_scores_carry_the_update_of_their_checkpoint(
+    world: World, run: Run, tracker: RecordingTracker
+) -> None:
+    saves = [("older", 60, False), ("best", 90, True)]
+    events = [{"sha256": sha256, "update": update, "best": is_best} for sha256, update, is_best in saves]
+    tell(run, [{"t": BEGAN, "kind": "checkpoint", "attempt": "1", **event} for event in events])
+    for number, (sha256, _, _) in enumerate(saves):
+        scores = {"auroc": 0.7, "threshold": 0.5, "created": BEGAN + number, "split": SPLIT}
+        record = {**scores, "members": [{"checkpoint_sha256": sha256}]}
+        write_json(saved_metrics.path_beside(run.reports / f"{number}.csv"), record)
+    send(run, tracker)
+    found = {(point.name, point.step) for point in tracker.sent if point.name.startswith(SPLIT)}
+    assert found == {(f"{SPLIT}/update 60/auroc", 60), (f"{SPLIT}/auroc", 90)}
+
+
+def test_a_run_that_is_resumed_is_running_again(run: Run, tracker: RecordingTracker) -> None:
+    send(run, tracker)
+    with locked(run.lock):
+        assert send(run, tracker)
+    assert tracker.states == ["running", "done", "running"]
+    assert send(run, tracker)
+    assert tracker.states[-1] == "done"
+
+
+def test_a_page_is_sent_only_when_it_is_asked_for(run: Run, tracker: RecordingTracker) -> None:
+    page: Path = run.reports / "page.html"
+    page.write_text("<html>", encoding="utf-8")
+    send(run, tracker)
+    assert "reports/page.html" not in tracker.files
+    send(run, tracker, pages=True)
+    assert tracker.files["reports/page.html"] == [b"<html>"]

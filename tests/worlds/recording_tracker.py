@@ -1,0 +1,85 @@
+"""A tracker that records in memory what it is sent, and fails where a test says so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mmf_win.tracking.tracker import About, Point, Tracker
+
+
+class RecordingTracker(Tracker):
+    """A tracker without a server.
+
+    Attributes:
+        fails: the methods that raise instead of recording; for a file, ``file <name>``.
+        run_id: the id that the next :meth:`open` returns.
+        opened: what each :meth:`open` was asked for.
+        sent: the points, in the order in which they came.
+        settings, tags: those of the last :meth:`describe`.
+        files: ``<folder>/<name>`` → the contents that it was sent with, oldest first.
+        states: the states, in the order in which they came.
+        calls: how many methods were called.
+    """
+
+    name = "recording"
+    variable = "RECORDING_TRACKER"
+    probe = ("/", None, set())
+    server = "offline"
+    project = "test"
+
+    def __init__(self) -> None:
+        self.fails: set[str] = set()
+        self.run_id = "run 1"
+        self.opened: list[About] = []
+        self.sent: list[Point] = []
+        self.settings: dict[str, str] = {}
+        self.tags: dict[str, str] = {}
+        self.files: dict[str, list[bytes]] = {}
+        self.states: list[str] = []
+        self.calls = 0
+
+    def steps(self, series: str) -> list[int]:
+        """Return the updates of the points of a series, in the order in which they came."""
+        return [point.step for point in self.sent if point.name == series]
+
+    def open(self, about: About) -> tuple[str, str]:
+        """Record the request and return :attr:`run_id`."""
+        self._call("open")
+        self.opened.append(about)
+        return self.run_id, f"https://tracker.example/{self.run_id}"
+
+    def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        """Record the settings and the tags."""
+        self._call("describe")
+        self.settings, self.tags = dict(settings), dict(tags)
+
+    def points(self, points: Sequence[Point]) -> None:
+        """Record the points."""
+        self._call("points")
+        self.sent += points
+
+    def file(self, path: Path, folder: str) -> None:
+        """Record the content that the file has now."""
+        self._call(f"file {path.name}")
+        self.files.setdefault(f"{folder}/{path.name}".lstrip("/"), []).append(path.read_bytes())
+
+    def state(self, state: str, t: float) -> None:
+        """Record the state."""
+        self._call(f"state {state}")
+        self.states.append(state)
+
+    def _call(self, method: str) -> None:
+        self.calls += 1
+        if method in self.fails:
+            raise ConnectionError(f"{method}: connection refused")
+
+
+class BufferingTracker(RecordingTracker):
+    """A recording tracker that is sure that something has arrived only when it is closed."""
+
+    confirms = False
+
+    def close(self) -> None:
+        """Fail where the test says so."""
+        self._call("close")
