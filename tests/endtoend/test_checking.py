@@ -26,9 +26,6 @@ class Planted(BaseModel):
     def build(self):
         torch.manual_seed(1)
         self.fault = self.config.get("fault")
-        if self.fault == "no time":
-            from mmf_win.worker import checks
-            checks._LIMIT = 0
         self.words, self.pixels = nn.Embedding(64, 16), nn.Linear(3 * 32 * 32, 16)
         self.spare, self.head = nn.Linear(16, 16), nn.Linear(32, 2)
         if self.fault == "frozen":
@@ -67,6 +64,55 @@ class Planted(BaseModel):
         return {"scores": scores}
 """
 
+# Checks in one worker a new model for each of `faults`, and writes what is found to found.json.
+EACH_FAULT = """
+import contextlib, json, types
+from pathlib import Path
+from mmf.utils.build import build_model, build_optimizer
+from mmf_win.worker import checks
+
+def check_each(observer, trainer, limit, check=checks.run):
+    config, found = trainer.config.model_config.planted, {}
+    for fault in config.faults:
+        config.fault = fault
+        trainer.model = build_model(config)
+        trainer.optimizer = build_optimizer(trainer.model, trainer.config)
+        checks._LIMIT = 0 if fault == "no time" else 60
+        found[fault] = events = []
+        def record(kind, **values):
+            events.append(values)
+        recorder = types.SimpleNamespace(copied=set(), event=record, heartbeat=observer.heartbeat)
+        with contextlib.suppress(checks.Checked):
+            check(recorder, trainer, limit)
+    Path(__file__).with_name("found.json").write_text(json.dumps(found), encoding="utf-8")
+    raise checks.Checked
+
+checks.run = check_each
+"""
+
+# Fault → the verdict, the check that finds it, and what that says.
+FAULTS = {
+    "softmax": ("error", "scores", "softmax comes before cross-entropy"),
+    "one score": ("error", "scores", "shape (4, 3), not (4, 2)"),
+    "scale": ("warning", "scores", "the first loss is"),
+    "broken": ("error", "scores", "RuntimeError: shape '[7, 3]' is invalid"),
+    "unused": ("warning", "parameters", "2 of 7 tensors get no gradient: spare.weight, spare.bias"),
+    "detached": ("warning", "parameters", "get no gradient: words.weight"),
+    "forgotten": ("warning", "parameters", "1 of 7 tensors are not given to the optimizer: words.weight"),
+    "frozen": ("note", "parameters", "1 of 7 tensors are frozen: words.weight"),
+    "all frozen": ("error", "parameters", "all tensors are frozen"),
+    "single score": ("error", "scores", "shape (4, 1), not (4, 2)"),
+    "batch": ("error", "rows", "the first row's scores differ by"),
+    "dropout": ("error", "rows", "evaluated twice, scores differ by"),
+    "no image": ("warning", "modalities", "with the image of another row, all scores stay the same"),
+    "stuck": (
+        "error",
+        "one batch",
+        "at the run's rate of 0.01 the least loss is 0.69, and at none below 0.6",
+    ),
+    "no time": ("note", "one batch", "skipped: it takes about"),
+}
+
 
 def unsound(found: Any) -> list[tuple[str, str]]:
     """What is worse than a note: the verdict, and the check that finds it."""
@@ -77,12 +123,12 @@ def unsound(found: Any) -> list[tuple[str, str]]:
     ]
 
 
-def planted(tool: Tool, fault: str | None) -> str:
+def planted(tool: Tool, fault: str | None, code: str = PLANTED) -> str:
     """A preset of the model with a fault, whose texts have no token that the tiny BERT does not know."""
     folder = tool.folder / "planted"
     folder.mkdir(exist_ok=True)
-    (folder / "__init__.py").write_text(PLANTED, encoding="utf-8")
-    model = {"fault": fault, "losses": ["cross_entropy"]}
+    (folder / "__init__.py").write_text(code, encoding="utf-8")
+    model = {"fault": fault, "faults": [*FAULTS], "losses": ["cross_entropy"]}
     dataset = tool.settings("mmbt")["dataset_config"]
     settings = {
         "env": {"user_dir": str(folder)},
@@ -117,45 +163,31 @@ def test_the_models_of_mmf_are_sound(tool: Tool, name: str) -> None:
     assert not tool.save_dir.exists()
 
 
-@pytest.mark.parametrize(
-    ("fault", "verdict", "check", "said"),
-    [
-        ("softmax", "error", "scores", "softmax comes before cross-entropy"),
-        ("one score", "error", "scores", "shape (4, 3), not (4, 2)"),
-        ("scale", "warning", "scores", "the first loss is"),
-        ("broken", "error", "scores", "RuntimeError: shape '[7, 3]' is invalid"),
-        ("unused", "warning", "parameters", "2 of 7 tensors get no gradient: spare.weight, spare.bias"),
-        ("detached", "warning", "parameters", "get no gradient: words.weight"),
-        ("forgotten", "warning", "parameters", "1 of 7 tensors are not given to the optimizer: words.weight"),
-        ("frozen", "note", "parameters", "1 of 7 tensors are frozen: words.weight"),
-        ("all frozen", "error", "parameters", "all tensors are frozen"),
-        ("single score", "error", "scores", "shape (4, 1), not (4, 2)"),
-        ("batch", "error", "rows", "the first row's scores differ by"),
-        ("dropout", "error", "rows", "evaluated twice, scores differ by"),
-        ("no image", "warning", "modalities", "with the image of another row, all scores stay the same"),
-        (
-            "stuck",
-            "error",
-            "one batch",
-            "at the run's rate of 0.01 the least loss is 0.69, and at none below 0.6",
-        ),
-        ("no time", "note", "one batch", "skipped: it takes about"),
-    ],
-)
-def test_a_planted_fault_is_found(
-    tool: Tool, mmf_version: str, fault: str, verdict: str, check: str, said: str
-) -> None:
-    sound, preset = in_english(tool), planted(tool, fault)
-    # Without that, 1.0.0rc12 does not build the model.
-    allowed = (
-        ["optimizer.allow_unused_parameters=True"] if (fault, mmf_version) == ("forgotten", "rc12") else []
-    )
-    code = sound.code("check", preset, *allowed, "--trust", "--json")
-    found = [each for each in json.loads(sound.output)["findings"] if each["check"] == check]
-    told = [(each["verdict"], f"{each['text']}; {each['advice']}") for each in found]
-    assert [(verdict, True)] == [(of, said in text) for of, text in told if of != "ok"]
-    assert len(found[0]["memes"]) == 4
-    assert code == (7 if verdict == "error" else 0)
+def told_of(fault: str, found: list[Any]) -> list[tuple[str, bool]]:
+    """The verdicts of the check that has to find a fault, and whether it says so; empty where all is well."""
+    _, check, said = FAULTS[fault]
+    remarks = [each for each in found if each["check"] == check and each["verdict"] != "ok"]
+    return [(each["verdict"], said in f"{each['text']}; {each['advice']}") for each in remarks]
+
+
+def test_each_planted_fault_is_found(tool: Tool, mmf_version: str) -> None:
+    sound, preset = in_english(tool), planted(tool, None, PLANTED + EACH_FAULT)
+    # Without that, 1.0.0rc12 does not build the model whose optimizer lacks a tensor.
+    words = ["optimizer.allow_unused_parameters=True"] if mmf_version == "rc12" else []
+    sound("check", preset, *words, "--trust")
+    found = json.loads((tool.folder / "planted" / "found.json").read_text(encoding="utf-8"))
+    assert {fault: told_of(fault, found[fault]) for fault in FAULTS} == {
+        fault: [(verdict, True)] for fault, (verdict, _, _) in FAULTS.items()
+    }
+
+
+@pytest.mark.parametrize(("fault", "code"), [("softmax", 7), ("no image", 0)])
+def test_an_error_decides_the_exit_code_and_a_warning_does_not(tool: Tool, fault: str, code: int) -> None:
+    sound = in_english(tool)
+    assert sound.code("check", planted(tool, fault), "--trust", "--json") == code
+    found = json.loads(sound.output)["findings"]
+    assert told_of(fault, found) == [(FAULTS[fault][0], True)]
+    assert all(len(each["memes"]) == 4 for each in found if each["check"] == FAULTS[fault][1])
 
 
 def test_the_planted_model_without_a_fault_and_that_of_the_guide_are_sound(
