@@ -1,0 +1,113 @@
+"""The job of docs/remote.md in a real bash; SLURM and mmfw are stubs that note what they are asked for."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.worlds.slurm import Cluster
+from tests.worlds.tools import requires_tool
+
+pytestmark = requires_tool("bash", on_windows=False)
+
+# Trains until it is told to stop, for at most a minute; resumed, it is done at once.
+STUB_OF_MMFW = """\
+#!/bin/sh
+echo "$*" >> calls
+[ -n "$STUB_ENDS" ] && exit "$STUB_ENDS"
+case "$*" in *--resume*) exit 0 ;; esac
+stop() {
+    echo HUP >> signals
+    mkdir -p save/vilbert-1/2026-01-01T00-00-00/checkpoints
+    touch save/vilbert-1/2026-01-01T00-00-00/checkpoints/current.ckpt
+    exit "${STUB_STOPS:-130}"
+}
+trap stop HUP
+touch ready
+n=0
+while [ "$n" -lt 3000 ]; do
+    n=$((n + 1))
+    sleep 0.02
+done
+"""
+WORDS = ("vilbert.yaml", "--updates", "6")
+FIRST, RESUMED = "train vilbert.yaml --updates 6 --name vilbert-1", "train --resume vilbert-1"
+
+
+def catches(process: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler for a signal; True where the system does not say."""
+    status = Path(f"/proc/{process}/status")
+    if not status.exists():
+        return True
+    [caught] = re.findall(r"^SigCgt:\s*(\w+)", status.read_text(encoding="utf-8"), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def wait_until_it_trains(cluster: Cluster, job: subprocess.Popen[bytes]) -> None:
+    """Wait until both the stub of mmfw and the job are ready for signals."""
+    while not ((cluster.folder / "ready").exists() and catches(job.pid, signal.SIGTERM)):
+        assert job.poll() is None
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("number", ["SIGUSR1", "SIGTERM"])
+@pytest.mark.parametrize("to", ["the shell", "every process"])
+def test_a_job_that_gets_a_signal_stops_mmfw_once_is_requeued_and_resumes(
+    user_dir: Path, number: str, to: str
+) -> None:
+    cluster = Cluster(user_dir, STUB_OF_MMFW)
+    with cluster.start(*WORDS) as job:
+        wait_until_it_trains(cluster, job)
+        (os.kill if to == "the shell" else os.killpg)(job.pid, getattr(signal, number))
+        assert job.wait() == 130
+    assert cluster.lines("signals") == ["HUP"]
+    assert cluster.asked() == ["requeue 7"]
+    with cluster.start(*WORDS, restarts=1) as job:
+        assert job.wait() == 0
+    assert cluster.lines("calls") == [FIRST, RESUMED]
+    assert cluster.asked() == ["requeue 7"], "only once"
+
+
+def test_a_job_whose_mmfw_cannot_save_is_not_requeued(user_dir: Path) -> None:
+    cluster = Cluster(user_dir, STUB_OF_MMFW, {"STUB_STOPS": "5"})
+    with cluster.start(*WORDS) as job:
+        wait_until_it_trains(cluster, job)
+        job.send_signal(signal.SIGUSR1)
+        assert job.wait() == 5
+    assert cluster.asked() == []
+
+
+@pytest.mark.parametrize("code", [0, 7, 130])
+def test_a_job_whose_mmfw_ends_by_itself_has_its_exit_code_and_is_not_requeued(
+    user_dir: Path, code: int
+) -> None:
+    cluster = Cluster(user_dir, STUB_OF_MMFW, {"STUB_ENDS": str(code)})
+    with cluster.start(*WORDS) as job:
+        assert job.wait() == code
+    assert cluster.lines("calls") == [FIRST] and cluster.asked() == []
+
+
+def test_a_restarted_job_that_had_saved_nothing_begins_again(user_dir: Path) -> None:
+    cluster = Cluster(user_dir, STUB_OF_MMFW, {"STUB_ENDS": "0"})
+    (user_dir / "save" / "vilbert-1" / "2026-01-01T00-00-00" / "checkpoints").mkdir(parents=True)
+    with cluster.start(*WORDS, restarts=1) as job:
+        assert job.wait() == 0
+    assert cluster.lines("calls") == [FIRST]
+
+
+def test_a_job_that_is_started_for_the_first_time_does_not_resume_an_older_run_of_its_name(
+    user_dir: Path,
+) -> None:
+    cluster = Cluster(user_dir, STUB_OF_MMFW, {"STUB_ENDS": "0"})
+    saved = user_dir / "save" / "vilbert-1" / "2026-01-01T00-00-00" / "checkpoints" / "current.ckpt"
+    saved.parent.mkdir(parents=True)
+    saved.touch()
+    with cluster.start(*WORDS) as job:
+        assert job.wait() == 0
+    assert cluster.lines("calls") == [FIRST]
