@@ -123,27 +123,6 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     assert "tokenizer.json: " in outside(tool, folder, "--text", "x", code=1)
 
 
-def test_a_row_with_another_probability_is_named_and_nothing_is_written(
-    tool: Tool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, folder = tool.trained("bert"), tool.folder / "new" / "model"
-    row = read_rows(tool.world.dataset / "annotations" / "dev_unseen.jsonl")[3]
-    spoilt = tool.folder / "run.py"
-    code = running.SCRIPT.read_text(encoding="utf-8")
-    found = "[float(row[1]) for row in"
-    assert found in code
-    wrong = f"[float(row[1]) + 0.01 * (meme['id'] == '{row.id}') for meme, row in zip(rows,"
-    ending = 'self.session.run(["probabilities"], given)[0]]'
-    assert ending in code
-    spoilt.write_text(code.replace(found, wrong).replace(ending, f"{ending[:-1]})]"), encoding="utf-8")
-    monkeypatch.setattr(running, "SCRIPT", spoilt)
-    assert tool.code("export", run.id, "-o", str(folder)) == 6
-    assert f"row {row.id} of dev_unseen: in batches of 8" in tool.errors and "0.01" in tool.errors
-    assert not folder.parent.exists() and not list(tool.folder.glob(".mmfw-export-*"))
-    tolerance = tool.errors.partition("--tolerance ")[2].split()[0]
-    assert tool.code("export", run.id, "-o", str(folder), "--tolerance", tolerance) == 0 and folder.exists()
-
-
 @pytest.mark.wide
 def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
     tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,147 @@
+"""The comparison of an exported model with its run; both are stubs that predict what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.predictions import Prediction, write_predictions
+from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.export import exporting
+from mmf_win.files import read_json, write_json
+from mmf_win.paths import Places
+from mmf_win.runs import predicting
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import Once
+from mmf_win.runs.targets import Target
+from tests.worlds import report_world
+from tests.worlds.report_world import SPLIT
+
+
+@dataclass
+class StubModels:
+    """Stands for the worker that exports a run, and for run.py; weights of 8 bits turn every label round.
+
+    Attributes:
+        rows: the memes of the split, which the run predicts without an error.
+        apart: (batch, id of a row) → by how much the exported model's probability differs; batch 0 for all.
+        batches: the sizes of the batches that were predicted, and of how many rows.
+    """
+
+    rows: list[Row]
+    apart: dict[tuple[int, int], float] = field(default_factory=dict)
+    batches: list[tuple[int, int]] = field(default_factory=list)
+
+    def predict(self, *_: Any, folder: Path, export: Path, int8: bool, **__: Any) -> tuple[Path, list[Any]]:
+        """Write the predictions of the run and the files of its exported model."""
+        csv = folder / "predictions.csv"
+        write_predictions(csv, [Prediction(row.shown_id, self._proba(row), 0) for row in self.rows])
+        write_json(export / "model.json", {"features": False})
+        (export / "model.onnx").write_bytes(b"32 bits each")
+        if int8:
+            (export / "int8.onnx").write_bytes(b"8 bits")
+        return csv, []
+
+    def run_model(
+        self, folder: Path, rows: Sequence[Row], _images: Path, *, batch: int, features: Path | None
+    ) -> tuple[list[float], dict[str, float]]:
+        """Predict rows as the exported model does."""
+        assert features is None
+        self.batches.append((batch, len(rows)))
+        quantized = (folder / "model.onnx").read_bytes() == b"8 bits"
+        probas = [1 - self._proba(row) if quantized else self._proba(row) for row in rows]
+        apart = [self.apart.get((batch, row.id), self.apart.get((0, row.id), 0.0)) for row in rows]
+        return [a + b for a, b in zip(probas, apart, strict=True)], {"p50_ms": 1.0, "p99_ms": 2.0}
+
+    def _proba(self, row: Row) -> float:
+        return 0.75 if row.label else 0.25
+
+
+@dataclass(frozen=True)
+class Exporter:
+    """``export`` for a run whose model is a stub."""
+
+    run: Run
+    places: Places
+    models: StubModels
+    output: Path
+
+    def __call__(self, *, tolerance: float = 1e-4, int8: bool = False, max_loss: float = 0.005) -> Any:
+        """Export the run to :attr:`output`, and return what ``model.json`` holds."""
+        display: Any = None  # the stub shows no progress
+        return exporting.export(
+            self.run,
+            self.run.checkpoints / "best.ckpt",
+            self.places,
+            Once(),
+            display,
+            self.output,
+            split=SPLIT,
+            tolerance=tolerance,
+            int8=int8,
+            max_loss=max_loss,
+        )
+
+    def is_gone(self) -> bool:
+        """Return whether neither the output nor its parent nor anything else is left."""
+        disk = self.output.parents[1]
+        return not self.output.parent.exists() and not list(disk.glob(".mmfw-export-*"))
+
+
+@pytest.fixture
+def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
+    """An export of a run to a folder whose parent is missing."""
+    world = report_world.make(user_dir, drawn=False)
+    places = Places.resolve(world.data, world.save)
+    models = StubModels(Target.of_split(places, SPLIT).rows)
+    monkeypatch.setattr(predicting, "predict", models.predict)
+    monkeypatch.setattr(exporting, "run_model", models.run_model)
+    return Exporter(world.run(), places, models, user_dir / "new" / "model")
+
+
+def test_a_model_that_predicts_the_same_is_kept_with_what_was_compared(export: Exporter) -> None:
+    rows = export.models.rows
+    export.models.apart = {(0, rows[2].id): 5e-5, (3, rows[5].id): -8e-5}
+    about = export()
+    assert about["parity"]["largest_difference"] == pytest.approx(8e-5)
+    assert (about["parity"]["split"], about["parity"]["rows"]) == (SPLIT, len(rows))
+    assert sorted(export.models.batches) == [(1, 32), (3, 32), (8, 32)]
+    assert sorted(path.name for path in export.output.iterdir()) == ["model.json", "model.onnx", "run.py"]
+    assert read_json(export.output / "model.json") == about
+    assert about["auroc"]["difference"] == 0
+
+
+@pytest.mark.parametrize("batch", [8, 1, 3])
+@pytest.mark.parametrize("apart", [0.01, -0.01])
+def test_a_row_with_another_probability_is_named_and_nothing_is_written(
+    export: Exporter, batch: int, apart: float
+) -> None:
+    row = export.models.rows[3]
+    export.models.apart = {(batch, row.id): apart, (batch, export.models.rows[7].id): apart / 2}
+    with pytest.raises(MmfError, match=f"row {row.shown_id} of {SPLIT}: in batches of {batch}") as raised:
+        export()
+    assert "0.01" in str(raised.value) and export.is_gone()
+    tolerance = float((raised.value.hint or "").partition("--tolerance ")[2].split()[0].rstrip("`"))
+    assert export(tolerance=tolerance)["parity"]["largest_difference"] == pytest.approx(0.01)
+
+
+def test_weights_of_8_bits_that_cost_too_much_are_not_written(export: Exporter) -> None:
+    with pytest.raises(DataError, match=f"the AUROC on {SPLIT} goes from 1.0000 to 0.0000"):
+        export(int8=True)
+    assert export.is_gone()
+    about = export(int8=True, max_loss=1.0)
+    assert (about["int8"]["before"]["bytes"], about["int8"]["after"]["bytes"]) == (12, 6)
+    assert about["int8"]["largest_difference"] == 0.5 and about["int8"]["auroc"]["difference"] == -1
+    assert (export.output / "model.onnx").read_bytes() == b"8 bits"
+
+
+def test_a_folder_that_exists_is_left_alone(export: Exporter) -> None:
+    export.output.mkdir(parents=True)
+    with pytest.raises(UsageError, match="is there already"):
+        export()
+    assert export.models.batches == [] and list(export.output.iterdir()) == []
