@@ -15,6 +15,37 @@ from tests.worlds import hostile
 
 WORDS = ("--updates", "6", "--seed", "3", "training.log_interval=1", "optimizer.params.lr=0.01")
 
+# Values that are refused by their keys, and values at the limits of what is allowed.
+SENSELESS = (
+    *("unfreeze=-1", "unfreeze=1.5", "unfreeze=true", "projection_dim=0", "num_layers=-1", "fusion=cross"),
+    *("dropout=[0.1,2,0]", "dropout=[0.1]", "dropout=0.1", "dropout=[0,x,0]"),
+)
+SOUND = ("unfreeze=0", "projection_dim=1", "num_layers=0", "fusion=align", "dropout=[0,0.5,1]")
+
+# In one worker, writes what is said of each value in values.json to said.json.
+EACH_VALUE = """
+import json
+from pathlib import Path
+from omegaconf import OmegaConf
+from mmf_win.errors import UsageError
+from mmf_win.worker.models import clip
+
+def said_of(config, value):
+    try:
+        clip._require_sound(OmegaConf.merge(config, {"fusion": "concat"}, OmegaConf.from_dotlist([value])))
+    except UsageError as error:
+        return str(error)
+    return ""
+
+def build(self, build=clip.Clip.build):
+    values = json.loads(Path(__file__).with_name("values.json").read_text(encoding="utf-8"))
+    said = [said_of(self.config, value) for value in values]
+    Path(__file__).with_name("said.json").write_text(json.dumps(said), encoding="utf-8")
+    build(self)
+
+clip.Clip.build = build
+"""
+
 
 def outputs(tool: Tool) -> list[Path]:
     """The kept outputs of towers."""
@@ -97,10 +128,19 @@ def test_of_the_towers_only_the_last_layers_train_that_are_unfrozen(
 
 
 def test_what_the_configuration_cannot_mean_is_said(tool: Tool) -> None:
-    preset = tool.preset("clip")
-    for word in ("fusion=cross", "unfreeze=-1", "projection_dim=0", "dropout=[0.1,2,0]", "dropout=[0.1]"):
-        assert tool.code("train", preset, "--updates", "1", f"model_config.clip.{word}") == 2
-        assert f"model_config.clip.{word.partition('=')[0]} cannot be" in tool.errors
+    folder, preset = tool.folder / "each_value", tool.preset("clip")
+    folder.mkdir()
+    (folder / "__init__.py").write_text(EACH_VALUE, encoding="utf-8")
+    (folder / "values.json").write_text(json.dumps([*SENSELESS, *SOUND]), encoding="utf-8")
+    words = ("train", preset, "--updates", "1", "--trust", f"env.user_dir={folder}")
+    assert tool.code(*words, "model_config.clip.fusion=cross") == 2
+    assert "model_config.clip.fusion cannot be 'cross'" in tool.errors
+    said = json.loads((folder / "said.json").read_text(encoding="utf-8"))
+    keys = [value.partition("=")[0] for value in SENSELESS]
+    assert [text.partition(" cannot be ")[0] for text in said] == [
+        *(f"model_config.clip.{key}" for key in keys),
+        *([""] * len(SOUND)),
+    ]
     words = ("train", preset, "--updates", "1", f"model_config.clip.clip_model_name={tool.folder / 'none'}")
     assert tool.code(*words) == 3
     assert str(tool.folder / "none") in tool.errors

@@ -7,6 +7,7 @@ the process and importing MMF takes seconds. Each question is a function; the an
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import shutil
@@ -292,10 +293,45 @@ def left_alone_by_the_compiler(root: Path, world: TinyWorld) -> Any:
     ]
 
 
+def saved_weights(root: Path, world: TinyWorld) -> Any:
+    """In which order a checkpoint is saved, and what is said of weights that are not finite."""
+    import torch
+    from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
+
+    from mmf_win.worker.hooks.checkpoint_io import replaced
+    from mmf_win.worker.hooks.checkpoints import Checkpoint
+    from mmf_win.worker.hooks.clock import Clock
+    from mmf_win.worker.outcome import Diverged
+
+    done: list[str] = []
+    observer = SimpleNamespace(
+        clock=Clock(),
+        is_main=False,
+        saving=lambda update: done.append(f"saving {update}"),
+        event=lambda kind, **_: done.append(kind),
+    )
+
+    def saved(*values: float) -> list[str]:
+        checkpoint = Checkpoint.__new__(Checkpoint)
+        model = torch.nn.Linear(len(values), 1)
+        model.weight.data = torch.tensor([values])
+        checkpoint._observer, checkpoint.resume_state = observer, None
+        checkpoint.trainer = SimpleNamespace(model=model)
+        done.clear()
+        try:
+            checkpoint.save(2)
+        except Diverged as error:
+            done.append(str(error))
+        return [*done]
+
+    with replaced(MmfCheckpoint, "save", lambda *_, **__: done.append("written")):
+        return [saved(0.0, 1e30), saved(0.0, math.nan), saved(math.inf, 0.0)]
+
+
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
     *(imported, adamw, small_batches, features, hostile_files, word_vectors, random_vectors, text_link),
     *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler, seeds),
-    *(weights_in_brackets, retries_offline),
+    *(weights_in_brackets, retries_offline, saved_weights),
 )
 
 

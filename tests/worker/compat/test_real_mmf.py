@@ -24,6 +24,7 @@ from tests.worlds.tiny_mmf import BOXES, FEATURES, TinyWorld
 pytestmark = pytest.mark.torch
 
 _ROOT = Path(probe.__file__).parents[3]
+_NOT_FINITE = "after update 2 the weights are not finite any more (weight); not saved"
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,7 @@ def _of_a_batch(rows: int) -> dict[str, Any]:
         (probe.text_link, {"a": 1, "b": 2}),
         (probe.seeds, [1, 2]),
         (probe.weights_in_brackets, ["weight"]),
+        (probe.saved_weights, [["saving 2", "written", "checkpoint"], [_NOT_FINITE], [_NOT_FINITE]]),
         (probe.csv_report, 'id,text\r\n8291,a\r\n1,"Привет,\n世界"\r\n'),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -21,7 +21,6 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             memory_error           raises MemoryError
             kill                   kill -9 of the own process
             nan                    makes the losses NaN (at forward)
-            spoil                  makes the weights NaN
             truncate               cuts off current.ckpt
             limit_files            lets no file get longer than ``bytes``, as ``ulimit -f`` does
             stop                   a signal that asks the run to stop, which it does after this update
@@ -123,11 +122,6 @@ def _nan(_fault: Any, _folder: str, _model: Any, output: Any) -> None:
     output["losses"] = {key: loss * float("nan") for key, loss in output["losses"].items()}
 
 
-def _spoil(_fault: Any, _folder: str, model: Any, _output: Any) -> None:
-    with torch.no_grad():
-        next(model.parameters()).fill_(float("nan"))
-
-
 def _truncate(_fault: Any, folder: str, *_: Any) -> None:
     current = Path(folder, "current.ckpt")
     content = current.read_bytes()
@@ -159,7 +153,7 @@ def _hang_in_c(*_: Any) -> None:
 _ACTIONS = {
     action.__name__[1:]: action
     for action in (
-        *(_wait, _connect, _linger, _cuda_oom, _allocate, _memory_error, _kill, _nan, _spoil, _truncate),
+        *(_wait, _connect, _linger, _cuda_oom, _allocate, _memory_error, _kill, _nan, _truncate),
         *(_wait_to_be_stopped, _limit_files, _stop, _hang, _hang_in_c),
     )
 }
