@@ -158,10 +158,6 @@ def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
     ("words", "code", "message"),
     [
         (("training.no_such_key=1",), 2, "no key training.no_such_key"),
-        (("training.num_workers",), 2, "not a KEY=VALUE"),
-        (("env.save_dir=elsewhere",), 2, "use --save-dir"),
-        (("--updates", "2", "--epochs", "2"), 2, "both name the run's total"),
-        (("--seed", "1", "training.seed=2"), 2, "--seed and training.seed=2"),
         (("training.early_stop=True",), 2, "training.early_stop.enabled"),
         (("checkpoint.resume_file=nowhere.ckpt",), 3, "nowhere.ckpt"),
         (("checkpoint.resume_zoo=visual_bert.pretrained.cocoo",), 3, "visual_bert.pretrained.cocoo"),
