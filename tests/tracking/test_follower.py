@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 
 from mmf_win.tracking import follower
-from mmf_win.tracking.sending import What
+from mmf_win.tracking.sending import What, destinations
 from mmf_win.tracking.tracker import tracker
 from tests.worlds.report_world import World
 
@@ -25,6 +27,20 @@ follower._TO_SEND = 0.1
 fake = tracker.tracker("clearml")
 fake.open = lambda about: threading.Event().wait()
 sys.exit(follower.follow(Run(Path(sys.argv[1])), fake, What()))
+"""
+# A follower of the run named first, whose recording tracker fails at what is named after it.
+_RECORDED = """\
+import json, sys
+from pathlib import Path
+from mmf_win.runs.folder import Run
+from mmf_win.tracking import follower
+from mmf_win.tracking.sending import What
+from tests.worlds.recording_tracker import BufferingTracker
+tracker = BufferingTracker()
+tracker.fails = {*sys.argv[2:]}
+code = follower.follow(Run(Path(sys.argv[1])), tracker, What())
+print(json.dumps([tracker.steps("train/loss"), tracker.states]))
+sys.exit(code)
 """
 _UNTIL_THERE = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
 
@@ -57,3 +73,21 @@ def test_a_follower_ends_where_a_fake_tracker_waits_for_ever_and_its_log_says_wh
         assert process.stderr is not None
         said = process.stderr.read().decode()  # its input stays open: mmfw goes on
     assert process.returncode and "in wait" in said and "in send" in said
+
+
+def test_what_a_follower_could_not_send_is_noted_and_the_next_one_sends_it(world: World) -> None:
+    run = world.run()
+    run.tracking.mkdir()
+
+    def follow(*fails: str) -> tuple[int, list[Any]]:
+        command, root = [sys.executable, "-c", _RECORDED, str(run.path), *fails], Path(__file__).parents[2]
+        done = subprocess.run(command, input=b".", stdout=subprocess.PIPE, cwd=root, timeout=300)
+        return done.returncode, json.loads(done.stdout)
+
+    code, (steps, _) = follow("close")
+    assert code and steps, "it fails after all was handed over"
+    [sent] = destinations(run)
+    assert sent.error and not sent.events, "what the tracker may not have got is not noted"
+    assert follow() == (0, [list(range(10, 121, 10)), ["running", "done"]])
+    [sent] = destinations(run)
+    assert sent.error is None and sent.state == "done"
