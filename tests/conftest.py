@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
+import signal
 import sys
 import tempfile
 from collections.abc import Generator, Iterator
@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 from mmf_win.paths import Places
-from tests.worlds import cpu_time
+from tests.worlds import cpu_time, mounts
 from tests.worlds.flushes import Flushes, record_flushes
 from tests.worlds.packages import Packages, build_all
 from tests.worlds.tools import NEWEST_MMF, Mmfw, is_wine, requires_newest_mmf
@@ -25,7 +25,7 @@ from tests.worlds.tools import NEWEST_MMF, Mmfw, is_wine, requires_newest_mmf
 # hardly any tool is to be had, and what comes with the extra `train` where that is not installed.
 _MUST_RUN = bool(os.environ.get("CI")) and not is_wine()
 _MAY_SKIP = re.compile(
-    r"MMFW_TEST_MMF|CUDA|GPU|Windows|right to (mount|limit)"
+    r"MMFW_TEST_MMF|CUDA|GPU|Windows|right to limit"
     + ("" if find_spec("torch") else "|could not import|PyTorch is not installed|made of torch|only lmdb")
 )
 # The same random input each time, and no notes of it on disk.
@@ -106,11 +106,32 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 80 MB."""
     folder = tmp_path / "small disk"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(folder)]
-    if sys.platform == "win32" or subprocess.run(mount, stderr=subprocess.DEVNULL, check=False).returncode:
-        pytest.skip("no right to mount a file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    if sys.platform == "win32":
+        pytest.skip("Windows mounts no file system of a test")
+    if mounts.must_enter_namespace():  # pytest_pyfunc_call does
+        yield folder
+        return
+    options = f"size=80m,uid={os.getuid()},gid={os.getgid()},mode=755"
+    with mounts.mounted(folder, "-t", "tmpfs", "-o", options, "tmpfs"):
+        yield folder
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test with a small disk in a user namespace where only root of one may mount it."""
+    if "small_disk" not in pyfuncitem.fixturenames or not mounts.must_enter_namespace():
+        return None
+    mounts.run_in_namespace(pyfuncitem)
+    return True
+
+
+def pytest_configure() -> None:
+    """Let tests interrupt themselves although the run was started with SIGINT ignored, as by ``nohup … &``.
+
+    Children inherit that, too, and would wait for an interrupt for ever.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _tell_windows_where_the_streams_are() -> None:

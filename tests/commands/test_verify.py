@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from mmf_win.paths import Places
 from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile, pickles
 from tests.worlds.memes import lay_out, memes, tar_gz, tree
+from tests.worlds.mounts import remount
 from tests.worlds.tools import Mmfw, requires_tool, without_privileges
 
 RUN = "run mmbt_grid/2026-01-01T00-00-00"
@@ -204,7 +204,7 @@ def test_the_folders_that_were_named_stand_in_the_hint(world: Places, user_dir: 
 def test_a_read_only_dataset_is_verified(empty: Places, small_disk: Path, user_dir: Path, mmfw: Mmfw) -> None:
     there = Places.resolve(small_disk / "data")
     convert(hostile.plain_zip(user_dir / "memes.zip", memes()), there)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    remount(small_disk, "ro")
     assert states(verified(mmfw, "--data-dir", str(there.data_dir))) == {"dataset": "intact"}
 
 

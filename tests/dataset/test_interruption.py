@@ -7,8 +7,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,8 +18,10 @@ from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds.extractions import interrupt_after, noted
+from tests.worlds.flushes import Flushes, forbid_syncfs
 from tests.worlds.kills import installations
 from tests.worlds.memes import PASSWORD, laid_out, memes, tree
+from tests.worlds.mounts import mounted
 from tests.worlds.tools import call, requires_tool
 
 
@@ -102,6 +103,18 @@ def test_a_kill_at_any_step_of_an_installation_leaves_no_part_that_is_believed(
         assert installation.try_kill(step), f"the command ended before step {step}"
 
 
+def test_a_conversion_flushes_all_files_before_it_is_done(
+    archive: Path, places: Places, flushed: Flushes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that was not flushed is empty after a power cut, as on file systems that write contents late."""
+    forbid_syncfs(monkeypatch)
+    convert(archive, places, ask=lambda: PASSWORD)
+    for path in flushed.unflushed(places.dataset.root):
+        path.write_bytes(b"")
+    assert convert(archive, places).already_done
+    assert tree(places.dataset.root) == laid_out(memes())
+
+
 @requires_tool("mkfs.ext4", "mount", on_windows=False)
 def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
     archive: Path, tmp_path: Path, user_dir: Path
@@ -112,25 +125,13 @@ def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
         file.truncate(100 << 20)
     call("mkfs.ext4", "-q", str(disk), cwd=tmp_path)
     places = Places.resolve(folder / "data", user_dir / "save")
-    with mounted(disk, folder):
+    with mounted(folder, "-o", "loop", str(disk)):
         convert(archive, places, ask=lambda: PASSWORD)
         persist_names(places.dataset.root)
         shutil.copyfile(disk, tmp_path / "after the power cut")
-    with mounted(tmp_path / "after the power cut", folder):
+    with mounted(folder, "-o", "loop", str(tmp_path / "after the power cut")):
         assert convert(archive, places).already_done
         assert tree(places.dataset.root) == laid_out(memes())
-
-
-@contextmanager
-def mounted(disk: Path, folder: Path) -> Iterator[None]:
-    """A file mounted as a disk."""
-    command = ["mount", "-o", "loop", str(disk), str(folder)]
-    if subprocess.run(command, stderr=subprocess.DEVNULL, check=False).returncode:
-        pytest.skip("no right to mount a file system")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def persist_names(folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import shutil
-import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Mapping
@@ -36,6 +35,7 @@ from tests.worlds.memes import (
     tree,
     with_packed_images,
 )
+from tests.worlds.mounts import remount
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
@@ -300,7 +300,7 @@ def test_a_disk_that_fills_up_meanwhile(
 
 def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:
     places = Places.resolve(small_disk, user_dir / "save")
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    remount(small_disk, "ro")
     with pytest.raises(OSError) as caught:
         convert(archive, places, ask=lambda: PASSWORD)
     assert caught.value.errno == errno.EROFS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import shutil
-import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +22,7 @@ from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out, tar_gz
+from tests.worlds.mounts import remount
 from tests.worlds.web import WebServer
 from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, sha256
 
@@ -176,7 +176,7 @@ def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
 def test_a_folder_that_cannot_be_written_to_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
     zoo = Zoo(zoo.server, Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir))
     lay_out({**FC7, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    remount(small_disk, "ro")
     status = zoo.fc7.verify()
     assert (status.state, status.against) == ("recorded", "nothing: its folder cannot be written to")
     with pytest.raises(OSError) as raised:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -21,6 +20,7 @@ from mmf_win.locking import locked
 from mmf_win.threads import Advance
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out
+from tests.worlds.mounts import remount
 
 FILES: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 40, "с пробелом/文件.txt": b"x", "empty": b""}
 DATA = "detectron.lmdb/data.mdb"
@@ -205,7 +205,7 @@ def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
     read.clear()
     notes = manifest_files(folder)[1]
     notes.unlink()
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    remount(small_disk, "ro")
     for _ in range(2):
         assert find_damage(loaded(folder)) == []
     assert sorted(read) == sorted([*FILES, *FILES])

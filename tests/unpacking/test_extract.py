@@ -26,6 +26,7 @@ from tests.worlds import hostile
 from tests.worlds.extractions import interrupt_after
 from tests.worlds.flushes import Flushes
 from tests.worlds.memes import lay_out, tar_gz, tree
+from tests.worlds.mounts import remount
 
 # --- what comes out ----------------------------------------------------------------------------------------
 
@@ -167,7 +168,7 @@ def test_a_disk_that_is_full_in_the_middle(small_disk: Path, user_dir: Path) -> 
     assert caught.value.errno == errno.ENOSPC
     assert str(small_disk) in caught.value.filename
     assert_nothing_came_out(folder)
-    subprocess.run(["mount", "-o", "remount,size=200m", str(small_disk)], check=True)
+    remount(small_disk, "size=200m")
     assert len(extract_verified(path, folder).files) == 90
 
 
@@ -176,7 +177,7 @@ def test_a_read_only_folder(archive: Path, small_disk: Path) -> None:
     extract_verified(archive, folder)
     hostile.cut(folder / "fc7_w.pkl")
     before = tree(folder)
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    remount(small_disk, "ro")
     with pytest.raises(OSError) as caught:
         extract_verified(archive, folder)
     assert caught.value.errno == errno.EROFS

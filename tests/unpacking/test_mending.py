@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +16,7 @@ from mmf_win.unpacking import staging
 from mmf_win.unpacking.extract import extract_verified
 from tests.unpacking.conftest import FILES, identities, packed
 from tests.worlds import hostile
-from tests.worlds.flushes import Flushes
+from tests.worlds.flushes import Flushes, forbid_syncfs
 from tests.worlds.memes import lay_out, tree
 
 
@@ -100,14 +99,12 @@ def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Pa
 
 
 def test_where_the_system_cannot_write_a_whole_disk_each_file_is_flushed(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, flushed: Flushes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flushed: list[int] = []
-    monkeypatch.setattr(staging, "_sync_disk_of", lambda path: False)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
+    forbid_syncfs(monkeypatch)
     folder = lay_out({f"{size}/x": bytes(size) for size in range(20)}, user_dir / "new")
     staging.flush_all([file for file in folder.rglob("*") if file.is_file()])
-    assert sorted(flushed) == list(range(20))
+    assert flushed.unflushed(folder) == []
 
 
 def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_and_ended_later(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,8 +32,8 @@ class Flushes:
     """The order of flushes and renames, recorded in this process.
 
     A file is known by its id, not by its name, so it stays flushed under another name or a hard link. A file
-    that has grown since it was flushed counts as not flushed. ``syncfs`` is not recorded, which the product
-    calls for more than eight files at once.
+    that has grown since it was flushed counts as not flushed. ``syncfs``, which the product calls for more than
+    eight files at once, is not recorded; see ``forbid_syncfs``.
     """
 
     def __init__(self, held: ExitStack) -> None:
@@ -45,6 +47,10 @@ class Flushes:
             return all(self.is_flushed(entry) for entry in path.iterdir())
         state = path.stat()
         return self._sizes.get((state.st_dev, state.st_ino)) == state.st_size
+
+    def unflushed(self, folder: Path) -> list[Path]:
+        """Return the files below a folder that are not flushed as they are now."""
+        return [path for path in folder.rglob("*") if path.is_file() and not self.is_flushed(path)]
 
     def renames_to(self, target: Path) -> list[Rename]:
         """Return what took the place of ``target``, in order."""
@@ -60,6 +66,12 @@ class Flushes:
     def add_rename(self, source: Path, target: Path) -> None:
         """Record that a file or folder is about to take its place."""
         self.renames.append(Rename(source, target, self.is_flushed(source)))
+
+
+def forbid_syncfs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the system be one that flushes one file at a time."""
+    without = SimpleNamespace(syncfs=lambda descriptor: -1)
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_: without)
 
 
 @contextmanager

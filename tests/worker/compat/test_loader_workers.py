@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import pytest
+
+from tests.worlds.mounts import with_own_mounts
 
 pytestmark = [
     pytest.mark.torch,
@@ -75,7 +78,7 @@ _ENDS = {
 }
 
 
-def told(*hows: str, wrapper: tuple[str, ...] = ()) -> list[str]:
+def told(*hows: str, wrapper: Sequence[str] = ()) -> list[str]:
     """Of loaders whose worker ends so, or cannot go on."""
     command = [*wrapper, sys.executable, "-c", _LOADER, *hows]
     return subprocess.run(
@@ -89,9 +92,5 @@ def test_how_a_worker_ended_and_that_it_cannot_go_on() -> None:
 
 
 def test_shared_memory_that_is_full_means_a_lack_of_memory() -> None:
-    mount = "mount -t tmpfs -o size=100k tmpfs /dev/shm"
-    small = ("unshare", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh")
-    if subprocess.run([*small, "true"], stderr=subprocess.DEVNULL, check=False).returncode:
-        pytest.skip("no right to mount a file system")
-    (answer,) = told("goes on", wrapper=small)
+    (answer,) = told("goes on", wrapper=with_own_mounts("mount -t tmpfs -o size=100k tmpfs /dev/shm"))
     assert re.match("host_oom: .*shared memory", answer)

@@ -1,0 +1,46 @@
+"""The suite itself: what a run of pytest does before its tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.worlds.tools import requires_tool
+
+ROOT = Path(__file__).parents[1]
+
+
+@requires_tool("sh", on_windows=False)
+def test_a_run_started_with_interrupts_ignored_can_still_interrupt_itself(tmp_path: Path) -> None:
+    """As a background job of a script is, or one of ``nohup``."""
+    test = tmp_path / "test_interrupt.py"
+    lines = [
+        "import os, pytest, signal, sys",
+        "def test_of_a_child():",
+        "    with pytest.raises(KeyboardInterrupt):",
+        "        os.kill(os.getpid(), signal.SIGINT)",
+        "        signal.sigtimedwait([signal.SIGUSR1], 0)  # where a pending signal is looked at",
+    ]
+    test.write_text("\n".join(lines), "ascii")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [
+            "sh",
+            "-c",
+            'trap "" INT; exec "$@"',
+            "sh",
+            *command,
+            f"--rootdir={tmp_path}",
+            "-c",
+            "/dev/null",
+            test,
+        ],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout

@@ -1,0 +1,99 @@
+"""File systems that a test mounts, as root, by a sudo that asks for no password, or in a user namespace."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+_NO_RIGHT = "no right to mount a file system"
+_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+
+
+def _succeeds(*command: str) -> bool:
+    if sys.platform == "win32" or shutil.which(command[0]) is None:
+        return False
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+    )
+    return done.returncode == 0
+
+
+@cache
+def _elevation() -> tuple[str, ...] | None:
+    """Return the words that let the command after them mount; None if none do."""
+    candidates: tuple[tuple[str, ...], ...] = ((), ("sudo", "-n"))
+    return next((words for words in candidates if _succeeds(*words, "unshare", "--mount", "true")), None)
+
+
+@cache
+def _can_use_namespace() -> bool:
+    return _succeeds(*_NAMESPACE, "true")
+
+
+def must_enter_namespace() -> bool:
+    """Return whether a process may mount only after it has entered a user namespace, as its root."""
+    return _elevation() is None and _can_use_namespace()
+
+
+@contextmanager
+def mounted(folder: Path, *words: str) -> Iterator[None]:
+    """Mount what the words of ``mount`` say at an existing folder; skip the test without the right to."""
+    elevation = _elevation()
+    if elevation is None or not _succeeds(*elevation, "mount", *words, str(folder)):
+        pytest.skip(_NO_RIGHT)
+    try:
+        yield
+    finally:
+        subprocess.run([*elevation, "umount", str(folder)], check=True)
+
+
+def remount(folder: Path, option: str) -> None:
+    """Change an option of a mounted file system: ``ro`` or another ``size=``."""
+    # The options already set include the owner's id outside the namespace, which is unknown inside.
+    command = ["mount", "--options-source=disable", "-o", f"remount,{option}", str(folder)]
+    subprocess.run([*(_elevation() or ()), *command], check=True)
+
+
+def with_own_mounts(script: str) -> list[str]:
+    """Return the words before a command that give it mounts of its own, made by a shell script.
+
+    The command runs as the user of the test. The test is skipped without the right to mount.
+    """
+    elevation = _elevation()
+    if elevation is None and not _can_use_namespace():
+        pytest.skip(_NO_RIGHT)
+    shell = ["sh", "-c", f'{script} && exec "$@"', "sh"]
+    if elevation is None:
+        return [*_NAMESPACE, *shell]
+    if not elevation:
+        return ["unshare", "--mount", *shell]
+    environment = [f"{name}={value}" for name, value in os.environ.items()]
+    user = ["setpriv", f"--reuid={os.getuid()}", f"--regid={os.getgid()}", "--init-groups"]
+    return [*elevation, "unshare", "--mount", *shell, *user, "env", *environment]
+
+
+def run_in_namespace(item: pytest.Function) -> None:
+    """Run one test in a pytest of its own, which is root in a user namespace and so may mount."""
+    unset = ("PYTEST_", "COV_")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(unset)}
+    folder = item.funcargs["tmp_path"] / "namespace"
+    options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder}"]
+    done = subprocess.run(
+        [*_NAMESPACE, sys.executable, "-m", "pytest", *options, item.nodeid],
+        cwd=item.config.rootpath,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    if "\n1 passed" not in done.stdout:
+        pytest.fail(f"in a user namespace:\n{done.stdout}{done.stderr}", pytrace=False)
