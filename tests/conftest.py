@@ -125,7 +125,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def pytest_configure() -> None:
+def _restore_ctrl_c() -> None:
     """Let tests interrupt themselves although the run was started with SIGINT ignored, as by ``nohup … &``.
 
     Children inherit that, too, and would wait for an interrupt for ever.
@@ -168,7 +168,8 @@ pytest_make_collect_report = pytest_runtest_makereport
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the CPU time of tests."""
+    """Let tests interrupt themselves, and measure their CPU time."""
+    _restore_ctrl_c()
     folder = tempfile.TemporaryDirectory(prefix="mmfw-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ[cpu_time.VARIABLE] = str(Path(folder.name) / "cpu times")

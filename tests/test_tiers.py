@@ -17,6 +17,7 @@ FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 # Why all tests of a file are wide.
 WIDE_FILES = {
     "endtoend/test_tracking.py": "needs the extra mlflow",
+    "endtoend/test_slurm.py": "tests/test_slurm_job.py runs the same job with a stub of mmfw",
     "endtoend/test_users_way.py": "runs with `scripts/test.py --windows`, too",
     "results/test_report_browser.py": "needs playwright and a Chromium",
     "sweeps/test_on_ray.py": "needs the extra ray",

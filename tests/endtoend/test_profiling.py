@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from mmf_win.results import profile as results
 from mmf_win.runs import own_code
 from tests.endtoend.conftest import Faulty, Tool, events

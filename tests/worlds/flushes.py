@@ -32,8 +32,8 @@ class Flushes:
     """The order of flushes and renames, recorded in this process.
 
     A file is known by its id, not by its name, so it stays flushed under another name or a hard link. A file
-    that has grown since it was flushed counts as not flushed. ``syncfs``, which the product calls for more than
-    eight files at once, is not recorded; see ``forbid_syncfs``.
+    that has grown since it was flushed counts as not flushed. ``syncfs`` is not recorded, which the product
+    calls for more than eight files at once; see ``forbid_syncfs``.
     """
 
     def __init__(self, held: ExitStack) -> None:
