@@ -66,13 +66,6 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
         (["train", "mmbt_grid", "env.save_dir=elsewhere"], 2, "use --save-dir"),
         (["train", "mmbt_grid", "--updates", "2", "--epochs", "2"], 2, "both name the runs total"),
         (["train", "mmbt_grid", "--seed", "1", "training.seed=2"], 2, "--seed and training.seed=2"),
-        (["profile", "mmbt_grid", "training.max_updates=9"], 2, "--updates and training.max_updates=9"),
-        (
-            ["profile", "mmbt_grid", "--batch-size", "2", "training.batch_size=4"],
-            2,
-            "--batch-size and training.batch_size=4",
-        ),
-        (["profile", "nosuch", "--save-dir", "save", "-o", "new"], 2, "no run named nosuch"),
         (["train", "vilbret"], 2, "did you mean vilbert?"),
         (["train", "mmbt_grid", "--data-dir", "save"], 3, NO_DATASET),
         (["train", "--resume", "best", "--save-dir", "no"], 2, NO_RUN),
