@@ -110,16 +110,18 @@ class Attempts:
     Attributes:
         begun: what each one was asked for.
         saves: whether each one saves a checkpoint.
+        batch: the number of rows in an update.
     """
 
     def __init__(self, run: Run, fits: Callable[[Attempt], bool], **ends: Any) -> None:
         self.run, self.fits, self.ends = run, fits, {"outcome": "cuda_oom", **ends}
         self.begun: list[Attempt] = []
         self.saves: list[bool] = []
+        self.batch = 32
 
     def __call__(self, asked: Attempt) -> Exit:
         self.begun.append(asked)
-        asked.write_event(**{**STARTED, "micro_batch": asked.micro_batch or 32})
+        asked.write_event(**{**STARTED, "batch": self.batch, "micro_batch": asked.micro_batch or self.batch})
         if dict(enumerate(self.saves, start=1)).get(len(self.begun)):
             checkpoint(self.run.checkpoints / "current.ckpt", len(self.begun))
             asked.write_event("checkpoint", update=len(self.begun))
@@ -173,9 +175,9 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
 
 def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began(run: Run) -> None:
     """`--resume best` begins behind current.ckpt, which is not what was asked for."""
-    (run.checkpoints / "current.ckpt").write_bytes(b"of an earlier attempt")
+    checkpoint(run.checkpoints / "current.ckpt", 100)
     attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
-    best = str(run.checkpoints / "best.ckpt")
+    best = str(checkpoint(run.checkpoints / "best.ckpt", 20))
     until_it_fits(run, asked(checkpoint=best), attempts)
     assert attempts.checkpoints == [best, best]
     assert attempts.seeds == [None, None]
@@ -190,9 +192,10 @@ def test_an_attempt_that_saved_nothing_loses_nothing_of_the_one_before(run: Run)
 
 def test_there_are_six_attempts_at_most(run: Run) -> None:
     attempts = Attempts(run, lambda asked: False, message="CUDA out of memory")
+    attempts.batch = 64  # the sixth attempt could still be made smaller
     with pytest.raises(TrainingError, match="CUDA out of memory"):
         until_it_fits(run, asked(), attempts)
-    assert attempts.rows == [None, 16, 8, 4, 2, 1]
+    assert attempts.rows == [None, 32, 16, 8, 4, 2]
 
 
 def test_no_retry_means_one_attempt(run: Run) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,6 +20,14 @@ folder = pathlib.Path(sys.argv[1])
 while not (folder / "stop").exists():
     time.sleep(0.01)
 print("saved")
+"""
+
+LEAVES_WHEN_RELEASED = """
+import pathlib, sys, time
+folder = pathlib.Path(sys.argv[1])
+(folder / "up").touch()
+while not (folder / "release").exists():
+    time.sleep(0.01)
 """
 
 IGNORES_SIGNALS = """
@@ -83,6 +92,7 @@ class World:
         presses: int = 0,
         patience: float = 60.0,
         when_up: Callable[[], None] = lambda: signal.raise_signal(signal.SIGINT),
+        progressed: Callable[[], bool] = lambda: False,
     ) -> Ended:
         left = presses
 
@@ -91,7 +101,7 @@ class World:
             if left and (self.folder / "up").exists():
                 left -= 1
                 when_up()
-            return False
+            return progressed()
 
         return run_child(
             [sys.executable, "-c", program, str(self.folder), *arguments],
@@ -153,6 +163,28 @@ def test_a_second_ctrl_c_or_no_progress_after_the_first_ends_the_whole_tree(
         assert ended.killed and ended.stop_requested
         held.accept(members)
         assert held.all_dead()
+
+
+def test_a_child_that_makes_progress_after_a_stop_is_not_killed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_POLL", 0.02)
+    patience = 0.2
+    pressed_at: list[float] = []
+
+    def press() -> None:
+        pressed_at.append(time.monotonic())
+        signal.raise_signal(signal.SIGINT)
+
+    def progressed() -> bool:
+        if pressed_at and time.monotonic() > pressed_at[0] + 2 * patience:
+            (world.folder / "release").touch()
+        return True
+
+    ended = world.run(
+        LEAVES_WHEN_RELEASED, presses=1, patience=patience, when_up=press, progressed=progressed
+    )
+    assert ended == Ended(code=0, stop_requested=True, killed=False)
 
 
 @pytest.mark.parametrize("tree", TREES)
