@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
+from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event, Exit, read_events
 from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import fits, gpus
 from mmf_win.runs.attempts import until_it_fits
 from mmf_win.runs.folder import Run
 from mmf_win.runs.plan import following, limit_to_lower, smaller_rows
-from tests.worlds.memes import lay_out
+from mmf_win.runs.request import Job, Once, Request
+from mmf_win.supervise import Ended
+from tests.worlds.memes import SLOTS, lay_out
 from tests.worlds.tools import Mmfw
 from tests.worlds.torch_files import checkpoint
 
@@ -227,6 +231,30 @@ def test_it_does_not_wait_for_ever_for_the_memory_of_a_fake_gpu_that_somebody_el
     attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
     until_it_fits(run, asked(), attempts)
     assert len(attempts.begun) == 2
+
+
+def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After Ctrl+C, a worker that makes no progress is killed; one that writes a large file is not."""
+    training = asked(attempt_dir=str(run.new_attempt().path))
+    progress: list[bool] = []
+
+    def run_child(_command: object, *, watch: Callable[[], bool], **_options: object) -> Ended:
+        for kind in (None, "saving", None, None, "checkpoint", None):
+            if kind is not None:
+                training.write_event(kind, update=1)
+            progress.append(watch())
+        return Ended(code=0, stop_requested=True, killed=False)
+
+    monkeypatch.setattr(attempts_module, "worker_of", lambda _asked, _job: ([], {}))
+    monkeypatch.setattr(attempts_module, "run_child", run_child)
+    shown: list[Event] = []
+    places = Places(run.path, run.path, run.path)
+    job = Job(Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data"), Once(), places)
+    attempts_module.run_worker(run, training, job, lambda: nullcontext(shown.append))
+    assert progress == [False, True, True, True, True, False]
+    assert [event["kind"] for event in shown] == ["saving", "checkpoint"]
 
 
 def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Choosing a checkpoint by its file alone."""
 
+import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -97,6 +98,20 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_r
     assert checkpoints.can_resume(run)
     current.unlink()
     assert not checkpoints.can_resume(run)
+
+
+def test_the_hint_about_a_foreign_best_names_the_copy_of_the_last_best(run: Run) -> None:
+    log = EventLog(run.events, "1")
+    models = run.checkpoints / "models"
+    earlier, last = (checkpoint(models / f"model_{update}.ckpt", update) for update in (10, 20))
+    for path, update in ((earlier, 10), (last, 20)):
+        log.write("checkpoint", update=update, sha256=sha256(path.read_bytes()).hexdigest(), best=True)
+    now = last.stat().st_mtime
+    os.utime(earlier, (now + 10, now + 10))  # a restored backup, for example
+    checkpoint(run.checkpoints / "best.ckpt", 20, epoch=7)
+    with pytest.raises(CheckpointError) as refused:
+        checkpoints.require_own_best(run)
+    assert str(last) in str(refused.value.hint)
 
 
 def test_without_an_intact_checkpoint_the_error_names_the_run_or_the_first_broken_one(run: Run) -> None:

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import pytest
 
-from mmf_win.errors import CheckpointError, UsageError
+from mmf_win.errors import CheckpointError, DataError, UsageError
 from mmf_win.locking import locked
 from mmf_win.protocol import Exit, Outcome
 from mmf_win.runs import checkpoints, history, lookup
@@ -93,6 +93,32 @@ def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
     assert f"skipping run {empty.id}: has no checkpoint" in caplog.text and "request.json" in caplog.text
     with pytest.raises(CheckpointError, match="has no checkpoint"):
         lookup.newest(tmp_path, empty.id, use)
+
+
+def test_a_run_whose_files_cannot_be_opened_is_skipped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    usable = make(tmp_path, "a/2026-01-01T00-00-00")
+    unreadable = make(tmp_path, "a/2026-01-02T00-00-00")
+
+    def use(run: Run) -> Run:
+        if run == unreadable:
+            raise PermissionError(errno.EACCES, "Permission denied", str(run.events))
+        return run
+
+    assert lookup.newest(tmp_path, None, use) == usable
+    assert f"skipping run {unreadable.id}" in caplog.text and "Permission denied" in caplog.text
+
+
+def test_if_no_run_can_be_used_the_error_is_that_of_the_newest(tmp_path: Path) -> None:
+    for second in range(3):
+        make(tmp_path, f"a/2026-01-01T00-00-0{second}")
+
+    def use(run: Run) -> Run:
+        raise DataError(f"{run.id} is damaged")
+
+    with pytest.raises(DataError, match="2026-01-01T00-00-02 is damaged"):
+        lookup.newest(tmp_path, None, use)
 
 
 def test_a_run_that_is_not_there_is_an_error_with_the_next_step(tmp_path: Path) -> None:

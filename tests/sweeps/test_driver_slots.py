@@ -1,0 +1,84 @@
+"""A driver's slots, with functions in the place of the tasks' processes."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mmf_win.locking import locked
+from mmf_win.sweeps import driver as driver_module
+from mmf_win.sweeps.driver import Driver
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.running import Asked, News, Slot, Tell
+from mmf_win.sweeps.task import Task
+
+_PATIENCE = 5.0  # seconds a task waits for what a correct driver does at once
+
+Execute = Callable[[Task, Slot, Tell, Callable[[], Asked]], Task]
+
+
+def task(number: int) -> Task:
+    """Return a task with one command."""
+    return Task(f"N_{number}", {"n": number}, ("c",), order=number)
+
+
+def driver(folder: Path, execute: Execute, show: Callable[[Slot, News], None]) -> Driver:
+    """Return a driver with two slots on the CPU."""
+    return Driver(SweepFolder(folder), [Slot(number, "cpu", {}) for number in range(2)], execute, show)
+
+
+def test_if_the_driver_fails_its_running_tasks_are_asked_to_stop(tmp_path: Path) -> None:
+    is_running = threading.Event()
+    asked: list[int] = []
+
+    def execute(task: Task, _slot: Slot, tell: Tell, stops: Callable[[], Asked]) -> Task:
+        if task.order == 0:
+            assert is_running.wait(_PATIENCE)
+            tell(task)
+        else:
+            is_running.set()
+            deadline = time.monotonic() + _PATIENCE
+            while not stops().stops and time.monotonic() < deadline:
+                time.sleep(0.01)
+            asked.append(stops().stops)
+        return replace(task, state="success")
+
+    def show(_slot: Slot, _news: News) -> None:
+        raise OSError("the display is gone")
+
+    with pytest.raises(OSError, match="the display is gone"):
+        driver(tmp_path, execute, show).run([task(0), task(1)])
+    assert asked == [1]
+
+
+def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver_module, "_BETWEEN_LOOKS", 0.0)
+    others, own = task(0), task(1)
+    lock = SweepFolder(tmp_path).task(others.name).lock
+    lock.parent.mkdir()
+    is_taken = threading.Event()
+    taken_meanwhile: list[bool] = []
+
+    with ExitStack() as other_driver:
+        other_driver.enter_context(locked(lock))
+
+        def execute(task: Task, _slot: Slot, _tell: Tell, _stops: Callable[[], Asked]) -> Task:
+            if task == own:
+                other_driver.close()
+                taken_meanwhile.append(is_taken.wait(_PATIENCE))
+            else:
+                is_taken.set()
+            return replace(task, state="success")
+
+        begun = driver(tmp_path, execute, lambda _slot, _news: None)
+        assert begun.run([others, own]) is False
+    assert taken_meanwhile == [True]
+    assert {each.state for each in begun.tasks.values()} == {"success"}
