@@ -13,6 +13,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.digest import file_digest
+from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.scores import AUROC
 from mmf_win.upstream.checkpoint_files import Counts, counts
@@ -47,6 +48,11 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
     }
     current, newest = run.checkpoints / "current.ckpt", run.checkpoints / "models" / "model_4.ckpt"
     assert current.samefile(newest)
+    saves = [
+        (e["kind"], e["update"]) for e in read_events(run.events) if e["kind"] in ("saving", "checkpoint")
+    ]
+    updates = [update for kind, update in saves if kind == "checkpoint"]
+    assert saves == [(kind, update) for update in updates for kind in ("saving", "checkpoint")]
     assert all(torch_file.problem(run.checkpoints / name) is None for name in files(run))
     found = {c["name"]: c for c in tool("runs", "show", "--verify")["checkpoints"]}
     assert {name: (c["update"], c["problem"]) for name, c in found.items() if c["update"]} == {

@@ -166,8 +166,9 @@ class RowOrder(Sampler[int]):
 
     def batches_left(self) -> int:
         """How many batches the next pass has, without those that training has had."""
-        skipped = math.ceil(self._next["rows"] / self._batch) if self._next else 0
-        return len(self._loader) - skipped
+        if self._next is None:
+            return len(self._loader)
+        return math.ceil((self._next["of"] - self._next["rows"]) / self._batch)
 
 
 def random_state() -> Saved:

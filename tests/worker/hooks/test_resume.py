@@ -68,6 +68,53 @@ def test_the_order_goes_on_within_an_epoch_also_with_other_batches(batch_size: i
     assert order.position()["rows"] == _ROWS
 
 
+@pytest.mark.parametrize(
+    ("before", "count", "left"),
+    [(4, 0, 4), (4, 1, 3), (6, 1, 2), (5, 1, 3), (7, 1, 2), (7, 2, 0)],
+)
+def test_a_resumed_pass_has_as_many_batches_as_are_announced(before: int, count: int, left: int) -> None:
+    """Batches of 4 rows follow `count` batches of another size."""
+    first = loader(before)
+    order, trainer = begin(1, first)
+    if count:
+        trained(order, trainer, first, count=count)
+    position = order.position()
+    second = loader(4)
+    order, trainer = begin(2, second)
+    if position is not None:
+        assert order.resume(position)
+    assert order.batches_left() == left
+    assert len([*second]) == left
+
+
+def test_the_shares_of_ranks_count_each_row_once_and_a_repeated_row_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last of three batches has two rows for three ranks."""
+    from mmf_win.worker.hooks import ranks, resume
+
+    counted: list[int] = []
+    shares: list[list[tuple[float, int]]] = []
+    for module in (ranks, resume):
+        monkeypatch.setattr(module, "ranks", lambda: 3)
+    monkeypatch.setattr(resume, "of_first", lambda value: value)
+    for rank in range(3):
+        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        own = loader(2)
+        order, trainer = begin(1, own)
+        assert order.batches_left() == 3
+        shares.append([])
+        for rows in own:
+            trainer.current_iteration += 1
+            assert rows, "each rank needs a row to calculate with"
+            weight, of_all = order.share()
+            assert weight == pytest.approx(len(rows) * 3 / of_all if weight else 0)
+            counted += rows if weight else []
+            shares[-1].append((weight, of_all))
+    assert sorted(counted) == list(range(_ROWS))
+    assert shares == [[(1.0, 6), (1.0, 6), (weight, 2)] for weight in (0.0, 1.5, 1.5)]
+
+
 def test_among_another_number_of_rows_nothing_goes_on() -> None:
     first = loader(4)
     order, trainer = begin(1, first)
