@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -17,25 +18,20 @@ pytestmark = pytest.mark.torch
 
 @pytest.fixture
 def checkpoints(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return the module of checkpoints, imported without MMF."""
+    """Return the module of checkpoints, imported without MMF and forgotten after the test."""
     pytest.importorskip("torch", reason="PyTorch is not installed")
-    name = "mmf_win.worker.hooks.checkpoints"
-    modules: dict[str, Any] = {
-        each: ModuleType(each) for each in ("mmf", "mmf.utils", "mmf.utils.checkpoint")
-    }
-    modules["mmf.utils"].checkpoint = modules["mmf.utils.checkpoint"]
-    modules["mmf.utils.checkpoint"].Checkpoint = object
-    for each, module in modules.items():
+    from mmf_win.worker import hooks
+
+    name = f"{hooks.__name__}.checkpoints"
+    mmf_names = ("mmf", "mmf.utils", "mmf.utils.checkpoint")
+    fakes: dict[str, Any] = {each: ModuleType(each) for each in (*mmf_names, name)}
+    fakes["mmf.utils"].checkpoint = fakes["mmf.utils.checkpoint"]
+    fakes["mmf.utils.checkpoint"].Checkpoint = object
+    for each, module in fakes.items():
         monkeypatch.setitem(sys.modules, each, module)
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    import mmf_win.worker.hooks as package
-
-    monkeypatch.setattr(package, "checkpoints", None, raising=False)  # restored at the end of the test
-    from importlib import import_module
-
-    module = import_module(name)
-    monkeypatch.setitem(sys.modules, name, module)
-    return module
+    monkeypatch.setattr(hooks, "checkpoints", None, raising=False)
+    del sys.modules[name]
+    return import_module(name)
 
 
 def restored(checkpoints: Any, folder: Path, *, minimize: bool) -> SimpleNamespace:
