@@ -1,0 +1,89 @@
+"""The lists of mutants fit the code, and drawing is repeatable."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.worlds.tools import script
+
+ROOT = Path(__file__).parents[1]
+LISTS = sorted((ROOT / "tests" / "mutants").glob("*.json"))
+SOURCE = '''
+def rest(values: list[int], limit: int = 3) -> int:
+    """Return 1 or 2."""
+    if values and not limit:
+        values.clear()
+    print("é", len(values) == 1)
+    return "é" in values
+'''
+
+
+@pytest.fixture(scope="module")
+def mutate() -> ModuleType:
+    """The script that runs mutants."""
+    return script("mutate")
+
+
+@pytest.fixture(scope="module")
+def drawing() -> ModuleType:
+    """The module that draws mutants."""
+    return script("_draw_mutants")
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_every_mutant_fits_the_code(mutate: ModuleType, path: Path) -> None:
+    for mutant in mutate.read_mutants(path):
+        text = (ROOT / mutant.file).read_text(encoding="utf-8")
+        assert text.count(mutant.old) == 1, f"{mutant.id}: its old text occurs {text.count(mutant.old)} times"
+        assert mutant.new != mutant.old, mutant.id
+        ast.parse(text.replace(mutant.old, mutant.new))
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_the_tests_of_every_mutant_exist(mutate: ModuleType, path: Path) -> None:
+    tests = {test for mutant in mutate.read_mutants(path) for test in mutant.tests}
+    assert [test for test in tests if not (ROOT / test.partition("::")[0]).exists()] == []
+
+
+def test_mutants_have_different_ids(mutate: ModuleType) -> None:
+    ids = [mutant.id for path in LISTS for mutant in mutate.read_mutants(path)]
+    assert len(ids) == len(set(ids))
+
+
+def test_texts_and_type_hints_are_never_changed(drawing: ModuleType) -> None:
+    source = SOURCE.encode()
+    drawn = [(change.kind, source[change.start : change.end].decode()) for change in drawing.changes(source)]
+    assert drawn == [
+        ("constant", "3"),
+        ("or", "and"),
+        ("not", "not "),
+        ("no-call", "values.clear()"),
+        ("return", '"é" in values'),
+        ("comparison", "in"),
+    ]
+
+
+def test_every_change_leaves_valid_code_with_one_place_for_it(drawing: ModuleType) -> None:
+    source = SOURCE.encode()
+    for change in drawing.changes(source):
+        old, new = ("\n".join(lines) for lines in drawing.snippet(source, change))
+        assert SOURCE.count(old) == 1
+        ast.parse(SOURCE.replace(old, new))
+
+
+def test_a_seed_draws_the_same_mutants_again(drawing: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drawing, "PACKAGES", {"unpacking": ["tests/unpacking"], "integrity": ["tests"]})
+    first = drawing.draw(ROOT, 4, 13)
+    assert [mutant["tests"] for mutant in first] == [["tests/unpacking"]] * 7 + [["tests"]] * 6
+    assert len({mutant["id"] for mutant in first}) == 13
+    assert drawing.draw(ROOT, 4, 13) == first
+    assert drawing.draw(ROOT, 5, 13) != first
+
+
+def test_an_unknown_id_is_refused(mutate: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="neither a file of mutants nor the id"):
+        mutate.select(["no-such-mutant"])
