@@ -42,7 +42,7 @@ class Mutant(NamedTuple):
         id: its name.
         file: the changed file, relative to the checkout.
         old, new: the text before and after; ``old`` occurs once in the file.
-        tests: arguments of pytest, of the tests that have to notice it.
+        tests: the files, folders or ids of the tests that have to notice it.
         loss: what a user would lose by such a fault; may be empty.
         equivalent: why no test can notice it; empty where one can.
     """
@@ -147,7 +147,7 @@ class Checkout:
                 _kill(process)
             output.seek(0)
             text = output.read().decode(errors="replace")
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
         return Result(outcome, time.monotonic() - start, failed[1] if failed else "", text)
 
     @contextmanager
@@ -201,20 +201,19 @@ def run(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = False) -> 
     Returns:
         The exit code.
     """
-    survivors, passing = list[Mutant](), set[tuple[str, ...]]()
+    survivors, passing = list[Mutant](), set[str]()
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         checkout = Checkout(Path(folder), timeout)
         for mutant in mutants:
             if mutant.equivalent:
                 print(f"equivalent  {mutant.id}", flush=True)
                 continue
-            if mutant.tests not in passing:
-                result = checkout.run_tests(mutant.tests)
+            if untried := [test for test in mutant.tests if test not in passing]:
+                result = checkout.run_tests(untried)
                 if result.outcome != "survived":
-                    print(result.output)
-                    print(f"on unchanged code, these tests do not pass: {' '.join(mutant.tests)}")
+                    print(f"{result.output}\non unchanged code, these tests do not pass: {' '.join(untried)}")
                     return 2
-                passing.add(mutant.tests)
+                passing.update(untried)
             with checkout.changed(mutant):
                 result = checkout.run_tests(mutant.tests)
             print(f"{result.outcome:10}  {mutant.id}  {result.seconds:.0f} s  {result.test}", flush=True)
