@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import gzip
 import logging
+import shutil
 import subprocess
 import sys
 import tarfile
 import threading
+from collections import namedtuple
 from importlib import import_module
 from pathlib import Path
 from random import Random
@@ -158,6 +160,18 @@ def test_what_will_not_fit_is_not_begun(small_disk: Path, user_dir: Path) -> Non
         with pytest.raises(ResourceError, match="are free"):
             extract_verified(archive, small_disk / "features")
         assert_nothing_came_out(small_disk / "features")
+
+
+def test_members_that_fit_one_by_one_but_not_together_are_refused_before_any_is_written(
+    user_dir: Path, folder: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = hostile.plain_zip(user_dir / "a.zip", {name: bytes(10_000) for name in "abc"})
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, (64 << 20) + 25_000))
+    with pytest.raises(ResourceError, match="are free"):
+        extract_verified(archive, folder)
+    assert written == []
+    assert_nothing_came_out(folder)
 
 
 def test_a_disk_that_is_full_in_the_middle(small_disk: Path, user_dir: Path) -> None:

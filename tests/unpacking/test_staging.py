@@ -105,3 +105,13 @@ def test_a_process_that_dies_while_it_finishes_an_installation_leaves_the_rest_t
         if finished:
             break
     assert second > len(RENAMES) - first + 1, "each step was tried"
+
+
+def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation(user_dir: Path) -> None:
+    """As on Windows, where somebody may have a replaced file open."""
+    root = lay_out(OLD, user_dir / "root")
+    with staging(root) as here:
+        lay_out({"new/a": b"new a", "new/b": b"new b", "old/0": b"older a"}, here.folder)
+        here.install([(here.new / name, root / name) for name in NEW])
+    assert contents(root) == NEW
+    assert not staging_folder(root).exists()
