@@ -257,6 +257,16 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
     assert [event["kind"] for event in shown] == ["saving", "checkpoint"]
 
 
+def test_a_fake_gpu_that_no_longer_tells_its_memory_is_not_waited_for(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter([[40 << 30, 40 << 30], [40 << 30]])
+    monkeypatch.setattr(gpus, "free_memory", lambda: next(free))
+    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    until_it_fits(run, asked(), attempts)
+    assert len(attempts.begun) == 2
+
+
 def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def pressed(_before: list[int]) -> None:
         raise KeyboardInterrupt

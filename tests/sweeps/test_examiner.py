@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Barrier
+from threading import Barrier, Thread, main_thread
+from traceback import walk_stack
 from typing import Any
 
 import pytest
@@ -195,6 +197,28 @@ def test_a_parser_that_fails_names_the_folder_and_keeps_its_traceback(output: Pa
         examined(output, broken, workers=workers)
     assert str(caught.value) == f"{output / 'lr_0.1-seed_0'}: the parser broken failed: KeyError: 'accuracy'"
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.__cause__.__traceback__ is not None
+
+
+def test_after_a_parser_failed_no_thread_begins_another_folder(output: Path) -> None:
+    parsed = []
+
+    def broken(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
+        parsed.append(path.name)
+        if len(parsed) == 1:
+            raise KeyError("accuracy")
+        deadline = time.monotonic() + 60
+        while not _waits_for_threads(main_thread()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    with pytest.raises(DataError):
+        examined(output, broken, workers=1)
+    assert len(parsed) <= 2, "the second may have begun before the error was noticed"
+
+
+def _waits_for_threads(thread: Thread) -> bool:
+    """Return whether a thread waits for the end of others."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return any(inner.f_code is Thread.join.__code__ for inner, _ in walk_stack(frame))
 
 
 @pytest.mark.parametrize(

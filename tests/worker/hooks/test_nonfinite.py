@@ -1,0 +1,28 @@
+"""The second pass over rows with a value that is not finite, of a model of one layer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+from mmf_win.worker.hooks.nonfinite import Replay  # noqa: E402
+from mmf_win.worker.outcome import Diverged  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+def test_an_error_in_the_second_pass_is_printed_and_the_first_one_raised(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    errors = iter([Diverged("the loss is not a number", 0, "loss"), RuntimeError("of the second pass")])
+
+    def step(share: float, rows: object) -> None:
+        raise next(errors)
+
+    replay = Replay(SimpleNamespace(model=torch.nn.Linear(2, 1)))
+    with pytest.raises(Diverged, match="the loss is not a number"):
+        replay.of_batch(step)(1.0, {"x": torch.ones(1, 2)})
+    assert "RuntimeError: of the second pass" in capsys.readouterr().err
