@@ -168,7 +168,8 @@ class RowOrder(Sampler[int]):
         """How many batches the next pass has, without those that training has had."""
         if self._next is None:
             return len(self._loader)
-        return math.ceil((self._next["of"] - self._next["rows"]) / self._batch)
+        rows_left: int = self._next["of"] - self._next["rows"]
+        return math.ceil(rows_left / self._batch)
 
 
 def random_state() -> Saved:
