@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+from tests.worlds.mlflow_server import end_with_users, needs_server
 from tests.worlds.tools import requires_tool
 
 ROOT = Path(__file__).parents[1]
@@ -44,3 +46,29 @@ def test_a_run_started_with_interrupts_ignored_can_still_interrupt_itself(tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+_USER = """
+import fcntl, sys
+with open(sys.argv[1], "w") as file:
+    fcntl.flock(file, fcntl.LOCK_SH)
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@needs_server
+def test_a_shared_server_ends_with_the_last_of_its_users_even_if_it_is_killed(tmp_path: Path) -> None:
+    users, address = tmp_path / "users", tmp_path / "address"
+    address.touch()
+    with (
+        subprocess.Popen(["sleep", "60"], start_new_session=True) as server,
+        subprocess.Popen(
+            [sys.executable, "-c", _USER, users], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as user,
+    ):
+        assert user.stdout is not None and user.stdout.readline() == b"locked\n"
+        end_with_users(server, users, address)
+        user.kill()
+        assert server.wait(timeout=30) == -signal.SIGKILL
+    assert not address.exists()

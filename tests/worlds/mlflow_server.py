@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -22,25 +21,45 @@ needs_server = pytest.mark.skipif(sys.platform == "win32", reason="on Windows no
 _PATIENCE = 240.0
 
 
+# Whoever holds this lock alone has outlived all users: the system frees their locks even if they are killed.
+_KEEPER = """
+import fcntl, os, signal, sys
+users, address, pid = sys.argv[1:]
+with open(users) as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    if os.path.exists(address):
+        os.remove(address)
+    os.killpg(int(pid), signal.SIGKILL)
+"""
+
+
 @contextmanager
 def shared_server(folder: Path) -> Iterator[str]:
-    """The address of one server for all processes of a test run; whoever leaves last ends it."""
+    """Yield the address of one server for all processes of a test run, which ends with the last of them."""
+    import fcntl
+
     folder.mkdir(exist_ok=True)
     users, address = folder / "users", folder / "address"
-    with locked(folder / "lock", patience=_PATIENCE):
-        others = users.read_text("ascii") if users.exists() else ""
-        if not others:
-            address.write_text("\n".join(_start(folder)), "ascii")
-        users.write_text(f"{others}x", "ascii")
-    url, pid = address.read_text("ascii").splitlines()
-    yield url
-    with locked(folder / "lock", patience=_PATIENCE):
-        users.write_text(users.read_text("ascii")[1:], "ascii")
-        if not users.read_text("ascii"):
-            os.killpg(int(pid), signal.SIGKILL)
+    with users.open("w") as file:
+        with locked(folder / "lock", patience=_PATIENCE):
+            fcntl.flock(file, fcntl.LOCK_SH)
+            if not address.exists():
+                address.write_text(_start(folder, users, address), "ascii")
+            url = address.read_text("ascii")
+        yield url
 
 
-def _start(folder: Path) -> tuple[str, str]:
+def end_with_users(process: subprocess.Popen[bytes], users: Path, address: Path) -> None:
+    """Have a process and its session killed, and its address removed, once nobody has ``users`` locked."""
+    keeper = subprocess.Popen(
+        [sys.executable, "-c", _KEEPER, users, address, str(process.pid)],
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl+C in a terminal is for the tests alone
+    )
+    keeper.returncode = 0  # it outlives this process, which therefore does not wait for it
+
+
+def _start(folder: Path, users: Path, address: Path) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,13 +75,14 @@ def _start(folder: Path) -> tuple[str, str]:
         process = subprocess.Popen(
             command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True
         )
+        end_with_users(process, users, address)
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline:
         with suppress(OSError), urlopen(f"{url}/health", timeout=5) as answer:
             assert answer.status == 200
-            process.returncode = 0  # whoever leaves last ends it, so that nobody waits for it here
-            return url, str(process.pid)
+            process.returncode = 0  # it may outlive this process, which therefore does not wait for it
+            return url
         assert process.poll() is None, (folder / "log.txt").read_text(encoding="utf-8")
         time.sleep(0.1)
     raise TimeoutError(url)
