@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -46,6 +48,32 @@ def test_a_run_started_with_interrupts_ignored_can_still_interrupt_itself(tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stdout
+
+
+_LARGE = {"clearml", "pandas", "ray", "torch", "wandb"}
+_REPORTER = f"""
+import sys
+
+def pytest_sessionfinish():
+    print("imported:", *({_LARGE!r} & sys.modules.keys()))
+"""
+
+
+def test_collecting_the_suite_imports_no_large_package(tmp_path: Path) -> None:
+    """Whoever runs a few tests does not wait for packages that they do not use."""
+    (tmp_path / "reporter.py").write_text(_REPORTER, "ascii")
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "reporter"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, "tests"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert re.findall("^imported:(.*)$", done.stdout, re.MULTILINE) == [""]
 
 
 _USER = """

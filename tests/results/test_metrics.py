@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,15 @@ import pytest
 
 from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.predictions import Prediction
+from tests.worlds.tools import LazyModule, requires_package
 
-with suppress(ImportError):  # where the extra `train` is not installed, these tests are not run
-    import numpy as np
-    import numpy.typing as npt
-    from scipy import stats as scipy
-    from sklearn import metrics as sklearn
+np = LazyModule("numpy")
+scipy = LazyModule("scipy.stats")
+sklearn = LazyModule("sklearn.metrics")
+metrics = LazyModule("mmf_win.results.metrics")
+saved_metrics = LazyModule("mmf_win.results.saved_metrics")
 
-    from mmf_win.results import metrics, saved_metrics
-
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, requires_package("numpy", "scipy", "sklearn")]
 
 NAMES = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration_error")
 
@@ -93,11 +91,11 @@ def test_the_interval_of_the_accuracy_is_wilsons_as_in_scipy(right: int, rows: i
     assert (accuracy.low, accuracy.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
-def auroc(labels: list[int], probas: list[float]) -> metrics.Score:
+def auroc(labels: list[int], probas: list[float]) -> Any:
     return metrics.measure(labels, probas)["auroc"]
 
 
-def covariance(labels: list[int], *columns: list[float]) -> npt.NDArray[np.float64]:
+def covariance(labels: list[int], *columns: list[float]) -> Any:
     """Of the AUROCs of several predictions, as DeLong et al. define it, pair by pair."""
     hateful, benign = (np.array(columns)[:, np.array(labels) == side] for side in (1, 0))
     pairs = np.heaviside(hateful[:, :, None] - benign[:, None, :], 0.5)

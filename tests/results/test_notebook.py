@@ -12,9 +12,9 @@ from mmf_win.cli import main
 from mmf_win.errors import NoRun, UsageError
 from mmf_win.runs import events, find
 from tests.worlds.report_world import World
-from tests.worlds.tools import typed
+from tests.worlds.tools import requires_package, typed
 
-pytest.importorskip("pandas", reason="could not import pandas")
+pytestmark = requires_package("pandas")
 
 
 @pytest.fixture

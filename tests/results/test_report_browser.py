@@ -13,13 +13,15 @@ from mmf_win.results.profile import write_page
 from tests.results.test_profile import profiled
 from tests.worlds import report_world
 from tests.worlds.browser import needs_browser, running_browser
+from tests.worlds.tools import LazyModule
 
 pytestmark = [
     pytest.mark.wide,
     pytest.mark.torch,
     needs_browser(),
+    report_world.requires_pages,
 ]
-pages = pytest.importorskip("mmf_win.results.report.pages")
+pages = LazyModule("mmf_win.results.report.pages")
 
 PLOTS = (
     *("loss", "validation", "rate", "roc", "precision-recall", "calibration", "histogram"),

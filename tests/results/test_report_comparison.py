@@ -12,18 +12,20 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.torch
-pages = pytest.importorskip("mmf_win.results.report.pages")
-comparison = pytest.importorskip("mmf_win.results.report.comparison")
+from mmf_win.cli import main
+from mmf_win.errors import UsageError
+from mmf_win.files import write_json
+from mmf_win.protocol import Exit
+from mmf_win.runs.history import Record
+from tests.worlds.event_log import EventLog
+from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, sweep, tell, text_of
+from tests.worlds.tools import LazyModule
 
-from mmf_win.cli import main  # noqa: E402
-from mmf_win.errors import UsageError  # noqa: E402
-from mmf_win.files import write_json  # noqa: E402
-from mmf_win.protocol import Exit  # noqa: E402
-from mmf_win.results.report.plots import by_setting  # noqa: E402
-from mmf_win.runs.history import Record  # noqa: E402
-from tests.worlds.event_log import EventLog  # noqa: E402
-from tests.worlds.report_world import SPLIT, World, attempt, left_out, sweep, tell, text_of  # noqa: E402
+pages = LazyModule("mmf_win.results.report.pages")
+plots = LazyModule("mmf_win.results.report.plots")
+comparison = LazyModule("mmf_win.results.report.comparison")
+
+pytestmark = [pytest.mark.torch, requires_pages]
 
 
 def entries(runs: list[Any]) -> list[Any]:
@@ -250,7 +252,7 @@ def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
 def plotted(values: list[Any], scores: list[float | None] | None = None) -> Any:
     """The plot of one setting."""
     reached = scores or [n / 100 for n in range(len(values))]
-    [plot] = by_setting([({"lr": value}, score) for value, score in zip(values, reached, strict=True)])
+    [plot] = plots.by_setting([({"lr": value}, score) for value, score in zip(values, reached, strict=True)])
     return plot
 
 
@@ -311,10 +313,10 @@ def test_a_line_goes_through_the_mean_at_each_value() -> None:
 
 
 def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
-    found = by_setting([({"a": n, "b": 7, "c": n // 2}, n / 10 if n < 2 else None) for n in range(4)])
+    found = plots.by_setting([({"a": n, "b": 7, "c": n // 2}, n / 10 if n < 2 else None) for n in range(4)])
     assert [(plot.title, plot.name) for plot in found] == [("a", "setting-1")]
     assert len(dots(found[0])) == 2 and found[0].caption == "2 runs at 2 values."
-    assert by_setting([({"a": n}, None) for n in range(4)]) == []
+    assert plots.by_setting([({"a": n}, None) for n in range(4)]) == []
 
 
 def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World) -> None:

@@ -13,18 +13,20 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.torch
-pages = pytest.importorskip("mmf_win.results.report.pages")
-sklearn = pytest.importorskip("sklearn.metrics")
+from mmf_win.cli import main
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.own_memes import annotations_beside
+from mmf_win.dataset.predictions import read_predictions
+from mmf_win.errors import DataError, UsageError
+from mmf_win.files import write_json
+from mmf_win.locking import locked
+from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, tell, text_of
+from tests.worlds.tools import LazyModule, requires_package
 
-from mmf_win.cli import main  # noqa: E402
-from mmf_win.dataset.annotations import read_rows  # noqa: E402
-from mmf_win.dataset.own_memes import annotations_beside  # noqa: E402
-from mmf_win.dataset.predictions import read_predictions  # noqa: E402
-from mmf_win.errors import DataError, UsageError  # noqa: E402
-from mmf_win.files import write_json  # noqa: E402
-from mmf_win.locking import locked  # noqa: E402
-from tests.worlds.report_world import SPLIT, World, attempt, left_out, tell, text_of  # noqa: E402
+pages = LazyModule("mmf_win.results.report.pages")
+sklearn = LazyModule("sklearn.metrics")
+
+pytestmark = [pytest.mark.torch, requires_pages, requires_package("sklearn")]
 
 
 def made(world: World, **chosen: Any) -> str:

@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.torch
-Image = pytest.importorskip("PIL.Image")
-pictures = pytest.importorskip("mmf_win.results.report.pictures")
+from mmf_win.demo.synthetic import Picture, draw
+from tests.worlds.tools import LazyModule, requires_package
 
-from mmf_win.demo.synthetic import Picture, draw  # noqa: E402
+Image = LazyModule("PIL.Image")
+pictures = LazyModule("mmf_win.results.report.pictures")
+
+pytestmark = [pytest.mark.torch, requires_package("PIL", "numpy")]
 
 
 def scene(random: Random, width: int, height: int) -> Any:

@@ -16,8 +16,11 @@ import yaml
 
 from mmf_win.errors import DataError, MmfError, UsageError
 from mmf_win.sweeps import Examiner, Experiment, latest_log
+from tests.worlds.tools import LazyModule, requires_package
 
-pandas = pytest.importorskip("pandas")
+pandas_testing = LazyModule("pandas.testing")
+
+pytestmark = requires_package("pandas")
 
 only_where_mlrunner_runs = pytest.mark.skipif(
     sys.platform == "win32", reason="mlrunner does not run on Windows"
@@ -90,7 +93,7 @@ def test_the_table_is_that_of_mlrunner(output: Path, regex: str) -> None:
     theirs.add(last_accuracy)
     theirs.exam(str(output), regex)
     ours = examined(output, regex=regex)
-    pandas.testing.assert_frame_equal(sorted_table(theirs), sorted_table(ours))
+    pandas_testing.assert_frame_equal(sorted_table(theirs), sorted_table(ours))
     assert list(theirs.table().columns) == list(ours.table().columns)
     assert theirs.caches == ours.caches
     assert {name: tuple(one) for name, one in theirs.experiments.items()} == {
@@ -162,7 +165,7 @@ def test_parsers_run_once_in_the_order_in_which_they_were_added(output: Path) ->
 
 def test_threads_read_folders_at_the_same_time_into_caches_of_their_own(output: Path) -> None:
     alone, together = examined(output), examined(output, workers=3)
-    pandas.testing.assert_frame_equal(alone.table(), together.table())
+    pandas_testing.assert_frame_equal(alone.table(), together.table())
     assert alone.caches == together.caches and list(alone.caches) == list(together.caches)
     met = Barrier(6)
 

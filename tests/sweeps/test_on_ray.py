@@ -22,14 +22,15 @@ from mmf_win.cli import main
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.task import Task, begun
 from tests.worlds.mounts import with_own_mounts
+from tests.worlds.tools import requires_package
 
 if sys.platform == "win32":
     pytest.skip("Ray on Windows is a beta, and cannot be tried under Wine", allow_module_level=True)
 
-ray = pytest.importorskip("ray")
 # Where ray.cluster_utils of an older Ray starts processes, it leaves their logs to be closed by themselves.
 pytestmark = [
     pytest.mark.wide,
+    requires_package("ray"),
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

@@ -15,8 +15,9 @@ from mmf_win.sweeps.table import objective
 from mmf_win.sweeps.task import Task, begun
 from tests.worlds.rivals import COUNT, compete, meet
 from tests.worlds.sweeping import ended, trained, yaml
+from tests.worlds.tools import requires_package
 
-pytest.importorskip("optuna")
+pytestmark = requires_package("optuna")
 
 _MANY = "trials: 9\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000000}}"
 _HEAD = """\

@@ -20,9 +20,9 @@ from tests.tracking.conftest import follower
 from tests.worlds import report_world
 from tests.worlds.clearml_stub import Stub
 from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+from tests.worlds.tools import requires_package
 
-pytestmark = pytest.mark.wide
-pytest.importorskip("clearml")
+pytestmark = [pytest.mark.wide, requires_package("clearml")]
 
 
 @pytest.fixture

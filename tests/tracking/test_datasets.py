@@ -16,10 +16,9 @@ from mmf_win.files import remove_tree
 from mmf_win.paths import Places
 from tests.worlds.clearml_stub import Stub
 from tests.worlds.memes import lay_out, memes, tree
-from tests.worlds.tools import Mmfw
+from tests.worlds.tools import Mmfw, requires_package
 
-pytestmark = pytest.mark.wide
-pytest.importorskip("clearml")
+pytestmark = [pytest.mark.wide, requires_package("clearml")]
 
 
 @pytest.fixture

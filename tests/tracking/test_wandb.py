@@ -23,9 +23,9 @@ from mmf_win.runs.folder import Run
 from mmf_win.tracking.sending import destinations
 from tests.tracking.conftest import follower, tell
 from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+from tests.worlds.tools import requires_package
 
-pytestmark = pytest.mark.wide
-pytest.importorskip("wandb")
+pytestmark = [pytest.mark.wide, requires_package("wandb")]
 _BLOCK, _HEADER = 32 * 1024, 7  # bytes
 
 

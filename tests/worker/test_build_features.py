@@ -14,14 +14,15 @@ import pytest
 from mmf_win.errors import DatasetError
 from tests.worker.test_numpy_only import Made
 from tests.worlds import hostile, npy
+from tests.worlds.tools import LazyModule, requires_package
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-
-import numpy as np  # noqa: E402
+np = pytest.importorskip("numpy")
 
 from mmf_win.worker.build_features import build, find_pairs, read_record  # noqa: E402
 
-pytestmark = pytest.mark.torch
+torch = LazyModule("torch")
+
+pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
 def read(folder: Path, key: str = "00001") -> dict[str, Any]:

@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
-pytest.importorskip("onnxscript", reason="could not import onnxscript")
+from tests.worlds.tools import requires_package
+
+pytestmark = requires_package("torch", "onnxscript")
 
 _EXPORT = """
 from mmf_win.upstream.install import find_mmf

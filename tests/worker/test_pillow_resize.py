@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed")
-
 from mmf_win.errors import UsageError
-from mmf_win.worker import pillow_resize
-from mmf_win.worker.pillow_resize import PillowResize
+from tests.worlds.tools import LazyModule, requires_package
+
+pillow_resize = LazyModule("mmf_win.worker.pillow_resize")
+
+pytestmark = requires_package("torch")
 
 # In a process of its own, where the patches let torchvision be imported beside any torch.
 _COMPARE = """
@@ -83,7 +84,7 @@ def step(name: str, **values: Any) -> Any:
 )
 def test_what_cannot_be_exported_is_named(steps: list[Any], named: str) -> None:
     with pytest.raises(UsageError) as error:
-        PillowResize(steps)
+        pillow_resize.PillowResize(steps)
     assert named in str(error.value)
 
 
@@ -97,7 +98,7 @@ def test_the_height_is_resized_first_only_where_pillow_does_so(
 
     monkeypatch.setattr(pillow_resize, "_HEIGHT_MAY_BE_FIRST", may_be)
     kind = step("Mode", value="bilinear")
-    resize = PillowResize([step("Resize", size=[20, 20], max_size=None, interpolation=kind)])
+    resize = pillow_resize.PillowResize([step("Resize", size=[20, 20], max_size=None, interpolation=kind)])
     pixels = bytes(n * n % 251 for n in range(90 * 30 * 3))
     half = Image.frombytes("RGB", (30, 90), pixels).resize(first, Image.Resampling.BILINEAR)
     wanted = half.resize((20, 20), Image.Resampling.BILINEAR).tobytes()

@@ -20,6 +20,7 @@ from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run
 from tests.worlds import requests
+from tests.worlds.tools import requires_package
 
 SPLIT = "test_seen"
 PUBLISHED = {
@@ -27,6 +28,9 @@ PUBLISHED = {
     "test": {"accuracy": [60.06, 0.97], "auroc": [67.92, 0.87]},
 }
 BEGAN = 1_000_000.0
+
+requires_pages = requires_package("PIL", "jinja2", "matplotlib", "numpy")
+"""For a test that makes the page of a run."""
 
 
 @dataclass(frozen=True)

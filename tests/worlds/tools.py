@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -41,6 +42,33 @@ def requires_tool(*names: str, on_windows: bool = True) -> pytest.MarkDecorator:
     missing = [name for name in names if shutil.which(name) is None]
     where = " under Wine" if is_wine() else ""
     return pytest.mark.skipif(bool(missing), reason=f"not installed{where}: {', '.join(missing)}")
+
+
+def requires_package(*names: str) -> pytest.MarkDecorator:
+    """Skip a test where one of these packages is not installed; none is imported to find out."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    return pytest.mark.skipif(bool(missing), reason=f"could not import {', '.join(missing)}")
+
+
+class LazyModule:
+    """A module that is imported when a test first asks for something in it.
+
+    Importing the large packages takes seconds, which a run of other tests need not spend.
+    """
+
+    def __init__(self, name: str) -> None:
+        vars(self)["_name"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_mock_name":  # pytest asks every name of a test module for these
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self._name), name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(importlib.import_module(self._name), name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(importlib.import_module(self._name), name)
 
 
 NEWEST_MMF = os.environ.get("MMFW_TEST_MMF")

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch", reason="the stand-ins are made of torch")
-pytestmark = pytest.mark.torch
+from mmf_win.errors import DatasetError
+from mmf_win.worker.compat.transformers import PATCHES
+from tests.worlds.tools import LazyModule, requires_package
 
-from mmf_win.errors import DatasetError  # noqa: E402
-from mmf_win.worker.compat.stand_ins import pretrained_aliases  # noqa: E402
-from mmf_win.worker.compat.transformers import PATCHES  # noqa: E402
+stand_ins = LazyModule("mmf_win.worker.compat.stand_ins")
+
+pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
 def numbers(first: int, dim: int) -> str:
@@ -26,7 +27,7 @@ def test_words_of_glove_may_hold_blanks(tmp_path: Path) -> None:
     lines = [f"the {numbers(1, 25)}", f". . . {numbers(2, 25)}"]
     (tmp_path / "glove.twitter.27B.25d.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
-    vectors = pretrained_aliases["glove.twitter.27B.25d"](cache=str(tmp_path))
+    vectors = stand_ins.pretrained_aliases["glove.twitter.27B.25d"](cache=str(tmp_path))
 
     assert vectors.itos == ["the", ". . ."]
     assert vectors.vectors[vectors.stoi[". . ."], 0] == 2
@@ -38,7 +39,7 @@ def test_damaged_word_vectors_are_named(tmp_path: Path, last: str | None) -> Non
     text = f"the {numbers(1, 25)}\n{last}\n" if last else ""
     (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
     with pytest.raises(DatasetError, match=name):
-        pretrained_aliases[name](cache=str(tmp_path))
+        stand_ins.pretrained_aliases[name](cache=str(tmp_path))
 
 
 def test_modules_of_transformers_are_found_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:

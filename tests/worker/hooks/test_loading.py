@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from mmf_win.errors import CheckpointError
+from mmf_win.integrity import torch_file
+from mmf_win.worker.outcome import UntrustedCheckpoint
+from tests.worlds.tools import LazyModule, is_wine, requires_package
 
-from mmf_win.errors import CheckpointError  # noqa: E402
-from mmf_win.integrity import torch_file  # noqa: E402
-from mmf_win.worker.hooks.checkpoint_io import reader, replaced  # noqa: E402
-from mmf_win.worker.outcome import UntrustedCheckpoint  # noqa: E402
-from tests.worlds.tools import is_wine  # noqa: E402
+torch = LazyModule("torch")
+checkpoint_io = LazyModule("mmf_win.worker.hooks.checkpoint_io")
 
 pytestmark = [
     pytest.mark.torch,
+    requires_package("torch"),
     pytest.mark.skipif(
         is_wine(), reason="under Wine the process dies some time after an error of torch.load"
     ),
@@ -26,7 +27,7 @@ pytestmark = [
 
 def load(path: Path, *, trust: bool = False, opened: bool = False, mapped: bool = False) -> Any:
     """As both versions of MMF do it: by a name, or by an open file."""
-    with replaced(torch, "load", reader(trust=trust, mapped=mapped)):
+    with checkpoint_io.replaced(torch, "load", checkpoint_io.reader(trust=trust, mapped=mapped)):
         if not opened:
             return torch.load(path, map_location=lambda storage, _: storage)
         with path.open("rb") as file:
@@ -47,7 +48,7 @@ def test_a_mapped_file_holds_the_same(user_dir: Path, zipped: bool, opened: bool
 def test_a_mapped_file_stays_where_it_is_whatever_device_is_named(user_dir: Path) -> None:
     path = user_dir / "model.ckpt"
     torch.save({"head": torch.ones(3)}, path)
-    with replaced(torch, "load", reader(trust=False, mapped=True)):
+    with checkpoint_io.replaced(torch, "load", checkpoint_io.reader(trust=False, mapped=True)):
         assert torch.load(path, map_location="meta")["head"].device.type == "cpu"
 
 
@@ -102,6 +103,7 @@ def test_a_class_that_is_gone_is_named_though_the_file_is_trusted(
 
 def test_afterwards_torch_loads_as_before() -> None:
     before = torch.load
-    with pytest.raises(ZeroDivisionError), replaced(torch, "load", reader(trust=True)):
+    reader = checkpoint_io.reader(trust=True)
+    with pytest.raises(ZeroDivisionError), checkpoint_io.replaced(torch, "load", reader):
         raise ZeroDivisionError
     assert torch.load is before

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from tests.worlds.tools import LazyModule, requires_package
 
-from mmf_win.worker.hooks.micro_batch import LargestFit  # noqa: E402
+torch = LazyModule("torch")
+micro_batch = LazyModule("mmf_win.worker.hooks.micro_batch")
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
 def found(monkeypatch: pytest.MonkeyPatch, batch: int, memory: int) -> tuple[int, int]:
@@ -17,7 +18,7 @@ def found(monkeypatch: pytest.MonkeyPatch, batch: int, memory: int) -> tuple[int
     The weights take 1000 of them, each row 100, and 400 are those that torch holds.
     """
     restarts: list[object] = []
-    finder = LargestFit(batch, torch.device("cuda", 1))
+    finder = micro_batch.LargestFit(batch, torch.device("cuda", 1))
     fake = {
         "reset_peak_memory_stats": restarts.append,
         "max_memory_allocated": lambda device: 1000 + 100 * finder.rows if device == restarts[-1] else 0,

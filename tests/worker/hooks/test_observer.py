@@ -11,22 +11,21 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
 from mmf_win.protocol import Attempt
-from tests.worlds.tools import shown_by_tensorboard
+from mmf_win.worker.stopping import Stop
+from tests.worlds.tools import LazyModule, requires_package, shown_by_tensorboard
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+torch = LazyModule("torch")
+observing = LazyModule("mmf_win.worker.hooks.observer")
 
-from mmf_win.worker.hooks.observer import Curves, Observer  # noqa: E402
-from mmf_win.worker.stopping import Stop  # noqa: E402
-
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Observer:
+def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Any:
     """The observer of a training that has begun at an update."""
     attempt = folder / "attempts" / "1"
     attempt.mkdir(parents=True)
     request = Attempt("train", "m", "mmf", str(attempt), checkpoint=checkpoint)
-    observer = Observer(request, Stop(attempt / "stop"))
+    observer = observing.Observer(request, Stop(attempt / "stop"))
     training = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(
         num_updates=began,
@@ -53,7 +52,7 @@ def test_an_update_is_enough_and_after_the_last_one_so_is_its_validation(
     observed(user_dir, began=began, checkpoint=checkpoint).require_update()
 
 
-def trained(curves: Curves, first: int, last: int, loss: float) -> None:
+def trained(curves: Any, first: int, last: int, loss: float) -> None:
     curves.write("train_started", {"update": first})
     for update in range(first + 1, last + 1):
         curves.write("train", {"update": update, "loss": loss, "lr": 1e-5, "max_mem_mib": None, "epoch": 1})
@@ -65,16 +64,16 @@ def trained(curves: Curves, first: int, last: int, loss: float) -> None:
 def test_each_update_has_its_figures_and_a_run_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint(
     user_dir: Path,
 ) -> None:
-    trained(Curves(user_dir), 0, 4, loss=0.5)
+    trained(observing.Curves(user_dir), 0, 4, loss=0.5)
     assert shown_by_tensorboard(user_dir, "train/loss") == dict.fromkeys(range(1, 5), 0.5)
     assert shown_by_tensorboard(user_dir, "train/lr") == pytest.approx(dict.fromkeys(range(1, 5), 1e-5))
     roc_auc = shown_by_tensorboard(user_dir, "val/roc_auc")
     assert roc_auc == dict.fromkeys(range(1, 5), 0.5), "the final is of none"
     assert all(is_portable(path.name) for path in user_dir.iterdir())
-    trained(Curves(user_dir), 2, 5, loss=0.25)
+    trained(observing.Curves(user_dir), 2, 5, loss=0.25)
     assert shown_by_tensorboard(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
 
 
 def test_a_prediction_has_no_curves(user_dir: Path) -> None:
-    Curves(user_dir).write("predict", {"done": 1, "total": 2})
+    observing.Curves(user_dir).write("predict", {"done": 1, "total": 2})
     assert not list(user_dir.iterdir())

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from tests.worlds.tools import LazyModule, requires_package
 
-from mmf_win.worker.hooks.precision import calculate_in, can, scaler  # noqa: E402
-from mmf_win.worker.hooks.resume import ResumeState  # noqa: E402
+torch = LazyModule("torch")
+precision = LazyModule("mmf_win.worker.hooks.precision")
+resume = LazyModule("mmf_win.worker.hooks.resume")
 
-pytestmark = pytest.mark.torch
-
-CPU = torch.device("cpu")
+pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
 def model_of(half: Any) -> Any:
@@ -31,12 +30,13 @@ def model_of(half: Any) -> Any:
             self.seen.append(scores.dtype)
             return {"scores": scores, "others": [scores, 3], "counts": torch.ones(2, dtype=torch.long)}
 
-    calculate_in(half, Model, "cpu")
+    precision.calculate_in(half, Model, "cpu")
     return Model()
 
 
-@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
-def test_a_model_calculates_in_half_and_gives_whole_numbers(half: Any) -> None:
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_model_calculates_in_half_and_gives_whole_numbers(name: str) -> None:
+    half = getattr(torch, name)
     model = model_of(half)
     out = model(torch.randn(3, 4))
     assert model.seen == [half]
@@ -64,11 +64,11 @@ def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> N
         """A fake trainer that has a loader of torch's."""
         loaders = [torch.utils.data.DataLoader(list(range(4)))]
         loaded = SimpleNamespace(loaders=loaders)
-        made = scaler(CPU, enabled=fp16)
+        made = precision.scaler(torch.device("cpu"), enabled=fp16)
         trainer = SimpleNamespace(
             train_loader=loaded, scaler=made, current_epoch=1, current_iteration=0, num_updates=0
         )
-        return trainer, ResumeState(trainer)
+        return trainer, resume.ResumeState(trainer)
 
     (first, of_first), (full, of_full), (second, of_second) = run(fp16=True), run(fp16=False), run(fp16=True)
     fresh = second.scaler.get_scale()
@@ -81,13 +81,13 @@ def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> N
 
 def test_what_a_device_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of NVIDIA's GPUs are made up here: bf16 came with Ampere, 8.0."""
-    assert can("fp32", CPU) and not can("bf16", torch.device("meta"))
+    assert precision.can("fp32", torch.device("cpu")) and not precision.can("bf16", torch.device("meta"))
     for capability, half in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, of=capability: of)
-        assert can("bf16", torch.device("cuda")) is half
-        assert can("fp16", torch.device("cuda"))
+        assert precision.can("bf16", torch.device("cuda")) is half
+        assert precision.can("fp16", torch.device("cuda"))
     monkeypatch.setattr(torch, "ops", SimpleNamespace())
-    assert not can("fp16", CPU), "a torch without oneDNN"
+    assert not precision.can("fp16", torch.device("cpu")), "a torch without oneDNN"
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,9 @@ def test_a_processor_that_only_emulates_bf16_does_not_have_it(
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    assert can("bf16", CPU) is half
+    assert precision.can("bf16", torch.device("cpu")) is half
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert can("bf16", CPU)
+    assert precision.can("bf16", torch.device("cpu"))
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
-    assert can("bf16", CPU), "an older torch does not tell"
+    assert precision.can("bf16", torch.device("cpu")), "an older torch does not tell"

@@ -5,33 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from mmf_win.phases import Waiting
+from mmf_win.protocol import Attempt, read_events
+from mmf_win.worker.stopping import Stop
+from tests.worlds.event_log import EventLog
+from tests.worlds.tools import LazyModule, requires_package
 
-from mmf_win.phases import Waiting  # noqa: E402
-from mmf_win.protocol import Attempt, read_events  # noqa: E402
-from mmf_win.worker.hooks.clock import Clock, Lap  # noqa: E402
-from mmf_win.worker.hooks.observer import Observer  # noqa: E402
-from mmf_win.worker.hooks.profiler import WaitWatch, _busy  # noqa: E402
-from mmf_win.worker.stopping import Stop  # noqa: E402
-from tests.worlds.event_log import EventLog  # noqa: E402
+torch = LazyModule("torch")
+timing = LazyModule("mmf_win.worker.hooks.clock")
+profiler = LazyModule("mmf_win.worker.hooks.profiler")
+observing = LazyModule("mmf_win.worker.hooks.observer")
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def watch(workers: int, device: str, clock: Clock) -> WaitWatch:
+def watch(workers: int, device: str, clock: Any) -> Any:
     """Of a training."""
     training = SimpleNamespace(num_workers=workers)
     trainer = SimpleNamespace(device=torch.device(device), config=SimpleNamespace(training=training))
-    return WaitWatch(trainer, clock, 1)
+    return profiler.WaitWatch(trainer, clock, 1)
 
 
-def lap(data: float, cpu: float = 0.0) -> Lap:
+def lap(data: float, cpu: float = 0.0) -> Any:
     """An update of which the model works for a second; a validation fell into it."""
-    found = Lap()
+    found = timing.Lap()
     found.seconds.update(data=data, other=1.0, validation=50.0)
     found.cpu.update(data=cpu)
     return found
@@ -39,7 +41,7 @@ def lap(data: float, cpu: float = 0.0) -> Lap:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_it_speaks_once_of_the_updates_after_the_first_five(workers: int) -> None:
-    watching = watch(workers, "cpu", Clock())
+    watching = watch(workers, "cpu", timing.Clock())
     told = [watching.updated(lap(100.0)) for _ in range(5)]
     told += [watching.updated(lap(3.0, 0.5)) for _ in range(25)]
     assert [update for update, waiting in enumerate(told, start=1) if waiting] == [25]
@@ -70,7 +72,7 @@ def test_it_is_noted_if_workers_may_help(
     attempt.mkdir(parents=True)
     request = Attempt("train", "m", "mmf", str(attempt), images="kept")
     EventLog(request.events, "1").write("attempt_failed", next=failed)
-    observer = Observer(request, Stop(attempt / "stop"))
+    observer = observing.Observer(request, Stop(attempt / "stop"))
     config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})
     observer.trainer = SimpleNamespace(current_epoch=epoch, config=config)
     observer._note(waiting)
@@ -99,7 +101,7 @@ def test_a_gpu_waits_while_it_has_nothing_to_do_and_validates_nothing(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent())
-    clock = Clock()
+    clock = timing.Clock()
     watching = watch(0, "cuda", clock)
 
     def load(seconds: float) -> None:
@@ -127,6 +129,6 @@ def test_a_gpu_is_busy_while_a_kernel_runs() -> None:
         )
         for device, us, named in spans
     ]
-    assert _busy(events, 100e-6) == pytest.approx(0.5)
-    assert _busy(events, 40e-6) == 1
-    assert _busy(events[1:2], 100e-6) is None, "torch cannot see it here"
+    assert profiler._busy(events, 100e-6) == pytest.approx(0.5)
+    assert profiler._busy(events, 40e-6) == 1
+    assert profiler._busy(events[1:2], 100e-6) is None, "torch cannot see it here"

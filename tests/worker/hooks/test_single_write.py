@@ -7,16 +7,17 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from mmf_win.errors import CheckpointError, ResourceError
+from mmf_win.integrity import torch_file
+from mmf_win.integrity.digest import file_digest
+from tests.worlds import hostile
+from tests.worlds.flushes import Flushes
+from tests.worlds.tools import LazyModule, requires_package
 
-from mmf_win.errors import CheckpointError, ResourceError  # noqa: E402
-from mmf_win.integrity import torch_file  # noqa: E402
-from mmf_win.integrity.digest import file_digest  # noqa: E402
-from mmf_win.worker.hooks.checkpoint_io import SingleWrite, tensor_bytes  # noqa: E402
-from tests.worlds import hostile  # noqa: E402
-from tests.worlds.flushes import Flushes  # noqa: E402
+torch = LazyModule("torch")
+checkpoint_io = LazyModule("mmf_win.worker.hooks.checkpoint_io")
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
 def names(folder: Path) -> list[str]:
@@ -32,7 +33,7 @@ def test_several_names_share_one_content_or_get_copies_and_nothing_else_is_left(
 
     if not links:
         monkeypatch.setattr(os, "link", refuse)
-    write = SingleWrite()
+    write = checkpoint_io.SingleWrite()
     for name in ("model_1.ckpt", "best.ckpt", "current.ckpt"):
         write({"weights": torch.arange(10)}, tmp_path / name)
     assert names(tmp_path) == ["best.ckpt", "current.ckpt", "model_1.ckpt"]
@@ -42,7 +43,7 @@ def test_several_names_share_one_content_or_get_copies_and_nothing_else_is_left(
 
 
 def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path) -> None:
-    first, second = SingleWrite(), SingleWrite()
+    first, second = checkpoint_io.SingleWrite(), checkpoint_io.SingleWrite()
     first({"update": 1}, tmp_path / "best.ckpt")
     first({"update": 1}, tmp_path / "current.ckpt")
     second({"update": 2}, tmp_path / "current.ckpt")
@@ -52,7 +53,7 @@ def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path
 
 def test_a_checkpoint_is_flushed_before_it_takes_its_place(tmp_path: Path, flushed: Flushes) -> None:
     path = tmp_path / "current.ckpt"
-    SingleWrite()({"weights": torch.arange(10)}, path)
+    checkpoint_io.SingleWrite()({"weights": torch.arange(10)}, path)
     assert [rename.is_flushed for rename in flushed.renames_to(path)] == [True]
 
 
@@ -64,7 +65,7 @@ def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
         torch.full((1000,), 0x1234567, dtype=torch.int64),
         os.fsync,
     )
-    SingleWrite()({"update": 1}, path)
+    checkpoint_io.SingleWrite()({"update": 1}, path)
 
     def damage(descriptor: int) -> None:
         fsync(descriptor)
@@ -73,16 +74,16 @@ def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
 
     monkeypatch.setattr(os, "fsync", damage)
     with pytest.raises(CheckpointError, match=r"current\.ckpt: .* just after it was written"):
-        SingleWrite()({"weights": weights}, path)
+        checkpoint_io.SingleWrite()({"weights": weights}, path)
     assert names(tmp_path) == ["current.ckpt"]
     assert torch.load(path) == {"update": 1}
 
 
 def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> None:
     path = small_disk / "current.ckpt"
-    SingleWrite()({"update": 1}, path)
+    checkpoint_io.SingleWrite()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs 99\.4 MiB .* are free"):
-        SingleWrite()({"weights": torch.zeros(100_000_000, dtype=torch.uint8)}, path)
+        checkpoint_io.SingleWrite()({"weights": torch.zeros(100_000_000, dtype=torch.uint8)}, path)
     assert names(small_disk) == ["current.ckpt"]
     assert torch.load(path) == {"update": 1}
 
@@ -90,9 +91,9 @@ def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> 
 def test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part(small_disk: Path) -> None:
     """Text is not counted before, so this write really fails in its middle."""
     path = small_disk / "current.ckpt"
-    SingleWrite()({"update": 1}, path)
+    checkpoint_io.SingleWrite()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs"):
-        SingleWrite()({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
+        checkpoint_io.SingleWrite()({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
     assert names(small_disk) == ["current.ckpt"]
     assert torch_file.problem(path) is None
     assert torch.load(path) == {"update": 1}
@@ -101,6 +102,6 @@ def test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part(sma
 def test_a_storage_that_tensors_share_is_counted_once(tmp_path: Path) -> None:
     whole = torch.zeros(1000)
     value = {"a": whole, "b": [whole[:10], (whole.view(10, 100),)], "c": torch.zeros(5), "d": "text"}
-    assert tensor_bytes(value) == 4 * 1000 + 4 * 5
+    assert checkpoint_io.tensor_bytes(value) == 4 * 1000 + 4 * 5
     torch.save(value, tmp_path / "a.pt")
-    assert (tmp_path / "a.pt").stat().st_size > tensor_bytes(value)
+    assert (tmp_path / "a.pt").stat().st_size > checkpoint_io.tensor_bytes(value)
