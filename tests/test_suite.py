@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.worlds.mlflow_server import end_with_users, needs_server
 from tests.worlds.tools import requires_tool
 
@@ -59,6 +61,7 @@ def pytest_sessionfinish():
 """
 
 
+@pytest.mark.wide
 def test_collecting_the_suite_imports_no_large_package(tmp_path: Path) -> None:
     """Whoever runs a few tests does not wait for packages that they do not use."""
     (tmp_path / "reporter.py").write_text(_REPORTER, "ascii")

@@ -86,7 +86,7 @@ def test_what_a_device_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, of=capability: of)
         assert precision.can("bf16", torch.device("cuda")) is half
         assert precision.can("fp16", torch.device("cuda"))
-    monkeypatch.setattr(torch, "ops", SimpleNamespace())
+    monkeypatch.setattr("torch.ops", SimpleNamespace())
     assert not precision.can("fp16", torch.device("cpu")), "a torch without oneDNN"
 
 
@@ -98,7 +98,7 @@ def test_a_processor_that_only_emulates_bf16_does_not_have_it(
 ) -> None:
     """What oneDNN and torch say of one is made up here: AVX-512 alone is enough for oneDNN to say yes."""
     says = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: True)
-    monkeypatch.setattr(torch, "ops", SimpleNamespace(mkldnn=says))
+    monkeypatch.setattr("torch.ops", SimpleNamespace(mkldnn=says))
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr("platform.machine", lambda: machine)
