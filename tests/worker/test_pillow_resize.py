@@ -96,7 +96,7 @@ def test_the_height_is_resized_first_only_where_pillow_does_so(
     import torch
     from PIL import Image
 
-    monkeypatch.setattr(pillow_resize, "_HEIGHT_MAY_BE_FIRST", may_be)
+    monkeypatch.setattr("mmf_win.worker.pillow_resize._HEIGHT_MAY_BE_FIRST", may_be)
     kind = step("Mode", value="bilinear")
     resize = pillow_resize.PillowResize([step("Resize", size=[20, 20], max_size=None, interpolation=kind)])
     pixels = bytes(n * n % 251 for n in range(90 * 30 * 3))

@@ -43,6 +43,7 @@ def test_damaged_word_vectors_are_named(tmp_path: Path, last: str | None) -> Non
 
 
 def test_modules_of_transformers_are_found_by_their_old_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_module("torch")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
     (changes,) = (patch.after_import for patch in PATCHES if patch.name == "transformers-names")
     changes["transformers"](import_module("transformers"))
