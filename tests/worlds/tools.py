@@ -65,10 +65,7 @@ class LazyModule:
         return getattr(importlib.import_module(self._name), name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        setattr(importlib.import_module(self._name), name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(importlib.import_module(self._name), name)
+        raise AttributeError(f'patch the module itself: monkeypatch.setattr("{self._name}.{name}", ...)')
 
 
 NEWEST_MMF = os.environ.get("MMFW_TEST_MMF")
