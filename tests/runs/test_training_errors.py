@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import MmfError
+from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import locked
 from mmf_win.paths import Places
-from mmf_win.protocol import Exit
+from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import needs, training
 from mmf_win.runs.folder import Run, training_alone
 from mmf_win.runs.history import state
-from mmf_win.runs.request import Request
+from mmf_win.runs.request import Job, Once, Request
 from mmf_win.upstream.install import Installed
+from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS, lay_out
 from tests.worlds.tools import Mmfw
 from tests.worlds.torch_files import checkpoint
@@ -103,3 +105,19 @@ def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing
         error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=2)
     assert f"run {run.id} is being trained" in error
     assert state(run) == "done"
+
+
+@pytest.mark.parametrize(("update", "is_refused"), [(5, True), (4, False), (2, False)])
+def test_a_run_that_stopped_early_is_resumed_from_its_best_but_not_from_its_last(
+    run: Run, update: int, is_refused: bool
+) -> None:
+    log = EventLog(run.events, "1")
+    log.write("train_started", update=0, max_updates=12)
+    log.write("train", update=5)
+    Exit("ok").save(run.exit_file)
+    start = checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
+    asked = Attempt("train", "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start))
+    early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
+    job = Job(run.request(), Once(), Places.resolve(run.path, run.path))
+    with pytest.raises(UsageError, match="stopped early at update 5") if is_refused else nullcontext():
+        needs._require_updates_left(asked, job, {"checkpoint": {}, "training": early_stop}, total=12)
