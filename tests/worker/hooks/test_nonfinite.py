@@ -6,23 +6,25 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+from tests.worlds.tools import LazyModule, requires_package
 
-from mmf_win.worker.hooks.nonfinite import Replay  # noqa: E402
-from mmf_win.worker.outcome import Diverged  # noqa: E402
+torch = LazyModule("torch")
+nonfinite = LazyModule("mmf_win.worker.hooks.nonfinite")
+outcome = LazyModule("mmf_win.worker.outcome")
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
 def test_an_error_in_the_second_pass_is_printed_and_the_first_one_raised(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    errors = iter([Diverged("the loss is not a number", 0, "loss"), RuntimeError("of the second pass")])
+    diverged = outcome.Diverged("the loss is not a number", 0, "loss")
+    errors = iter([diverged, RuntimeError("of the second pass")])
 
     def step(share: float, rows: object) -> None:
         raise next(errors)
 
-    replay = Replay(SimpleNamespace(model=torch.nn.Linear(2, 1)))
-    with pytest.raises(Diverged, match="the loss is not a number"):
+    replay = nonfinite.Replay(SimpleNamespace(model=torch.nn.Linear(2, 1)))
+    with pytest.raises(outcome.Diverged, match="the loss is not a number"):
         replay.of_batch(step)(1.0, {"x": torch.ones(1, 2)})
     assert "RuntimeError: of the second pass" in capsys.readouterr().err
