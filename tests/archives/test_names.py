@@ -14,6 +14,9 @@ from mmf_win.archives.names import find_twins, naming_problem, safe_name
 from mmf_win.errors import ArchiveError
 from tests.worlds import hostile
 
+LONGEST_AND_DEEPEST = "/".join([*127 * ["x" * 31], "x" * 32])
+"""A name of 4096 characters in 127 folders."""
+
 
 @pytest.mark.parametrize(
     ("raw", "safe"),
@@ -23,6 +26,7 @@ from tests.worlds import hostile
         ("data\\img\\01235.png", "data/img/01235.png"),
         ("Мемы/梗 图.png", "Мемы/梗 图.png"),
         ("a..b/...c", "a..b/...c"),
+        (LONGEST_AND_DEEPEST, LONGEST_AND_DEEPEST),
     ],
 )
 def test_harmless_names_become_posix_paths_that_windows_takes(raw: str, safe: str) -> None:
@@ -44,6 +48,8 @@ def test_harmless_names_become_posix_paths_that_windows_takes(raw: str, safe: st
         ("data\\..\\x", "climbs"),
         ("x\0.png", "NUL"),
         ("./", "empty"),
+        (LONGEST_AND_DEEPEST + "x", "4097 characters"),
+        ("x/" * 128 + "x", "in 128 folders"),
     ],
 )
 def test_names_that_lead_out_of_the_folder_are_refused(raw: str, reason: str) -> None:

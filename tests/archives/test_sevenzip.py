@@ -95,6 +95,17 @@ def test_streams_of_a_7z_are_extracted_apart(
     assert sorted(passes) == [["x"], ["y", "z"]]
 
 
+def test_streams_that_are_too_small_to_be_shared_out_are_read_by_one_decoder(
+    two_streams: Path,
+    user_dir: Path,
+    decoders: list[subprocess.Popen[bytes]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sevenzip, "_SMALLEST_SHARE", 1 + sum(map(len, TWO_STREAMS.values())))
+    assert unpack(two_streams, user_dir / "out", "secret") == TWO_STREAMS
+    assert len(set(decoders)) == 1
+
+
 def test_one_decoder_reads_7z_after_7z_and_derives_the_key_once(
     user_dir: Path, decoders: list[subprocess.Popen[bytes]]
 ) -> None:
