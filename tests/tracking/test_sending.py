@@ -224,6 +224,20 @@ def test_a_checkpoint_is_sent_again_only_after_the_interval(run: Run, tracker: R
     assert tracker.files["checkpoints/best.ckpt"] == [b"first", b"the second"]
 
 
+def test_at_the_end_a_checkpoint_is_sent_though_the_clock_has_not_moved(
+    run: Run, tracker: RecordingTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The clock of Windows moves every 16 ms."""
+    run.checkpoints.mkdir()
+    last = run.checkpoints / "current.ckpt"
+    monkeypatch.setattr("mmf_win.tracking.sending.time.time", lambda: BEGAN + 2000.0)
+    sender = Sender(run, tracker, What(models="last"))
+    for content in (b"first", b"the second"):
+        last.write_bytes(content)
+        assert sender.send()
+    assert tracker.files["checkpoints/current.ckpt"] == [b"first", b"the second"]
+
+
 def test_scores_carry_the_update_of_their_checkpoint(
     world: World, run: Run, tracker: RecordingTracker
 ) -> None:
