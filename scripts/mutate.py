@@ -45,6 +45,7 @@ class Mutant(NamedTuple):
         tests: the files, folders or ids of the tests that have to notice it.
         loss: what a user would lose by such a fault; may be empty.
         equivalent: why no test can notice it; empty where one can.
+        wide: whether its tests are part of the full matrix alone.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Mutant(NamedTuple):
     tests: tuple[str, ...]
     loss: str = ""
     equivalent: str = ""
+    wide: bool = False
 
 
 def read_mutants(path: Path) -> list[Mutant]:
@@ -123,9 +125,14 @@ class Checkout:
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy)
 
-    def run_tests(self, tests: Iterable[str]) -> Result:
-        """Run tests as far as the first failure; all processes that they start import the copy."""
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not wide"]
+    def run_tests(self, tests: Iterable[str], *, wide: bool) -> Result:
+        """Run tests as far as the first failure; all processes that they start import the copy.
+
+        Args:
+            tests: as in :class:`Mutant`.
+            wide: also those of the full matrix.
+        """
+        options = ["-x", "-q", "-p", "no:cacheprovider", *(() if wide else ("-m", "not wide"))]
         command = [sys.executable, "-m", "pytest", *options, *tests]
         environment = {**os.environ, "PYTHONPATH": str(self._folder)}
         start = time.monotonic()
@@ -201,21 +208,21 @@ def run(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = False) -> 
     Returns:
         The exit code.
     """
-    survivors, passing = list[Mutant](), set[str]()
+    survivors, passing = list[Mutant](), set[tuple[str, bool]]()
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
         checkout = Checkout(Path(folder), timeout)
         for mutant in mutants:
             if mutant.equivalent:
                 print(f"equivalent  {mutant.id}", flush=True)
                 continue
-            if untried := [test for test in mutant.tests if test not in passing]:
-                result = checkout.run_tests(untried)
+            if untried := [test for test in mutant.tests if (test, mutant.wide) not in passing]:
+                result = checkout.run_tests(untried, wide=mutant.wide)
                 if result.outcome != "survived":
                     print(f"{result.output}\non unchanged code, these tests do not pass: {' '.join(untried)}")
                     return 2
-                passing.update(untried)
+                passing.update((test, mutant.wide) for test in untried)
             with checkout.changed(mutant):
-                result = checkout.run_tests(mutant.tests)
+                result = checkout.run_tests(mutant.tests, wide=mutant.wide)
             print(f"{result.outcome:10}  {mutant.id}  {result.seconds:.0f} s  {result.test}", flush=True)
             if verbose:
                 print(result.output, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from tests.worlds.sweeping import ended, never_resumed, trained
 _TEMPLATE = "mmfw train nope [seed]"
 
 
-def _run(folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLATE) -> Task:
+def _run(
+    folder: Path, runs: dict[str, dict[str, str]], template: str = _TEMPLATE, seconds: float = 0.0
+) -> Task:
     """What becomes of a task that an earlier driver has begun, and that has these runs."""
     sweep, task = SweepFolder(folder), Task("task", {"seed": 1}, ("one",))
-    replace(ended(sweep, task, "queued"), runs=runs).record(sweep.task("task"))
+    replace(ended(sweep, task, "queued"), runs=runs, seconds=seconds).record(sweep.task("task"))
     return Runner(sweep, {"one": template}, False, never_resumed, "now").run(
         task, Slot(0, "cpu", {}), lambda _: None
     )
@@ -52,3 +55,9 @@ def test_a_run_that_failed_without_a_checkpoint_begins_again(user_dir: Path, don
     Exit("nan", "a loss is no number").save(Run(user_dir / "task" / done["run"]).exit_file)
     after = _run(user_dir, {"one": done})
     assert after.state == "failed" and "nope" in str(after.message)
+
+
+def test_the_time_of_a_task_is_that_of_all_its_starts(user_dir: Path, done: dict[str, str]) -> None:
+    began = time.monotonic()
+    after = _run(user_dir, {"one": done}, seconds=100.0)
+    assert 100.0 <= after.seconds <= 100.0 + time.monotonic() - began
