@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import cache_from_source
 from pathlib import Path
+from textwrap import indent
 from typing import Any, NamedTuple
 
 from _draw_mutants import draw
@@ -230,7 +231,7 @@ def run(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = False) -> 
                 survivors.append(mutant)
     for mutant in survivors:
         print(f"\n{mutant.id} survived, in {mutant.file}", *filter(None, [mutant.loss]), sep=": ")
-        print(f"- {mutant.old}\n+ {mutant.new}")
+        print(indent(mutant.old, "- "), indent(mutant.new, "+ "), sep="\n")
     return 1 if survivors else 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 from collections.abc import Callable
@@ -82,3 +83,19 @@ def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
         assert begun.run([others, own]) is False
     assert taken_meanwhile == [True]
     assert {each.state for each in begun.tasks.values()} == {"success"}
+
+
+def test_an_error_of_one_task_leaves_the_others_unless_the_folder_has_no_locks(tmp_path: Path) -> None:
+    error = OSError(errno.EIO, "the disk fails")
+
+    def execute(task: Task, _slot: Slot, _tell: Tell, _stops: Callable[[], Asked]) -> Task:
+        if task.order == 0:
+            raise error
+        return replace(task, state="success")
+
+    begun = driver(tmp_path, execute, lambda _slot, _news: None)
+    assert begun.run([task(0), task(1)]) is False
+    assert [each.state for each in begun.tasks.values()] == ["failed", "success"]
+    error = OSError(errno.ENOLCK, "no locks")
+    with pytest.raises(OSError, match="no locks"):
+        driver(tmp_path, execute, lambda _slot, _news: None).run([task(0), task(1)])
