@@ -7,8 +7,8 @@ python scripts/mutate.py draw --seed 4 --count 42         draw others from the c
 
 A mutant lives in a copy of the checkout, which is left alone, and its tests run there as far as the first
 failure. It is killed when they fail and survives when they pass. Use a Python with the extra `dev`, such as
-that of `.venv-test`. The exit code is 1 when a mutant survives that is not marked as equivalent, and 2 when tests
-fail on unchanged code.
+that of `.venv-test`. The exit code is 1 when a mutant survives that is not marked as equivalent, and 2 when
+tests fail on unchanged code.
 """
 
 from __future__ import annotations
