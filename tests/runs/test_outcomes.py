@@ -17,6 +17,13 @@ def training(run: Run) -> Attempt:
     return Attempt("train", "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
 
 
+def only_run(folder: Path) -> Run:
+    """Return a run in a save folder of its own, where it is the newest."""
+    run = Run(folder / "save" / "mmbt" / "2026-01-01T00-00-00")
+    run.path.mkdir(parents=True, exist_ok=True)
+    return run
+
+
 @pytest.mark.parametrize(
     ("outcome", "code"),
     [
@@ -37,7 +44,7 @@ def training(run: Run) -> Attempt:
 def test_each_outcome_has_its_exit_code_and_names_the_log(
     tmp_path: Path, outcome: Outcome, code: int
 ) -> None:
-    run = Run(tmp_path)
+    run = only_run(tmp_path)
     checkpoint(run.checkpoints / "current.ckpt", 3)
     error = as_error(Exit(outcome, "why"), training(run))
     assert error.exit_code == code
@@ -48,7 +55,7 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
 
 @pytest.mark.parametrize("outcome", ["disk", "nan", "killed", "interrupted"])
 def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: Outcome) -> None:
-    hint = str(as_error(Exit(outcome, "why"), training(Run(tmp_path))).hint)
+    hint = str(as_error(Exit(outcome, "why"), training(only_run(tmp_path))).hint)
     assert "the same command" in hint
     assert "--resume" not in hint and "checkpoint" not in hint
 
@@ -69,17 +76,17 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
 def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_names_its_place(
     tmp_path: Path,
 ) -> None:
-    error = as_error(Exit("data", "why", "see {folder}"), training(Run(tmp_path)))
+    error = as_error(Exit("data", "why", "see {folder}"), training(only_run(tmp_path)))
     assert error.hint is not None and error.hint.startswith("see {folder}; ")
     end = Exit("internal", "ValueError: x", where="base_trainer.py:253")
-    assert str(as_error(end, training(Run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
+    assert str(as_error(end, training(only_run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
 
 
 def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_saved(tmp_path: Path) -> None:
     end = Exit("disk", "File too large", "see ulimit -f")
-    before = as_error(end, training(Run(tmp_path))).hint
-    checkpoint(Run(tmp_path).checkpoints / "current.ckpt", 3)
-    after = as_error(end, training(Run(tmp_path))).hint
+    before = as_error(end, training(only_run(tmp_path))).hint
+    checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
+    after = as_error(end, training(only_run(tmp_path))).hint
     assert before is not None and before.startswith("see ulimit -f; the same command begins again; ")
     assert after is not None and "--resume last" in after and "the last intact checkpoint; " in after
 
@@ -101,21 +108,21 @@ def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_save
 def test_a_worker_that_could_not_say_how_it_ended(
     tmp_path: Path, ended: Ended, memory_ran_out: bool, outcome: Outcome
 ) -> None:
-    request = training(Run(tmp_path))
+    request = training(only_run(tmp_path))
     request.attempt.path.mkdir(parents=True)
     request.attempt.exit.write_text("{half an", encoding="utf-8")
     assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
-    assert Exit.load(Run(tmp_path).exit_file) is not None, "the run remembers it"
+    assert Exit.load(only_run(tmp_path).exit_file) is not None, "the run remembers it"
 
 
 @pytest.mark.parametrize("outcome", ["cuda_oom", "host_oom"])
 def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhile(
     tmp_path: Path, outcome: Outcome
 ) -> None:
-    request = training(Run(tmp_path))
+    request = training(only_run(tmp_path))
     request.attempt.path.mkdir(parents=True)
     Exit(outcome, "no memory").save(request.attempt.exit)
     stopped = Ended(1, stop_requested=True, killed=False)
     assert exit_of(request, stopped, memory_ran_out=False).outcome == "interrupted"
-    end = Exit.load(Run(tmp_path).exit_file)
+    end = Exit.load(only_run(tmp_path).exit_file)
     assert end is not None and end.outcome == "interrupted", "the run remembers it"
