@@ -154,6 +154,15 @@ class Stub:
             raise Refusal(f"Invalid task status: expected=created, status={found['status']}")
         return found
 
+    def _change_status(self, status: str, task: str, force: bool = False, **_: Any) -> Any:
+        """Start or end a task; unless forced, only one that is new can start, and only a started one end."""
+        found = self._tasks_get_by_id(task)["task"]
+        expected = "created" if status == "in_progress" else "in_progress"
+        if not force and found["status"] != expected:
+            raise Refusal(f"Invalid task status: expected={expected}, status={found['status']}")
+        found["status"] = status
+        return {"updated": 1}
+
     def _tasks_edit(self, task: str, force: bool = False, **what: Any) -> Any:
         self._changeable(task, *["in_progress"] * force).update(what)
         return {"updated": 1}
@@ -209,8 +218,7 @@ class Stub:
                     raise Refusal("this is refused")
                 service, _, name = action.removesuffix("_ex").partition(".")
                 if service == "tasks" and name in _ENDED:
-                    self._tasks_get_by_id(said[0]["task"])["task"]["status"] = _ENDED[name]
-                    data: Any = {"updated": 1}
+                    data: Any = self._change_status(_ENDED[name], **said[0])
                 elif (how := getattr(self, f"_{service}_{name}", None)) is None:
                     raise Refusal(f"the stub does not know {action}")
                 elif name.endswith("_batch"):
