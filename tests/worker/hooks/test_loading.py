@@ -27,7 +27,9 @@ pytestmark = [
 
 def load(path: Path, *, trust: bool = False, opened: bool = False, mapped: bool = False) -> Any:
     """As both versions of MMF do it: by a name, or by an open file."""
-    with checkpoint_io.replaced(torch, "load", checkpoint_io.reader(trust=trust, mapped=mapped)):
+    with checkpoint_io.replaced(
+        checkpoint_io.torch, "load", checkpoint_io.reader(trust=trust, mapped=mapped)
+    ):
         if not opened:
             return torch.load(path, map_location=lambda storage, _: storage)
         with path.open("rb") as file:
@@ -48,7 +50,7 @@ def test_a_mapped_file_holds_the_same(user_dir: Path, zipped: bool, opened: bool
 def test_a_mapped_file_stays_where_it_is_whatever_device_is_named(user_dir: Path) -> None:
     path = user_dir / "model.ckpt"
     torch.save({"head": torch.ones(3)}, path)
-    with checkpoint_io.replaced(torch, "load", checkpoint_io.reader(trust=False, mapped=True)):
+    with checkpoint_io.replaced(checkpoint_io.torch, "load", checkpoint_io.reader(trust=False, mapped=True)):
         assert torch.load(path, map_location="meta")["head"].device.type == "cpu"
 
 
@@ -104,6 +106,6 @@ def test_a_class_that_is_gone_is_named_though_the_file_is_trusted(
 def test_afterwards_torch_loads_as_before() -> None:
     before = torch.load
     reader = checkpoint_io.reader(trust=True)
-    with pytest.raises(ZeroDivisionError), checkpoint_io.replaced(torch, "load", reader):
+    with pytest.raises(ZeroDivisionError), checkpoint_io.replaced(checkpoint_io.torch, "load", reader):
         raise ZeroDivisionError
     assert torch.load is before
