@@ -25,7 +25,6 @@ _log = logging.getLogger(__name__)
 
 _MOST = 6
 _PAUSE = 0.5
-_WORKER = module_command("mmf_win.worker.entry")
 _PATIENCE = 20.0
 _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 
@@ -37,6 +36,12 @@ _SHRINKING = {
 
 Display = Callable[[], AbstractContextManager[Callable[[Event], None]]]
 """Makes what shows an attempt's events while it runs; it is entered when the worker starts."""
+
+WORKER_COMMAND = module_command("mmf_win.worker.entry")
+"""The command that starts a worker, without the path of its request.
+
+Public so that tests can start a worker whose imports are already done.
+"""
 
 
 def until_it_fits(
@@ -90,7 +95,7 @@ def worker_of(asked: Attempt, job: Job) -> tuple[list[str], dict[str, str]]:
         job.places, save_dir, logs, files.raw, offline=job.request.offline, asks_hub=asked.asks_hub
     )
     environment = settings.on_gpus(environment, 0 if job.once.cpu else asked.nproc)
-    return [*_WORKER, str(files.request)], environment
+    return [*WORKER_COMMAND, str(files.request)], environment
 
 
 def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: int | None = None) -> Exit:

@@ -83,12 +83,12 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Faulty:
 def worker(shared_folder: Path) -> Iterator[list[str]]:
     """The command of a worker that starts with its imports done, where the system can fork one."""
     if not hasattr(os, "pidfd_open") or os.environ.get("MMFW_TEST_FRESH"):
-        yield attempts._WORKER
+        yield attempts.WORKER_COMMAND
         return
     with locked(shared_folder / "warm.lock", patience=math.inf):
         held = warm.lease(server := str(shared_folder / "warm"))
     with held:
-        yield [sys.executable, "-I", "-S", warm.__file__, server, attempts._WORKER[-1]]
+        yield [sys.executable, "-I", "-S", warm.__file__, server, attempts.WORKER_COMMAND[-1]]
 
 
 @dataclass
@@ -247,7 +247,7 @@ def tool(
     capfd: pytest.CaptureFixture[str],
 ) -> Tool:
     """``mmfw`` with the tiny dataset, and one thread a process."""
-    monkeypatch.setattr(attempts, "_WORKER", worker)
+    monkeypatch.setattr(attempts, "WORKER_COMMAND", worker)
     monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
     monkeypatch.setattr(own_code, "file", lambda: tmp_path / "trusted.json")
     monkeypatch.setenv("MMF_USER_DIR", str(Path(tiny_mmf.__file__).with_name("faults")))

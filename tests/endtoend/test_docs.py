@@ -75,7 +75,7 @@ def _mmfw(line: str) -> None:
 def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
     worker: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "_WORKER", worker)
+    monkeypatch.setattr(attempts, "WORKER_COMMAND", worker)
     monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     demo = DemoFolder(tmp_path / "mmfw-demo")

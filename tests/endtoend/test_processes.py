@@ -292,7 +292,7 @@ def test_a_meeting_to_which_nobody_comes_is_given_up(tool: Tool, monkeypatch: py
     """Here the worker has less patience than one of a user's."""
     impatient = "from mmf_win.worker import entry, launcher; from pathlib import Path; import sys"
     impatient += "; launcher._TO_MEET = 2; sys.exit(entry.main(Path(sys.argv[1])))"
-    monkeypatch.setattr(attempts, "_WORKER", [sys.executable, "-c", impatient])
+    monkeypatch.setattr(attempts, "WORKER_COMMAND", [sys.executable, "-c", impatient])
     meeting = free_address()
     machines = ("--nnodes", "2", "--node-rank", "1", "--rdzv", meeting)
     assert tool.code("train", tool.preset("bert"), *machines) == 6
