@@ -24,7 +24,6 @@ else:
 _POLL = 0.2
 _FAREWELL = 10.0  # seconds
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
-_COUNTERS = Path("/proc/vmstat")
 
 
 @dataclass(frozen=True)
@@ -129,14 +128,17 @@ def stop_requests() -> Iterator[Callable[[], int]]:
             signal.signal(number, old)
 
 
-def oom_kills() -> int | None:
+def oom_kills(counters: Path = Path("/proc/vmstat")) -> int | None:
     """How many processes Linux has killed since it started because memory ran out; None where nobody counts.
 
     If that grows, a process that died by SIGKILL meanwhile was most likely one. Those inside a container
     count, too. https://docs.kernel.org/filesystems/proc.html
+
+    Args:
+        counters: the file in which the kernel counts.
     """
     try:
-        found = re.search(r"^oom_kill (\d+)$", _COUNTERS.read_text(encoding="ascii"), re.MULTILINE)
+        found = re.search(r"^oom_kill (\d+)$", counters.read_text(encoding="ascii"), re.MULTILINE)
     except (OSError, ValueError):
         return None
     return int(found[1]) if found else None

@@ -362,13 +362,19 @@ def test_a_process_that_the_kernel_kills_for_want_of_memory_is_counted(small_mem
     assert before is not None and after is not None and after > before
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows kills nothing for want of memory")
-@pytest.mark.parametrize("content", [None, "nr_free_pages 7\n", "\xff"])
-def test_where_nobody_counts_there_is_no_number(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+@pytest.mark.parametrize(
+    ("content", "kills"),
+    [
+        ("nr_free_pages 7\noom_kill 12\npgfault 9\n", 12),
+        (None, None),
+        ("nr_free_pages 7\n", None),
+        ("\xff", None),
+    ],
+)
+def test_kills_for_want_of_memory_are_read_from_counters(
+    tmp_path: Path, content: str | None, kills: int | None
 ) -> None:
     file = tmp_path / "vmstat"
     if content is not None:
         file.write_text(content, encoding="latin-1")
-    monkeypatch.setattr(child, "_COUNTERS", file)
-    assert oom_kills() is None
+    assert oom_kills(file) == kills
