@@ -18,8 +18,6 @@ from torch import Tensor, nn
 from mmf_win.errors import UsageError
 
 _ONE = 2.0**22  # Pillow's PRECISION_BITS, for images of bytes
-# Pillow 13 resizes the height first where it loses more than twice as many pixels as the width.
-_HEIGHT_MAY_BE_FIRST = int(PIL.__version__.partition(".")[0]) >= 13
 _STEPS = ("Resize", "CenterCrop", "ToTensor", "GrayScaleTo3Channels", "Normalize")
 
 
@@ -60,6 +58,8 @@ class PillowResize(nn.Module):
         if len(self._cropped) != 2 or getattr(resize, "max_size", None) or mode not in _KERNELS:
             raise UsageError(f"the image transforms {steps} cannot be exported")
         self._kernel, self._radius = _KERNELS[mode]
+        # Pillow 13 resizes the height first where it loses more than twice as many pixels as the width.
+        self._height_may_be_first = int(PIL.__version__.partition(".")[0]) >= 13
         self._white = 255 if "ToTensor" in found else 1
         about = (0.0, 1.0) if normalize is None else (normalize.mean, normalize.std)
         self._mean, self._std = (torch.as_tensor(part).reshape(-1, 1, 1) for part in about)
@@ -78,7 +78,7 @@ class PillowResize(nn.Module):
         down, across = _rounded(down), _rounded(across.transpose(2, 3))
         source = image.permute(0, 3, 1, 2).double()
         pixels = _bytes(down @ _bytes(source @ across))
-        if _HEIGHT_MAY_BE_FIRST:
+        if self._height_may_be_first:
             height, width = (size - resized).unbind(1)
             height_first = ((height > 0) & (height > 2 * width))[:, None, None, None]
             pixels = torch.where(height_first, _bytes(_bytes(down @ source) @ across), pixels)
