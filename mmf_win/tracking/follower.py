@@ -31,10 +31,14 @@ from mmf_win.tracking.tracker import Tracker, tracker, why
 
 _log = logging.getLogger(__name__)
 
-_BETWEEN, _LONGEST_BETWEEN = 3.0, 60.0  # seconds from one look at the run to the next
-_TO_SEND = 120.0  # seconds of one look, beside one for each MiB of a checkpoint
+# Those with public names are shorter in tests.
+POLL_INTERVAL, _LONGEST_POLL_INTERVAL = 3.0, 60.0
+"""Seconds from one look at the run to the next."""
+SENDING_TIMEOUT = 120.0
+"""Seconds that one look may take, beside one for each MiB of a checkpoint."""
+PATIENCE_AFTER_CTRL_C = 5.0
+"""Seconds in which followers may send the rest after Ctrl+C, and to a tracker that does not answer."""
 _BETWEEN_MODELS = 600.0
-_AFTER_CTRL_C = 5.0
 _HURRY, _CALM = b"!", b"."
 _LEFT = 3
 
@@ -61,7 +65,7 @@ def following(
     try:
         yield start
     except (Interrupted, KeyboardInterrupt):
-        deadline = time.monotonic() + _AFTER_CTRL_C
+        deadline = time.monotonic() + PATIENCE_AFTER_CTRL_C
         raise
     finally:
         _end(started, what, deadline)
@@ -95,7 +99,7 @@ def _end(
     for run, to, process in started:
         known, until = Sent.of(run, to), deadline
         if known.error or not (to.answers or known.id):  # nor will it, most likely
-            until = min(deadline, time.monotonic() + _AFTER_CTRL_C)
+            until = min(deadline, time.monotonic() + PATIENCE_AFTER_CTRL_C)
         try:
             while process.poll() is None and time.monotonic() < until:
                 time.sleep(0.05)
@@ -126,14 +130,14 @@ def follow(run: Run, to: Tracker, what: What) -> int:
         nonlocal said
         said = os.read(0, 1)
         mmfw_ended.set()
-        time.sleep(_AFTER_CTRL_C + 1)  # by then mmfw has ended it, if it was not ended at once
+        time.sleep(PATIENCE_AFTER_CTRL_C + 1)  # by then mmfw has ended it, if it was not ended at once
         if said == _HURRY:
             os._exit(_LEFT)
         if not is_alone.is_set():  # another follower sends this run: it sends this, too
             os._exit(0)
 
     Thread(target=listen, daemon=True).start()
-    between, sender = _BETWEEN, None
+    between, sender = POLL_INTERVAL, None
     alone = Sent.of(run, to).alone(run, patience=float("inf"))  # another one may follow an earlier command
     with alone, reading(run):
         is_alone.set()
@@ -143,14 +147,15 @@ def follow(run: Run, to: Tracker, what: What) -> int:
             try:
                 sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
                 # A tracker's package may wait for ever.
-                faulthandler.dump_traceback_later(_TO_SEND + max(sizes, default=0) / (1 << 20), exit=True)
+                limit = SENDING_TIMEOUT + max(sizes, default=0) / (1 << 20)
+                faulthandler.dump_traceback_later(limit, exit=True)
                 sender = sender or Sender(run, to, what)
                 at_end = float("inf") if said == _HURRY else 0.0
                 sender.send(at_end if is_over else _BETWEEN_MODELS)
                 if is_over:
                     sender.close()
                     return 0
-                between = _BETWEEN
+                between = POLL_INTERVAL
             except Exception as error:  # of the tracker's package, or of the disk
                 _log.warning("%s: %s", type(error).__name__, without_secrets(str(error)))
                 sent, sender = Sent.of(run, to), None
@@ -159,7 +164,7 @@ def follow(run: Run, to: Tracker, what: What) -> int:
                     sent.save(run)
                 if is_over:
                     return _LEFT
-                between = min(2 * between, _LONGEST_BETWEEN)
+                between = min(2 * between, _LONGEST_POLL_INTERVAL)
             faulthandler.cancel_dump_traceback_later()
             if mmfw_ended.wait(between):
                 time.sleep(1)  # until the worker has ended, too

@@ -14,16 +14,18 @@ import pytest
 from mmf_win.tracking import follower
 from mmf_win.tracking.sending import What, destinations
 from mmf_win.tracking.tracker import tracker
+from tests.worlds.held import HOLD, witness
 from tests.worlds.report_world import World
 
-_FOR_EVER = "import threading; threading.Event().wait()"
+_UNTIL_KILLED = f"import sys, threading; port = sys.argv[1]\n{HOLD}\nthreading.Event().wait()"
+_UNTIL_THERE = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
 _STUCK = """\
 import sys, threading
 from pathlib import Path
 from mmf_win.runs.folder import Run
 from mmf_win.tracking import follower, tracker
 from mmf_win.tracking.sending import What
-follower._TO_SEND = 0.1
+follower.SENDING_TIMEOUT = 0.1
 fake = tracker.tracker("clearml")
 fake.open = lambda about: threading.Event().wait()
 sys.exit(follower.follow(Run(Path(sys.argv[1])), fake, What()))
@@ -42,7 +44,6 @@ code = follower.follow(Run(Path(sys.argv[1])), tracker, What())
 print(json.dumps([tracker.steps("train/loss"), tracker.states]))
 sys.exit(code)
 """
-_UNTIL_THERE = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
 
 
 def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_followers(
@@ -51,20 +52,26 @@ def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_follo
     run, file = world.run(), tmp_path / "the first has ended"
     dead, well = tracker("clearml"), tracker("wandb")
     dead.answers = False
-    stuck, busy = (
-        subprocess.Popen([sys.executable, "-c", code, str(file)], stdin=subprocess.PIPE)
-        for code in (_FOR_EVER, _UNTIL_THERE)
-    )
+    monkeypatch.setattr(follower, "PATIENCE_AFTER_CTRL_C", 0.0)
+    with witness() as first:
+        scripts = {dead.name: (_UNTIL_KILLED, first.port), well.name: (_UNTIL_THERE, str(file))}
+        monkeypatch.setattr(
+            follower, "module_command", lambda _module, name, *_: [sys.executable, "-c", *scripts[name]]
+        )
 
-    def then() -> None:
-        stuck.wait()
-        file.touch()
+        def then() -> None:
+            assert first.all_dead()
+            file.touch()
 
-    Thread(target=then).start()
-    monkeypatch.setattr(follower, "_AFTER_CTRL_C", 0.0)
-    follower._end([(run, dead, stuck), (run, well, busy)], What(), float("inf"))
-    assert busy.returncode == 0 and stuck.returncode != 0
-    assert caplog.text.count("lacks some") == 1
+        ending = Thread(target=then)
+        with follower.following([dead, well], What(), lambda _run: None) as follow:
+            follow(run)
+            first.accept()
+            ending.start()
+        ending.join()
+    assert file.exists(), "the second was waited for until it ended by itself"
+    [warning] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert dead.name in warning and run.id in warning
 
 
 def test_a_follower_ends_where_a_fake_tracker_waits_for_ever_and_its_log_says_where(world: World) -> None:
