@@ -13,7 +13,12 @@ from omegaconf import OmegaConf
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.ranks import ranks
 
-_MEASURABLE = {"cuda"}  # the memory of a CPU has no limit that could be measured
+MEASURABLE_DEVICES = {"cuda"}
+"""The types of devices on which the largest micro-batch is looked for; the CPU has no limit to measure.
+
+Public so that tests can let the CPU stand for a GPU.
+"""
+
 # The allocator cannot use the last bit, as what is free lies in pieces.
 _USABLE = 0.9
 # What the memory of a pass depends on, beside the model; paths and learning rates are not among it.
@@ -49,7 +54,7 @@ class MicroBatch:
         rows = request.micro_batch or known
         self.rows: int = min(rows or self.batch, self.batch)
         self.finder: LargestFit | None = None
-        if request.find_micro_batch and not rows and trainer.device.type in _MEASURABLE:
+        if request.find_micro_batch and not rows and trainer.device.type in MEASURABLE_DEVICES:
             self.finder = LargestFit(own, trainer.device)
             self.rows = self.finder.rows * ranks()
 

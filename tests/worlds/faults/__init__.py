@@ -57,7 +57,8 @@ from mmf.utils.checkpoint import Checkpoint
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from mmf_win.worker.hooks import checkpoint_io, micro_batch, precision
+from mmf_win.integrity import torch_file
+from mmf_win.worker.hooks import micro_batch, precision
 from mmf_win.worker.hooks.ranks import rank
 from mmf_win.worker.stopping import Stop
 
@@ -193,9 +194,12 @@ def _save(self: Any, *args: Any, _original: Any = Checkpoint.save, **kwargs: Any
     strike("saved", folder=self.ckpt_foldername, model=self.trainer.model)
 
 
-def _write(*args: Any, _original: Any = checkpoint_io._save, **kwargs: Any) -> None:
-    _original(*args, **kwargs)
-    strike("writing")
+def _problem(path: Path, *args: Any, _original: Any = torch_file.problem) -> str | None:
+    """Strike while a checkpoint that was just written is read back, before it gets its name."""
+    if path.suffix == ".part":
+        strike("writing")
+    found: str | None = _original(path, *args)
+    return found
 
 
 def _export(*args: Any, _original: Any = torch.onnx.export, **kwargs: Any) -> Any:
@@ -219,7 +223,7 @@ def _make_loader(
 
 def _fake_memory(rows: int) -> None:
     """Let the CPU be a GPU that has room for so many rows: the weights take 1000 bytes, and each row 100."""
-    micro_batch._MEASURABLE = {"cpu"}
+    micro_batch.MEASURABLE_DEVICES = {"cpu"}
     torch.cuda.reset_peak_memory_stats = lambda *_: None
     torch.cuda.max_memory_allocated = lambda *_: 1000 + 100 * _state["rows"]
     torch.cuda.mem_get_info = lambda *_: (math.ceil((1000 + 100 * rows) / 0.9), 0)
@@ -241,5 +245,5 @@ if _FAULTS:
     Checkpoint.load_state_dict = _load
     Checkpoint.save = _save
     torch.onnx.export = _export
-    checkpoint_io._save = _write
+    torch_file.problem = _problem
     torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]
