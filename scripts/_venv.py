@@ -21,6 +21,7 @@ _STAMP = "mmfw-stamp"
 # On Linux, PyPI's PyTorch brings 3 GB of CUDA along.
 _CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 _TOLD_EVERY = 5  # seconds
+_TO_REPORT = 60  # seconds for a program to finish after Ctrl+C
 
 
 class Venv:
@@ -51,6 +52,7 @@ class Venv:
         self.constraints = constraints
         self.cpu_torch = cpu_torch
         self.compiled = compiled
+        self._running: list[subprocess.Popen[str]] = []
 
     def program(self, name: str) -> str:
         """The path of a program of the environment, such as ``python`` or ``mmfw``."""
@@ -104,12 +106,39 @@ class Venv:
             quiet: collect the output in ``stdout`` of the result.
             nice: leave the processors to others, where the system has the program ``nice``.
         """
-        politely = ["nice"] if nice and shutil.which("nice") else []
-        environment = {**os.environ, **(environ or {})}
+        prefix = ["nice"] if nice and os.name != "nt" and shutil.which("nice") else []
+        process = self._start([*prefix, self.program(name), *arguments], environ or {}, quiet=quiet)
+        output, _ = process.communicate()
+        return subprocess.CompletedProcess(process.args, process.returncode, output)
+
+    def run_to_its_end(self, name: str, *arguments: str) -> int:
+        """Run one of its programs, and let it finish its report after Ctrl+C; return the exit code.
+
+        Raises:
+            KeyboardInterrupt: the program ended after Ctrl+C.
+        """
+        process = self._start([self.program(name), *arguments], {}, quiet=False)
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            with suppress(subprocess.TimeoutExpired):  # the terminal has told it, too
+                process.wait(_TO_REPORT)
+            raise
+
+    def stop(self) -> None:
+        """End all programs that still run."""
+        for process in self._running:
+            if process.poll() is None:
+                process.terminate()
+
+    def _start(
+        self, command: Sequence[str], environ: Mapping[str, str], *, quiet: bool
+    ) -> subprocess.Popen[str]:
+        environment = {**os.environ, **environ}
         if not self.compiled:
             environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        return subprocess.run(
-            [*politely, self.program(name), *arguments],
+        process = subprocess.Popen(
+            command,
             cwd=ROOT,
             env=environment,
             stdout=subprocess.PIPE if quiet else None,
@@ -117,6 +146,8 @@ class Venv:
             encoding="utf-8",
             errors="replace",
         )
+        self._running.append(process)
+        return process
 
     def _create(self) -> None:
         if Path(sys.prefix) == self.path:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,8 @@ from _venv import ROOT, Venv, run
 
 _TORCH_FREE = "not torch and not gpu"
 _DEFAULT = "not wide"
+_INTERRUPTED, _TERMINATED = 130, 143  # exit codes
+_NO_TESTS = 5  # pytest's exit code
 # Tools that check the sources and the packages, with what they bring along; some have no wheel for Windows.
 _NOT_ON_WINDOWS = {
     *("ast_serialize", "attrs", "check-wheel-contents", "docutils", "greenlet", "grimp", "id"),
@@ -97,7 +100,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--mmf", metavar="VERSION", help="which MMF to get, as for `mmfw setup`")
     parser.add_argument(
-        "--cuda", action="store_true", help="install PyPI's PyTorch: on Linux the one for CUDA, 3 GB"
+        "--cuda", action="store_true", help="use PyPI's PyTorch, in .venv-test-cuda: on Linux 3 GB, for CUDA"
     )
     options, for_pytest = parser.parse_known_args(arguments)
     if options.windows and (options.only or options.lowest or options.mmf or options.cuda):
@@ -115,12 +118,18 @@ def main(arguments: list[str]) -> int:
         return 0
     wanted = [options.only] if options.only else [*_checks_of(options), "pytest"]
     print(f"Running {', '.join(wanted)}.", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     with ThreadPoolExecutor() as pool:
         running = {name: pool.submit(_check, venv, name) for name in wanted if name != "pytest"}
         results = {}
-        if "pytest" in wanted:
-            results["pytest"] = _run_pytest(venv, options, for_pytest)
-        results |= {name: check.result() for name, check in running.items()}
+        try:
+            if "pytest" in wanted:
+                results["pytest"] = _run_pytest(venv, options, for_pytest)
+            results |= {name: check.result() for name, check in running.items()}
+        except KeyboardInterrupt:
+            return _INTERRUPTED
+        finally:
+            venv.stop()
     failed = [name for name in wanted if not results[name]]
     took = f"in {time.monotonic() - started:.0f} s"
     print(f"Failed: {', '.join(failed)}, {took}" if failed else f"All passed: {', '.join(wanted)}, {took}")
@@ -146,18 +155,20 @@ def _run_pytest(venv: Venv, options: argparse.Namespace, for_pytest: list[str]) 
     started = time.monotonic()
     selection = _selection(options, *([_TORCH_FREE] if options.no_torch else []))
     how = ["-n", "auto", "--dist", "worksteal", "--durations", "10", *selection, *for_pytest]
-    tests = venv.run("python", "-m", "pytest", *how)
-    return _tell("pytest", tests.returncode, started)
+    code = venv.run_to_its_end("python", "-m", "pytest", *how)
+    if code == _NO_TESTS and not options.all:
+        print("No test was chosen. Those marked `wide` run with --all.", flush=True)
+    return _report("pytest", code, started)
 
 
 def _prepare(options: argparse.Namespace) -> Venv:
-    extra = "dev-all" if options.all or options.only == "docs" else "dev"
+    extra = "dev-all" if options.all else "docs" if options.only == "docs" else "dev"
     if options.no_torch:
         major, minor = sys.version_info[:2]
         venv = Venv(f".venv-base-{major}.{minor}", [extra], compiled=False)
         venv.ensure()
     else:
-        name = ".venv-lowest" if options.lowest else ".venv-test"
+        name = ".venv-lowest" if options.lowest else ".venv-test-cuda" if options.cuda else ".venv-test"
         constraints = "constraints-lowest.txt" if options.lowest else "constraints.txt"
         cpu_torch = not options.cuda
         venv = Venv(name, ["train", extra], constraints, cpu_torch=cpu_torch, compiled=False)
@@ -178,10 +189,10 @@ def _check(venv: Venv, name: str) -> bool:
     done = venv.run(*CHECKS[name], environ={"PYTHONUTF8": "1"}, quiet=True, nice=True)
     if done.returncode:
         print(done.stdout, flush=True)
-    return _tell(name, done.returncode, started)
+    return _report(name, done.returncode, started)
 
 
-def _tell(name: str, code: int, started: float) -> bool:
+def _report(name: str, code: int, started: float) -> bool:
     print(f"{'failed' if code else 'passed'}: {name} ({time.monotonic() - started:.1f} s)", flush=True)
     return code == 0
 
@@ -231,7 +242,7 @@ def _windows_parts(python: str, options: argparse.Namespace, for_pytest: list[st
     return {
         "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _USERS_WAY],
         **parts,
-        "the same predictions as on Linux": [linux, "-m", "pytest", _TWO_SYSTEMS],
+        "the same predictions as on Linux": [linux, "-m", "pytest", *_selection(options), _TWO_SYSTEMS],
     }
 
 

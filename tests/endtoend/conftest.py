@@ -51,6 +51,7 @@ def world(shared_folder: Path) -> tiny_mmf.TinyWorld:
     with locked(shared_folder / "tiny.lock", patience=math.inf):
         if not folder.exists():
             unfinished = shared_folder / "tiny.unfinished"
+            shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
             tiny_mmf.build(unfinished / "мой dataset 中文")
             unfinished.rename(folder)
     return tiny_mmf.TinyWorld(folder / "мой dataset 中文")
@@ -82,11 +83,12 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Faulty:
 @pytest.fixture(scope="session")
 def worker(shared_folder: Path) -> Iterator[list[str]]:
     """The command of a worker that starts with its imports done, where the system can fork one."""
-    if not hasattr(os, "pidfd_open") or os.environ.get("MMFW_TEST_FRESH"):
+    server = str(shared_folder / "warm")
+    if os.environ.get("MMFW_TEST_FRESH") or not warm.can_serve(server):
         yield attempts.WORKER_COMMAND
         return
     with locked(shared_folder / "warm.lock", patience=math.inf):
-        held = warm.lease(server := str(shared_folder / "warm"))
+        held = warm.lease(server)
     with held:
         yield [sys.executable, "-I", "-S", warm.__file__, server, attempts.WORKER_COMMAND[-1]]
 
@@ -162,6 +164,7 @@ class Tool:
                 words = ("--updates", "1", "--seed", str(seed), "--name", kept.name)
                 first = self.train(self.preset(name), *words)
                 unfinished = kept.with_suffix(".unfinished")
+                shutil.rmtree(unfinished, ignore_errors=True)
                 shutil.copytree(first.path, unfinished)
                 unfinished.rename(kept)
                 shutil.rmtree(first.path.parent)

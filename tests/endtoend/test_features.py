@@ -90,6 +90,7 @@ def mmf_alone(shop: Shop, largest: int | None = None) -> int:
     return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True).returncode
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit on a file's length to die at")
 def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_without_a_download(
     shop: Shop,

@@ -221,6 +221,7 @@ def ours(root: Path, folder: Path, question: Question) -> dict[str, Any]:
     return dict(leaves(OmegaConf.to_container(config, resolve=True)))
 
 
+@pytest.mark.wide
 def test_paths_of_any_name_are_what_mmf_reads(mmf_root: Path, tmp_path: Path) -> None:
     asked = {}
     for name in ALONE:

@@ -65,6 +65,6 @@ def _of_workers() -> float:
     file = Path(os.environ.get(VARIABLE, ""))
     if not file.is_file():
         return 0
-    noted = file.read_text(encoding="ascii").split()
-    file.write_bytes(b"")
+    taken = file.replace(file.with_name("taken"))  # workers may append meanwhile
+    noted = taken.read_text(encoding="ascii").split()
     return sum(map(float, noted))

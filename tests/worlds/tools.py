@@ -88,6 +88,7 @@ def wide(values: Iterable[Any], *, but: Container[Any]) -> list[Any]:
     """
     many = [value if isinstance(value, tuple) else (value,) for value in values]
     kept = [value in but or (len(value) == 1 and value[0] in but) for value in many]
+    assert any(kept), f"none of {but} is a parameter"
     return [
         pytest.param(*value, marks=() if keep else pytest.mark.wide)
         for value, keep in zip(many, kept, strict=True)

@@ -25,7 +25,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
+import traceback
+from contextlib import suppress
 from multiprocessing.connection import Client, Connection, Listener, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -38,20 +39,34 @@ _READ_BY_IMPORTS = (
     "TRANSFORMERS_",
 )
 _CPU_TIMES = "MMFW_TEST_CPU_TIMES"  # see tests/worlds/cpu_time.py
+_LONGEST_PATH = 100  # bytes; Linux has room for 107, and other sockets lie beside it
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LEASE, _SERVER_FOR_MMF, _WORKER = "lease", "server for MMF", "worker"
 _Imports = tuple[str, dict[str, str]]  # the folder of an MMF, and the variables that are read with it
 
 
+def can_serve(path: str) -> bool:
+    """Return whether this system can fork workers for a socket at ``path``."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):  # no Linux, or one that forbids it
+        return False
+    return len(os.fsencode(path)) < _LONGEST_PATH
+
+
 def lease(path: str) -> Connection:
     """Start the server at ``path`` unless it runs, and keep it running until the result is closed."""
     try:
-        held = Client(path)
-    except OSError:
+        return _take_lease(path)
+    except (OSError, EOFError):  # there is none, or it is about to end
         # torch and Python read these when they start.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
         subprocess.run([sys.executable, __file__, path], env=environment, check=True)
-        held = Client(path)
+        return _take_lease(path)
+
+
+def _take_lease(path: str) -> Connection:
+    held = Client(path)
     held.send((_LEASE, None))
     held.recv()
     return held
@@ -85,49 +100,60 @@ def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoRet
     leases: list[Connection] = []
     servers: dict[str, str] = {}
     accepting = listener._listener._socket  # type: ignore[attr-defined]
-    started = time.monotonic()
-    while not needs_lease or leases or time.monotonic() < started + 60:
-        ready = wait([accepting, *leases], timeout=None if leases or not needs_lease else 60)
-        leases = [held for held in leases if held not in ready]
+    while True:
+        ready = wait([accepting, *leases], timeout=60 if needs_lease and not leases else None)
+        if needs_lease and not ready:
+            os._exit(0)  # whoever started it has died before it took a lease
+        had_lease, leases = bool(leases), [held for held in leases if held not in ready]
+        if had_lease and not leases:
+            os._exit(0)
         if accepting not in ready:
             continue
-        client = listener.accept()
         try:
+            client = listener.accept()
             wanted, imports = client.recv()
-        except EOFError:
+            if wanted == _LEASE:
+                client.send(True)
+                leases.append(client)
+                continue
+            if wanted == _SERVER_FOR_MMF:
+                key = repr(imports)
+                if key not in servers:
+                    servers[key] = f"{path}-{len(servers)}"
+                    _fork_server_for_mmf(servers[key], imports, [accepting, client, *leases])
+                    if not Path(servers[key]).exists():
+                        servers[key] = path  # where the worker fails at this import as a user's would
+                client.send(servers[key])
+                client.close()
+                continue
+        except (EOFError, OSError):  # the client has died meanwhile
             continue
-        if wanted == _LEASE:
-            client.send(True)
-            leases.append(client)
-            continue
-        if wanted == _SERVER_FOR_MMF:
-            key = repr(imports)
-            if key not in servers:
-                servers[key] = f"{path}-{len(servers)}"
-                _fork_server_for_mmf(servers[key], imports, [accepting, client, *leases])
-            client.send(servers[key])
-        elif os.fork() == 0:
+        if os.fork() == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (listener, *leases):
                 inherited.close()
             _handle(client)
         client.close()
-    os._exit(0)
 
 
 def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connection]) -> None:
     """Fork a server that has imported an MMF, and return when it accepts clients."""
     ready, tell = os.pipe()
     if os.fork() == 0:
-        ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-        for connection in inherited:
-            connection.close()
-        os.close(ready)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _import_mmf(*imports)
-        with Listener(path) as listener:
-            os.close(tell)
-            _accept(listener, path, needs_lease=False)
+        try:
+            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+            for connection in inherited:
+                connection.close()
+            os.close(ready)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            _import_mmf(*imports)
+            with Listener(path) as listener:
+                os.close(tell)
+                _accept(listener, path, needs_lease=False)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
     os.close(tell)
     os.read(ready, 1)  # ends when the server, alive or dead, has closed its end
     os.close(ready)
@@ -175,7 +201,7 @@ def _handle(client: Connection) -> NoReturn:
         os.kill(worker, signal.SIGKILL)
     _, status, usage = os.wait4(worker, 0)
     if times := environment.get(_CPU_TIMES):
-        with Path(times).open("a", encoding="ascii") as file:
+        with suppress(OSError), Path(times).open("a", encoding="ascii") as file:
             file.write(f"{usage.ru_utime + usage.ru_stime}\n")
     if has_ended:
         client.send(os.waitstatus_to_exitcode(status))
@@ -195,8 +221,11 @@ def _work(words: list[str], folder: str, environment: dict[str, str], descriptor
     code: object = 1
     try:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        code = 0
     except SystemExit as error:
-        code = error.code
+        code = error.code or 0
+    except BaseException:
+        traceback.print_exc()
     finally:
         atexit._run_exitfuncs()  # among others they end DataLoader workers, which nobody adopts here
         sys.stdout.flush()
@@ -218,7 +247,7 @@ def attend(path: str, words: list[str]) -> NoReturn:
             send_handle(server, number, 0)
         worker = server.recv()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _: os.kill(worker, number))
+            signal.signal(number, lambda number, _: _hand_on(worker, number))
         code = server.recv()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
@@ -232,6 +261,11 @@ def _imports_of(words: list[str]) -> _Imports | None:
         return None
     root = json.loads(Path(words[1]).read_text(encoding="utf-8"))["mmf"]
     return root, {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_READ_BY_IMPORTS)}
+
+
+def _hand_on(worker: int, number: int) -> None:
+    with suppress(ProcessLookupError):  # it has ended, and its exit code is on the way
+        os.kill(worker, number)
 
 
 def _is_open(descriptor: int) -> bool:
