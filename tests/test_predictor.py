@@ -10,8 +10,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +22,11 @@ import pytest
 
 import mmf_win
 from mmf_win import Predictor
-from mmf_win.answering import _answer
+from mmf_win.answering import answer
 from mmf_win.errors import DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
+from mmf_win.files import json_bytes
+from mmf_win.protocol import Attempt, EventReader
+from mmf_win.supervise import Tree
 
 pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
 pytest.importorskip("tokenizers", reason="could not import tokenizers")
@@ -89,22 +95,26 @@ def near(*probas: float) -> Any:
     return pytest.approx(list(probas), abs=0.01)
 
 
-def end(predictor: Predictor) -> None:
-    """Kill the process that predicts."""
-    server = predictor._warm._server
-    assert server is not None
-    child = server._child.process.pid
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """The processes that predictors of the test have started, the newest last."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    class WatchedTree(Tree):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            processes.append(self.process)
+
+    monkeypatch.setattr("mmf_win.runs.serving.Tree", WatchedTree)
+    return processes
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process that predicts."""
     if sys.platform == "win32":
-        os.kill(child, signal.SIGTERM)
+        os.kill(process.pid, signal.SIGTERM)
     else:
-        os.killpg(child, signal.SIGKILL)
-
-
-def process_of(predictor: Predictor) -> int:
-    """The id of what holds the process that predicts now."""
-    server = predictor._warm._server
-    assert server is not None
-    return server._child.process.pid
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_the_package_itself_imports_nothing_that_takes_long() -> None:
@@ -156,7 +166,11 @@ def test_an_image_is_a_path_the_bytes_of_a_file_or_one_of_pillow(
 
 
 def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_on(
-    model: Path, images: list[Path], tmp_path: Path, temporary: Path
+    model: Path,
+    images: list[Path],
+    tmp_path: Path,
+    temporary: Path,
+    started: list[subprocess.Popen[bytes]],
 ) -> None:
     cut = tmp_path / "cut 梗.png"
     PIL.effect_noise((64, 64), 50).save(cut)
@@ -174,7 +188,6 @@ def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_
         (images[0], "\ud83d", UsageError, r"'\ud83d': this is no text"),
     ]
     with Predictor(model) as predictor:
-        process = process_of(predictor)
         for image, text, kind, message in bad:
             with pytest.raises(kind) as raised:
                 predictor.predict(image, text)
@@ -186,7 +199,7 @@ def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_
                 next(found)
         opened.close()
         assert predictor.predict(images[9], "") == pytest.approx(0.9, abs=0.01)
-        assert process_of(predictor) == process
+        assert len(started) == 1
     predictor.close()
     for asked in (
         lambda: predictor.predict(images[0], ""),
@@ -196,12 +209,13 @@ def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_
             asked()
 
 
-def test_a_process_that_dies_is_started_anew_once_for_a_request(model: Path, images: list[Path]) -> None:
+def test_a_process_that_dies_is_started_anew_once_for_a_request(
+    model: Path, images: list[Path], started: list[subprocess.Popen[bytes]]
+) -> None:
     with Predictor(model) as predictor:
-        process = process_of(predictor)
-        end(predictor)
+        kill(started[-1])
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01)
-        assert process_of(predictor) != process
+        assert len(started) == 2
         with pytest.raises(MmfError, match="the model's process died twice of this request: ") as raised:
             predictor.predict(PIL.new("RGB", (8, 8), "white"), "")
         assert "the end of its output:" in str(raised.value.hint)
@@ -247,13 +261,13 @@ print(predictor.predict({str(images[3])!r}, ""))
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no file that is open")
 def test_a_cleaned_folder_of_temporary_files_does_no_lasting_harm(
-    model: Path, images: list[Path], temporary: Path
+    model: Path, images: list[Path], temporary: Path, started: list[subprocess.Popen[bytes]]
 ) -> None:
     with Predictor(model) as predictor:
         for folder in temporary.glob("mmfw-*"):
             shutil.rmtree(folder, ignore_errors=True)  # the process may remove its socket meanwhile
         assert list(temporary.glob("mmfw-*")) == []
-        end(predictor)
+        kill(started[-1])
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01)
     assert list(temporary.glob("mmfw-*")) == []
 
@@ -261,27 +275,28 @@ def test_a_cleaned_folder_of_temporary_files_does_no_lasting_harm(
 def test_ctrl_c_in_an_answer_leaves_none_for_the_next_request(
     model: Path, images: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # On Windows, the connection to the process is a named pipe.
+    kind = getattr(connection, "PipeConnection", connection.Connection)
     with Predictor(model) as predictor:
-        server = predictor._warm._server
-        assert server is not None
 
         def pressed(*_: object) -> bool:
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patched:
-            patched.setattr(type(server._connection), "poll", pressed)
+            patched.setattr(kind, "poll", pressed)
             with pytest.raises(KeyboardInterrupt):
                 predictor.predict(images[1], "")
         assert [predictor.predict(path, "") for path in images[2:4]] == near(0.2, 0.3)
 
 
-def test_a_process_ends_with_its_predictor_and_with_the_program(model: Path, temporary: Path) -> None:
+def test_a_process_ends_with_its_predictor_and_with_the_program(
+    model: Path, temporary: Path, started: list[subprocess.Popen[bytes]]
+) -> None:
     predictor = Predictor(model)
-    server = predictor._warm._server
-    assert server is not None
+    assert started[0].returncode is None
     del predictor
     gc.collect()
-    assert server._child.process.returncode is not None
+    assert started[0].returncode is not None
     code = f"from mmf_win import Predictor; predictor = Predictor({str(model)!r}); print('ready')"
     environ = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP"), str(temporary)), "PYTHONUTF8": "1"}
     ended = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, encoding="utf-8")
@@ -298,7 +313,24 @@ def test_a_model_that_cannot_be_loaded_says_why(model: Path) -> None:
         Predictor(model, batch_size=0)
 
 
-def test_memes_that_are_too_many_at_once_are_predicted_one_by_one() -> None:
+def answers(
+    folder: Path, predict: Callable[[list[dict[str, Any]]], list[float]], *requests: Any
+) -> list[Any]:
+    """Return the answers to requests of a connection; raise the error that ends it."""
+    asked = Attempt("predict", "", "", attempt_dir=str(folder))
+    with ThreadPoolExecutor(1) as pool:
+        served, events, found = pool.submit(answer, asked, predict), EventReader(asked.events), []
+        while not (told := list(events.poll())) and not served.done():
+            time.sleep(0.01)
+        with connection.Client(told[0]["address"]) as client, suppress(EOFError, OSError):
+            for request in requests:
+                client.send_bytes(json_bytes(request))
+                found.append(json.loads(client.recv_bytes()))
+    served.result()
+    return found
+
+
+def test_memes_that_are_too_many_at_once_are_predicted_one_by_one(temporary: Path) -> None:
     def predict(rows: list[dict[str, Any]]) -> list[float]:
         if len(rows) > 1:
             raise MemoryError
@@ -307,10 +339,17 @@ def test_memes_that_are_too_many_at_once_are_predicted_one_by_one() -> None:
         return [rows[0]["id"] / 10]
 
     rows = [{"id": number} for number in (1, 2, 3, 4)]
-    answers = [_answer(some, predict) for some in (rows[:2], rows)]
-    assert [answer["probas"] for answer in answers] == [[0.1, 0.2], [0.1, 0.2]]
-    assert [answer["error"] for answer in answers] == [None, ["TrainingError", "the third", "leave it out"]]
-    found = _answer(rows[:3], lambda _: [0.1, float("nan"), 0.3])
+    found = answers(temporary, predict, rows[:2], rows)
+    assert [each["probas"] for each in found] == [[0.1, 0.2], [0.1, 0.2]]
+    assert [each["error"] for each in found] == [None, ["TrainingError", "the third", "leave it out"]]
+
+
+def test_what_is_no_number_ends_an_answer_with_the_memes_before_it(temporary: Path) -> None:
+    rows = [{"id": number} for number in (1, 2, 3)]
+    [found] = answers(temporary, lambda _: [0.1, float("nan"), 0.3], rows)
     assert (found["probas"], found["error"][0]) == ([0.1], "DataError")
+
+
+def test_an_unexpected_error_ends_the_process_that_answers(temporary: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        _answer(rows[:1], lambda _: [1 / 0])
+        answers(temporary, lambda _: [1 / 0], [{"id": 1}])
