@@ -98,7 +98,7 @@ class Profiler:
         validations = [lap for lap in laps if lap.begun["validation"]][1:]
         waiting, busy = waiting_in(measured, self._trainer, 1), None
         in_trace = sum(sum(lap.of_update.values()) for lap in laps[self._traced : self._traced + self._few])
-        if self._on_gpu and (busy := _busy(self._trace.events(), in_trace)) is not None:
+        if self._on_gpu and (busy := gpu_share(self._trace.events(), in_trace)) is not None:
             # A GPU that is waited for after each phase seems to have less to do.
             waiting = replace(waiting, waited=min(waiting.waited, (1 - busy) * waiting.update))
         return {
@@ -132,7 +132,7 @@ def _mean(phase: str, laps: Iterable[Lap]) -> float:
     return sum(lap.seconds[phase] for lap in laps) / max(times, 1)
 
 
-def _busy(events: Iterable[Any], seconds: float) -> float | None:
+def gpu_share(events: Iterable[Any], seconds: float) -> float | None:
     """The share of some seconds in which a GPU did one of the traced things, as torch's own table counts it.
 
     None where none was seen: not every system lets torch see what a GPU does.

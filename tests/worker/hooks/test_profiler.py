@@ -129,6 +129,6 @@ def test_a_gpu_is_busy_while_a_kernel_runs() -> None:
         )
         for device, us, named in spans
     ]
-    assert profiler._busy(events, 100e-6) == pytest.approx(0.5)
-    assert profiler._busy(events, 40e-6) == 1
-    assert profiler._busy(events[1:2], 100e-6) is None, "torch cannot see it here"
+    assert profiler.gpu_share(events, 100e-6) == pytest.approx(0.5)
+    assert profiler.gpu_share(events, 40e-6) == 1
+    assert profiler.gpu_share(events[1:2], 100e-6) is None, "torch cannot see it here"
