@@ -29,7 +29,10 @@ pytestmark = [pytest.mark.torch, requires_pages]
 
 
 def entries(runs: list[Any]) -> list[Any]:
-    return [comparison.entry_of(known, pages._scored(known, SPLIT, None)) for known in map(Record.read, runs)]
+    return [
+        comparison.entry_of(known, pages.scored_by_best(known, SPLIT, None))
+        for known in map(Record.read, runs)
+    ]
 
 
 def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
@@ -165,7 +168,7 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None
     for each in (run, last):
         EventLog(each.events, "1").write("checkpoint", update=60, best=True, sha256="best")
     known = [Record.read(each) for each in (run, old, last)]
-    about = comparison.of_runs([(each, pages._scored(each, SPLIT, None)) for each in known], SPLIT, {})
+    about = comparison.of_runs([(each, pages.scored_by_best(each, SPLIT, None)) for each in known], SPLIT, {})
     assert [entry.known.scores.counted for entry in about["entries"]] == ["best", "unknown", "best"]
     assert [entry.rows for entry in about["entries"]] == ["32", "32", None]
     assert about["entries"][0].scored.csv == best and len(about["contrasts"]) == 1
@@ -322,7 +325,9 @@ def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
 def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World) -> None:
     runs, settings = sweep(world, 12, predicted=10)
     known = [Record.read(run) for run in runs]
-    about = comparison.of_runs([(each, pages._scored(each, SPLIT, None)) for each in known], None, settings)
+    about = comparison.of_runs(
+        [(each, pages.scored_by_best(each, SPLIT, None)) for each in known], None, settings
+    )
     compared = (entry for c in about["contrasts"] for entry in (c["first"], c["second"]))
     contrasted = {entry.known.run.id for entry in compared}
     assert contrasted == {run.id for run in runs[2:10]}, "of those with predictions"

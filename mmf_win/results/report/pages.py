@@ -105,7 +105,7 @@ def of_runs(
         raise UsageError("the same run was named twice", hint="name another one beside it")
     found = [Record.read(run) for run in runs]
     chosen = split or common_split(known.scores.newest for known in found)
-    scored = [(known, _scored(known, chosen, data_dir)) for known in found]
+    scored = [(known, scored_by_best(known, chosen, data_dir)) for known in found]
     if split is not None and not any(predictions for _, predictions in scored):
         message = f"none of these runs has predictions for {split} by its best checkpoint"
         raise UsageError(message, hint=_predict(runs, split, data_dir))
@@ -125,7 +125,7 @@ def _dataset(known: Record, data_dir: Path | None) -> DatasetPaths:
     return Places.resolve(data_dir or Path(known.request.data_dir)).dataset
 
 
-def _scored(known: Record, split: str | None, data_dir: Path | None) -> Scored | None:
+def scored_by_best(known: Record, split: str | None, data_dir: Path | None) -> Scored | None:
     """A run's predictions of the split by its best checkpoint."""
     found = known.scores.newest.get(split) if split else None
     return None if found is None else read_scored(found.csv, found.split, _dataset(known, data_dir))
