@@ -104,7 +104,7 @@ class RowOrder(Sampler[int]):
     def __init__(self, loader: Any, trainer: Any, prepare: Callable[[], None] = lambda: None) -> None:
         self._loader, self._trainer, self._prepare = loader, trainer, prepare
         self._own_batch: int = loader.batch_size
-        self._batch = self._own_batch * ranks()
+        self._batch: int = self._own_batch * ranks()
         self._sampler = loader.batch_sampler.sampler
         loader.batch_sampler.sampler = self
         self._began: Saved | None = None
