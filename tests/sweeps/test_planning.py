@@ -152,6 +152,7 @@ def test_a_sample_is_the_same_each_time_and_in_order() -> None:
     assert [task.values["a"] for task in first] == sorted(task.values["a"] for task in first)
 
 
+@pytest.mark.wide
 @pytest.mark.skipif(sys.platform == "win32", reason="mlrunner needs /bin/bash, which Windows has not")
 @pytest.mark.parametrize(
     ("shell", "chosen"),
