@@ -102,13 +102,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--cuda", action="store_true", help="use PyPI's PyTorch, in .venv-test-cuda: on Linux 3 GB, for CUDA"
     )
+    parser.add_argument("-m", dest="marks", metavar="MARKS", help="choose tests of the tier, as for pytest")
     options, for_pytest = parser.parse_known_args(arguments)
     if options.windows and (options.only or options.lowest or options.mmf or options.cuda):
         parser.error("--windows goes with --all, --setup-only, --no-torch and arguments for pytest")
     if options.no_torch and (options.lowest or options.mmf or options.cuda):
         parser.error("--no-torch goes neither with --lowest nor with --mmf nor with --cuda")
-    if for_pytest and (options.setup_only or options.only in CHECKS):
-        parser.error(f"no pytest runs that could take {' '.join(for_pytest)}")
+    if (for_pytest or options.marks) and (options.setup_only or options.only in CHECKS):
+        given = [*for_pytest, *(["-m", options.marks] if options.marks else [])]
+        parser.error(f"no pytest runs that could take {' '.join(given)}")
     started = time.monotonic()
     if options.windows:
         return _test_on_windows(options, for_pytest)
@@ -121,11 +123,14 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     with ThreadPoolExecutor() as pool:
         running = {name: pool.submit(_check, venv, name) for name in wanted if name != "pytest"}
-        results = {}
+        results: dict[str, bool] = {}
         try:
             if "pytest" in wanted:
                 results["pytest"] = _run_pytest(venv, options, for_pytest)
-            results |= {name: check.result() for name, check in running.items()}
+            for name, check in running.items():
+                results[name], output = check.result()
+                if not results[name]:  # shown here, since pytest was printing when the check ended
+                    print(f"\n{name}:\n{output}", flush=True)
         except KeyboardInterrupt:
             return _INTERRUPTED
         finally:
@@ -147,8 +152,8 @@ def _checks_of(options: argparse.Namespace) -> list[str]:
 
 def _selection(options: argparse.Namespace, *others: str) -> list[str]:
     """Return pytest's arguments that choose the tests of a tier."""
-    marks = [*others, *([] if options.all else [_DEFAULT])]
-    return ["-m", " and ".join(marks)] if marks else []
+    marks = [*others, *([] if options.all else [_DEFAULT]), *([options.marks] if options.marks else [])]
+    return ["-m", " and ".join(f"({mark})" for mark in marks)] if marks else []
 
 
 def _run_pytest(venv: Venv, options: argparse.Namespace, for_pytest: list[str]) -> bool:
@@ -183,13 +188,12 @@ def _prepare(options: argparse.Namespace) -> Venv:
     return venv
 
 
-def _check(venv: Venv, name: str) -> bool:
+def _check(venv: Venv, name: str) -> tuple[bool, str]:
+    """Run a check beside pytest; return whether it passed, and its output."""
     started = time.monotonic()
     # import-linter draws its banner in letters that a Windows pipe may not know.
     done = venv.run(*CHECKS[name], environ={"PYTHONUTF8": "1"}, quiet=True, nice=True)
-    if done.returncode:
-        print(done.stdout, flush=True)
-    return _report(name, done.returncode, started)
+    return _report(name, done.returncode, started), done.stdout
 
 
 def _report(name: str, code: int, started: float) -> bool:
@@ -216,7 +220,7 @@ def _test_on_windows(options: argparse.Namespace, for_pytest: list[str]) -> int:
 
 
 def _windows_parts(python: str, options: argparse.Namespace, for_pytest: list[str]) -> dict[str, list[str]]:
-    """Return the commands to run, the longest first, so that the others fill the time beside it."""
+    """Return the commands to run by the names of their parts, those that take longest first."""
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
     torch_free = [*pytest, *_selection(options, _TORCH_FREE)]
     chosen = torch_free if options.no_torch else [*pytest, *_selection(options, "not gpu")]

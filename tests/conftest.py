@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Fixtures and hooks for all tests."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if sys.platform == "win32":
         pytest.skip("Windows mounts no file system of a test")
-    if mounts.must_enter_namespace():  # pytest_pyfunc_call does
+    if mounts.must_enter_namespace():  # where pytest_pyfunc_call runs the test
         yield folder
         return
     options = f"size=80m,uid={os.getuid()},gid={os.getgid()},mode=755"

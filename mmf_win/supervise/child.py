@@ -129,7 +129,7 @@ def stop_requests() -> Iterator[Callable[[], int]]:
 
 
 def oom_kills(counters: Path = Path("/proc/vmstat")) -> int | None:
-    """How many processes Linux has killed since it started because memory ran out; None where nobody counts.
+    """Return how many processes Linux has killed for lack of memory since it started; None if unknown.
 
     If that grows, a process that died by SIGKILL meanwhile was most likely one. Those inside a container
     count, too. https://docs.kernel.org/filesystems/proc.html

@@ -22,7 +22,7 @@ from mmf_win.cli import main
 
 
 def is_wine() -> bool:
-    """Whether this is a Windows Python under Wine, where hardly any tool is to be had."""
+    """Return whether this is a Windows Python under Wine, for which hardly any tool can be installed."""
     if sys.platform != "win32":
         return False
     import ctypes

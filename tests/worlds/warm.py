@@ -60,7 +60,8 @@ def lease(path: str) -> Connection:
         return _take_lease(path)
     except (OSError, EOFError):  # there is none, or it is about to end
         # torch and Python read these when they start.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MMF")}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"}
         subprocess.run([sys.executable, __file__, path], env=environment, check=True)
         return _take_lease(path)
 
@@ -218,6 +219,7 @@ def _work(words: list[str], folder: str, environment: dict[str, str], descriptor
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = words
+    _seed_anew()
     code: object = 1
     try:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
@@ -231,6 +233,16 @@ def _work(words: list[str], folder: str, environment: dict[str, str], descriptor
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _seed_anew() -> None:
+    """Give this process random numbers of its own, as a new one has; torch starts with the same in each."""
+    import random
+
+    import numpy
+
+    random.seed()
+    numpy.random.seed()
 
 
 def attend(path: str, words: list[str]) -> NoReturn:

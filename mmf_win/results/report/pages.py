@@ -126,6 +126,6 @@ def _dataset(known: Record, data_dir: Path | None) -> DatasetPaths:
 
 
 def scored_by_best(known: Record, split: str | None, data_dir: Path | None) -> Scored | None:
-    """A run's predictions of the split by its best checkpoint."""
+    """Return a run's predictions of the split by its best checkpoint, or None if there are none."""
     found = known.scores.newest.get(split) if split else None
     return None if found is None else read_scored(found.csv, found.split, _dataset(known, data_dir))

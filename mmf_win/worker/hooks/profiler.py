@@ -133,9 +133,9 @@ def _mean(phase: str, laps: Iterable[Lap]) -> float:
 
 
 def gpu_share(events: Iterable[Any], seconds: float) -> float | None:
-    """The share of some seconds in which a GPU did one of the traced things, as torch's own table counts it.
+    """Return the share of some seconds in which a GPU ran a traced kernel, as torch's own table counts it.
 
-    None where none was seen: not every system lets torch see what a GPU does.
+    None if there is no kernel in the trace: not every system lets torch see what a GPU does.
     """
     spans = [
         event.time_range.elapsed_us() / 1e6

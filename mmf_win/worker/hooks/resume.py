@@ -165,7 +165,7 @@ class RowOrder(Sampler[int]):
         return True
 
     def batches_left(self) -> int:
-        """How many batches the next pass has, without those that training has had."""
+        """Return the number of batches of the next pass that training has not had."""
         if self._next is None:
             return len(self._loader)
         rows_left: int = self._next["of"] - self._next["rows"]

@@ -1,0 +1,111 @@
+"""``scripts/test.py``: which tests it chooses, and how it ends; environments are faked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.worlds.tools import script
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+_REPORTS_AT_ITS_END = """
+import signal, time
+try:
+    print("up", flush=True)
+    signal.pause()
+except KeyboardInterrupt:
+    time.sleep(1)  # longer than subprocess.run waits
+    print("report")
+"""
+_RUNS_A_PROGRAM = """
+import signal, sys
+from _venv import Venv
+signal.signal(signal.SIGINT, signal.default_int_handler)
+Venv.program = lambda self, name: sys.executable
+Venv("unused", []).run_to_its_end("python", sys.argv[1])
+"""
+
+
+@pytest.fixture
+def test_script() -> ModuleType:
+    """The module that is ``scripts/test.py``."""
+    return script("test")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--windows --lowest",
+        "--no-torch --lowest",
+        "--no-torch --mmf github",
+        "--setup-only -x",
+        "--only ruff -x",
+    ],
+)
+def test_options_that_would_be_dropped_are_refused(test_script: ModuleType, words: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        test_script.main(words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "marks"),
+    [
+        ("", "(not wide)"),
+        ("-m torch", "(not wide) and (torch)"),
+        ("--no-torch", "(not torch and not gpu) and (not wide)"),
+        ("--all -m torch", "(torch)"),
+        ("--all", None),
+    ],
+)
+def test_the_tier_and_the_users_marks_choose_the_tests_of_a_fake_environment(
+    test_script: ModuleType, monkeypatch: pytest.MonkeyPatch, words: str, marks: str | None
+) -> None:
+    started: list[tuple[str, ...]] = []
+
+    class FakeVenv:
+        path = Path(".venv-test")
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def ensure(self) -> None: ...
+
+        def stop(self) -> None: ...
+
+        def run(self, *_: str, **__: object) -> subprocess.CompletedProcess[str]:
+            return subprocess.CompletedProcess("", 0, "")
+
+        def run_to_its_end(self, *command: str) -> int:
+            started.append(command)
+            return 0
+
+    monkeypatch.setattr(test_script, "Venv", FakeVenv)
+    monkeypatch.setattr(test_script.shutil, "which", lambda _: None)
+    monkeypatch.setattr(test_script.signal, "signal", lambda *_: None)
+    assert test_script.main([*words.split(), "--only", "pytest"]) == 0
+    [command] = started
+    given = command[command.index("-m", 2) + 1] if "-m" in command[2:] else None
+    assert given == marks
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows no signal reaches a whole group")
+def test_after_ctrl_c_a_program_finishes_its_report(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_REPORTS_AT_ITS_END, encoding="utf-8")
+    with subprocess.Popen(
+        [sys.executable, "-c", _RUNS_A_PROGRAM, str(program)],
+        env={**os.environ, "PYTHONPATH": str(SCRIPTS)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        start_new_session=True,
+    ) as script:
+        assert script.stdout is not None and script.stdout.readline() == "up\n"
+        os.killpg(script.pid, signal.SIGINT)  # as a terminal does
+        told, _ = script.communicate(timeout=60)
+    assert told == "report\n"
