@@ -66,7 +66,10 @@ def say_how_workers_ended(module: ModuleType) -> None:
             return try_get_data(self, *args, **kwargs)
         except (EOFError, OSError, RuntimeError) as error:
             with suppress(RuntimeError):  # torch's signal handler tells of its end, too
-                wait([worker.sentinel for worker in self._workers], _MOMENT)
+                ended = wait([worker.sentinel for worker in self._workers], _MOMENT)
+                for worker in self._workers:
+                    if worker.sentinel in ended:
+                        worker.join()  # the system closes its files before it has an exit code
             codes = {worker.exitcode: worker.pid for worker in self._workers}
             if _NO_HANDLE in codes:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error

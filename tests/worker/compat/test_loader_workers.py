@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
+from mmf_win.worker.compat.dataloader import say_how_workers_ended
 from tests.worlds.mounts import with_own_mounts
 
 pytestmark = [
@@ -89,6 +93,28 @@ def told(*hows: str, wrapper: Sequence[str] = ()) -> list[str]:
 def test_how_a_worker_ended_and_that_it_cannot_go_on() -> None:
     for answer, end in zip(told(*_ENDS), _ENDS.values(), strict=True):
         assert re.match(end, answer)
+
+
+def test_a_fake_worker_that_has_closed_its_files_is_waited_for_until_it_has_an_exit_code() -> None:
+    reads, writes = os.pipe()
+    os.close(writes)
+
+    class Ending:
+        sentinel, pid, exitcode = reads, 7, None
+
+        def join(self) -> None:
+            self.exitcode = -signal.SIGKILL
+
+    class Iterator:
+        _workers = (Ending(),)
+
+        def _try_get_data(self) -> None:
+            raise EOFError
+
+    say_how_workers_ended(SimpleNamespace(_MultiProcessingDataLoaderIter=Iterator))
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        Iterator()._try_get_data()
+    os.close(reads)
 
 
 def test_shared_memory_that_is_full_means_a_lack_of_memory() -> None:
