@@ -7,7 +7,7 @@
     └── .mmfw-staging/          what is not finished; removed at the end, or at the next start
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
-        ├── old/                what they replace, until all of them are in place
+        ├── old-xxxx/           what they replace, until all of them are in place
         └── installing          the moves, there from the first of them until the last
 
 Where ``installing`` is, nobody reads the files in the root. If its process has died, whoever works there next
@@ -26,6 +26,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from math import inf
 from pathlib import Path
+from tempfile import mkdtemp
 
 from mmf_win.console import Progress, size
 from mmf_win.errors import DatasetError, ResourceError, UnfinishedInstallation, UsageError
@@ -48,7 +49,6 @@ class Staging:
         self._root = root
         self.folder = staging_folder(root)
         self._installing = self.folder / _INSTALLING
-        self._old = self.folder / "old"
         self.new = self.folder / "new"
 
     def install(self, moves: Sequence[tuple[Path | None, Path]]) -> None:
@@ -56,13 +56,14 @@ class Staging:
 
         What was at the targets is kept until all moves have succeeded, and put back when one fails.
         """
-        self._old.mkdir(exist_ok=True)
+        # Not a folder of an earlier installation, which may still hold a file that somebody has open.
+        kept = Path(mkdtemp(prefix="old-", dir=self.folder))
         moves = [(new, target) for new, target in moves if new is not None or os.path.lexists(target)]
         names = [[path and path.relative_to(self._root).as_posix() for path in move] for move in moves]
         made: list[tuple[Path, Path]] = []
-        write_json(self._installing, names)
+        write_json(self._installing, {"moves": names, "old": kept.name})
         try:
-            self._make(moves, made)
+            self._make(moves, kept, made)
         except BaseException:
             for old, new in reversed(made):
                 rename(new, old)  # should one fail, `installing` stays, and the next one makes all moves
@@ -72,15 +73,18 @@ class Staging:
 
     def finish(self) -> None:
         """Make the moves that are left where a process died between them."""
-        with suppress(FileNotFoundError, ValueError, TypeError):  # it is damaged, or not there
-            names = read_json(self._installing)
-            moves = [(new and self._root / new, self._root / target) for new, target in names]
-            self._make(moves, [])
+        with suppress(FileNotFoundError, KeyError, ValueError, TypeError):  # it is damaged, or not there
+            noted = read_json(self._installing)
+            moves = [(new and self._root / new, self._root / target) for new, target in noted["moves"]]
+            self._make(moves, self.folder / noted["old"], [])
             remove(self._installing)
 
-    def _make(self, moves: Sequence[tuple[Path | None, Path]], made: list[tuple[Path, Path]]) -> None:
+    def _make(
+        self, moves: Sequence[tuple[Path | None, Path]], kept: Path, made: list[tuple[Path, Path]]
+    ) -> None:
+        """Make the moves that are not made yet; move old files to ``kept``; add each rename to ``made``."""
         for number, (new, target) in enumerate(moves):
-            old = self._old / str(number)
+            old = kept / str(number)
             if os.path.lexists(old) if new is None else not os.path.lexists(new):
                 continue  # it was made before
             target.parent.mkdir(parents=True, exist_ok=True)

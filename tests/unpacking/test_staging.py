@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -107,11 +108,24 @@ def test_a_process_that_dies_while_it_finishes_an_installation_leaves_the_rest_t
     assert second > len(RENAMES) - first + 1, "each step was tried"
 
 
-def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation(user_dir: Path) -> None:
+@pytest.mark.parametrize("died", [False, True])
+def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation(
+    died: bool, user_dir: Path, monkeypatch: pytest.MonkeyPatch, disk: Disk
+) -> None:
     """As on Windows, where somebody may have a replaced file open."""
-    root = lay_out(OLD, user_dir / "root")
-    with staging(root) as here:
-        lay_out({"new/a": b"new a", "new/b": b"new b", "old/0": b"older a"}, here.folder)
-        here.install([(here.new / name, root / name) for name in NEW])
-    assert contents(root) == NEW
+    root = user_dir / "root"
+    with monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", lambda *_, **__: None)
+        install(root)
+    [old] = staging_folder(root).glob("old*")
+    assert [path.name for path in old.iterdir()] == ["0", "1"]
+    with suppress(Killed), monkeypatch.context() as patched:
+        patched.setattr("shutil.rmtree", lambda *_, **__: None)
+        with staging(root) as here:
+            lay_out({"b": b"newest b"}, here.new)
+            disk.fail(Killed(), lambda step: died)
+            here.install([(None, root / "a"), (here.new / "b", root / "b")])
+    disk.recover()
+    assert finish_installation(root)
+    assert contents(root) == {"b": b"newest b"}
     assert not staging_folder(root).exists()
