@@ -26,6 +26,7 @@ from tests.endtoend.test_resume import SCHEDULE, trained, validated
 from tests.endtoend.test_stopping import endless, user
 from tests.worlds.held import witness
 from tests.worlds.tools import is_wine, typed, wide
+from tests.worlds.warm import OWN_IMPORTS
 
 pytestmark = pytest.mark.skipif(
     is_wine(), reason="gloo dies under Wine; several processes are not tried on Windows"
@@ -139,7 +140,11 @@ def test_when_one_process_is_killed_the_others_end_and_the_run_resumes(tool: Too
     assert starts(run) == [0, 2]
 
 
-def test_an_error_of_one_process_is_the_outcome(tool: Tool, faulty: Faulty) -> None:
+def test_an_error_of_one_process_is_the_outcome(
+    tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processes start as a user's do, see ``tests/worlds/warm.py``."""
+    monkeypatch.setenv(OWN_IMPORTS, "1")
     faulty({"at": "forward", "do": "nan", "update": 3, "rank": 1})
     assert tool.code("train", tool.preset("vilbert"), *TWO, "--updates", "6", *WORDS) == 7
     assert "the loss of update 3 is not a number" in tool.errors

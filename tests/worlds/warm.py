@@ -10,7 +10,8 @@ same arguments, environment, files and exit code as one that mmfw starts.
 
 The first server has imported torch and other libraries. For a worker of mmfw it forks another one, which
 imports MMF with our patches and hooks, too: one for each MMF and each set of variables that are read by
-these imports. A worker has to import MMF itself where ``MMFW_TEST_OWN_IMPORTS`` is in its environment.
+these imports. The ranks of a training are forked from their worker. Where ``MMFW_TEST_OWN_IMPORTS`` is set, a
+worker imports MMF itself and spawns its ranks.
 
 A server ends when nobody holds a lease on it (see ``lease``), so none outlives the tests, however they end.
 """
@@ -32,7 +33,9 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import NoReturn
 
-_OWN_IMPORTS = "MMFW_TEST_OWN_IMPORTS"
+OWN_IMPORTS = "MMFW_TEST_OWN_IMPORTS"
+"""The variable with which a worker imports MMF itself."""
+
 # The beginnings of variables that libraries read when they are imported.
 _READ_BY_IMPORTS = (
     *("CUDA", "GOMP_", "HF_", "HOME", "LD_", "MMF_CACHE_DIR", "OMP_", "PYTHON", "TOKENIZERS_", "TORCH"),
@@ -220,6 +223,8 @@ def _work(words: list[str], folder: str, environment: dict[str, str], descriptor
     os.environ.update(environment)
     sys.argv = words
     _seed_anew()
+    if _imports_of(words):
+        _fork_ranks()
     code: object = 1
     try:
         runpy.run_module(words[0], run_name="__main__", alter_sys=True)
@@ -243,6 +248,16 @@ def _seed_anew() -> None:
 
     random.seed()
     numpy.random.seed()
+
+
+def _fork_ranks() -> None:
+    """Let this worker fork the ranks of a training, which then have its imports; mmfw spawns them."""
+    from torch.distributed.launcher import api
+
+    config, take_signal = api.LaunchConfig, signal.signal
+    api.LaunchConfig = lambda **settings: config(**settings | {"start_method": "fork"})  # type: ignore[assignment,misc]
+    # The launcher leaves its own signals alone, and a rank has to take them.
+    os.register_at_fork(after_in_child=lambda: setattr(signal, "signal", take_signal))
 
 
 def attend(path: str, words: list[str]) -> NoReturn:
@@ -269,7 +284,7 @@ def attend(path: str, words: list[str]) -> NoReturn:
 
 def _imports_of(words: list[str]) -> _Imports | None:
     """Return what a server has to import for these words; None where a worker imports MMF itself."""
-    if words[0] != "mmf_win.worker.entry" or _OWN_IMPORTS in os.environ:
+    if words[0] != "mmf_win.worker.entry" or OWN_IMPORTS in os.environ:
         return None
     root = json.loads(Path(words[1]).read_text(encoding="utf-8"))["mmf"]
     return root, {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_READ_BY_IMPORTS)}
