@@ -27,6 +27,7 @@ WIDE_FILES = {
     "tracking/test_mlflow.py": "needs the extra mlflow and its server",
     "tracking/test_wandb.py": "needs the extra wandb",
 }
+_RUNNERS = ("mmfw", "mmfw.json", "tool", "tool.code")
 # The rows of the tables of docs/reliability.md, by their beginnings, and the items of "Checkpoints".
 GUARANTEES = {
     "Ctrl+C, `kill`, a closed terminal": "test_the_first_signal_saves_and_resume_goes_on_from_there",
@@ -78,7 +79,7 @@ class _Tests(ast.NodeVisitor):
     """The tests of a file.
 
     Attributes:
-        default: those that run by default, each with the commands that it runs: the first words of its calls.
+        default: those that run by default, each with the commands that it runs.
         wide: the others.
     """
 
@@ -105,12 +106,11 @@ class _Tests(ast.NodeVisitor):
 
 
 def _commands_in(test: ast.FunctionDef) -> Iterator[str]:
-    """Yield the first word of each call and list of words, such as ``train`` of ``mmfw("train", run)``."""
+    """Yield the commands that a test runs by a fixture, such as ``train`` of ``mmfw("train", run)``."""
     for node in ast.walk(test):
-        if isinstance(node, (ast.Call, ast.Tuple, ast.List)):
-            words = node.args if isinstance(node, ast.Call) else node.elts
-            texts = [word.value for word in words if isinstance(word, ast.Constant)]
-            yield from (text.split()[0] for text in texts[:1] if isinstance(text, str) and text.strip())
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in _RUNNERS:
+            texts = [word.value for word in node.args[:1] if isinstance(word, ast.Constant)]
+            yield from (text.split()[0] for text in texts if isinstance(text, str))
 
 
 @cache
