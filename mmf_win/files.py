@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-_TRIES = 20 if sys.platform == "win32" else 1
-_PAUSE = 0.1
+TRIES = 20 if sys.platform == "win32" else 1
+PAUSE = 0.1
 _PASSING = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The numbers of errors that mean that no more can be written."""
@@ -43,14 +43,14 @@ def _patiently(change: Callable[[], object]) -> None:
 
     Hence two seconds of patience there. A folder may also hold a file that was removed while it was open.
     """
-    for _ in range(_TRIES - 1):
+    for _ in range(TRIES - 1):
         try:
             change()
             return
         except OSError as error:
             if error.errno not in _PASSING:
                 raise
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
     change()
 
 

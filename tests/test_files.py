@@ -89,8 +89,8 @@ class Scanner:
             return real(path, target)
 
         monkeypatch.setattr(Path, "replace", refuse)
-        monkeypatch.setattr(files, "_PAUSE", 0.0)
-        monkeypatch.setattr(files, "_TRIES", 3)
+        monkeypatch.setattr(files, "PAUSE", 0.0)
+        monkeypatch.setattr(files, "TRIES", 3)
 
 
 @pytest.mark.parametrize(("refusals", "refused"), [(0, False), (1, False), (2, False), (99, True)])

@@ -26,7 +26,7 @@ from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
 HEAD = struct.Struct("<?I")
 """Stands before each part of an answer: whether it is the last, and how many bytes it has."""
 
-_SMALLEST_SHARE = 32 << 20  # another decoder has to start, and to derive the key again
+SMALLEST_SHARE = 32 << 20  # another decoder has to start, and to derive the key again
 _INTERRUPTED = (-signal.SIGINT, 0xC000013A)  # https://learn.microsoft.com/windows/win32/debug/ntstatus-values
 
 _idle: list[subprocess.Popen[bytes]] = []
@@ -77,7 +77,7 @@ class SevenZipArchive(Archive):
         by_stream: dict[int | None, list[SevenZipMember]] = defaultdict(list)
         for member in targets:
             by_stream[member.stream].append(member)
-        count = max(1, min(worker_count(), sum(member.size for member in targets) // _SMALLEST_SHARE))
+        count = max(1, min(worker_count(), sum(member.size for member in targets) // SMALLEST_SHARE))
         shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
         group: ThreadGroup[Extracted] = ThreadGroup()
         jobs = [partial(self._extract_share, list(chain(*share)), targets, group) for share in shares]

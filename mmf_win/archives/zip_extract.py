@@ -22,11 +22,11 @@ from mmf_win.archives.zip_reader import Inflater, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.threads import Advance, ThreadGroup, worker_count
 
-_ARENA = 16 << 20
+ARENA = 16 << 20
 # Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
-_PIECE = (256 << 10) + 64
-_SMALLEST_ROUND = 8 << 20
-_LARGE = 4 << 20
+PIECE = (256 << 10) + 64
+SMALLEST_ROUND = 8 << 20
+LARGE = 4 << 20
 _MOST_IN_HAND = 1024
 
 
@@ -35,7 +35,7 @@ def extract(
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     is_native = native() is not None
-    count = max(1, min(worker_count(), sum(member.packed_size for member in targets) // _SMALLEST_ROUND))
+    count = max(1, min(worker_count(), sum(member.packed_size for member in targets) // SMALLEST_ROUND))
     in_rounds = {member for member in targets if is_native and member.encrypted and member.aes is None}
     side_by_side, one_by_one = MemberQueue(in_rounds), MemberQueue(targets.keys() - in_rounds)
     group: ThreadGroup[Extracted] = ThreadGroup()
@@ -61,9 +61,9 @@ class MemberQueue:
 
     def __init__(self, members: Iterable[ZipMember]) -> None:
         in_order = sorted(members, key=lambda member: member.info.header_offset)
-        large = [member for member in in_order if member.packed_size >= _LARGE]
+        large = [member for member in in_order if member.packed_size >= LARGE]
         self._large = deque(sorted(large, key=lambda member: -member.packed_size))
-        self._others = deque(member for member in in_order if member.packed_size < _LARGE)
+        self._others = deque(member for member in in_order if member.packed_size < LARGE)
         self._lock = Lock()
         self.left = sum(member.packed_size for member in in_order)
 
@@ -103,7 +103,7 @@ class _Worker:
         from mmf_win.archives import _zipcrypto
 
         kernel = _zipcrypto.kernels()[0]
-        arena = bytearray(min(_ARENA, queue.left + _PIECE))
+        arena = bytearray(min(ARENA, queue.left + PIECE))
         view = memoryview(arena)
         in_hand: list[_Stream] = []
         try:
@@ -125,8 +125,8 @@ class _Worker:
         for stream in in_hand:
             used += stream.read(view, used)
         # Towards the end the rounds grow smaller, so that the threads end together.
-        room = min(len(view), max(_SMALLEST_ROUND, queue.left // (2 * self.workers)))
-        while used + _PIECE <= room and len(in_hand) < _MOST_IN_HAND:
+        room = min(len(view), max(SMALLEST_ROUND, queue.left // (2 * self.workers)))
+        while used + PIECE <= room and len(in_hand) < _MOST_IN_HAND:
             share = queue.left // self.workers - sum(stream.left for stream in in_hand)
             member = queue.take(share if in_hand else None)
             if member is None:
@@ -151,7 +151,7 @@ class _Stream:
 
     def read(self, view: memoryview, start: int) -> int:
         """Read the next piece to ``start`` and return its size."""
-        self.start, self.size = start, min(self.left, _PIECE)
+        self.start, self.size = start, min(self.left, PIECE)
         self._worker.reader.read_at(self._member, self._offset, view[start : start + self.size])
         self._offset += self.size
         self.left -= self.size

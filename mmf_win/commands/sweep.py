@@ -278,7 +278,7 @@ def _read(
     words += [*(["--data-dir", str(data_dir.absolute())] if data_dir else []), *typed["--track"]]
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
     typed_file = grid.of_preset(preset.file or preset.name, seeds, overrides, words)
-    asked, text = _joined(typed_file, folder)
+    asked, text = join_results(typed_file, folder)
     places = Places.resolve(data_dir, save_dir)
     for each in [] if failed else _one_by_one(overrides):  # one error now instead of one a task
         require_trainable(each, {"updates": updates, "seeds": seeds}, resumes=False)
@@ -308,8 +308,11 @@ def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> No
             say(f"note: {name} saves its runs elsewhere, where the table does not look for them")
 
 
-def _joined(text: str, folder: SweepFolder) -> tuple[Specification, str]:
-    """What a text asks for now, as the folder's file has the rest, and the text of that file with it."""
+def join_results(text: str, folder: SweepFolder) -> tuple[Specification, str]:
+    """Join a specification with that of the folder.
+
+    Returns what is asked for now, and the new text of the folder's file.
+    """
     before, asked = specification.load(folder), specification.parse(text, folder.specification)
     if before is not None:
         if (before.template, before.default) != (asked.template, asked.default):

@@ -24,7 +24,7 @@ from mmf_win.upstream import settings
 _log = logging.getLogger(__name__)
 
 _MOST = 6
-_PAUSE = 0.5
+PAUSE = 0.5
 _PATIENCE = 20.0
 _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 
@@ -163,4 +163,4 @@ def _wait_until_free(before: list[int]) -> None:
     _log.info("waiting until the GPU's memory is free again …")
     deadline = time.monotonic() + _PATIENCE
     while time.monotonic() < deadline and not is_free():
-        time.sleep(_PAUSE)
+        time.sleep(PAUSE)

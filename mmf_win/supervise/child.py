@@ -21,8 +21,8 @@ else:
     from mmf_win.supervise._posix import Tree as Tree
     from mmf_win.supervise._posix import stop_signals, window_closed
 
-_POLL = 0.2
-_FAREWELL = 10.0  # seconds
+POLL = 0.2
+FAREWELL = 10.0  # seconds
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
 
 
@@ -84,11 +84,11 @@ def run_child(
         try:
             deadline = terminate_at = float("inf")
             asked = False
-            while not tree.ended(within=_POLL):
+            while not tree.ended(within=POLL):
                 progressed = watch()
                 pressed = presses()
                 if exit_file is not None and exit_file.exists():
-                    deadline = min(deadline, time.monotonic() + _FAREWELL)
+                    deadline = min(deadline, time.monotonic() + FAREWELL)
                 elif pressed and (progressed or not asked):
                     deadline = time.monotonic() + patience
                 if pressed and not asked:

@@ -22,7 +22,7 @@ from mmf_win.sweeps.task import Task
 _log = logging.getLogger(__name__)
 
 _TICK, _IDLE = 0.2, 1.0
-_BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
+BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
 _STOPPING = "\nthe running tasks save and exit, the others stay queued; press Ctrl+C again to end at once"
 
 
@@ -69,7 +69,7 @@ class Driver:
                 look = True  # whether there may be something to run
                 while True:
                     if time.monotonic() > next_look or not self._running:
-                        next_look, look = time.monotonic() + _BETWEEN_LOOKS, True
+                        next_look, look = time.monotonic() + BETWEEN_LOOKS, True
                         self._waiting.extend(self._elsewhere)
                         self._elsewhere.clear()
                     if stops() and not told_to_stop:

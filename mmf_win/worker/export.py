@@ -110,7 +110,7 @@ def export(trainer: Any, request: Attempt) -> None:
     model = getattr(trainer.model, "module", trainer.model).cpu().float().eval()
     if hasattr(model, "get_image_and_text_features"):
         model.get_image_and_text_features = _for_vilbert
-    program = _program(request.model, Scores(model, resize), _example(row))
+    program = export_program(request.model, Scores(model, resize), _example(row))
     inputs = program.model.graph.inputs
     for unused in [value for value in inputs if not value.uses()]:
         inputs.remove(unused)
@@ -204,8 +204,8 @@ def _example(row: Any) -> dict[str, Tensor]:
     return inputs
 
 
-def _program(name: str, model: Scores, inputs: dict[str, Tensor]) -> Any:
-    """torch's ONNX program of a model; UsageError where it can be none."""
+def export_program(name: str, model: Scores, inputs: dict[str, Tensor]) -> Any:
+    """Return torch's ONNX program of a model. Raises UsageError where it can be none."""
     try:
         with torch.no_grad():
             shape = tuple(model(inputs).shape)

@@ -23,7 +23,7 @@ from mmf_win.worker.compat.patch import after_import
 
 _log = logging.getLogger(__name__)
 
-_LIMIT = 6 << 30  # bytes of the folder; the 12,000 images of Hateful Memes are 4.1 GB at 336 pixels
+LIMIT = 6 << 30  # bytes of the folder; the 12,000 images of Hateful Memes are 4.1 GB at 336 pixels
 _RESERVE = 5 << 30  # bytes of the disk that stay free
 _PORTION = 64 << 20  # bytes written, after which those of other processes are counted again
 
@@ -80,13 +80,13 @@ class ImageCache(DiskCache):
 
 
 def _left(folder: Path) -> int:
-    return _LIMIT - sum(path.stat().st_size for path in folder.glob(f"??/{'?' * 32}"))
+    return LIMIT - sum(path.stat().st_size for path in folder.glob(f"??/{'?' * 32}"))
 
 
 def make_room(folder: Path) -> None:
     """Remove a cache that is nearly full."""
     with suppress(OSError):  # another run may be using it
-        if _left(folder) < 0.1 * _LIMIT:
+        if _left(folder) < 0.1 * LIMIT:
             remove_tree(folder)
 
 

@@ -68,7 +68,7 @@ def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
 @pytest.fixture
 def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A 7z with two streams, which several threads extract although they are so small."""
-    monkeypatch.setattr(sevenzip, "_SMALLEST_SHARE", 1)
+    monkeypatch.setattr(sevenzip, "SMALLEST_SHARE", 1)
     monkeypatch.setattr(sevenzip, "worker_count", lambda: 3)
     path = write_7z(user_dir / "a.7z", {"x": TWO_STREAMS["x"]}, "secret")
     with py7zr.SevenZipFile(path, "a", password="secret") as archive:
@@ -101,7 +101,7 @@ def test_streams_that_are_too_small_to_be_shared_out_are_read_by_one_decoder(
     decoders: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sevenzip, "_SMALLEST_SHARE", 1 + sum(map(len, TWO_STREAMS.values())))
+    monkeypatch.setattr(sevenzip, "SMALLEST_SHARE", 1 + sum(map(len, TWO_STREAMS.values())))
     assert unpack(two_streams, user_dir / "out", "secret") == TWO_STREAMS
     assert len(set(decoders)) == 1
 

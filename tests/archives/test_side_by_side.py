@@ -49,10 +49,10 @@ def archive(user_dir: Path, files: Files) -> Path:
 @pytest.fixture
 def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits so small that tiny files take many rounds, on several threads."""
-    monkeypatch.setattr(zip_extract, "_PIECE", 1000)
-    monkeypatch.setattr(zip_extract, "_ARENA", 40_000)
-    monkeypatch.setattr(zip_extract, "_SMALLEST_ROUND", 10_000)
-    monkeypatch.setattr(zip_extract, "_LARGE", 8_000)
+    monkeypatch.setattr(zip_extract, "PIECE", 1000)
+    monkeypatch.setattr(zip_extract, "ARENA", 40_000)
+    monkeypatch.setattr(zip_extract, "SMALLEST_ROUND", 10_000)
+    monkeypatch.setattr(zip_extract, "LARGE", 8_000)
     monkeypatch.setattr(zip_extract, "worker_count", lambda: 3)
 
 

@@ -215,7 +215,7 @@ def test_the_next_attempt_waits_until_the_memory_of_a_fake_gpu_is_free_again(
     caplog.set_level("INFO")
     free = iter([[40 << 30], [2 << 30], [9 << 30], [40 << 30]])
     monkeypatch.setattr(gpus, "free_memory", lambda: next(free))
-    monkeypatch.setattr(attempts_module, "_PAUSE", 0)
+    monkeypatch.setattr(attempts_module, "PAUSE", 0)
     until_it_fits(run, asked(), Attempts(run, lambda asked: asked.micro_batch == 16))
     assert list(free) == []
     assert len([message for message in caplog.messages if "waiting" in message]) == 1
@@ -226,7 +226,7 @@ def test_it_does_not_wait_for_ever_for_the_memory_of_a_fake_gpu_that_somebody_el
 ) -> None:
     free, clock = iter([[40 << 30]]), iter(range(100))
     monkeypatch.setattr(gpus, "free_memory", lambda: next(free, [0]))
-    monkeypatch.setattr(attempts_module, "_PAUSE", 0)
+    monkeypatch.setattr(attempts_module, "PAUSE", 0)
     monkeypatch.setattr(attempts_module.time, "monotonic", clock.__next__)
     attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
     until_it_fits(run, asked(), attempts)

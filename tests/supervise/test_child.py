@@ -168,7 +168,7 @@ def test_a_second_ctrl_c_or_no_progress_after_the_first_ends_the_whole_tree(
 def test_a_child_that_makes_progress_after_a_stop_is_not_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "_POLL", 0.02)
+    monkeypatch.setattr(child, "POLL", 0.02)
     patience = 0.2
     pressed_at: list[float] = []
 
@@ -206,7 +206,7 @@ sys.exit(4)
 def test_a_child_that_has_said_how_it_ended_but_does_not_leave_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmf_win.supervise.child._FAREWELL", 0.2)
+    monkeypatch.setattr("mmf_win.supervise.child.FAREWELL", 0.2)
     done = '(pathlib.Path(folder) / "exit.json").touch()'
     with witness() as held:
         ended = world.run(IGNORES_SIGNALS + HOLD + UP + done + NEVER_LETS_GO, held.port)

@@ -61,7 +61,7 @@ def test_if_the_driver_fails_its_running_tasks_are_asked_to_stop(tmp_path: Path)
 def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "_BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(driver_module, "BETWEEN_LOOKS", 0.0)
     others, own = task(0), task(1)
     lock = SweepFolder(tmp_path).task(others.name).lock
     lock.parent.mkdir()

@@ -161,7 +161,7 @@ class TestGithub:
             return real(path, target)
 
         monkeypatch.setattr(Path, "replace", refuse_the_new_one)
-        monkeypatch.setattr("mmf_win.files._PAUSE", 0.0)
+        monkeypatch.setattr("mmf_win.files.PAUSE", 0.0)
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server, pytest.raises(PermissionError):
             install(github(server.url), force=True)
         assert find_mmf() == installed

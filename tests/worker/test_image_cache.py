@@ -129,7 +129,7 @@ def test_where_there_is_no_room_it_says_so_once_and_keeps_what_it_has(
 ) -> None:
     if limit == free:
         world.folder.write_text("not a folder", encoding="utf-8")
-    monkeypatch.setattr(image_cache, "_LIMIT", limit)
+    monkeypatch.setattr(image_cache, "LIMIT", limit)
     monkeypatch.setattr(image_cache, "free_space", lambda _: free)
     assert len({world.get(recipe) for recipe in ("a", "b", "a")}) == 1
     assert (world.decoded, len(world.files)) == (3 - kept, kept)
@@ -142,7 +142,7 @@ def test_the_next_run_removes_one_that_is_nearly_full(world: World, monkeypatch:
     world.get()
     size = world.files[0].stat().st_size
     for limit, stays in ((2 * size, True), (size, False)):
-        monkeypatch.setattr(image_cache, "_LIMIT", limit)
+        monkeypatch.setattr(image_cache, "LIMIT", limit)
         make_room(world.folder)
         assert world.folder.exists() == stays
 
