@@ -44,6 +44,24 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _heard_signals() -> None:
+    """Let signals end the children of tests, although this run was started with them ignored.
+
+    That is so for SIGINT in a job that a script starts in the background, and for SIGHUP under ``nohup``.
+    A child inherits what is ignored, and a test would wait for ever for its end; it inherits no handler.
+    """
+    handlers = {"SIGINT": signal.default_int_handler, "SIGTERM": _hear, "SIGHUP": _hear}
+    for name, handler in handlers.items():
+        number = getattr(signal, name, None)  # Windows has no SIGHUP
+        if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+def _hear(_number: int, _frame: object) -> None:
+    """Go on, as a process does that ignores a signal."""
+
+
 @pytest.fixture
 def mmfw(capsys: pytest.CaptureFixture[str]) -> Mmfw:
     """Runs commands."""
@@ -126,15 +144,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-def _restore_ctrl_c() -> None:
-    """Let tests interrupt themselves although the run was started with SIGINT ignored, as by ``nohup … &``.
-
-    Children inherit that, too, and would wait for an interrupt for ever.
-    """
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 def _tell_windows_where_the_streams_are() -> None:
     """Do it where the C runtime leaves that out, taking the program for none of the console, as under Wine.
 
@@ -174,8 +183,7 @@ pytest_make_collect_report = pytest_runtest_makereport
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let tests interrupt themselves, and measure their CPU time."""
-    _restore_ctrl_c()
+    """Measure the CPU time of tests."""
     folder = tempfile.TemporaryDirectory(prefix="mmfw-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(folder.cleanup)
     os.environ[cpu_time.VARIABLE] = str(Path(folder.name) / "cpu times")

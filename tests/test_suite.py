@@ -17,31 +17,31 @@ from tests.worlds.tools import requires_tool
 ROOT = Path(__file__).parents[1]
 
 
+# Two tests: one interrupts itself, the other gives a signal to itself and to a child.
+_SIGNALLED = """
+import os, pytest, signal, subprocess, sys
+
+def test_an_interrupt():
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.sigtimedwait([signal.SIGUSR1], 0)  # where a pending signal is looked at
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_another_signal(number):
+    os.kill(os.getpid(), number)
+    child = subprocess.run([sys.executable, "-c", f"import os; os.kill(os.getpid(), {int(number)})"])
+    assert child.returncode == -number
+"""
+
+
 @requires_tool("sh", on_windows=False)
-def test_a_run_started_with_interrupts_ignored_can_still_interrupt_itself(tmp_path: Path) -> None:
-    """As a background job of a script is, or one of ``nohup``."""
-    test = tmp_path / "test_interrupt.py"
-    lines = [
-        "import os, pytest, signal, sys",
-        "def test_of_a_child():",
-        "    with pytest.raises(KeyboardInterrupt):",
-        "        os.kill(os.getpid(), signal.SIGINT)",
-        "        signal.sigtimedwait([signal.SIGUSR1], 0)  # where a pending signal is looked at",
-    ]
-    test.write_text("\n".join(lines), "ascii")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+def test_a_run_started_with_signals_ignored_lets_tests_get_them(tmp_path: Path) -> None:
+    """As a background job of a script is, or one of ``nohup``, which goes on when it gets SIGHUP."""
+    (tmp_path / "test_signals.py").write_text(_SIGNALLED, "ascii")
+    pytest_words = ("-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", os.devnull)
+    command = [sys.executable, "-m", "pytest", *pytest_words, f"--rootdir={tmp_path}", str(tmp_path)]
     done = subprocess.run(
-        [
-            "sh",
-            "-c",
-            'trap "" INT; exec "$@"',
-            "sh",
-            *command,
-            f"--rootdir={tmp_path}",
-            "-c",
-            "/dev/null",
-            test,
-        ],
+        ["sh", "-c", 'trap "" INT TERM HUP; exec "$@"', "sh", *command],
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -49,7 +49,7 @@ def test_a_run_started_with_interrupts_ignored_can_still_interrupt_itself(tmp_pa
         timeout=60,
         check=False,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout
 
 
 _LARGE = {"clearml", "pandas", "ray", "torch", "wandb"}
