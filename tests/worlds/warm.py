@@ -10,8 +10,8 @@ same arguments, environment, files and exit code as one that mmfw starts.
 
 The first server has imported torch and other libraries. For a worker of mmfw it forks another one, which
 imports MMF with our patches and hooks, too: one for each MMF and each set of variables that are read by
-these imports. The ranks of a training are forked from their worker. Where ``MMFW_TEST_OWN_IMPORTS`` is set, a
-worker imports MMF itself and spawns its ranks.
+these imports, of which the last few are kept. The ranks of a training are forked from their worker. Where
+``MMFW_TEST_OWN_IMPORTS`` is set, a worker imports MMF itself and spawns its ranks.
 
 A server ends when nobody holds a lease on it (see ``lease``), so none outlives the tests, however they end.
 """
@@ -21,6 +21,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import gc
+import itertools
 import json
 import os
 import signal
@@ -43,6 +44,7 @@ _READ_BY_IMPORTS = (
 )
 _CPU_TIMES = "MMFW_TEST_CPU_TIMES"  # see tests/worlds/cpu_time.py
 _LONGEST_PATH = 100  # bytes; Linux has room for 107, and other sockets lie beside it
+_MOST_SERVERS = 4  # for an MMF; each takes about 300 MB
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LEASE, _SERVER_FOR_MMF, _WORKER = "lease", "server for MMF", "worker"
 _Imports = tuple[str, dict[str, str]]  # the folder of an MMF, and the variables that are read with it
@@ -102,7 +104,8 @@ def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoRet
     """Fork a handler for each client that wants a worker, and a server for each MMF that one wants."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     leases: list[Connection] = []
-    servers: dict[str, str] = {}
+    servers: dict[str, tuple[str, int]] = {}  # their sockets and pidfds, the one asked for last at the end
+    number = itertools.count()
     accepting = listener._listener._socket  # type: ignore[attr-defined]
     while True:
         ready = wait([accepting, *leases], timeout=60 if needs_lease and not leases else None)
@@ -122,12 +125,16 @@ def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoRet
                 continue
             if wanted == _SERVER_FOR_MMF:
                 key = repr(imports)
-                if key not in servers:
-                    servers[key] = f"{path}-{len(servers)}"
-                    _fork_server_for_mmf(servers[key], imports, [accepting, client, *leases])
-                    if not Path(servers[key]).exists():
-                        servers[key] = path  # where the worker fails at this import as a user's would
-                client.send(servers[key])
+                if key in servers:
+                    servers[key] = servers.pop(key)
+                else:
+                    if len(servers) == _MOST_SERVERS:
+                        _end(servers.pop(next(iter(servers)))[1])
+                    there = f"{path}-{next(number)}"
+                    process = _fork_server_for_mmf(there, imports, [accepting, client, *leases])
+                    servers[key] = there, process
+                # Without one, the worker fails at this import as a user's would.
+                client.send(servers[key][0] if Path(servers[key][0]).exists() else path)
                 client.close()
                 continue
         except (EOFError, OSError):  # the client has died meanwhile
@@ -140,10 +147,13 @@ def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoRet
         client.close()
 
 
-def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connection]) -> None:
-    """Fork a server that has imported an MMF, and return when it accepts clients."""
+def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connection]) -> int:
+    """Fork a server that has imported an MMF, and return its pidfd when it accepts clients."""
     ready, tell = os.pipe()
-    if os.fork() == 0:
+    child = os.fork()
+    if child:
+        process = os.pidfd_open(child)
+    else:
         try:
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
             for connection in inherited:
@@ -161,6 +171,14 @@ def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connectio
     os.close(tell)
     os.read(ready, 1)  # ends when the server, alive or dead, has closed its end
     os.close(ready)
+    return process
+
+
+def _end(process: int) -> None:
+    """End a server, of which the workers go on."""
+    with suppress(ProcessLookupError):  # it has failed at its imports
+        signal.pidfd_send_signal(process, signal.SIGKILL)
+    os.close(process)
 
 
 def _import_mmf(root: str, environment: dict[str, str]) -> None:
@@ -263,16 +281,8 @@ def _fork_ranks() -> None:
 def attend(path: str, words: list[str]) -> NoReturn:
     """Stand for a worker: hand signals on to it, and end as it does."""
     descriptors = [number for number in range(256) if _is_open(number)]
-    if imports := _imports_of(words):
-        with Client(path) as server:
-            server.send((_SERVER_FOR_MMF, imports))
-            path = server.recv()
-    with Client(path) as server:
-        server.send((_WORKER, None))
-        server.send((words, str(Path.cwd()), dict(os.environ), len(descriptors)))
-        for number in descriptors:
-            send_handle(server, number, 0)
-        worker = server.recv()
+    server, worker = _worker(path, words, descriptors)
+    with server:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: _hand_on(worker, number))
         code = server.recv()
@@ -280,6 +290,26 @@ def attend(path: str, words: list[str]) -> NoReturn:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _worker(path: str, words: list[str], descriptors: list[int]) -> tuple[Connection, int]:
+    """Have a worker forked; return the connection to its handler, and its id."""
+    imports, there = _imports_of(words), path
+    while True:
+        if imports:
+            with Client(path) as server:
+                server.send((_SERVER_FOR_MMF, imports))
+                there = server.recv()
+        try:
+            server = Client(there)
+            server.send((_WORKER, None))
+            server.send((words, str(Path.cwd()), dict(os.environ), len(descriptors)))
+            for number in descriptors:
+                send_handle(server, number, 0)
+            return server, server.recv()
+        except (OSError, EOFError):  # it has just made room for another server
+            if there == path:
+                raise
 
 
 def _imports_of(words: list[str]) -> _Imports | None:
