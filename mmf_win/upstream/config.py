@@ -198,8 +198,8 @@ def _require_group(env: object) -> None:
 
 
 def model_config(root: Path, model: str) -> str | None:
-    """The configuration that MMF's class of a model names as its own; None where it names none itself."""
-    for path in sorted((root / "mmf" / "models").glob("*.py")):
+    """Return the configuration that MMF's class of a model names as its own, or None where it names none."""
+    for path in sorted((root / "mmf" / "models").rglob("*.py")):
         _, registered, code = path.read_text(encoding="utf-8").partition(f'.register_model("{model}")')
         if registered:
             named = re.search(r'def config_path\(\w+\).*:\s+return "(.+)"', code.split("\nclass ")[1])

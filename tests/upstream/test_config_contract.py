@@ -25,6 +25,7 @@ from mmf_win.runs import presets
 from mmf_win.upstream.config import ConfigParts, compose, load_yaml, merge, model_config, resolve
 from mmf_win.upstream.settings import for_every_split, resume
 from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
+from tests.worlds.memes import lay_out
 from tests.worlds.mmf_configuration import Question, ask, leaves
 from tests.worlds.odd_names import ALONE
 from tests.worlds.tools import is_wine, wide
@@ -315,3 +316,15 @@ def test_every_entry_of_the_zoo_is_the_one_that_mmf_reads(
             sha256 = listed[0].get("hashcode") or ""
             # One hash of MMF's is a digit short; nothing can have it.
             assert entry.sha256 == (sha256 if len(sha256) == 64 else None), key
+
+
+def test_a_class_in_a_package_of_its_own_is_found(tmp_path: Path) -> None:
+    """As that of UniT in 1.0.0rc12."""
+    code = [
+        '@registry.register_model("unit")',
+        "class UniT:",
+        "  def config_path(cls):",
+        '    return "own.yaml"',
+    ]
+    lay_out({"mmf/models/unit/unit.py": "\n".join(code).encode()}, tmp_path)
+    assert model_config(tmp_path, "unit") == "own.yaml"
