@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 TRIES = 20 if sys.platform == "win32" else 1
+"""The number of attempts to change a file that another program may hold."""
 PAUSE = 0.1
+"""The seconds between two attempts."""
 _PASSING = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The numbers of errors that mean that no more can be written."""

@@ -46,10 +46,10 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _heard_signals() -> None:
-    """Let signals end the children of tests, although this run was started with them ignored.
+    """Let signals end the children of tests even if this run was started with the signals ignored.
 
-    That is so for SIGINT in a job that a script starts in the background, and for SIGHUP under ``nohup``.
-    A child inherits what is ignored, and a test would wait for ever for its end; it inherits no handler.
+    SIGINT is ignored in a script's background job, and SIGHUP under ``nohup``. Children inherit this, and a
+    test would wait for ever for one to end. They do not inherit a handler.
     """
     handlers = {"SIGINT": signal.default_int_handler, "SIGTERM": _hear, "SIGHUP": _hear}
     for name, handler in handlers.items():

@@ -26,7 +26,8 @@ from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
 HEAD = struct.Struct("<?I")
 """Stands before each part of an answer: whether it is the last, and how many bytes it has."""
 
-SMALLEST_SHARE = 32 << 20  # another decoder has to start, and to derive the key again
+SMALLEST_SHARE = 32 << 20
+"""The bytes from which another decoder pays off, which has to start and to derive the key again."""
 _INTERRUPTED = (-signal.SIGINT, 0xC000013A)  # https://learn.microsoft.com/windows/win32/debug/ntstatus-values
 
 _idle: list[subprocess.Popen[bytes]] = []

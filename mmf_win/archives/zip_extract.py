@@ -23,10 +23,14 @@ from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.threads import Advance, ThreadGroup, worker_count
 
 ARENA = 16 << 20
+"""The bytes of memory in which a thread decrypts."""
 # Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
 PIECE = (256 << 10) + 64
+"""The bytes of a member that are read at a time."""
 SMALLEST_ROUND = 8 << 20
+"""The bytes that a thread takes at a time, at least."""
 LARGE = 4 << 20
+"""The packed bytes from which a member is taken before smaller ones."""
 _MOST_IN_HAND = 1024
 
 

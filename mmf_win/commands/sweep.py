@@ -278,7 +278,7 @@ def _read(
     words += [*(["--data-dir", str(data_dir.absolute())] if data_dir else []), *typed["--track"]]
     folder = SweepFolder(output or save_dir / SWEEPS / preset.name)
     typed_file = grid.of_preset(preset.file or preset.name, seeds, overrides, words)
-    asked, text = join_results(typed_file, folder)
+    asked, text = join_specifications(typed_file, folder)
     places = Places.resolve(data_dir, save_dir)
     for each in [] if failed else _one_by_one(overrides):  # one error now instead of one a task
         require_trainable(each, {"updates": updates, "seeds": seeds}, resumes=False)
@@ -308,10 +308,18 @@ def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> No
             say(f"note: {name} saves its runs elsewhere, where the table does not look for them")
 
 
-def join_results(text: str, folder: SweepFolder) -> tuple[Specification, str]:
-    """Join a specification with that of the folder.
+def join_specifications(text: str, folder: SweepFolder) -> tuple[Specification, str]:
+    """Join a specification with the one in a sweep's folder.
 
-    Returns what is asked for now, and the new text of the folder's file.
+    Args:
+        text: The specification that the command line asks for.
+        folder: The folder of the sweep, which may have a specification already.
+
+    Returns:
+        The parsed ``text``, and the new text of the folder's file.
+
+    Raises:
+        UsageError: The folder has another sweep.
     """
     before, asked = specification.load(folder), specification.parse(text, folder.specification)
     if before is not None:

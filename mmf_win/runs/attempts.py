@@ -25,6 +25,7 @@ _log = logging.getLogger(__name__)
 
 _MOST = 6
 PAUSE = 0.5
+"""The seconds between two looks at a GPU whose memory is to become free."""
 _PATIENCE = 20.0
 _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 

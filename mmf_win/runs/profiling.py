@@ -76,7 +76,7 @@ def profile(
     """
     name, start = start_of(wanted, once, data_dir, save_dir)
     prepared = training.prepare(start)
-    intervals, first = intervals_of(prepared.config["training"]), prepared.first
+    intervals, first = read_intervals(prepared.config["training"]), prepared.first
     place = expanded(output).absolute() if output else start.places.save_dir / "profiles"
     if output and place.exists():
         raise UsageError(f"{place} is there already", hint="name a new folder")
@@ -120,8 +120,18 @@ def start_of(
     return run.id, start
 
 
-def intervals_of(config: Tree) -> tuple[int, int, int | None]:
-    """Return after how many updates the training as it was asked for saves, validates, and ends."""
+def read_intervals(config: Tree) -> tuple[int, int, int | None]:
+    """Read the numbers of updates that a training has between saves, between validations, and in all.
+
+    Args:
+        config: MMF's ``training`` settings.
+
+    Returns:
+        The interval of checkpoints, the interval of validations, and the last update, if it has one.
+
+    Raises:
+        UsageError: A setting is no positive number of updates.
+    """
     for key in ("checkpoint_interval", "evaluation_interval"):
         if not isinstance(updates := config[key], int) or updates < 1:
             raise UsageError(f"training.{key} is {updates}, and must be a number of updates")

@@ -22,7 +22,9 @@ else:
     from mmf_win.supervise._posix import stop_signals, window_closed
 
 POLL = 0.2
-FAREWELL = 10.0  # seconds
+"""The seconds between two looks at a child."""
+FAREWELL = 10.0
+"""The seconds that a child may take to exit after it has written its outcome."""
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
 
 

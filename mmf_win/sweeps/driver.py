@@ -22,7 +22,8 @@ from mmf_win.sweeps.task import Task
 _log = logging.getLogger(__name__)
 
 _TICK, _IDLE = 0.2, 1.0
-BETWEEN_LOOKS = 10.0  # seconds, at tasks that somebody else has
+BETWEEN_LOOKS = 10.0
+"""The seconds between two looks at the tasks of other drivers."""
 _STOPPING = "\nthe running tasks save and exit, the others stay queued; press Ctrl+C again to end at once"
 
 

@@ -205,7 +205,11 @@ def _example(row: Any) -> dict[str, Tensor]:
 
 
 def export_program(name: str, model: Scores, inputs: dict[str, Tensor]) -> Any:
-    """Return torch's ONNX program of a model. Raises UsageError where it can be none."""
+    """Export a model as an ONNX program that takes batches of any size.
+
+    Raises:
+        UsageError: torch cannot export it.
+    """
     try:
         with torch.no_grad():
             shape = tuple(model(inputs).shape)

@@ -23,7 +23,8 @@ from mmf_win.worker.compat.patch import after_import
 
 _log = logging.getLogger(__name__)
 
-LIMIT = 6 << 30  # bytes of the folder; the 12,000 images of Hateful Memes are 4.1 GB at 336 pixels
+LIMIT = 6 << 30
+"""The most bytes of a cache; the 12,000 images of Hateful Memes take 4.1 GB at 336 pixels."""
 _RESERVE = 5 << 30  # bytes of the disk that stay free
 _PORTION = 64 << 20  # bytes written, after which those of other processes are counted again
 

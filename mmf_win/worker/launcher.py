@@ -52,7 +52,7 @@ def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str
         elastic_launch(LaunchConfig(**_config(request)), rank)(str(request_file))
     except ChildFailedError as error:
         _, failed = error.get_first_failure()
-        return first_cause(request, codes | {failed.local_rank: failed.exitcode})
+        return find_first_cause(request, codes | {failed.local_rank: failed.exitcode})
     except Exception as error:
         traceback.print_exc()
         if request.rdzv is None:
@@ -77,7 +77,7 @@ def _config(request: Attempt) -> Mapping[str, Any]:
     return config | {"rdzv_endpoint": "localhost:0"}
 
 
-def first_cause(request: Attempt, codes: Mapping[int, int]) -> Exit:
+def find_first_cause(request: Attempt, codes: Mapping[int, int]) -> Exit:
     """Return what the first rank that failed said, unless one died of a signal and so could not say anything.
 
     ``codes`` are the exit codes of the ranks of this machine that were not killed by us.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.commands.sweep import join_results
+from mmf_win.commands.sweep import join_specifications
 from mmf_win.commands.train import resumed
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps import grid
@@ -276,12 +276,12 @@ sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
 def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     first = grid.of_preset("demo", [1, 2], ["training.batch_size=8"], [])
-    _, text = join_results(first, folder)
+    _, text = join_specifications(first, folder)
     by_hand = text.replace("---", "resource: [cpu, cpu]  # mine\n---", 1)
     folder.specification.write_text(by_hand, encoding="utf-8")
-    again, text = join_results(first, folder)
+    again, text = join_specifications(first, folder)
     assert (again.resource, text) == (("cpu", "cpu"), by_hand)
-    more, text = join_results(grid.of_preset("demo", [3], ["training.batch_size=8"], []), folder)
+    more, text = join_specifications(grid.of_preset("demo", [3], ["training.batch_size=8"], []), folder)
     assert more.resource == ("cpu", "cpu") and len(more.choices) == 1 and text.startswith(by_hand)
     assert len(parse(text, folder.specification).choices) == 2
 

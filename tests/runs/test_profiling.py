@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import UsageError
-from mmf_win.runs.profiling import intervals_of
+from mmf_win.runs.profiling import read_intervals
 
 EACH = {"checkpoint_interval": 7, "evaluation_interval": 5}
 
 
 @pytest.mark.parametrize(("total", "expected"), [(100, 100), (None, None), ("${updates}", None)])
 def test_intervals_and_total_are_those_of_the_training(total: Any, expected: int | None) -> None:
-    assert intervals_of({**EACH, "max_updates": total}) == (7, 5, expected)
+    assert read_intervals({**EACH, "max_updates": total}) == (7, 5, expected)
 
 
 @pytest.mark.parametrize("key", EACH)
 @pytest.mark.parametrize("value", [0, -1, "often", None, 0.5])
 def test_an_interval_that_is_no_number_of_updates_is_refused(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=f"training.{key} is {value}"):
-        intervals_of({**EACH, "max_updates": 100, key: value})
+        read_intervals({**EACH, "max_updates": 100, key: value})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.protocol import Attempt, Exit
-from mmf_win.worker.launcher import first_cause
+from mmf_win.worker.launcher import find_first_cause
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows no exit code tells of a signal")
@@ -35,5 +35,5 @@ def test_the_first_cause_is_what_a_process_said_unless_one_was_killed(
     if said is not None:
         said.save_first(request.attempt.helper_exit)
         Exit("internal", "of a later one").save_first(request.attempt.helper_exit)
-    end = first_cause(request, codes)
+    end = find_first_cause(request, codes)
     assert end.outcome == outcome and message in end.message

@@ -44,7 +44,7 @@ _READ_BY_IMPORTS = (
 )
 _CPU_TIMES = "MMFW_TEST_CPU_TIMES"  # see tests/worlds/cpu_time.py
 _LONGEST_PATH = 100  # bytes; Linux has room for 107, and other sockets lie beside it
-_MOST_SERVERS = 4  # for an MMF; each takes about 300 MB
+_MOST_SERVERS = 4  # that have imported an MMF, about 300 MB each
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LEASE, _SERVER_FOR_MMF, _WORKER = "lease", "server for MMF", "worker"
 _Imports = tuple[str, dict[str, str]]  # the folder of an MMF, and the variables that are read with it
@@ -129,7 +129,7 @@ def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoRet
                     servers[key] = servers.pop(key)
                 else:
                     if len(servers) == _MOST_SERVERS:
-                        _end(servers.pop(next(iter(servers)))[1])
+                        _end_server(servers.pop(next(iter(servers)))[1])
                     there = f"{path}-{next(number)}"
                     process = _fork_server_for_mmf(there, imports, [accepting, client, *leases])
                     servers[key] = there, process
@@ -174,8 +174,8 @@ def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connectio
     return process
 
 
-def _end(process: int) -> None:
-    """End a server, of which the workers go on."""
+def _end_server(process: int) -> None:
+    """Kill a server; workers that it has forked go on."""
     with suppress(ProcessLookupError):  # it has failed at its imports
         signal.pidfd_send_signal(process, signal.SIGKILL)
     os.close(process)
@@ -269,7 +269,7 @@ def _seed_anew() -> None:
 
 
 def _fork_ranks() -> None:
-    """Let this worker fork the ranks of a training, which then have its imports; mmfw spawns them."""
+    """Make torch's launcher fork ranks from this worker, so that they need not import MMF again."""
     from torch.distributed.launcher import api
 
     config, take_signal = api.LaunchConfig, signal.signal
@@ -281,7 +281,7 @@ def _fork_ranks() -> None:
 def attend(path: str, words: list[str]) -> NoReturn:
     """Stand for a worker: hand signals on to it, and end as it does."""
     descriptors = [number for number in range(256) if _is_open(number)]
-    server, worker = _worker(path, words, descriptors)
+    server, worker = _request_worker(path, words, descriptors)
     with server:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: _hand_on(worker, number))
@@ -292,8 +292,8 @@ def attend(path: str, words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _worker(path: str, words: list[str], descriptors: list[int]) -> tuple[Connection, int]:
-    """Have a worker forked; return the connection to its handler, and its id."""
+def _request_worker(path: str, words: list[str], descriptors: list[int]) -> tuple[Connection, int]:
+    """Ask a server to fork a worker; return the connection to its handler, and its process id."""
     imports, there = _imports_of(words), path
     while True:
         if imports:
