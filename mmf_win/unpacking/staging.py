@@ -54,7 +54,9 @@ class Staging:
     def install(self, moves: Sequence[tuple[Path | None, Path]]) -> None:
         """Move each new file or folder to its target, in this order; None only takes the target away.
 
-        What was at the targets is kept until all moves have succeeded, and put back when one fails.
+        What was at the targets is kept until all moves have succeeded, and put back when one fails. After an
+        interrupt, which may come between a move and the note of it, the next start makes the moves that are
+        left, as after a kill.
         """
         # Not a folder of an earlier installation, which may still hold a file that somebody has open.
         kept = Path(mkdtemp(prefix="old-", dir=self.folder))
@@ -64,7 +66,7 @@ class Staging:
         write_json(self._installing, {"moves": names, "old": kept.name})
         try:
             self._make(moves, kept, made)
-        except BaseException:
+        except Exception:
             for old, new in reversed(made):
                 rename(new, old)  # should one fail, `installing` stays, and the next one makes all moves
             remove(self._installing)

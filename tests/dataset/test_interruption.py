@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,37 @@ def test_a_kill_at_any_step_of_an_installation_leaves_no_part_that_is_believed(
     _, moves = installation.steps()
     for step in moves if sys.platform != "win32" else moves[::5]:  # where a process takes seconds to start
         assert installation.try_kill(step), f"the command ended before step {step}"
+
+
+def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
+    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert(archive, places, ask=lambda: PASSWORD)
+    own = places.dataset.images / "img" / "mine.png"
+    own.write_bytes(b"mine")
+    complete = {**laid_out(memes()), "images/img/mine.png": b"mine"}
+    for step in count(1):
+        moves = [0]
+
+        def interrupted(path: Path, target: Path, moves: list[int] = moves, step: int = step) -> Path:
+            result = replace(path, target)
+            if staging_folder(places.dataset.root) in path.parents or ".mmfw-staging" in target.parts:
+                moves[0] += path.suffix != ".part"
+                if moves[0] == step and path.suffix != ".part":
+                    raise KeyboardInterrupt
+            return result
+
+        replace = Path.replace
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(Path, "replace", interrupted)
+                convert(archive, places, ask=lambda: PASSWORD, force=True)
+        except KeyboardInterrupt:
+            convert(archive, places, ask=lambda: PASSWORD)
+            assert tree(places.dataset.root) == complete
+        else:
+            break
+    assert step > 2 * 4, "each move was tried: the images and three splits, away and to their places"
 
 
 def test_a_conversion_flushes_all_files_before_it_is_done(

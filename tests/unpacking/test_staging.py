@@ -24,7 +24,10 @@ class Killed(BaseException):
 
 
 class Disk:
-    """Counts the renames and removals of files, and raises an error in place of one or more of them."""
+    """Counts the renames and removals of files, and raises an error in place of one or more of them.
+
+    A KeyboardInterrupt is raised right after them.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -48,9 +51,13 @@ class Disk:
             if path.name.endswith(".part"):  # the list of moves, which is written before the first step
                 return change(path, *arguments, **options)
             self._step += 1
-            if self._fails(self._step):
+            fails = self._fails(self._step)
+            if fails and not isinstance(self._error, KeyboardInterrupt):
                 raise self._error
-            return change(path, *arguments, **options)
+            result = change(path, *arguments, **options)
+            if fails:  # an interrupt comes after the system call
+                raise self._error
+            return result
 
         self._monkeypatch.setattr(Path, name, watched)
 
@@ -80,6 +87,21 @@ def test_a_failed_installation_leaves_all_old_files(failing: int, user_dir: Path
         install(root)
     assert contents(root) == OLD
     assert not is_unfinished(root)
+    assert not staging_folder(root).exists()
+
+
+@pytest.mark.parametrize("last", RENAMES)
+def test_after_an_interrupt_the_next_installation_makes_the_moves_that_are_left(
+    last: int, user_dir: Path, disk: Disk
+) -> None:
+    root = user_dir / "root"
+    disk.fail(KeyboardInterrupt(), lambda step: step == last)
+    with pytest.raises(KeyboardInterrupt):
+        install(root)
+    assert is_unfinished(root)
+    disk.recover()
+    assert finish_installation(root)
+    assert contents(root) == NEW
     assert not staging_folder(root).exists()
 
 
