@@ -24,8 +24,11 @@ from mmf_win.console import log_shown, print_json, say
 from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM
 from mmf_win.scrub import without_secrets
+from mmf_win.signals import STOP_SIGNALS, StopRequests
 
 _GLANCE = 0.2  # seconds
+# What the stop file does, also where whoever started this process had signals ignored: nobody sends this one.
+_STOP_FILE_SIGNAL = getattr(signal, "SIGUSR2", signal.SIGINT)
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
 _HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
@@ -153,23 +156,24 @@ def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -
 
 @contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """Let a kill or a closed terminal clean up as Ctrl+C does; what nohup ignores stays ignored.
+    """Let every stop signal clean up as Ctrl+C does; what nohup ignores stays ignored.
 
-    A second one ends the process at once, whatever the cleaning up waits for.
+    A second Ctrl+C ends the process at once, whatever the cleaning up waits for.
     """
-    interrupted = False
+    requests = StopRequests()
 
-    def interrupt(_signal: int, _frame: FrameType | None) -> None:
-        nonlocal interrupted
-        if interrupted:
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        is_first = not requests.count
+        requests.add(number)
+        if requests.count > 1:
             os._exit(Interrupted.exit_code)
-        interrupted = True
-        raise KeyboardInterrupt
+        if is_first:
+            raise KeyboardInterrupt
 
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     taken = [n for n, handler in before.items() if handler in (signal.SIG_DFL, signal.default_int_handler)]
+    if "MMFW_STOP_FILE" in os.environ and _STOP_FILE_SIGNAL not in taken:
+        taken.append(_STOP_FILE_SIGNAL)
     for number in taken:
         signal.signal(number, interrupt)
     try:
@@ -187,9 +191,9 @@ def _interrupt_when_there_is(file: Path) -> None:
         while not file.exists():
             time.sleep(_GLANCE)
         if sys.platform == "win32":
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(_STOP_FILE_SIGNAL)
         else:  # a thread's own signal would not wake the main one
-            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
+            signal.pthread_kill(main_thread().ident or 0, _STOP_FILE_SIGNAL)
 
     Thread(target=watch, daemon=True).start()
 

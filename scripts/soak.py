@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -37,6 +38,7 @@ from mmf_win.protocol import Event, read_events
 from mmf_win.runs import history, lookup
 from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
+from mmf_win.signals import IMPATIENT_AFTER
 from mmf_win.upstream.install import usable_mmf
 
 _PATIENCE = 600.0
@@ -113,20 +115,37 @@ def _wait(until: Callable[[], bool]) -> None:
 
 
 def _ctrl_c_twice(attempt: Attempt, worker: int) -> None:
-    """The second one follows when the first has been answered."""
+    """Press the second one when the first has been answered, and not so early that it counts as the same."""
     attempt.process.send_signal(signal.SIGINT)
     _wait(lambda: attempt.ended or "Ctrl+C again" in attempt.said)
+    time.sleep(IMPATIENT_AFTER)
     attempt.process.send_signal(signal.SIGINT)
+
+
+def _signal_all(attempt: Attempt, worker: int) -> None:
+    """Signal every process, as schedulers and containers do."""
+    for pid in attempt.alive():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _hang_up_twice(attempt: Attempt, worker: int) -> None:
+    """Do what a closed terminal of an interactive shell does."""
+    attempt.process.send_signal(signal.SIGHUP)
+    attempt.process.send_signal(signal.SIGHUP)
 
 
 INTERRUPTIONS: dict[str, Callable[[Attempt, int], None]] = {
     "Ctrl+C": lambda attempt, worker: attempt.process.send_signal(signal.SIGINT),
     "Ctrl+C twice": _ctrl_c_twice,
     "SIGTERM": lambda attempt, worker: attempt.process.terminate(),
+    "SIGTERM to all processes": _signal_all,
+    "SIGHUP twice": _hang_up_twice,
     "kill -9 of mmfw": lambda attempt, worker: attempt.process.kill(),
     "kill -9 of its worker": lambda attempt, worker: os.kill(worker, signal.SIGKILL),
 }
 """Each gets the attempt and the id of its worker."""
+_SAVES_ALL = {"Ctrl+C", "SIGTERM", "SIGTERM to all processes", "SIGHUP twice"}
 
 
 @dataclass
@@ -225,7 +244,10 @@ class Soak:
         kept = max((c.update for c in checkpoints if c.update), default=0)
         if kept < announced:
             self.faults.append(f"{kind}: the checkpoint of update {announced} is lost")
-        self.told[kind].again.append(max(0, max(_updates(events)) - kept))
+        again = max(0, max(_updates(events)) - kept)
+        if again and kind in _SAVES_ALL:
+            self.faults.append(f"{kind}: {again} updates were not saved")
+        self.told[kind].again.append(again)
 
     def _compare(self, run: Run, whole: Run) -> None:
         """Every loss that any attempt told of is that of the undisturbed run, and none is missing."""

@@ -23,12 +23,13 @@ echo "$*" >> calls
 [ -n "$STUB_ENDS" ] && exit "$STUB_ENDS"
 case "$*" in *--resume*) exit 0 ;; esac
 stop() {
-    echo HUP >> signals
+    trap '' HUP TERM USR1
+    echo stopped >> signals
     mkdir -p save/vilbert-1/2026-01-01T00-00-00/checkpoints
     touch save/vilbert-1/2026-01-01T00-00-00/checkpoints/current.ckpt
     exit "${STUB_STOPS:-130}"
 }
-trap stop HUP
+trap stop HUP TERM USR1
 touch ready
 n=0
 while [ "$n" -lt 3000 ]; do
@@ -66,7 +67,7 @@ def test_a_job_that_gets_a_signal_stops_mmfw_once_is_requeued_and_resumes(
         wait_until_it_trains(cluster, job)
         (os.kill if to == "the shell" else os.killpg)(job.pid, getattr(signal, number))
         assert job.wait() == 130
-    assert cluster.lines("signals") == ["HUP"]
+    assert cluster.lines("signals") == ["stopped"]
     assert cluster.asked() == ["requeue 7"]
     with cluster.start(*WORDS, restarts=1) as job:
         assert job.wait() == 0

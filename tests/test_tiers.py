@@ -32,6 +32,9 @@ _RUNNERS = ("mmfw", "mmfw.json", "tool", "tool.code")
 GUARANTEES = {
     "Ctrl+C, `kill`, a closed terminal": "test_the_first_signal_saves_and_resume_goes_on_from_there",
     "the file that `MMFW_STOP_FILE` names": "test_the_file_that_mmfw_stop_file_names_interrupts_a_command",
+    "a signal is sent to every process": "test_a_signal_to_every_process_of_a_training_saves",
+    "several of these signals": "test_a_signal_that_comes_twice_is_one_request",
+    "a signal that was ignored": "test_ctrl_c_that_was_ignored_when_training_began_does_not_stop_it",
     "a second Ctrl+C": "test_nothing_of_a_worker_that_hangs_survives",
     "no sign of life for 30 seconds": (
         "test_a_second_ctrl_c_or_no_progress_after_the_first_ends_the_whole_tree"

@@ -12,6 +12,7 @@ from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record, attempt_started
 from mmf_win.runs.lookup import all_runs
+from mmf_win.signals import STOP_SIGNALS
 from mmf_win.supervise import Ended
 
 # All others are errors of training.
@@ -27,7 +28,7 @@ _ERRORS: dict[Outcome, type[errors.MmfwError]] = {
     "network": errors.MmfError,
 }
 
-_STOPPED = (-1, -2, -15)  # by the user's own signal, which meets a worker that has no session of its own yet
+_STOPPED = {-number for number in STOP_SIGNALS}  # sent to every process, before the worker can handle it
 
 _BEGIN = "the same command begins again"
 

@@ -18,12 +18,6 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 _MOMENTS = (1.0, 0.6)  # seconds; with a poll, less than the two that a second Ctrl+C may take
 
 
-def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for an end: Ctrl+C, and kill and a closed terminal where they are not ignored."""
-    others = (signal.SIGTERM, signal.SIGHUP)
-    return [signal.SIGINT, *(each for each in others if signal.getsignal(each) is not signal.SIG_IGN)]
-
-
 window_closed = nullcontext
 """Nothing to wait for: a closed terminal is a signal here."""
 

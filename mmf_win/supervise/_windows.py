@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import signal
 import struct
 import subprocess
 import sys
@@ -38,11 +37,6 @@ _EXTENDED_LIMIT_INFORMATION = 9
 # .../ns-winnt-jobobject_extended_limit_information: two times, the flags, and limits that are not set
 _LIMITS = struct.Struct("2q I 2N I N 2I 6Q 4N")
 _MOMENT = 1.5
-
-
-def stop_signals() -> list[signal.Signals]:
-    """The signals that ask for an end: Ctrl+C, a terminating program and Ctrl+Break."""
-    return [signal.SIGINT, signal.SIGTERM, signal.SIGBREAK]
 
 
 @contextmanager

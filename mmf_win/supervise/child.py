@@ -13,13 +13,14 @@ from pathlib import Path
 from types import FrameType
 
 from mmf_win.files import remove
+from mmf_win.signals import StopRequests, heard_signals
 
 if sys.platform == "win32":
     from mmf_win.supervise._windows import Tree as Tree
-    from mmf_win.supervise._windows import stop_signals, window_closed
+    from mmf_win.supervise._windows import window_closed
 else:
     from mmf_win.supervise._posix import Tree as Tree
-    from mmf_win.supervise._posix import stop_signals, window_closed
+    from mmf_win.supervise._posix import window_closed
 
 POLL = 0.2
 """The seconds between two looks at a child."""
@@ -59,7 +60,7 @@ def run_child(
 ) -> Ended:
     """Run ``command`` to its end, with the user's Ctrl+C made graceful.
 
-    The first Ctrl+C (or SIGTERM, or a closed terminal) writes ``stop_file``; the second one, or ``patience``
+    The first stop signal writes ``stop_file``; a second Ctrl+C (see :mod:`mmf_win.signals`), or ``patience``
     seconds without progress after the first, kills the child and its descendants. A child that has written
     ``exit_file`` has nothing left to do, and is killed when it has not left a few seconds later.
 
@@ -75,7 +76,7 @@ def run_child(
             if it is still there. Windows has no such signal. It does not outlive this process.
         held: descriptors, of a lock for example, that stay open until the child has ended, even when this
             process is killed.
-        stops: how often an end was asked for so far, as :func:`stop_requests` counts it; None to count here.
+        stops: returns :attr:`~mmf_win.signals.StopRequests.count`; None to count here.
     """
     for of_earlier in filter(None, (stop_file, exit_file)):
         remove(of_earlier)
@@ -109,22 +110,21 @@ def run_child(
             code = tree.close()
             remove(stop_file)
         watch()
-        return Ended(code, presses() > 0, killed)
+    return Ended(code, presses() > 0, killed)
 
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], int]]:
-    """Yield what counts how often the user asked for an end, by Ctrl+C, a kill or by closing the terminal."""
-    presses = 0
+    """Count the stop signals that are not ignored; yield what returns the count."""
+    requests = StopRequests()
 
-    def press(_signal: int | None = None, _frame: FrameType | None = None) -> None:
-        nonlocal presses
-        presses += 1
+    def hear(number: int, _frame: FrameType | None) -> None:
+        requests.add(number)
 
-    before = {number: signal.signal(number, press) for number in stop_signals()}
+    before = {number: signal.signal(number, hear) for number in heard_signals()}
     try:
-        with window_closed(press):
-            yield lambda: presses
+        with window_closed(requests.add):
+            yield lambda: requests.count
     finally:
         for number, old in before.items():
             signal.signal(number, old)

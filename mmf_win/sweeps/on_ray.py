@@ -27,6 +27,7 @@ from typing import Any
 from mmf_win import __version__
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import is_locked, locked
+from mmf_win.signals import heard_signals
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.running import ON_ALL_GPUS, Asked, News, Runner, Slot, Tell
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS
@@ -204,7 +205,8 @@ class Cluster:
             if not self._gone:
                 self._gone = True
                 _log.warning("the Ray cluster at %s is gone: %s", self._address, error)
-                signal.raise_signal(signal.SIGINT)
+                for number in heard_signals()[:1]:
+                    signal.raise_signal(number)
             raise _Left from None
 
     def _nodes(self) -> list[dict[str, Any]]:

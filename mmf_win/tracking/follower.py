@@ -26,6 +26,7 @@ from mmf_win.locking import is_locked
 from mmf_win.paths import module_command
 from mmf_win.runs.folder import Run, reading
 from mmf_win.scrub import without_secrets
+from mmf_win.signals import blocked
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What
 from mmf_win.tracking.tracker import Tracker, tracker, why
 
@@ -78,7 +79,7 @@ def _start(run: Run, to: Tracker, what: What) -> subprocess.Popen[bytes]:
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
         how = {"creationflags": flags | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
     command = module_command("mmf_win.tracking.follower", to.name, str(run.path), json.dumps(asdict(what)))
-    with _log_of(run, to).open("ab") as log:
+    with _log_of(run, to).open("ab") as log, blocked():
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **how)
 
 

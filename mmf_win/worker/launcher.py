@@ -36,11 +36,9 @@ def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str
     look, codes = ProcessContext.join, dict[int, int]()
 
     def look_and_kill(self: ProcessContext, *args: Any, **kwargs: Any) -> bool:
-        """What the agent calls ten times a second; when one has failed, it ends the others."""
+        """What the agent calls ten times a second; when one has failed, it kills the others."""
         stop.defer_stop()  # from now on there are ranks, which look for it
         codes.update({n: each.exitcode for n, each in enumerate(self.processes) if each.exitcode})
-        for each in self.processes:
-            each.terminate = each.kill  # SIGTERM asks a rank to stop, and one that waits for another cannot
         return bool(look(self, *args, **kwargs))
 
     ProcessContext.join = look_and_kill  # type: ignore[method-assign]

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import wraps
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event, Lock, Thread
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from mmf_win.signals import STOP_SIGNALS, blocked, heard_signals
 
 _INTERVAL = 0.1
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
 
 
 class Stop:
@@ -35,6 +39,10 @@ class Stop:
         """Whether somebody asked; at each update, so a worker that listens looks at no disk for it."""
         return self._seen.is_set() if self._listening else self._file.exists()
 
+    def is_requested(self) -> bool:
+        """Return whether somebody asked, also if the thread that listens has not seen the file yet."""
+        return self.asked or self._file.exists()
+
     def listen(self, leave: Callable[[], NoReturn]) -> None:
         """Look for the request from now on. A signal counts as one, and so does the parent's death.
 
@@ -54,10 +62,12 @@ class Stop:
         Thread(target=look, name="mmfw-stop", daemon=True).start()
 
     def take_signals(self) -> None:
-        """Let a signal that would end this process be a request."""
-        for name in _SIGNALS:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), self._ask)
+        """Let a signal that would end this process be a request; its helpers never get one."""
+        for number in heard_signals():
+            signal.signal(number, self._ask)
+        if sys.platform != "win32":  # a rank was started as a helper
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        shield_helpers()
 
     def defer_stop(self) -> None:
         """From now on the caller checks for the request itself."""
@@ -75,3 +85,22 @@ class Stop:
         with suppress(OSError):
             self._file.touch()  # for the processes that do not listen
         self._seen.set()
+
+
+def shield_helpers() -> None:
+    """Start helper processes, such as a DataLoader's workers, from now on so that no stop signal ends them.
+
+    Schedulers and containers send a signal to every process, and this one needs its helpers until it has
+    saved. When it asks one to leave that does not, the helper is killed, since it gets no SIGTERM.
+    """
+    start: Any = BaseProcess.start
+    if hasattr(start, "__wrapped__"):
+        return
+
+    @wraps(start)
+    def start_shielded(process: Any) -> None:
+        with blocked():
+            start(process)
+        process._popen.terminate = process._popen.kill
+
+    BaseProcess.start = start_shielded  # type: ignore[method-assign, assignment]

@@ -111,6 +111,7 @@ def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
     own = places.dataset.images / "img" / "mine.png"
     own.write_bytes(b"mine")
     complete = {**laid_out(memes()), "images/img/mine.png": b"mine"}
+    replace = Path.replace
     for step in count(1):
         moves = [0]
 
@@ -122,7 +123,6 @@ def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
                     raise KeyboardInterrupt
             return result
 
-        replace = Path.replace
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(Path, "replace", interrupted)

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, p
 from tests.endtoend.test_resume import SCHEDULE, trained, validated
 from tests.endtoend.test_stopping import endless, user
 from tests.worlds.held import witness
+from tests.worlds.job import signal_all
 from tests.worlds.tools import is_wine, typed, wide
 from tests.worlds.warm import OWN_IMPORTS
 
@@ -214,10 +216,13 @@ def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: 
 
 
 @pytest.mark.wide
-def test_ctrl_c_saves_and_all_processes_leave(tool: Tool) -> None:
-    with user(tool, *endless(tool), *TWO) as somebody:
+@pytest.mark.parametrize("send", [os.kill, signal_all])
+def test_ctrl_c_or_a_signal_to_every_process_saves_and_all_leave(
+    tool: Tool, send: Callable[[int, int], None]
+) -> None:
+    with user(tool, *endless(tool, workers=1), *TWO) as somebody:
         run = somebody.sees("train")
-        somebody.process.send_signal(signal.SIGINT)
+        send(somebody.process.pid, signal.SIGINT if send is os.kill else signal.SIGTERM)
         assert somebody.gets_the_prompt_back() == 130
     updates = Record.read(run).summary.updates
     assert f"stopped at update {updates}, which is saved" in somebody.read

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,8 +23,10 @@ from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.running import Runner, slots_here
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.task import State, Task
-from tests.endtoend.conftest import Faulty, Tool, starts
+from tests.endtoend.conftest import Faulty, Tool, events, starts
+from tests.worlds.job import signal_all
 from tests.worlds.sweeping import mmfw, tasks, yaml
+from tests.worlds.tools import wide
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -104,6 +107,23 @@ def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
     first, second = _runs(output)
     assert state(first) == state(second) == "done"
     assert starts(first) == [0, 2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for all processes of a job")
+@pytest.mark.parametrize("name", wide(["SIGTERM", "SIGUSR1"], but=["SIGTERM"]))
+def test_a_signal_to_every_process_of_a_sweep_saves_the_running_task(tool: Tool, name: str) -> None:
+    preset, output = tool.preset("text"), tool.save_dir / "sweeps" / "text"
+    overrides = ("training.num_workers=2", "training.log_interval=1")
+    with _sweep(tool, preset, "--seeds", "1-2", "--slots", "1", "--updates", "100000", *overrides) as process:
+        while not [run for run in _runs(output) if events(run, "train")] if output.exists() else True:
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        signal_all(process.pid, getattr(signal, name))
+        _, said = process.communicate()
+    assert process.returncode == 130, said
+    assert [task.state for task in tasks(output).values()] == ["queued", "queued"]
+    [run] = _runs(output)
+    assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted"
 
 
 class _PrunesAtOnce(OptunaSearch):

@@ -116,7 +116,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr("mmf_win.signals.IMPATIENT_AFTER", 0.0)
     return World(tmp_path)
 
 
@@ -297,7 +298,7 @@ def test_a_keeper_that_was_stopped_or_killed_holds_nothing_up(world: World, name
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signal reaches the child on Windows")
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"])
 def test_a_signal_to_the_whole_group_does_not_end_the_keeper(world: World, name: str) -> None:
     sends = (
         f"\nimport os; signal.signal(signal.{name}, signal.SIG_IGN); os.killpg(0, signal.{name}); sys.exit(5)"
@@ -309,18 +310,6 @@ def test_the_signal_handlers_of_the_caller_come_back(world: World) -> None:
     before = signal.getsignal(signal.SIGINT)
     world.run("pass")
     assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_kill_and_a_closed_terminal_ask_for_an_end_where_they_are_not_ignored(name: str) -> None:
-    number = getattr(signal, name)
-    assert number in child.stop_signals()
-    before = signal.signal(number, signal.SIG_IGN)  # as nohup does, or the job of a cluster
-    try:
-        assert number not in child.stop_signals()
-    finally:
-        signal.signal(number, before)
 
 
 @pytest.fixture

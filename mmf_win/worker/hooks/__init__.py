@@ -12,6 +12,7 @@ from pathlib import Path
 from mmf_win.protocol import Attempt
 from mmf_win.upstream.versions import has_key, read_version
 from mmf_win.worker.hooks import fast, loading
+from mmf_win.worker.hooks.loaders import leave_without_batches
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.profiler import TIMED
 from mmf_win.worker.image_cache import ImageCache, use
@@ -28,6 +29,7 @@ def register(request: Attempt, stop: Stop) -> None:
     if request.action == "train":
         timed = (*TIMED, *hooks.TIMED)
         Observer.current.clock.time(each for each in timed if request.profile or each[2] == "data")
+        leave_without_batches(Observer.current)
     loading.watch(Observer.current)
     watch_scoring(Observer.current)
     if request.teacher:

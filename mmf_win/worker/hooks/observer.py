@@ -63,6 +63,14 @@ class Observer:
         """Whether this is the one rank that writes."""
         return rank() == 0
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this process was asked to stop.
+
+        Always false for one of several ranks: if one left alone, the others would wait for its gradients.
+        """
+        return ranks() == 1 and self._stop.is_requested()
+
     def event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
         if self.is_main:
@@ -162,6 +170,11 @@ class Observer:
         """A checkpoint is about to be written, which a stop request does not interrupt."""
         self._stop.defer_stop()
         self.event("saving", update=update)
+
+    def require_batches(self) -> None:
+        """Save and leave if this process was asked to stop: the next batch is late, or will never come."""
+        if self.is_stopping:
+            self._leave()
 
     def heartbeat(self) -> None:
         """Work without an event of its own is done, such as a batch of the validation set."""

@@ -7,8 +7,10 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             step, stepped          before and after the optimizer's step
             loader                 a DataLoader is made
             loader_worker          one of its workers starts, in the worker's own process
+            fetch                  one of its workers makes the batch after ``above`` others
             writing                a checkpoint has its bytes, but not its name
             saved                  MMF's Checkpoint.save is done
+            collecting             all is predicted, and the prediction file is about to be written
             exporting              torch makes a graph of the model
             meter                  a fake one says that the memory holds as many rows as ``above``
             hardware               it seems to calculate in half precision, or not
@@ -20,6 +22,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             allocate               takes ``bytes`` of the GPU for each row, until the next batch
             memory_error           raises MemoryError
             kill                   kill -9 of the own process
+            wait_and_kill          wait, then kill
             nan                    makes the losses NaN (at forward)
             truncate               cuts off current.ckpt
             limit_files            lets no file get longer than ``bytes``, as ``ulimit -f`` does
@@ -56,14 +59,16 @@ from mmf.models.base_model import BaseModel
 from mmf.utils.checkpoint import Checkpoint
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from mmf_win.integrity import torch_file
+from mmf_win.worker import predictions
 from mmf_win.worker.hooks import micro_batch, precision
 from mmf_win.worker.hooks.ranks import rank
 from mmf_win.worker.stopping import Stop
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
-_state = {"rows": 0, "update": 1}
+_state = {"rows": 0, "update": 1, "batches": 0}
 _held: list[socket.socket] = []
 _memory: list[torch.Tensor] = []
 
@@ -119,6 +124,11 @@ def _kill(*_: Any) -> None:
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
 
 
+def _wait_and_kill(*arguments: Any) -> None:
+    _wait(*arguments)
+    _kill()
+
+
 def _nan(_fault: Any, _folder: str, _model: Any, output: Any) -> None:
     output["losses"] = {key: loss * float("nan") for key, loss in output["losses"].items()}
 
@@ -155,7 +165,7 @@ _ACTIONS = {
     action.__name__[1:]: action
     for action in (
         *(_wait, _connect, _linger, _cuda_oom, _allocate, _memory_error, _kill, _nan, _truncate),
-        *(_wait_to_be_stopped, _limit_files, _stop, _hang, _hang_in_c),
+        *(_wait_to_be_stopped, _limit_files, _stop, _hang, _hang_in_c, _wait_and_kill),
     )
 }
 
@@ -207,8 +217,20 @@ def _export(*args: Any, _original: Any = torch.onnx.export, **kwargs: Any) -> An
     return _original(*args, **kwargs)
 
 
+def _write(*args: Any, _original: Any = predictions.write_predictions) -> None:
+    strike("collecting")
+    _original(*args)
+
+
 def _worker_started(_number: int) -> None:
     strike("loader_worker", torch.utils.data.get_worker_info().num_workers)
+
+
+def _fetch(self: Any, *args: Any, _original: Any = _MapDatasetFetcher.fetch) -> Any:
+    if torch.utils.data.get_worker_info():
+        strike("fetch", _state["batches"])
+        _state["batches"] += 1
+    return _original(self, *args)
 
 
 def _make_loader(
@@ -242,8 +264,10 @@ if _FAULTS:
     torch.Tensor.backward = _backward  # type: ignore[method-assign]
     register_optimizer_step_pre_hook(lambda *_: strike("step", _state["rows"]))
     register_optimizer_step_post_hook(_stepped)
+    _MapDatasetFetcher.fetch = _fetch  # type: ignore[method-assign]
     Checkpoint.load_state_dict = _load
     Checkpoint.save = _save
     torch.onnx.export = _export
+    predictions.write_predictions = _write  # type: ignore[attr-defined]
     torch_file.problem = _problem
     torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]

@@ -1,0 +1,66 @@
+"""How signals are counted, on a clock of the test's own, and who gets them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from mmf_win import signals
+from mmf_win.signals import STOP_SIGNALS, StopRequests, blocked, heard_signals
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
+
+
+@pytest.mark.parametrize(
+    ("sent", "count"),
+    [
+        ([], 0),
+        ([("SIGINT", 0)], 1),
+        ([("SIGINT", 0), ("SIGINT", 0.99)], 1),
+        ([("SIGINT", 0), ("SIGINT", 1)], 2),
+        ([("SIGINT", 0), ("SIGINT", 0.5), ("SIGINT", 1.2)], 2),
+        ([("SIGINT", 0), ("SIGINT", 1), ("SIGTERM", 2)], 2),
+        ([("SIGTERM", 0), ("SIGTERM", 30)], 1),
+        ([("SIGTERM", 0), ("SIGINT", 30)], 1),
+        ([("SIGTERM", 0), ("SIGINT", 30), ("SIGINT", 31)], 2),
+    ],
+)
+def test_only_a_second_ctrl_c_after_a_second_is_more_than_one_request(
+    monkeypatch: pytest.MonkeyPatch, sent: list[tuple[str, float]], count: int
+) -> None:
+    requests = StopRequests()
+    for name, seconds in sent:
+        monkeypatch.setattr(signals.time, "monotonic", lambda seconds=seconds: 1000 + seconds)
+        requests.add(getattr(signal, name))
+    assert requests.count == count
+
+
+@posix
+def test_the_signals_of_closed_terminals_and_schedulers_are_one_request() -> None:
+    requests = StopRequests()
+    for name in ("SIGHUP", "SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"):
+        requests.add(getattr(signal, name))
+    assert requests.count == 1
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_signal_that_was_ignored_from_the_start_is_not_heard(number: signal.Signals) -> None:
+    assert number in heard_signals()
+    before = signal.signal(number, signal.SIG_IGN)  # as nohup does, or the job of a cluster
+    try:
+        assert number not in heard_signals()
+    finally:
+        signal.signal(number, before)
+
+
+@posix
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_process_that_is_started_while_signals_are_blocked_survives_them(number: signal.Signals) -> None:
+    with blocked():
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child.send_signal(number)
+    assert child.communicate(b"alive") == (b"alive", None) and child.returncode == 0
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "this process gets them again"
