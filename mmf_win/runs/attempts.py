@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.errors import CheckpointError
+from mmf_win.errors import CheckpointError, Interrupted
 from mmf_win.files import remove
 from mmf_win.paths import module_command
 from mmf_win.protocol import Attempt, Event, EventReader, Exit, read_events
@@ -103,6 +103,9 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
     """Run one worker to its end, and say how it ended; the attempt's folder says so too.
 
     For a training, ``lock`` is the descriptor of the run's lock, and the run remembers what ``job`` asks for.
+
+    Raises:
+        Interrupted: the user asked for a stop, and the worker did all it was to do nevertheless.
     """
     files = asked.attempt
     command, environment = worker_of(asked, job)
@@ -139,7 +142,10 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
             patience=job.once.stop_timeout,
             held=[] if lock is None else [lock],
         )
-    return exit_of(asked, ended, memory_ran_out=oom_kills() != kills)
+    end = exit_of(asked, ended, memory_ran_out=oom_kills() != kills)
+    if ended.stop_requested and end.outcome == "ok":  # what follows the attempt must not begin
+        raise Interrupted(f"stopped; run {run.id} is complete" if saves else "stopped")
+    return end
 
 
 def _newest_saved(run: Run, events: list[Event], failed: Attempt) -> Path | None:

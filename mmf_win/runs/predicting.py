@@ -7,7 +7,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mmf_win.errors import DataError, UsageError
+from mmf_win.dataset.own_memes import annotations_beside
+from mmf_win.errors import DataError, Interrupted, UsageError
+from mmf_win.files import remove
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event
 from mmf_win.runs import needs, plan
@@ -55,6 +57,10 @@ def predict(
         try:
             worker = partial(run_worker, run, job=job, display=display)
             done = until_it_fits(run, replace(first, report=str(csv)), worker, retry=once.retry)
+        except Interrupted:
+            for made in (csv, annotations_beside(csv)):
+                remove(made)
+            raise
         except DataError as error:
             if target.is_own:  # MMF read annotations that were made of the user's file
                 error.args = (str(error).replace(str(target.annotations), str(target.source)),)

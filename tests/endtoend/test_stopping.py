@@ -22,8 +22,10 @@ from mmf_win.protocol import Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record, state
 from mmf_win.runs.lookup import all_runs
+from mmf_win.signals import IMPATIENT_AFTER
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds.held import Witness, witness
+from tests.worlds.job import signal_all
 from tests.worlds.tools import requires_console_events, wide
 
 _INTERRUPTED = 130
@@ -186,6 +188,22 @@ def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Fa
     assert state(run) == "done", "an interrupted prediction is not an interrupted training"
 
 
+@requires_console_events
+def test_after_ctrl_c_in_the_last_moment_of_a_prediction_nothing_follows(
+    tool: Tool, faulty: Faulty, tmp_path: Path
+) -> None:
+    run, here = tool.trained("vilbert"), tmp_path / "here"
+    faulty({"at": "collecting", "do": "wait", "once": str(here)})
+    with user(tool, "predict", "--split", "dev_seen", "--split", "test_seen") as somebody:
+        somebody.waits_for(here.exists)
+        somebody.process.send_signal(_CTRL_C)
+        somebody.reads("press Ctrl+C again")
+        here.with_name("here.go").touch()
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED, somebody.read
+    assert len([*run.path.glob("attempts/*")]) == 2, "one trained, and one predicted the first split"
+    assert not list(run.reports.iterdir())
+
+
 def connecting(held: Witness, hangs: Path) -> list[dict[str, Any]]:
     """The worker and its two DataLoader workers hold a connection each; then it hangs in C, with the GIL."""
     port = int(held.port)
@@ -199,6 +217,7 @@ def connecting(held: Witness, hangs: Path) -> list[dict[str, Any]]:
 def ends_at_a_second_ctrl_c(somebody: User) -> None:
     somebody.process.send_signal(_CTRL_C)
     somebody.reads("press Ctrl+C again")
+    time.sleep(IMPATIENT_AFTER)  # the first one was counted before it was answered
     somebody.process.send_signal(_CTRL_C)
     assert somebody.gets_the_prompt_back() == _INTERRUPTED
 
@@ -267,3 +286,56 @@ def test_a_worker_that_does_not_leave_after_the_end_does_not_keep_the_prompt(
     faulty({"at": "forward", "do": "linger", "update": 1})
     result = tool("train", tool.preset("vilbert"), "--updates", "1")
     assert result["state"] == "done"
+
+
+@pytest.mark.skipif(_WINDOWS, reason="Windows has no signals for all processes of a job")
+@pytest.mark.parametrize(("name", "workers"), wide([("SIGTERM", 2), ("SIGUSR1", 2)], but=[("SIGTERM", 2)]))
+def test_a_signal_to_every_process_of_a_training_saves(tool: Tool, name: str, workers: int) -> None:
+    with user(tool, *endless(tool, workers)) as somebody:
+        run = somebody.sees("train")
+        signal_all(somebody.process.pid, getattr(signal, name))
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED, somebody.read
+    updates = Record.read(run).summary.updates
+    assert f"stopped at update {updates}, which is saved" in somebody.read
+    assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted"
+
+
+@pytest.mark.parametrize("do", wide(["hang", "wait_and_kill"], but=["hang"]))
+def test_a_loader_that_hangs_or_dies_after_a_stop_request_does_not_keep_a_training_from_saving(
+    tool: Tool, faulty: Faulty, tmp_path: Path, do: str
+) -> None:
+    waits = tmp_path / "waits"
+    faulty({"at": "fetch", "above": 0, "do": do, "once": str(waits)})
+    with user(tool, *endless(tool, workers=2)) as somebody:
+        run = somebody.sees("train")
+        somebody.waits_for(waits.exists)
+        somebody.process.send_signal(_TERM)
+        somebody.reads("press Ctrl+C again")
+        waits.with_name("waits.go").touch()
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted", somebody.read
+
+
+@pytest.mark.skipif(_WINDOWS, reason="Windows has no such signals")
+@pytest.mark.parametrize("name", wide(["SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"], but=["SIGHUP"]))
+def test_a_signal_that_comes_twice_is_one_request(tool: Tool, name: str) -> None:
+    with user(tool, *endless(tool)) as somebody:
+        run = somebody.sees("train")
+        somebody.process.send_signal(getattr(signal, name))
+        somebody.reads("press Ctrl+C again")
+        somebody.process.send_signal(getattr(signal, name))
+        assert somebody.gets_the_prompt_back() == _INTERRUPTED
+    assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted", somebody.read
+
+
+@pytest.mark.skipif(_WINDOWS, reason="Windows does not let a process start with ignored signals")
+def test_ctrl_c_that_was_ignored_when_training_began_does_not_stop_it(tool: Tool) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for a job in the background
+    try:
+        with user(tool, "train", tool.preset("vilbert"), "--updates", "6") as somebody:
+            run = somebody.sees("train_started")
+            somebody.process.send_signal(signal.SIGINT)
+            assert somebody.gets_the_prompt_back() == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (state(run), Record.read(run).summary.updates) == ("done", 6)
