@@ -19,7 +19,7 @@ from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.lookup import all_runs, note_odd_time
 from mmf_win.runs.request import Request, as_typed
 from mmf_win.runs.scores import Scores, common_split, is_test, read_scores, val_auroc
 from mmf_win.upstream.config import OURS, parse_yaml
@@ -145,6 +145,7 @@ def summaries(
             _log.warning("run %s cannot be read: %s", run.id, error)
         what, how = (known.request.preset, known.state) if known else ("", "unreadable")
         if preset in (None, what) and state in (None, how.partition(":")[0]):
+            note_odd_time(run)
             found[run] = known
     lines = _lines([known for known in found.values() if known])
     return [lines.get(run) or Summary(run.id, str(run.path), size=size_of(run)) for run in found]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from mmf_win.console import did_you_mean, shell_line
+from mmf_win.console import did_you_mean, iso, shell_line
 from mmf_win.errors import DataError, NoRun
 from mmf_win.paths import expanded
 from mmf_win.runs import presets
@@ -16,21 +17,29 @@ from mmf_win.runs.folder import SPECIFICATION, SWEEPS, Run, is_task
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+_CLOCKS_DIFFER = 60.0  # seconds, of two machines
+
 
 def all_runs(folder: Path) -> list[Run]:
-    """Every run in a save dir but those of sweeps, or in the folder of a sweep, the newest first."""
+    """Return every run in a save dir but those of sweeps, or in the folder of a sweep, the newest first."""
     deep = ("*/*", "*/*/*") if (folder / SPECIFICATION).is_file() else ("*/*",)
-    runs = [run for below in deep for run in map(Run, folder.glob(below)) if _is_there(run.request_file)]
-    return sorted(runs, key=lambda run: (run.path.name, run.path.parent.name), reverse=True)
+    return newest_first(Run(path) for below in deep for path in folder.glob(below))
 
 
-def _is_there(file: Path) -> bool:
-    """Whether a file is there, also where this user may not look: whoever reads it is told so."""
-    try:
-        file.stat()
-    except OSError as error:
-        return not isinstance(error, (FileNotFoundError, NotADirectoryError))
-    return True
+def newest_first(folders: Iterable[Run]) -> list[Run]:
+    """Return those folders that are runs by the time when each was asked for, the newest first."""
+    dated = [(created, run) for run in folders if (created := run.created()) is not None]
+    dated.sort(key=lambda each: (each[0][0], each[1].path.name, each[1].path.parent.name), reverse=True)
+    return [run for _, run in dated]
+
+
+def note_odd_time(run: Run) -> None:
+    """Say so if the place of a run among others is not certain."""
+    time_of, is_recorded = run.created() or (0.0, True)
+    if not is_recorded:
+        _log.warning("%s: no time of creation; ordered by when it was written", run.request_file)
+    elif time_of > time.time() + _CLOCKS_DIFFER:
+        _log.warning("run %s was created in the future, %s; check the clock", run.id, iso(time_of))
 
 
 def sweeps_in(save_dir: Path) -> list[Path]:
@@ -59,9 +68,13 @@ def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
         if is_task(own.path):
             yield from all_runs(own.path)
             return
-    for run in all_runs(save_dir):
-        if wanted in (None, run.id, "/".join(run.path.parts[-2:]), run.path.parent.name, run.path.name):
-            yield run
+    in_task = is_task(save_dir)  # whose runs have the task's id
+
+    def is_meant(run: Run) -> bool:
+        names = ("/".join(run.path.parts[-2:]), run.path.parent.name, run.path.name)
+        return wanted in (None, *names) or (in_task and wanted == run.id)
+
+    yield from newest_first(filter(is_meant, map(Run, save_dir.glob("*/*"))))
 
 
 def find_run(save_dir: Path, wanted: str | None) -> Run:
@@ -100,6 +113,7 @@ def newest(
             _log.warning("skipping run %s: %s", other.id, str(why).removeprefix(f"run {other.id} "))
         if passed:
             _log.warning("taking run %s", run.id)
+        note_odd_time(run)
         return found
     if passed:
         raise passed[0][1]

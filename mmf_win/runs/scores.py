@@ -125,21 +125,23 @@ def _validation(events: Sequence[Event], best: Event | None) -> Event | None:
 def _made(run: Run, names: Mapping[str | None, str]) -> list[Predicted]:
     # As Run.new_report names them; the split is the stem of an annotation file.
     name = re.compile(f"hateful_memes_{re.escape(run.path.parent.name)}_(.*)_({_STAMP})", re.DOTALL)
-    found: list[tuple[str, Predicted]] = []
+    found: list[tuple[float, str, Predicted]] = []
     for csv in run.reports.glob("*.csv"):
         if (match := name.fullmatch(csv.stem)) is None:
             continue
         split, stamp = match.groups()
         auroc = on = sha256 = None
+        created = csv.stat().st_mtime  # the name has a local time
         with suppress(OSError, ValueError, TypeError, LookupError):
             record = read_json(csv.with_suffix(".metrics.json"))
+            created = float(record.get("created", created))
             on = Coverage.read(record)
             auroc = _share(record["auroc"]) if on else None
             [member] = record["members"]
             sha256 = str(member["checkpoint_sha256"])
         by = UNKNOWN if sha256 is None else names.get(sha256, UNKNOWN)
-        found.append((stamp, Predicted(csv, split, by, auroc, on)))
-    return [each for _, each in sorted(found, key=lambda pair: pair[0], reverse=True)]
+        found.append((created, stamp, Predicted(csv, split, by, auroc, on)))
+    return [each for *_, each in sorted(found, key=lambda each: each[:2], reverse=True)]
 
 
 def _share(value: object) -> float | None:

@@ -1,0 +1,116 @@
+"""Which run and which prediction is the newest, whatever their names say."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from mmf_win.files import write_json
+from mmf_win.runs import history, lookup
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import Request
+from mmf_win.runs.scores import read_scores
+from tests.worlds.memes import SLOTS
+from tests.worlds.tools import Mmfw
+
+OCTOBER_25 = 1_792_886_400.0
+"""2026-10-25T00:00:00 in UTC; an hour later, clocks in Europe are set back from 3 to 2."""
+HOUR = 3600.0
+
+
+def make(save: Path, run_id: str, created: float) -> Run:
+    """Make a run with a folder of any name."""
+    run = Run(save / run_id)
+    run.path.mkdir(parents=True)
+    request = Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data", created=created)
+    run.save_request(request)
+    return run
+
+
+def without_time(run: Run, modified: float, **changes: object) -> None:
+    """Let the request of a run have no time of creation that can be used."""
+    values = json.loads(run.request_file.read_bytes())
+    del values["created"]
+    run.request_file.write_text(json.dumps({**values, **changes}), encoding="utf-8")
+    os.utime(run.request_file, (modified, modified))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        pytest.param("a/2026-10-25T09-00-00", "a/2026-10-25T00-00-00", id="Tokyo and UTC"),
+        pytest.param("a/2026-10-25T02-30-00", "a/2026-10-25T02-00-00", id="the repeated hour"),
+        pytest.param("a/2026-10-25T02-00-00", "a/2025-the good one", id="a renamed folder"),
+        pytest.param("a/2099-01-01T00-00-00", "b/2026-10-25T02-00-00", id="copied under another name"),
+    ],
+)
+def test_the_run_that_was_created_last_is_the_newest(
+    tmp_path: Path, mmfw: Mmfw, first: str, then: str
+) -> None:
+    older, newer = make(tmp_path, first, OCTOBER_25), make(tmp_path, then, OCTOBER_25 + HOUR / 2)
+    assert lookup.all_runs(tmp_path) == [newer, older]
+    assert lookup.find_run(tmp_path, None) == newer
+    assert [each.id for each in history.summaries(tmp_path)] == [newer.id, older.id]
+    assert [each.id for each in history.summaries(tmp_path, limit=1)] == [newer.id]
+    if first[:2] == then[:2]:
+        assert lookup.find_run(tmp_path, "a") == newer
+
+
+def test_runs_in_two_time_zones_are_ordered_by_their_creation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not hasattr(time, "tzset"):
+        pytest.skip("Windows has one time zone for all processes")
+    runs = []
+    try:
+        for zone in ("UTC-9", "UTC"):  # Tokyo's, by the rules of POSIX
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            run = Run.create(tmp_path, "a")
+            run.save_request(Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data"))
+            runs.append(run)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert runs[0].path.name > runs[1].path.name
+    assert lookup.all_runs(tmp_path) == runs[::-1]
+
+
+@pytest.mark.parametrize("created", [{}, {"created": "yesterday"}, {"created": -1}, {"created": 1e300}])
+def test_without_a_readable_time_of_creation_that_of_the_file_counts_and_a_note_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, created: dict[str, object]
+) -> None:
+    oldest, newest = make(tmp_path, "a/1", OCTOBER_25), make(tmp_path, "a/2", OCTOBER_25 + 2 * HOUR)
+    between = make(tmp_path, "a/3", 0.0)
+    without_time(between, OCTOBER_25 + HOUR, **created)
+    assert lookup.all_runs(tmp_path) == [newest, between, oldest]
+    assert lookup.newest(tmp_path, "a/3", lambda run: run) == between
+    assert f"{between.request_file}: no time of creation" in caplog.text
+    if not created:
+        assert between.request().created == OCTOBER_25 + HOUR
+
+
+def test_a_run_of_the_future_is_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    make(tmp_path, "a/now", time.time())
+    ahead = make(tmp_path, "a/ahead", time.time() + HOUR)
+    assert lookup.find_run(tmp_path, None) == ahead
+    assert f"run {ahead.id} was created in the future" in caplog.text
+    caplog.clear()
+    assert lookup.find_run(tmp_path, "a/now") and not caplog.text
+
+
+def test_the_newest_prediction_is_the_one_that_was_made_last(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/1", OCTOBER_25)
+    run.reports.mkdir()
+    for stamp, created in (("2026-10-25T02-30-00", 0.0), ("2026-10-25T02-00-00", HOUR / 2)):
+        csv = run.reports / f"hateful_memes_a_test_seen_{stamp}.csv"
+        csv.touch()
+        record = {"split": "test_seen", "rows": 2, "full_rows": 2, "auroc": 0.5, "members": [{}]}
+        write_json(csv.with_suffix(".metrics.json"), {**record, "created": OCTOBER_25 + created})
+    newest, older = read_scores(run, []).made
+    assert (newest.csv.stem[-8:], older.csv.stem[-8:]) == ("02-00-00", "02-30-00")
+    assert read_scores(run, []).newest["test_seen"] == newest
