@@ -7,6 +7,7 @@ import re
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir, mkdtemp
@@ -22,6 +23,7 @@ from mmf_win.files import remove_tree
 from mmf_win.paths import Places, expanded
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs import predicting
+from mmf_win.runs.pinning import pinned
 from mmf_win.runs.request import Once
 from mmf_win.runs.serving import Server
 
@@ -143,17 +145,20 @@ class _Warm:
     """The process of a predictor; it knows nothing of the latter, which may thus be collected as garbage.
 
     Args:
-        start: starts one, whose files lie in the folder that it gets.
+        starting: while it is entered, yields what starts one, whose files lie in the folder that it gets.
     """
 
-    def __init__(self, start: Callable[[Path], Server]) -> None:
+    def __init__(self, starting: AbstractContextManager[Callable[[Path], Server]]) -> None:
         self._lock, self._closed, self._owner = Lock(), False, os.getpid()
         # The name of a socket has about a hundred bytes.
         short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _LONGEST
         self._folder = Path(mkdtemp(prefix="mmfw-", dir=None if short else "/tmp"))
-        self._start, self._server = start, None
+        self._server: Server | None = None
+        self._held = ExitStack()
         try:
-            self._server = self._start(self._folder)
+            with without_progress():
+                self._start = self._held.enter_context(starting)
+                self._server = self._start(self._folder)
         except BaseException:
             self.close()
             raise
@@ -190,25 +195,36 @@ class _Warm:
                 if self._server is not None:
                     self._server.close()
             finally:
+                self._held.close()
                 remove_tree(self._folder)
 
 
-@without_progress()
+@contextmanager
 def _starter(
     model: str, data_dir: Path | None, save_dir: Path | None, once: Once
-) -> Callable[[Path], Server]:
+) -> Iterator[Callable[[Path], Server]]:
+    """Choose a model, which stays the same until the block ends; yield what starts a process that has it."""
     path, places = expanded(model), Places.resolve(data_dir, save_dir)
     if (path / "model.json").is_file():
-        return ExportedModel.read(path).serve
+        yield ExportedModel.read(path).serve
+        return
     named = ([], [model]) if path.is_file() else ([model], ["best"])
     [chosen] = choose_checkpoints(places.save_dir, *named)
     places = Places.resolve(data_dir or Path(chosen.run.request().data_dir), save_dir)
+    with pinned(chosen.run, chosen.checkpoint) as pin:
 
-    @without_progress()
-    def start(scratch: Path) -> Server:
-        return predicting.serve(chosen.run, places, once, checkpoint=chosen.checkpoint, scratch=scratch)
+        @without_progress()
+        def start(scratch: Path) -> Server:
+            with pin.named():
+                server = predicting.serve(chosen.run, places, once, checkpoint=pin.path, scratch=scratch)
+            try:
+                pin.require_unchanged()
+            except BaseException:
+                server.close()
+                raise
+            return server
 
-    return start
+        yield start
 
 
 def _file(image: object, scratch: Path) -> Path:

@@ -16,7 +16,8 @@ from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import Places
 from mmf_win.runs import predicting
 from mmf_win.runs.attempts import Display
-from mmf_win.runs.folder import Run, reading
+from mmf_win.runs.folder import Run
+from mmf_win.runs.pinning import pinned
 from mmf_win.runs.request import Once
 from mmf_win.runs.targets import Target
 
@@ -60,14 +61,14 @@ def export(
         raise UsageError(message, hint="name another by --split")
     disk = next(each for each in output.parents if each.exists())
     staged = TemporaryDirectory(prefix=".mmfw-export-", dir=disk, ignore_cleanup_errors=True)
-    with reading(run), staged as scratch:
+    with pinned(run, checkpoint) as pin, staged as scratch:
         made, features = Path(scratch, output.name), Path(scratch, "features")
         made.mkdir()
         csv, _ = predicting.predict(
             run,
             places,
             once,
-            checkpoint=checkpoint,
+            checkpoint=pin.path,
             target=target,
             features=None,
             folder=Path(scratch),
@@ -75,6 +76,7 @@ def export(
             export=made,
             int8=int8,
         )
+        pin.require_unchanged()
         expected = [row.proba for row in read_predictions(csv)]
         about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "model.json")}
         if about["features"]:

@@ -17,8 +17,8 @@ from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.coverage import coverage
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import Prediction, read_predictions, write_predictions
-from mmf_win.errors import DatasetError, UsageError
-from mmf_win.files import write_json
+from mmf_win.errors import CheckpointError, DatasetError, UsageError
+from mmf_win.files import remove, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places, expanded, new_file, new_folder
 from mmf_win.protocol import Event
@@ -27,6 +27,7 @@ from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, labe
 from mmf_win.runs import checkpoints, lookup, predicting
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run, reading
+from mmf_win.runs.pinning import PinnedCheckpoint, pinned
 from mmf_win.runs.request import Once
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
@@ -167,6 +168,7 @@ class _Team:
     members: Sequence[RunCheckpoint]
     save_dir: Path
     options: PredictionOptions
+    _pins: dict[RunCheckpoint, PinnedCheckpoint] = field(default_factory=dict)
     _made: dict[tuple[RunCheckpoint, str], tuple[Path, list[Event]]] = field(default_factory=dict)
     _digests: dict[Path, str] = field(default_factory=dict)
 
@@ -177,10 +179,12 @@ class _Team:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep the members' runs, and those that have their checkpoints, from being removed meanwhile."""
+        """Keep the members' checkpoints as they are, and the runs that have them from being removed."""
+        by_name = self.options.by is predicting.predict  # an exported model is read from its own folder
         with ExitStack() as stack:
             for member in self.members:
-                stack.enter_context(reading(member.run))
+                pin = pinned(member.run, member.checkpoint, by_name=by_name)
+                self._pins[member] = stack.enter_context(pin)
                 if other := lookup.owner(member.checkpoint):
                     with suppress(OSError):  # of somebody else, who lets this user read
                         stack.enter_context(reading(other))
@@ -248,7 +252,7 @@ class _Team:
                 {
                     "run": member.run.id,
                     "checkpoint": str(member.checkpoint),
-                    "checkpoint_sha256": self._sha256(member.checkpoint),
+                    "checkpoint_sha256": self._pins[member].sha256(),
                     "precision": self._began_with(member, target).get("precision", "fp32"),
                 }
                 for member in members
@@ -256,7 +260,7 @@ class _Team:
             "versions": versions,
             "created": round(time.time(), 3),
         }
-        if len({self._sha256(member.checkpoint) for member in members}) < len(members):
+        if len({member["checkpoint_sha256"] for member in facts["members"]}) < len(members):
             _log.warning("some of the members have the same weights, and count as often as they are named")
         write_json(saved_metrics.path_beside(csv), facts)
         if kind is None:
@@ -271,13 +275,18 @@ class _Team:
                 member.run,
                 self._places(member),
                 self.options.asked,
-                checkpoint=member.checkpoint,
+                checkpoint=self._pins[member].path,
                 target=self.target_for(member, target),
                 # The validation split beside own memes has the dataset's features.
                 features=self.options.features if target.is_own or self.options.memes is None else None,
                 folder=self.options.output,
                 display=self.options.display,
             )
+            try:
+                self._pins[member].require_unchanged()
+            except CheckpointError:
+                remove(self._made[member, target.name][0])
+                raise
         return self._made[member, target.name]
 
     def _blended_csv(self, target: Target) -> Path:

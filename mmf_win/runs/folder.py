@@ -14,13 +14,17 @@
       readers           a share of it is held while a prediction reads its checkpoints
       logs/             MMF's own logs
       checkpoints/      MMF's own folder: best.ckpt, current.ckpt, models/, *_final.pth, config.yaml
+      pins/             second names of checkpoints while they predict
       reports/          predictions, their metrics and pages
       tracking/         what MLflow, ClearML or W&B have of it
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import stat
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from html import escape
@@ -36,10 +40,13 @@ from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
 from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
 from mmf_win.runs.request import Request, lasting
 
+# The last key of a request, as :func:`mmf_win.files.write_json` writes it.
+_CREATED = re.compile(rb'\n  "created": ([0-9.]+)\n}\s*\Z')
 SWEEPS = "sweeps"
 """Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie."""
 SPECIFICATION, PARAMETERS, RECORD = "sweep.yaml", "param", "task.json"
 """The file that makes a folder that of a sweep, and those that make one that of a task."""
+_FOR_PINS = 2.0  # seconds in which another command removes pins that a killed one has left
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,8 @@ class Run(RunFolder):
     """MMF's own logs."""
     checkpoints = Inside("checkpoints")
     """MMF's save_dir."""
+    pins = Inside("pins")
+    """Second names of checkpoints that predict at this moment, see :mod:`mmf_win.runs.pinning`."""
     reports = Inside("reports")
     """Predictions, their metrics and pages."""
     tracking = Inside("tracking")
@@ -99,10 +108,35 @@ class Run(RunFolder):
         """Remember what was asked for, but for what holds for the start alone."""
         write_json(self.request_file, asdict(replace(request, settings=lasting(request.settings))))
 
+    def created(self) -> tuple[float, bool] | None:
+        """Return when the run was asked for, in seconds since the epoch, and whether its request says so.
+
+        If not, that is when the file was written last. None if the folder is no run. Times in names of
+        folders are for people: they are local, and names may be changed.
+        """
+        file = os.path.join(self.path, "request.json")  # noqa: PTH118 - there are thousands of runs
+        try:
+            about = os.stat(file)  # noqa: PTH116
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError:  # whoever reads the run is told why it cannot be
+            return 0.0, False
+        with suppress(OSError, ValueError, TypeError, LookupError):
+            if stat.S_ISREG(about.st_mode):
+                with open(file, "rb") as opened:  # noqa: PTH123
+                    content = opened.read()
+                match = _CREATED.search(content)  # to parse all would take twice as long
+                created = float(match[1] if match else json.loads(content)["created"])
+                if 0 <= created < LATEST:
+                    return created, True
+        return about.st_mtime, False
+
     def request(self) -> Request:
         """What was asked for. Raises DataError where that cannot be read."""
         try:
             values = read_json(self.request_file)
+            if "created" not in values:
+                values["created"] = self.request_file.stat().st_mtime
             request = Request(**known_fields(Request, values))
             request.ours  # noqa: B018 - refuses what is of another type
             if "overrides" in values:
@@ -159,7 +193,8 @@ def require_unused(run: Run) -> None:
 
 def reading(run: Run) -> AbstractContextManager[int]:
     """Keep the run from being removed meanwhile. The block raises UsageError where that has begun."""
-    return locked(run.readers, shared=True, refused=UsageError(f"run {run.id} is being removed"))
+    refused = UsageError(f"run {run.id} is being removed")
+    return locked(run.readers, _FOR_PINS, shared=True, refused=refused)
 
 
 def _being_trained(run: Run) -> UsageError:

@@ -17,8 +17,10 @@ from mmf_win.cli import main
 from mmf_win.console import iso
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
+from mmf_win.files import read_json, share
 from mmf_win.results.probabilities import best_accuracy, blend
-from tests.endtoend.conftest import Tool, ids, probabilities
+from tests.endtoend.conftest import Faulty, Tool, ids, probabilities
+from tests.endtoend.test_stopping import user
 from tests.worlds import hostile
 from tests.worlds.memes import memes
 from tests.worlds.tools import requires_tool, typed, without_privileges
@@ -34,6 +36,28 @@ def predict(tool: Tool, *words: str) -> list[dict[str, Any]]:
 
 def sha256(path: Path | str) -> str:
     return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def test_weights_that_training_replaces_meanwhile_do_not_get_the_score(
+    tool: Tool, faulty: Faulty, tmp_path: Path
+) -> None:
+    run, other = tool.trained("vilbert"), tool.trained("vilbert", seed=2, run="other")
+    best, here = run.checkpoints / "best.ckpt", tmp_path / "here"
+    words = ("predict", run.id, "--split", "test_seen", "--split", "test_unseen", "--no-report")
+    weights = sha256(best)
+    faulty({"at": "validation", "do": "wait", "once": str(here)})
+    with user(tool, *words, "--threshold", "best-accuracy") as somebody:
+        somebody.waits_for(here.exists)
+        share(other.checkpoints / "best.ckpt", best)  # as training does
+        here.with_name("here.go").touch()
+        assert somebody.gets_the_prompt_back() == 0, somebody.read
+    assert sha256(best) != weights and not run.pins.exists()
+    records = [read_json(file) for file in run.reports.glob("*.metrics.json")]
+    assert {record["split"] for record in records} == {"test_seen", "test_unseen"}
+    assert {record["members"][0]["checkpoint_sha256"] for record in records} == {weights}
+    [made] = run.reports.glob("*_test_unseen_*.csv")
+    again = tool("predict", run.id, "--split", "test_unseen", "--no-report")
+    assert [row.proba for row in read_predictions(made)] != probabilities(again), "of the other weights"
 
 
 def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_validation(tool: Tool) -> None:

@@ -16,6 +16,7 @@ import pytest
 from mmf_win import Predictor
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.errors import CheckpointError, MmfError, NoRun, ResourceError, UnreadableImage, UsageError
+from mmf_win.files import write_bytes
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Faulty, Tool, probabilities
@@ -99,6 +100,7 @@ def test_many_memes_get_the_numbers_of_a_split_by_the_file_of_a_checkpoint_and_a
     faulty({"at": "validation", "do": "kill", "above": 3, "once": str(once)})
     with predictor_of(tool, run.checkpoints / "best.ckpt", batch_size=4) as predictor:
         worker = newest_worker(temporary)
+        write_bytes(run.checkpoints / "best.ckpt", b"what a training saved meanwhile")
         first, *rest = predictor.predict_many(pairs)
         assert [first, *rest] == expected
         assert once.exists() and newest_worker(temporary) != worker

@@ -1,0 +1,95 @@
+"""Keeps the bytes of a checkpoint for as long as they predict, whatever happens to the file's name.
+
+A training replaces ``best.ckpt`` while another command predicts with it; a score must name the weights that
+it was measured with.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+
+from mmf_win.console import Progress
+from mmf_win.errors import CheckpointError, MmfwError
+from mmf_win.files import remove_tree, share
+from mmf_win.integrity.digest import file_digest
+from mmf_win.locking import locked
+from mmf_win.runs.folder import Run, reading
+
+
+@dataclass
+class PinnedCheckpoint:
+    """A checkpoint that keeps its bytes, or whose change is noticed.
+
+    Attributes:
+        original: the file that the user named or that stands for ``best`` or ``last``.
+        path: what to read instead: a second name of the same bytes, or ``original`` where there is none.
+    """
+
+    original: Path
+    path: Path
+    _sha256: str | None = None
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Let an error of a worker, which knows the pin only, name the original file."""
+        try:
+            yield
+        except MmfwError as error:
+            error.args = (str(error).replace(str(self.path), str(self.original)),)
+            error.hint = error.hint and error.hint.replace(str(self.path), str(self.original))
+            raise
+
+    def require_unchanged(self) -> None:
+        """Raise CheckpointError if the file was replaced since it was pinned, and had no second name."""
+        if self.path == self.original:
+            self.sha256()
+
+    def sha256(self) -> str:
+        """Return the hash of the bytes, in hexadecimal digits; else as :meth:`require_unchanged`."""
+        if self._sha256 is None or self.path == self.original:
+            with Progress(f"hashing {self.path.name}", self.path.stat().st_size) as progress:
+                digest = file_digest(self.path, progress=progress.advance).hex()
+            if self._sha256 not in (None, digest):
+                message = f"{self.original}: it was replaced while it was in use"
+                raise CheckpointError(message, hint="run the same command again when no training writes it")
+            self._sha256 = digest
+        return self._sha256
+
+
+@contextmanager
+def pinned(run: Run, checkpoint: Path, *, by_name: bool = True) -> Iterator[PinnedCheckpoint]:
+    """Pin a checkpoint in the folder of a run, which is not removed meanwhile.
+
+    The pin is a hard link, or a copy if the file system has no links. If it cannot be made, since the run may
+    only be read, the file is hashed before and after it is used. A pin that a killed command has left is
+    removed by the next one.
+
+    Args:
+        by_name: whether to make a second name; else the file is hashed before and after.
+    """
+    if run.pins.is_dir():
+        with suppress(MmfwError, OSError), locked(run.readers):  # nobody reads, so these are left over
+            remove_tree(run.pins)
+    with reading(run):
+        pin, owner = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()  # a fork may end before its owner
+        with suppress(OSError):
+            if by_name:
+                run.pins.mkdir(exist_ok=True)
+                path = Path(mkdtemp(dir=run.pins), checkpoint.name)
+                share(checkpoint, path)
+                pin.path = path
+        if pin.path == checkpoint:
+            pin.sha256()
+        try:
+            with pin.named():
+                yield pin
+        finally:
+            if pin.path != checkpoint and os.getpid() == owner:
+                with suppress(OSError):
+                    remove_tree(pin.path.parent)
+                    run.pins.rmdir()  # the last one

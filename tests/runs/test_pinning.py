@@ -1,0 +1,92 @@
+"""Checkpoints that are replaced while they are in use."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import CheckpointError
+from mmf_win.files import write_bytes
+from mmf_win.runs.folder import Run
+from mmf_win.runs.pinning import PinnedCheckpoint, pinned
+
+OLD, NEW = b"old weights", b"new weights"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    run = Run.create(tmp_path, "run")
+    run.checkpoints.mkdir()
+    (run.checkpoints / "best.ckpt").write_bytes(OLD)
+    return run
+
+
+def replace_best(run: Run) -> None:
+    """Do what training does after a validation that is the best so far."""
+    write_bytes(run.checkpoints / "best.ckpt", NEW)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_pin_keeps_the_bytes_and_is_gone_afterwards(
+    run: Run, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    if not links:
+        monkeypatch.setattr("os.link", refuse)
+    with pinned(run, run.checkpoints / "best.ckpt") as pin:
+        assert (pin.path.name, pin.path.stat().st_nlink) == ("best.ckpt", 2 if links else 1)
+        replace_best(run)
+        assert pin.path.read_bytes() == OLD
+        assert pin.sha256() == hashlib.sha256(OLD).hexdigest()
+        pin.require_unchanged()
+    assert not run.pins.exists()
+
+
+def refuse(*_: object) -> None:
+    """Fail as a file system without links, or a folder that may only be read."""
+    raise PermissionError(1, "Operation not permitted")
+
+
+@pytest.fixture
+def unpinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PinnedCheckpoint]:
+    """A checkpoint of a run that may only be read, by a stand-in for the system."""
+    monkeypatch.setattr("mmf_win.runs.pinning.share", refuse)
+    with pinned(run, run.checkpoints / "best.ckpt") as pin:
+        assert pin.path == pin.original
+        yield pin
+
+
+def test_without_a_pin_a_file_that_stays_is_accepted(unpinned: PinnedCheckpoint) -> None:
+    unpinned.require_unchanged()
+    assert unpinned.sha256() == hashlib.sha256(OLD).hexdigest()
+
+
+def test_without_a_pin_a_file_that_was_replaced_is_refused_by_its_name(
+    run: Run, unpinned: PinnedCheckpoint
+) -> None:
+    replace_best(run)
+    with pytest.raises(CheckpointError, match=r"best\.ckpt: it was replaced"):
+        unpinned.require_unchanged()
+    with pytest.raises(CheckpointError):
+        unpinned.sha256()
+
+
+def test_an_error_names_the_file_that_the_user_knows(run: Run) -> None:
+    best = run.checkpoints / "best.ckpt"
+    with pytest.raises(CheckpointError) as caught, pinned(run, best) as pin:
+        raise CheckpointError(f"{pin.path}: it is damaged", hint=f"look at {pin.path}")
+    assert (str(caught.value), caught.value.hint) == (f"{best}: it is damaged", f"look at {best}")
+
+
+def test_pins_of_a_killed_command_are_removed_by_the_next_one_but_not_those_in_use(run: Run) -> None:
+    left_over = run.pins / "of a killed one" / "best.ckpt"
+    left_over.parent.mkdir(parents=True)
+    left_over.write_bytes(OLD)
+    with pinned(run, run.checkpoints / "best.ckpt") as first:
+        assert not left_over.exists()
+        with pinned(run, run.checkpoints / "best.ckpt") as second:
+            assert first.path.exists() and second.path.exists()
+        assert first.path.exists()
+    assert not run.pins.exists()
