@@ -56,7 +56,7 @@ def test_weights_that_training_replaces_meanwhile_do_not_get_the_score(
     assert {record["split"] for record in records} == {"test_seen", "test_unseen"}
     assert {record["members"][0]["checkpoint_sha256"] for record in records} == {weights}
     [made] = run.reports.glob("*_test_unseen_*.csv")
-    again = tool("predict", run.id, "--split", "test_unseen", "--no-report")
+    [again] = predict(tool, "--checkpoint", str(best), "--split", "test_unseen", "--no-report")
     assert [row.proba for row in read_predictions(made)] != probabilities(again), "of the other weights"
 
 
