@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -14,6 +17,7 @@ T = TypeVar("T")
 Advance: TypeAlias = Callable[[int], None]
 """Called with the number of bytes just done."""
 
+_ROOT = Path("/")
 _TICK = 0.05  # on Windows, Ctrl+C does not interrupt a wait
 _MOST_WORKERS = 4  # more of them would wait for the disk, and each needs memory
 
@@ -85,11 +89,47 @@ def worker_count() -> int:
     return min(processors(), _MOST_WORKERS)
 
 
-def processors() -> int:
-    """How many processors this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def processors(root: Path = _ROOT) -> int:
+    """Return how many processors this process may use: those of its affinity, and no more than its quota.
+
+    Args:
+        root: the folder that holds ``proc`` and ``sys``.
+    """
+    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    usable = getattr(os, "process_cpu_count", lambda: usable)() or 1  # Python 3.13: the user may set it
+    return math.ceil(min(usable, cpu_quota(root)))
+
+
+def cpu_quota(root: Path = _ROOT) -> float:
+    """Return how many processors' time the control groups of this process allow; infinity without a limit.
+
+    The smallest quota of its groups and those above them counts
+    (https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/scheduler/sched-bwc.html).
+    """
+    quotas = [math.inf]
+    with suppress(OSError):  # only Linux has this file
+        for line in os.fsdecode(Path(root, "proc/self/cgroup").read_bytes()).splitlines():
+            _, controllers, group = line.split(":", 2)
+            base, parts = Path(root, "sys/fs/cgroup", "cpu" if controllers else ""), group.split("/")[1:]
+            if not controllers or "cpu" in controllers.split(","):
+                # In a container, the group itself may not be visible, but the root is.
+                quotas += [_quota_of(base.joinpath(*parts[:depth])) for depth in range(len(parts) + 1)]
+    return min(quotas)
+
+
+def _quota_of(group: Path) -> float:
+    """Return the quota of one control group of version 2 or 1, in processors."""
+    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
+        with suppress(OSError, ValueError, ZeroDivisionError):  # without a limit, the quota is "max" or -1
+            quota, period = map(int, b" ".join((group / name).read_bytes() for name in names).split())
+            return quota / period if quota > 0 else math.inf
+    return math.inf
+
+
+def limit_threads(root: Path = _ROOT) -> None:
+    """Have libraries start no more threads than the CPU quota allows, which they do not read themselves."""
+    if cpu_quota(root) < (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_NUM_THREADS", str(processors(root)))
 
 
 def share_out(tasks: Iterable[T], count: int, size: Callable[[T], int]) -> list[list[T]]:

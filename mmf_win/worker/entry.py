@@ -24,6 +24,7 @@ from mmf_win import __version__
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.protocol import Attempt, Exit
+from mmf_win.threads import limit_threads
 from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import config_path
 from mmf_win.worker.launcher import join, launch, take_gpu
@@ -50,6 +51,7 @@ def main(request_file: Path) -> int:
         end = launch(request, request_file, stop, be_rank)
     else:
         os.environ[_REQUEST] = str(request_file)
+        limit_threads()
         end = perform(request, stop)
     stop.defer_stop()
     report(end, request)
