@@ -142,8 +142,12 @@ def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -
         return report(_usage_error(error))
     except (KeyboardInterrupt, click.Abort):
         return report(Interrupted("interrupted"))
-    except SystemExit:  # how click leaves when the reader of our output has seen enough
-        return 0
+    except SystemExit as end:
+        *_, (frame, _) = traceback.walk_tb(end.__traceback__)
+        # click itself leaves when the reader of our output has seen enough.
+        if not end.code or frame.f_globals["__name__"] == "click.core":
+            return 0
+        return report(MmfwError(f"a library ended mmfw by sys.exit({end.code!r})"))
     except OSError as error:
         return report(_system_error(error))
     except MemoryError:

@@ -109,8 +109,18 @@ def flush(path: Path) -> None:
 
 def free_space(path: Path) -> int | None:
     """Free bytes on the disk that ``path`` is on, or will be on once it exists; None for a missing drive."""
-    existing = next((parent for parent in (path, *path.parents) if parent.is_dir()), None)
+    existing = _existing_folder(path)
     return None if existing is None else shutil.disk_usage(existing).free
+
+
+def disk_of(path: Path) -> int | None:
+    """Return the device number of the disk that ``path`` is on, or will be on; None for a missing drive."""
+    existing = _existing_folder(path)
+    return None if existing is None else existing.stat().st_dev
+
+
+def _existing_folder(path: Path) -> Path | None:
+    return next((parent for parent in (path, *path.parents) if parent.is_dir()), None)
 
 
 def write_bytes(path: Path, content: bytes) -> None:

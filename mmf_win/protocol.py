@@ -260,7 +260,9 @@ class Attempt:
         """Append one event, in one write; ``t`` is seconds since the epoch."""
         event = {"t": round(time.time(), 3), "kind": kind, "attempt": self.attempt.path.name, **values}
         with naming(self.events), self.events.open("a+b", buffering=0) as file:
-            file.write(b"\n" * _is_torn(file) + json_bytes(event))
+            line = b"\n" * _is_torn(file) + json_bytes(event)
+            while line:  # the last byte that fits on a disk is written without an error
+                line = line[file.write(line) :]
             if kind == "saving":  # no power cut may leave a checkpoint of which nothing tells
                 os.fsync(file.fileno())
 

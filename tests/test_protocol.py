@@ -1,6 +1,9 @@
 import json
 import re
+import sys
 from pathlib import Path
+
+import pytest
 
 from mmf_win import protocol
 from mmf_win.protocol import Attempt, EventReader, Exit, read_events
@@ -71,3 +74,21 @@ def test_every_kind_of_event_that_is_written_is_documented() -> None:
     documented = set(re.findall(r"^    (\w+)  ", protocol.__doc__ or "", re.MULTILINE))
     assert "train_started" in written
     assert written == documented
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no size of a file")
+def test_an_event_of_which_a_part_alone_fits_is_an_error(tmp_path: Path) -> None:
+    import resource
+
+    log = EventLog(tmp_path / "events.jsonl", "1")
+    log.write("note", text="first")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "events.jsonl").stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            log.write("note", text="second")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.filename == str(tmp_path / "events.jsonl")
+    log.write("note", text="third")
+    assert [event["text"] for event in read_events(tmp_path / "events.jsonl")] == ["first", "third"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from mmf_win.errors import DataError, MmfError, PasswordError, UsageError
+from mmf_win.files import disk_of
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import Unpacked
@@ -42,9 +44,14 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
         wanted = [each for each, finding in found.items() if finding.state in states]
         _require_usable_source(wanted, mirror)
         # As far as the servers tell how large it is. MMF's features take 7 GB packed and 14 GB unpacked.
-        lengths = bytes_to_download(wanted, mirror).items()
-        if room := sum((3 if isinstance(each, Unpacked) else 1) * (n or 0) for each, n in lengths):
-            require_space(places.data_dir, room)
+        needed: Counter[int | None] = Counter()
+        folders = {disk_of(each.folder): each.folder for each in wanted}
+        for each, length in bytes_to_download(wanted, mirror).items():
+            needed[disk_of(each.folder)] += (3 if isinstance(each, Unpacked) else 1) * (length or 0)
+        for disk, room in needed.items():
+            is_data = folders[disk].is_relative_to(places.data_dir)
+            if room:
+                require_space(folders[disk], room, "--data-dir" if is_data else "TORCH_HOME or HF_HOME")
         for each in wanted:
             try:
                 each.fetch(mirror, found[each])

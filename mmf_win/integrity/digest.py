@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from mmf_win.files import require_end
 from mmf_win.threads import Advance, ignore
 
 GitFile: TypeAlias = tuple[str, str]
@@ -22,6 +23,7 @@ _PIECE = 1 << 20
 def file_digest(path: Path, progress: Advance = ignore) -> bytes:
     """The SHA-256 of a file; an OSError where it cannot be read."""
     hasher = hashlib.sha256()
+    require_end(path)
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             hasher.update(piece)

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 
 from zlib_ng import zlib_ng
 
+from mmf_win.files import require_end
 from mmf_win.threads import Advance, ignore
 
 # The first bytes of torch's file format before 1.6: its magic number, pickled.
@@ -38,6 +39,7 @@ def problem(path: Path, advance: Advance = ignore) -> str | None:
     if path.is_dir():
         return "it is a folder"
     try:
+        require_end(path)
         with path.open("rb") as file:
             if file.read(len(_LEGACY)) == _LEGACY:
                 return None
@@ -55,6 +57,7 @@ def plain_contents(path: Path) -> Any:
     where it cannot be read at all, and ValueError where it cannot be read as such a file.
     """
     try:
+        require_end(path)
         with zipfile.ZipFile(path) as archive, archive.open(_pickled(archive.infolist())) as file:
             return _Plain(file).load()
     except OSError:

@@ -12,7 +12,7 @@ from mmf_win.console import did_you_mean, iso, shell_line
 from mmf_win.errors import DataError, NoRun
 from mmf_win.paths import expanded
 from mmf_win.runs import presets
-from mmf_win.runs.folder import SPECIFICATION, SWEEPS, Run, is_task
+from mmf_win.runs.folder import ATTEMPTS, SPECIFICATION, SWEEPS, Run, is_task
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -62,7 +62,7 @@ def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
     """The runs that an id, a name, a time, or a run's or task's folder may mean, the newest first."""
     for path in (expanded(wanted).absolute(), save_dir / wanted) if wanted else ():
         own = Run(path.resolve() if ".." in path.parts else path)
-        if own.request_file.is_file():
+        if _is_run(own.path):
             yield own
             return
         if is_task(own.path):
@@ -138,4 +138,10 @@ def _instead(save_dir: Path, wanted: str | None) -> str:
 
 def owner(file: Path) -> Run | None:
     """The run whose folder a file lies in."""
-    return next((Run(parent) for parent in file.parents if Run(parent).request_file.is_file()), None)
+    return next((Run(parent) for parent in file.parents if _is_run(parent)), None)
+
+
+def _is_run(folder: Path) -> bool:
+    """Return whether a folder is that of a run, and not of one of its attempts, which have requests, too."""
+    of_attempt = folder.parent.name == ATTEMPTS and Run(folder.parents[1]).request_file.is_file()
+    return Run(folder).request_file.is_file() and not of_attempt

@@ -198,19 +198,19 @@ def _sync_disk_of(path: Path) -> bool:
     return failed == 0
 
 
-def require_space(folder: Path, needed: int) -> None:
+def require_space(folder: Path, needed: int, chosen_by: str = "--data-dir") -> None:
     """Refuse to begin what will not fit: so many bytes in a folder that need not exist yet.
 
     Raises ResourceError where the disk has not that much and a reserve of 64 MiB, and UsageError where there
-    is no such drive.
+    is no such drive; ``chosen_by`` is the option or variable that names another folder.
     """
     free = free_space(folder)
     if free is None:
         message = f"{folder}: there is no drive {folder.anchor}"
-        raise UsageError(message, hint="choose another with --data-dir")
+        raise UsageError(message, hint=f"choose another with {chosen_by}")
     if free < needed + _RESERVE:
         message = f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free"
-        hint = "free some space, or choose a folder on another disk with --data-dir"
+        hint = f"free some space, or choose a folder on another disk with {chosen_by}"
         raise ResourceError(message, hint=hint)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import PIL.Image
 
-from mmf_win.files import free_space, remove_tree, replacing
+from mmf_win.files import free_space, remove, replacing
 from mmf_win.worker.compat.patch import after_import
 
 _log = logging.getLogger(__name__)
@@ -80,15 +80,24 @@ class ImageCache(DiskCache):
         return PIL.Image.open(io.BytesIO(self.get(about, ppm))).copy()
 
 
+def _files_in(folder: Path) -> list[tuple[float, int, Path]]:
+    """Return when each file was written, its size in bytes, and its path, the oldest first."""
+    stats = ((path.stat(), path) for path in folder.glob(f"??/{'?' * 32}"))
+    return sorted((stat.st_mtime, stat.st_size, path) for stat, path in stats)
+
+
 def _left(folder: Path) -> int:
-    return LIMIT - sum(path.stat().st_size for path in folder.glob(f"??/{'?' * 32}"))
+    return LIMIT - sum(size for _, size, _ in _files_in(folder))
 
 
 def make_room(folder: Path) -> None:
-    """Remove a cache that is nearly full."""
+    """Remove the oldest files of a cache that is nearly full, until half of it is free."""
     with suppress(OSError):  # another run may be using it
-        if _left(folder) < 0.1 * LIMIT:
-            remove_tree(folder)
+        files, left = _files_in(folder), _left(folder)
+        for _, size, path in files if left < 0.1 * LIMIT else ():
+            if left < 0.5 * LIMIT:
+                remove(path)
+                left += size
 
 
 def use(images: ImageCache) -> None:

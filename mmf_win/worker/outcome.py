@@ -91,7 +91,9 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     outcome: Outcome = next(_outcomes(error, kind, message, trace, places), "internal")
     if not prepared and outcome not in ("interrupted", "host_oom", "disk"):
         outcome = "mmf"
-    if not issubclass(kind, (MmfwError, StopRequested, Diverged)):
+    if isinstance(error, SystemExit):
+        message = f"a library ended the worker by sys.exit({error.code!r})"
+    elif not issubclass(kind, (MmfwError, StopRequested, Diverged)):
         message = f"{kind.__name__}: {message}" if message else kind.__name__
     hint = error.hint if isinstance(error, MmfwError) else None
     if killed := _LOADER_WORKER_KILLED.search(trace):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.cli import main
 from mmf_win.paths import Places
 
 # One process for all: each command's help, an error that names a folder and one that names a word, and JSON.
@@ -36,6 +37,23 @@ def test_a_closed_stdout_is_no_error(home: Path, world: Places, words: list[str]
         run = ["sh", "-c", 'exec "$@" >&-', "sh", *run]
     done = subprocess.run(run, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 0 and "bug" not in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="click knows a closed pipe of POSIX alone")
+def test_a_reader_that_has_seen_enough_is_no_error(home: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "mmf_win", "--help"], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(("exit_code", "code"), [(None, 0), (0, 0), (3, 1), ("no license", 1)])
+def test_a_library_that_ends_the_process_has_failed_unless_its_code_is_0(
+    capsys: pytest.CaptureFixture[str], exit_code: int | str | None, code: int
+) -> None:
+    assert main(lambda: sys.exit(exit_code)) == code
+    assert (f"a library ended mmfw by sys.exit({exit_code!r})" in capsys.readouterr().err) == bool(code)
 
 
 @pytest.mark.parametrize(

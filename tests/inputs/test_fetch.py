@@ -159,6 +159,21 @@ def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
     assert zoo.server.gets == []
 
 
+def test_free_space_is_that_of_the_disk_on_which_each_file_will_lie(zoo: Zoo, small_disk: Path) -> None:
+    (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
+    content = b"resnet" * 1000
+    name = f"resnet152-{sha256(content)[:8]}.pth"
+    zoo.server.files[name] = content
+    need = UrlFile("ResNet-152", small_disk / "torch", zoo.places, (name,), f"{zoo.server.url}/{name}")
+    with pytest.raises(ResourceError, match=r"small disk.*are needed") as raised:
+        fetch(zoo, zoo.fc7, need)
+    assert "TORCH_HOME" in (raised.value.hint or "")
+    assert zoo.server.gets == []
+    places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
+    elsewhere = UrlFile("ResNet-152", zoo.places.cache_dir, places, (name,), f"{zoo.server.url}/{name}")
+    assert fetch_inputs([elsewhere], places, Mirror())[0].state == "intact"
+
+
 def test_a_file_that_is_not_unpacked_needs_no_more_room_than_itself(zoo: Zoo, small_disk: Path) -> None:
     places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
     content = bytes((free_space(small_disk) - (64 << 20)) // 2)

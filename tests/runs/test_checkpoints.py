@@ -1,12 +1,14 @@
 """Choosing a checkpoint by its file alone."""
 
 import os
+import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from mmf_win.errors import CheckpointError
+from mmf_win.integrity.digest import file_digest
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
@@ -143,6 +145,21 @@ def test_another_zip_file_is_no_checkpoint_and_one_of_torch_before_1_6_passes(tm
     path = tmp_path / "old.pth"
     path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.")
     assert checkpoints.problem(path) is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
+def test_a_pipe_is_refused_and_not_waited_for(run: Run) -> None:
+    checkpoint(run.checkpoints / "best.ckpt", 1)
+    os.mkfifo(run.checkpoints / "current.ckpt")
+    assert checkpoints.problem(run.checkpoints / "current.ckpt") == "not a file"
+    assert checkpoints.choose(run, "last").name == "best.ckpt"
+    assert {found.name: found.problem for found in checkpoints.listed(run)} == {
+        "best.ckpt": None,
+        "current.ckpt": "not a file",
+    }
+    assert checkpoints.counts(run.checkpoints / "current.ckpt") is None
+    with pytest.raises(OSError, match="not a file"):
+        file_digest(run.checkpoints / "current.ckpt")
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -137,14 +137,20 @@ def test_where_there_is_no_room_it_says_so_once_and_keeps_what_it_has(
     assert str(world.folder) in once
 
 
-def test_the_next_run_removes_one_that_is_nearly_full(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_run_removes_the_oldest_files_of_one_that_is_nearly_full(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_room(world.folder)  # which is not there
-    world.get()
+    for age, recipe in enumerate("abcd"):
+        before = set(world.files)
+        world.get(recipe)
+        [new] = set(world.files) - before
+        os.utime(new, (age, age))
     size = world.files[0].stat().st_size
-    for limit, stays in ((2 * size, True), (size, False)):
+    for limit, kept in ((5 * size, {0, 1, 2, 3}), (4 * size, {2, 3}), (2 * size, {3})):
         monkeypatch.setattr(image_cache, "LIMIT", limit)
         make_room(world.folder)
-        assert world.folder.exists() == stays
+        assert {path.stat().st_mtime for path in world.files} == kept
 
 
 def test_a_very_long_image_is_kept(world: World) -> None:

@@ -124,6 +124,12 @@ def test_an_error_is_said_in_one_line_with_its_type() -> None:
     assert end.message == "ValueError: one two"
 
 
+@pytest.mark.parametrize("code", [None, 0, 3, "no license"])
+def test_a_library_that_ends_the_worker_is_named_with_its_exit_code(code: int | str | None) -> None:
+    end = classify(caught(SystemExit(code)))
+    assert (end.outcome, end.message) == ("internal", f"a library ended the worker by sys.exit({code!r})")
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("kind", "outcome"),

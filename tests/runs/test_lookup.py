@@ -1,0 +1,35 @@
+"""Which run a folder or a file belongs to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import NoRun
+from mmf_win.runs.folder import Run
+from mmf_win.runs.lookup import find_run, owner
+
+REPORT = "reports/test.csv"
+
+
+@pytest.mark.parametrize("name", ["mmbt", "attempts"])
+@pytest.mark.parametrize("file", [REPORT, "attempts/1/raw/test.csv", "attempts/1/test.csv"])
+def test_a_file_below_an_attempt_belongs_to_the_run(tmp_path: Path, name: str, file: str) -> None:
+    run = Run(tmp_path / name / "2026-01-01T00-00-00")
+    for folder in (run.path, run.path / "attempts" / "1"):
+        folder.mkdir(parents=True)
+        (folder / "request.json").write_text("{}", encoding="utf-8")
+    assert owner(run.path / file) == run
+    assert owner(tmp_path / REPORT) is None
+
+
+def test_the_folder_of_an_attempt_is_no_run(tmp_path: Path) -> None:
+    run = Run(tmp_path / "mmbt" / "2026-01-01T00-00-00")
+    run.path.mkdir(parents=True)
+    run.request_file.write_text("{}", encoding="utf-8")
+    attempt = run.new_attempt()
+    attempt.request.write_text("{}", encoding="utf-8")
+    assert find_run(tmp_path, str(run.path)) == run
+    with pytest.raises(NoRun):
+        find_run(tmp_path, str(attempt.path))
