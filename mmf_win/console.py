@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _OF_CMD = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image", "task"]
-_TIMES = {"t", "created", "started", "verified", "written"}
-"""What is in seconds since the epoch in our files, and so in what is printed of them."""
 _NARROWEST = 7
 """Letters that a column of text keeps on a narrow terminal."""
+
+
+class Timestamp(float):
+    """A time in seconds since the epoch."""
 
 
 class _Stderr:
@@ -155,7 +157,7 @@ def colour(text: str, code: int) -> str:
 
 
 def print_json(value: object, *, on_one_line: bool = False) -> None:
-    """One JSON value on stdout, paths as text, times as :func:`iso` writes them.
+    """One JSON value on stdout, paths as text, each :class:`Timestamp` as :func:`iso` writes it.
 
     ASCII only: a Windows pipe may not speak UTF-8.
     """
@@ -163,14 +165,11 @@ def print_json(value: object, *, on_one_line: bool = False) -> None:
 
 
 def _timed(value: Any) -> Any:
+    if isinstance(value, Timestamp):
+        return iso(value)
     if isinstance(value, (list, tuple)):
         return [_timed(entry) for entry in value]
-    if not isinstance(value, Mapping):
-        return value
-    return {
-        key: iso(entry) if key in _TIMES and isinstance(entry, float) else _timed(entry)
-        for key, entry in value.items()
-    }
+    return {key: _timed(entry) for key, entry in value.items()} if isinstance(value, Mapping) else value
 
 
 def print_tree(tree: dict[str, Any], as_json: bool) -> None:
@@ -182,9 +181,9 @@ def print_tree(tree: dict[str, Any], as_json: bool) -> None:
 
 def size(n: float) -> str:
     """A number of bytes for people, in powers of 1024: ``3.4 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(n) < 1024:
-            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+    for unit, digits in {"B": 0, "KiB": 1, "MiB": 1, "GiB": 1}.items():
+        if abs(round(n, digits)) < 1024:
+            return f"{n:.{digits}f} {unit}"
         n /= 1024
     return f"{n:.1f} TiB"
 

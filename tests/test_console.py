@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import subprocess
 import sys
@@ -10,14 +11,27 @@ from types import SimpleNamespace
 import pytest
 
 from mmf_win import console
-from mmf_win.console import Progress
+from mmf_win.console import Progress, Timestamp
 
 
 def test_sizes_and_durations_are_for_people() -> None:
-    sizes = [console.size(n) for n in (0, 1023, 1536, 3.4 * 2**30, 2**41)]
-    assert sizes == ["0 B", "1023 B", "1.5 KiB", "3.4 GiB", "2.0 TiB"]
+    sizes = [console.size(n) for n in (0, 1023, 1536, 3.4 * 2**30, 2**41, -1536)]
+    assert sizes == ["0 B", "1023 B", "1.5 KiB", "3.4 GiB", "2.0 TiB", "-1.5 KiB"]
+    rounded = [console.size(n) for n in (1023.5, 2**20 - 52, 2**20 - 1, 2**30 - 1, 2**40 - 1)]
+    assert rounded == ["1.0 KiB", "1023.9 KiB", "1.0 MiB", "1.0 GiB", "1.0 TiB"]
     durations = [console.duration(seconds) for seconds in (0.4, 59.6, 200, 3600, 7500)]
     assert durations == ["0 s", "1 min", "3 min 20 s", "1 h", "2 h 5 min"]
+
+
+def test_times_in_json_are_known_by_their_type_and_not_by_their_key(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    told = {"temperature": {"t": 0.07, "created": 1.5}, "list": [{"started": Timestamp(1e9)}]}
+    console.print_json(told)
+    assert json.loads(capsys.readouterr().out) == {
+        "temperature": {"t": 0.07, "created": 1.5},
+        "list": [{"started": "2001-09-09T01:46:40+00:00"}],
+    }
 
 
 def test_a_table_aligns_numbers_to_the_right_and_shows_what_is_missing() -> None:

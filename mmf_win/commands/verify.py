@@ -10,7 +10,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.overrides import split_words
-from mmf_win.console import aligned, moment, print_json, say, shell_line, size, with_rest_counted
+from mmf_win.console import aligned, iso, moment, print_json, say, shell_line, size, with_rest_counted
 from mmf_win.doctor.verify import PARTS, verify
 from mmf_win.errors import DataError, UsageError
 from mmf_win.integrity.finding import Finding
@@ -67,9 +67,10 @@ def meant(
 
 def to_json(finding: Finding) -> dict[str, Any]:
     """Plain values, for scripts."""
-    named = ("part", "what", "folder", "state", "problems", "repaired", "verified")
+    named = ("part", "what", "folder", "state", "problems", "repaired")
     return {
         **{name: getattr(finding, name) for name in named},
+        "verified": iso(finding.verified),
         "against": finding.against or None,
         "bytes": finding.size,
         "error": str(finding.error) if finding.error else None,

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mmf_win.console import Progress
+from mmf_win.console import Progress, Timestamp
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.coverage import coverage
 from mmf_win.dataset.own_memes import annotations_beside
@@ -258,7 +258,7 @@ class _Team:
                 for member in members
             ],
             "versions": versions,
-            "created": round(time.time(), 3),
+            "created": Timestamp(round(time.time(), 3)),
         }
         if len({member["checkpoint_sha256"] for member in facts["members"]}) < len(members):
             _log.warning("some of the members have the same weights, and count as often as they are named")

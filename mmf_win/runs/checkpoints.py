@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from mmf_win.console import Progress
+from mmf_win.console import Progress, Timestamp
 from mmf_win.errors import CheckpointError
 from mmf_win.files import share
 from mmf_win.integrity import torch_file
@@ -48,7 +48,7 @@ class SavedCheckpoint:
     epoch: int | None
     auroc: float | None
     size: int
-    written: float
+    written: Timestamp
     same_as: tuple[str, ...]
     problem: str | None
 
@@ -205,7 +205,7 @@ def listed(run: Run) -> list[SavedCheckpoint]:
                     epoch=counted.epoch if counted else None,
                     auroc=scores.get(counted.update) if counted else None,
                     size=stats[path].st_size,
-                    written=stats[path].st_mtime,
+                    written=Timestamp(stats[path].st_mtime),
                     same_as=tuple(shown[other] for other in paths if other != path),
                     problem=problem,
                 )

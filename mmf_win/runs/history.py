@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmf_win.console import first_few
+from mmf_win.console import Timestamp, first_few
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError
 from mmf_win.locking import is_locked
@@ -85,7 +85,7 @@ class Summary:
     seed: int | None = None
     mmf: str | None = None
     differs: str | None = None
-    started: float | None = None
+    started: Timestamp | None = None
     seconds: float = 0.0
     size: int = 0
 
@@ -192,7 +192,7 @@ def _line(known: Record, test_split: str | None, differs: str | None) -> Summary
         seed=next(begun, request.number("seed")),
         mmf=request.mmf or None,
         differs=differs,
-        started=request.created,
+        started=Timestamp(request.created),
         seconds=round(_seconds(events), 1),
         size=size_of(run),
     )
@@ -248,7 +248,7 @@ def details(run: Run) -> dict[str, Any]:
         "loaded": [weights_loaded(event) for event in events if event["kind"] == "loaded"],
         "trained_on": next((asdict(on) for on in map(Coverage.read, trained) if on is not None), None),
         "attempts": [
-            {key: event[key] for key in ("attempt", "t") if key in event}
+            {key: kind(event[key]) for key, kind in (("attempt", str), ("t", Timestamp)) if key in event}
             for event in events
             if event["kind"] == "run_started"
         ],

@@ -1,10 +1,12 @@
 import errno
+import json
 import sys
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
 
+from mmf_win.console import print_json
 from mmf_win.errors import CheckpointError, DataError, UsageError
 from mmf_win.locking import locked
 from mmf_win.protocol import Exit, Outcome
@@ -45,6 +47,15 @@ def test_a_run_is_found_by_its_name_id_or_time_and_without_one_the_newest_is_mea
         assert lookup.find_run(tmp_path, wanted) == newest_of_a
     assert lookup.find_run(tmp_path, None) == newest
     assert lookup.newest(tmp_path, None, lambda run: run, "mmbt_grid") == newest
+
+
+def test_the_times_of_a_run_are_dates_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    events(run, {"kind": "run_started", "t": 1e9})
+    print_json(history.details(run))
+    told = json.loads(capsys.readouterr().out)
+    assert told["started"] == "1970-01-12T13:46:40+00:00"
+    assert told["attempts"] == [{"attempt": "1", "t": "2001-09-09T01:46:40+00:00"}]
 
 
 def test_a_run_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
