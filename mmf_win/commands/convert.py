@@ -70,7 +70,7 @@ def command(
         manifest = require_list(Places.resolve(archive).dataset) if data_dir is None else None
     if manifest and manifest.result:
         places = Places.resolve(archive)
-        result = replace(Conversion.from_json(manifest.result), already_done=True, seconds=0.0)
+        result = replace(Conversion.read(manifest), already_done=True, seconds=0.0)
     else:
         result = convert(archive, places, **how)
     if as_json:

@@ -10,10 +10,9 @@ import hashlib
 import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any
 
 from mmf_win.archives import Archive, Ask, open_archive
 from mmf_win.console import first_few, shell_line
@@ -23,7 +22,7 @@ from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DatasetError
 from mmf_win.files import share
-from mmf_win.integrity.manifest import Manifest, Source, damaged, noted, undamaged
+from mmf_win.integrity.manifest import Manifest, Source, damaged, noted, parse, undamaged
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.unpacking.extract import install, install_repaired, make_manifest
@@ -55,8 +54,8 @@ class Conversion:
         already_done: whether an earlier conversion of the same archive was intact, and nothing was done.
     """
 
-    splits: Mapping[str, SplitSummary]
-    shared_ids: Mapping[str, int]
+    splits: dict[str, SplitSummary]
+    shared_ids: dict[str, int]
     images: int
     extra_images: int
     sha256: str | None
@@ -65,11 +64,12 @@ class Conversion:
     seconds: float
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Conversion:
-        """What ``asdict`` made of one; there was more in it once."""
-        known = {each.name: value[each.name] for each in fields(cls)}
-        splits = {split: SplitSummary(**summary) for split, summary in known["splits"].items()}
-        return cls(**{**known, "splits": splits})
+    def read(cls, manifest: Manifest) -> Conversion:
+        """Return what a manifest remembers; raise DamagedManifest where a field is missing."""
+        known, folder = dict(manifest.result), manifest.folder
+        if isinstance(splits := known.get("splits"), dict):
+            known["splits"] = {split: parse(SplitSummary, each, folder) for split, each in splits.items()}
+        return parse(cls, known, folder)
 
 
 def convert(
@@ -99,7 +99,7 @@ def convert(
     manifest = None if listed is None or listed.was_changed else listed
     if manifest is not None and manifest.result and same and not force:
         repaired = repair_dataset(places, source, ask=ask)
-        earlier = Conversion.from_json(manifest.result)
+        earlier = Conversion.read(manifest)
         seconds = time.monotonic() - started
         return replace(earlier, already_done=not repaired, seconds=seconds)
     archive = open_archive(source, ask)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from mmf_win.dataset.annotations import Row, count_rows
 from mmf_win.errors import DataError
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import Manifest
+from mmf_win.integrity.manifest import Manifest, parse
 from mmf_win.paths import DatasetPaths
 
 
@@ -93,12 +93,16 @@ class Coverage:
 
 
 def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
-    """What the conversion found in a split; None where none wrote its file, or it was changed since then."""
+    """What the conversion found in a split; None where none wrote its file, or it was changed since then.
+
+    Raises DamagedManifest where the conversion's record of it lacks a field.
+    """
+    file, summary = paths.split(split), None
     with suppress(DataError, OSError, KeyError, TypeError, AttributeError):
-        manifest, file = Manifest.load(paths.root), paths.split(split)
+        manifest = Manifest.load(paths.root)
         if manifest and manifest.files[f"annotations/{file.name}"].sha256 == file_digest(file).hex():
-            return SplitSummary(**manifest.result["splits"][split])
-    return None
+            summary = manifest.result["splits"][split]
+    return None if summary is None else parse(SplitSummary, summary, paths.root)
 
 
 def is_own_set(paths: DatasetPaths) -> bool:

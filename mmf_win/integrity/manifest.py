@@ -24,13 +24,16 @@ from dataclasses import asdict, astuple, dataclass, field, replace
 from os import stat_result
 from pathlib import Path
 from sys import platform
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from mmf_win.console import Progress
 from mmf_win.errors import DamagedManifest, DataError
 from mmf_win.files import files_below, json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import repair_line
+from mmf_win.protocol import known_fields
+
+T = TypeVar("T")
 
 SUMS = "SHA256SUMS"
 """The file's name."""
@@ -235,20 +238,35 @@ def damaged(folder: Path, what: str, line: int | None = None) -> DamagedManifest
 
 def noted(folder: Path) -> Manifest | None:
     """The manifest of a folder without its files, even if its ``SHA256SUMS`` is damaged; None if unknown."""
-    known, sums, _ = _read_notes(folder)
-    return known if sums else None
+    with suppress(DamagedManifest):
+        known, sums, _ = _read_notes(folder)
+        return known if sums else None
+    return None
+
+
+def parse(kind: type[T], values: object, folder: Path) -> T:
+    """Return a dataclass of values in the notes of a folder, without the fields of later versions.
+
+    Raises DamagedManifest where a field is missing or has another type.
+    """
+    try:
+        return kind(**known_fields(kind, values))
+    except (TypeError, ValueError) as error:
+        message = f"{folder / _NOTES}: damaged {kind.__name__}: {str(error).rpartition('__init__() ')[2]}"
+        raise DamagedManifest(message, hint="delete this file, and unpack the archive with --force") from None
 
 
 def _read_notes(folder: Path) -> tuple[Manifest, str | None, Mapping[str, int]]:
     """The manifest of a folder without its files, the hash of their list, and their sizes.
 
-    All of it is empty where the notes are missing or damaged.
+    All of it is empty where the notes are missing or damaged. Raises DamagedManifest where they lack a field
+    of the source.
     """
     try:
         notes = read_json(folder / _NOTES)
         if notes["format"] != _FORMAT or notes["basis"] not in get_args(Basis):
             raise ValueError("notes of another version")
-        source = notes["source"] and Source(**notes["source"])
+        source = notes["source"] and parse(Source, notes["source"], folder)
         known, sums = Manifest(folder, {}, notes["basis"], source, dict(notes["result"])), notes["sums"]
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return Manifest(folder, {}), None, {}

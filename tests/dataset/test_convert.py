@@ -64,7 +64,8 @@ def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(archive: Pat
     assert result.shared_ids == {"dev_seen & dev_unseen": 2}
     assert (result.images, result.extra_images, result.already_done) == (16, 0, False)
     assert (result.known, len(result.sha256 or "")) == (False, 64)
-    assert Conversion.from_json({"target": "as it was once recorded", **asdict(result)}) == result
+    remembered = Manifest(places.dataset.root, {}, result={"target": "once recorded", **asdict(result)})
+    assert Conversion.read(remembered) == result
     assert (archive.read_bytes(), archive.stat().st_mtime_ns) == before
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage, converted, coverage
-from mmf_win.errors import DatasetError
+from mmf_win.errors import DamagedManifest, DatasetError
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths, Places
 from tests.worlds import hostile
@@ -73,7 +73,7 @@ def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
         coverage(by_mmf, "nobody")
 
 
-@pytest.mark.parametrize("result", [{}, {"splits": {}}, {"splits": {"dev_seen": {"of": "a later mmfw"}}}])
+@pytest.mark.parametrize("result", [{}, {"splits": {}}, {"splits": None}])
 def test_a_result_that_says_nothing_of_a_split_is_no_trouble(
     dataset: DatasetPaths, result: dict[str, Any]
 ) -> None:
@@ -81,6 +81,35 @@ def test_a_result_that_says_nothing_of_a_split_is_no_trouble(
     assert manifest is not None
     replace(manifest, result=result).save()
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, None)
+
+
+def change_summary(paths: DatasetPaths, **values: object) -> None:
+    """Change what the conversion remembers of dev_seen; None removes a field."""
+    manifest = Manifest.load(paths.root)
+    assert manifest is not None
+    splits = manifest.result["splits"]
+    summary = {name: value for name, value in (splits["dev_seen"] | values).items() if value is not None}
+    replace(manifest, result={**manifest.result, "splits": {**splits, "dev_seen": summary}}).save()
+
+
+def test_a_partial_split_stays_one_in_the_record_of_a_later_version(
+    dataset: DatasetPaths, user_dir: Path, places: Places
+) -> None:
+    change_summary(dataset, of="a later mmfw")
+    assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
+    assert convert(user_dir / "copy.zip", places, allow_missing=True).already_done
+
+
+@pytest.mark.parametrize(("field", "value"), [("missing", None), ("missing", "two"), ("rows", None)])
+def test_a_record_that_lacks_a_field_is_an_error_and_not_a_full_split(
+    dataset: DatasetPaths, user_dir: Path, places: Places, field: str, value: object
+) -> None:
+    change_summary(dataset, **{field: value})
+    for use in (lambda: coverage(dataset, "dev_seen"), lambda: convert(user_dir / "copy.zip", places)):
+        with pytest.raises(DamagedManifest, match=rf"SHA256SUMS\.json: .*{field}"):
+            use()
+    convert(user_dir / "copy.zip", places, allow_missing=True, force=True)
+    assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
 
 
 @pytest.mark.parametrize("value", [None, [], {}, {"split": "dev", "rows": None}, {"split": 1, "rows": 2}])

@@ -13,7 +13,7 @@ import pytest
 from mmf_win.errors import DamagedManifest
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.digest import file_digest, git_id, git_tree_id
-from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files
+from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files, noted
 from mmf_win.integrity.verify import find_damage, record_hashes
 from tests.worlds.memes import Files, lay_out
 from tests.worlds.mmf_sources import TREE, TREE_ID
@@ -133,6 +133,21 @@ def test_a_damaged_cache_of_checks_and_sizes_takes_nothing_else_along(
     assert (manifest.basis, manifest.source, manifest.checks) == ("published", source, {})
     assert find_damage(manifest) == []
     assert manifest.checks.keys() == FILES.keys()
+
+
+def test_a_source_may_have_fields_of_a_later_version_and_lacks_none(folder: Path) -> None:
+    source = Source("features.tar.gz", 123, 456, "", "0" * 64)
+    replace(record_hashes(folder, FILES), basis="published", source=source).save()
+    _, path = manifest_files(folder)
+    notes = read_json(path)
+    write_json(path, {**notes, "source": {**notes["source"], "later": 1}})
+    manifest = Manifest.load(folder)
+    assert manifest is not None and (manifest.basis, manifest.source) == ("published", source)
+    del notes["source"]["size"]
+    write_json(path, notes)
+    with pytest.raises(DamagedManifest, match=rf"{path.name}: .*size"):
+        Manifest.load(folder)
+    assert noted(folder) is None
 
 
 def test_checks_are_not_noted_beside_the_list_of_another(folder: Path) -> None:
