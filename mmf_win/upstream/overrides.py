@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmf_win.console import first_few, shell_line
 from mmf_win.errors import UsageError
@@ -39,18 +39,38 @@ RESERVED = {
 }
 """Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""
 
-_RATE = "optimizer.params.lr"
-# The least that each may be; all but the rate are counts.
-_LEAST = {
-    _RATE: 0,
-    **dict.fromkeys(("training.batch_size", "training.update_frequency", "training.log_interval"), 1),
-    **dict.fromkeys(("training.max_updates", "training.max_epochs"), 1),
-    **dict.fromkeys(("training.checkpoint_interval", "training.evaluation_interval"), 1),
-    "training.num_workers": 0,
-    "training.seed": -1,  # which stands for any
+
+class _Range(NamedTuple):
+    """The numbers that a key may have: ``least`` or more, and less than ``below``."""
+
+    least: float
+    below: float = math.inf
+    whole: bool = False
+
+    def has(self, value: Any) -> bool:
+        """Return whether a value is one of these numbers."""
+        is_kind = isinstance(value, int) or not self.whole
+        return _is_number(value) and is_kind and self.least <= value < self.below
+
+    def __str__(self) -> str:
+        below = f" and below {self.below}" if self.below < math.inf else ""
+        return f"a {'whole ' if self.whole else ''}number of {self.least} or more{below}"
+
+
+_BETAS = "optimizer.params.betas"
+_INTERVALS = ("checkpoint_interval", "evaluation_interval", "log_interval", "update_frequency")
+_COUNTS = ("batch_size", "max_updates", "max_epochs", "warmup_iterations")
+_RANGES = {
+    **{f"optimizer.params.{name}": _Range(0) for name in ("lr", "eps", "weight_decay", "momentum")},
+    _BETAS: _Range(0, 1),
+    "scheduler.params.num_warmup_steps": _Range(0, whole=True),
+    "scheduler.params.num_training_steps": _Range(1, whole=True),
+    **{f"training.{name}": _Range(0) for name in ("max_grad_l2_norm", "lr_ratio", "warmup_factor")},
+    **{f"training.{name}": _Range(0, whole=True) for name in ("num_workers", "early_stop.patience")},
+    **{f"training.{name}": _Range(1, whole=True) for name in (*_INTERVALS, *_COUNTS)},
+    "training.seed": _Range(-1, 2**32, whole=True),  # -1 stands for any, and numpy takes no more
 }
-_MOST_SEED = 2**32 - 1
-_MAY_BE_NONE = {"training.max_updates", "training.max_epochs", "training.seed"}
+_MAY_BE_NONE = {"training.max_updates", "training.max_epochs", "training.seed", "training.max_grad_l2_norm"}
 _RUN_TYPES = {"train", "val", "test", "inference"}
 # What the user's own code adds keys to, and groups whose keys are the user's to name.
 _OF_CODE = ("model_config.", "dataset_config.")
@@ -154,7 +174,8 @@ def _require_fit(key: str, before: Any, value: Any) -> None:
     if key == "run_type" and not set(re.split(r"[_+]", str(value))) <= _RUN_TYPES:
         made_of = ", ".join(sorted(_RUN_TYPES))
         raise UsageError(f"run_type: MMF knows no {value!r}", hint=f"it is made of {made_of}")
-    if value is None and key not in _LEAST.keys() - _MAY_BE_NONE:
+    allowed = _RANGES.get(key.partition("[")[0])
+    if value is None and (allowed is None or key in _MAY_BE_NONE):
         return
     # For a list of files of the dataset, MMF takes the path of one.
     is_path = isinstance(value, str) and key.startswith("dataset_config.")
@@ -164,13 +185,13 @@ def _require_fit(key: str, before: Any, value: Any) -> None:
         raise UsageError(f"{key}: {value!r} is neither true nor false", hint=f"MMF's own is {before}")
     if _is_number(before) and not _is_number(value):
         raise UsageError(f"{key}: {value!r} is no number", hint=f"MMF's own is {before}")
-    if key == "training.seed" and _is_number(value) and value > _MOST_SEED:
-        raise UsageError(f"{key}: {value!r} is more than numpy takes, {_MOST_SEED:,}")
-    fits = key not in _LEAST or (_is_number(value) and math.isfinite(value) and value >= _LEAST[key])
-    if not fits or (key in _LEAST and key != _RATE and not isinstance(value, int)):
-        what = "a number" if key == _RATE else "a whole number"
-        whole = f"write {key}={int(value)}" if fits and value == int(value) else None
-        raise UsageError(f"{key}: {value!r} is not {what} of {_LEAST[key]} or more", hint=whole)
+    if key == _BETAS and not (isinstance(value, list) and len(value) == 2):
+        raise UsageError(f"{key}: {value!r} is not a list of two numbers", hint=f"write {key}=[0.9,0.999]")
+    for number in value if key == _BETAS else [value]:
+        if allowed is not None and not allowed.has(number):
+            is_whole = isinstance(number, float) and number.is_integer() and allowed.has(int(number))
+            hint = f"write {key}={int(number)}" if is_whole else None
+            raise UsageError(f"{key}: {number!r} is not {allowed}", hint=hint)
 
 
 def _is_number(value: Any) -> bool:

@@ -189,7 +189,26 @@ WRONG = [
     ("training.num_workers=null", "4"),
     ("training.evaluation_interval=null", "1000"),
     ("training.seed=1.5", "-1 or more"),
-    ("training.seed=4294967296", "4294967296 is more than numpy takes, 4,294,967,295"),
+    ("training.seed=4294967296", "4294967296 is not a whole number of -1 or more and below 4294967296"),
+    ("optimizer.params.betas=[0.9, 1.0]", "betas: 1.0 is not a number of 0 or more and below 1"),
+    ("optimizer.params.betas=[-0.1, 0.9]", "betas: -0.1 is not a number of 0 or more and below 1"),
+    ("optimizer.params.betas=0.9", "[0.9,0.999]"),
+    ("optimizer.params.betas=[0.9]", "not a list of two numbers"),
+    ("optimizer.params.weight_decay=-0.01", "weight_decay: -0.01 is not a number of 0 or more"),
+    ("optimizer.params.weight_decay=.nan", "nan is not a number of 0 or more"),
+    ("optimizer.params.weight_decay='1'", "'1' is no"),
+    ("optimizer.params.eps=-1e-8", "0 or more"),
+    ("optimizer.params.momentum=-1", "0 or more"),
+    ("scheduler.params.num_warmup_steps=-1", "num_warmup_steps: -1 is not a whole number of 0 or more"),
+    ("scheduler.params.num_warmup_steps=0.1", "whole number of 0 or more"),
+    ("scheduler.params.num_training_steps=0", "1 or more"),
+    ("training.warmup_iterations=-5", "warmup_iterations: -5 is not a whole number of 1 or more"),
+    ("training.warmup_factor=-0.2", "0 or more"),
+    ("training.lr_ratio=-0.1", "0 or more"),
+    ("training.early_stop.patience=-1", "patience: -1 is not a whole number of 0 or more"),
+    ("training.max_grad_l2_norm=-1", "max_grad_l2_norm: -1 is not a number of 0 or more"),
+    ("training.batch_size=.nan", "1 or more"),
+    ("training.batch_size=.inf", "1 or more"),
     ("optimizer.params.lr=null", "lr"),
     ("training.evaluation_interval=0", "1 or more"),
     ("training.num_workers=-1", "0 or more"),
@@ -216,6 +235,14 @@ def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
     assert word.partition("=")[0].partition(".")[0] in str(caught.value)
 
 
+def test_a_number_of_a_list_is_refused_by_itself(mmf_root: Path, places: Places) -> None:
+    betas = "optimizer.params.betas"
+    config = assigned(mmf_root, places, f"{betas}=[0.9, 0.98]", f"{betas}[0]=0.5")
+    assert list(config.optimizer.params.betas) == [0.5, 0.98]
+    with pytest.raises(UsageError, match="2 is not a number of 0 or more and below 1"):
+        assigned(mmf_root, places, f"{betas}=[0.9, 0.98]", f"{betas}[0]=2")
+
+
 def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
     mmf_root: Path, places: Places
 ) -> None:
@@ -230,6 +257,10 @@ def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
     [
         "training.max_grad_l2_norm=0.25",  # MMF reads it, though its defaults lack it
         "optimizer.params.betas=[0.9, 0.98]",
+        "optimizer.params.betas=[0, 0.98]",
+        "training.max_grad_l2_norm=null",
+        "scheduler.params.num_warmup_steps=0",
+        "training.early_stop.patience=0",
         "optimizer.type=SGD",
         "training.max_updates=null",
         "checkpoint.pretrained_state_mapping.bert=bert",
