@@ -18,6 +18,7 @@ from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import Precision
+from mmf_win.runs.request import Once
 from mmf_win.tracking import TRACKERS, Models
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -102,7 +103,7 @@ stop_timeout = click.option(
     type=Number(0, 86_400, min_open=True),
     envvar="MMFW_STOP_TIMEOUT",
     show_envvar=True,
-    default=30,
+    default=Once.stop_timeout,
     show_default=True,
     metavar="SECONDS",
     help="How long to wait for a sign of life after Ctrl+C.",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_predictable, split_words
@@ -31,6 +32,8 @@ from mmf_win.sweeps.folder import find_sweep
 from mmf_win.sweeps.table import lines
 from mmf_win.tracking import Models
 from mmf_win.upstream.install import require_packages
+
+_ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--report", "trackers": "--track"}
 
 
 @click.command(
@@ -116,7 +119,7 @@ Examples:
     type=click.Choice(["0.5", "best-accuracy"]),
     default="0.5",
     show_default=True,
-    help="The probability from which a meme is labelled hateful. best-accuracy chooses it on the validation "
+    help="The probability above which a meme is labelled hateful. best-accuracy chooses it on the validation "
     "split, which is then predicted, too.",
 )
 @options.number("--batch-size", meaning="Memes per batch.  [default: the run's]")
@@ -167,19 +170,12 @@ def command(
     runs or checkpoints are predicted one by one; --ensemble also blends them. A page with the same name lies
     beside each prediction file. --json prints one object per prediction file, each on a line.
     """
-    _require_one_kind(split, memes, image, text, threshold)
+    _require_one_kind(split, memes, image, text)
     follow = click.get_current_context().with_resource(tracked(usable(trackers, models, page), models, page))
-    if image and output:
-        raise UsageError("--output is for files, and --image prints the probability alone")
     runs, overrides = split_words(words)
     require_predictable(overrides, given | {"features": features, "memes": memes, "image": image})
-    others: dict[str, Any] = {
-        "RUN": runs,
-        "KEY=VALUE": overrides,
-        "--checkpoint": checkpoint,
-        "--published": published,
-    }
-    others |= {"--best-of": best_of, "--source": source, "--features": features}
+    others: dict[str, Any] = {"RUN": runs, "KEY=VALUE": overrides, "--checkpoint": checkpoint}
+    others |= {"--published": published, "--best-of": best_of, "--source": source, "--features": features}
     others |= {f"--{name.replace('_', '-')}": given[name] for name in ("batch_size", "precision", "fast")}
     if exported and (named := [name for name, value in others.items() if value not in (None, ())]):
         raise UsageError(f"--with names the model and how it predicts; leave out {' and '.join(named)}")
@@ -230,6 +226,8 @@ def command(
                 print_json({"proba": proba, "ensemble": ensemble, "members": names}, on_one_line=True)
             else:
                 print(f"{proba:.4f}", flush=True)
+        if trackers:  # which a variable has named
+            say("note: what --image predicts is not sent")
         return
     for result in prediction.predict(members, save_dir, chosen):
         if not as_json:
@@ -245,9 +243,9 @@ def command(
 
 
 def _require_one_kind(
-    split: Sequence[str], memes: Sequence[Path], image: Sequence[Path], text: str | None, threshold: str
+    split: Sequence[str], memes: Sequence[Path], image: Sequence[Path], text: str | None
 ) -> None:
-    """Refuse options that name different things to predict."""
+    """Refuse options that name different things to predict, and with --image those that are about files."""
     named = {"--split": split, "--memes": memes, "--image": image}
     given = [option for option, value in named.items() if value]
     if len(given) > 1:
@@ -256,8 +254,12 @@ def _require_one_kind(
         raise UsageError(f"{given[0]} is given {count} times", hint="give one; --memes takes a table of many")
     if (not image) != (text is None):
         raise UsageError("--image and --text belong together", hint='for a picture without words: --text ""')
-    if image and threshold != "0.5":
-        raise UsageError("--threshold is for labels, and --image prints the probability alone")
+    context = click.get_current_context()
+    for name, option in _ABOUT_FILES.items() if image else ():
+        is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if is_given and context.params[name] not in ("0.5", False):
+            message = f"{option} is about files of predictions, and --image prints a probability alone"
+            raise UsageError(message, hint="`mmfw predict --memes FILE` or `--split SPLIT` writes such files")
 
 
 def _require_alone(preset: str, runs: Sequence[str], checkpoint: Sequence[str], ensemble: str | None) -> None:

@@ -141,7 +141,7 @@ class Once:
     trust: bool = False
     retry: bool = True
     use_known_fits: bool = True
-    stop_timeout: float = 30.0
+    stop_timeout: float = 30
     dry_run: bool = False
     cpu: bool = False
     nproc: int | str | None = None

@@ -21,6 +21,7 @@ from mmf_win.protocol import Event, EventReader
 from mmf_win.runs import checkpoints, gpus, history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.request import Once
 from mmf_win.supervise import Ended, run_child
 from mmf_win.sweeps import templates
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, write_yaml
@@ -110,7 +111,7 @@ class Runner:
     shell: bool
     resume: Resume
     time: str
-    patience: float = 60.0
+    patience: float = Once.stop_timeout
     aloud: bool = False
 
     def words(self, task: Task, name: str) -> list[str]:

@@ -39,6 +39,21 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
 
 
 @pytest.mark.parametrize(
+    "words", ["--track mlflow", "--output x", "--report", "--threshold best-accuracy", "--track=wandb"]
+)
+def test_image_refuses_what_is_about_files_of_predictions(
+    here: Path, mmfw: Mmfw, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = ["predict", "--image", str(here / "memes.zip"), "--text", ""]
+    mmfw(*image, *words.split(), code=2)
+    assert f"error: {words.split()[0].partition('=')[0]} is about files of predictions" in mmfw.err
+    assert "--memes FILE" in mmfw.err
+    monkeypatch.setenv("MMFW_TRACK", "other")
+    mmfw(*image, "--no-report", "--threshold", "0.5", code=2)
+    assert "is about files" not in mmfw.err
+
+
+@pytest.mark.parametrize(
     ("command", "code", "said"),
     [
         (["convert"], 2, "mmfw convert ARCHIVE"),
