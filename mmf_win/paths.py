@@ -169,12 +169,9 @@ class Places:
     @classmethod
     def resolve(cls, data_dir: Path | None = None, save_dir: Path | None = None) -> Places:
         """The folders in force; an explicit argument wins over the environment."""
-        environ = os.environ
-        user_cache = environ.get("XDG_CACHE_HOME") or "~/.cache"
-        torch_home = environ.get("TORCH_HOME") or str(Path(user_cache, "torch"))
-        cache = expanded(environ.get("MMF_CACHE_DIR") or Path(torch_home, "mmf")).absolute()
-        data = data_dir or Path(environ.get("MMF_DATA_DIR") or cache / "data")
-        save = save_dir or Path(environ.get("MMF_SAVE_DIR") or "save")
+        cache = expanded(os.environ.get("MMF_CACHE_DIR") or Path(torch_home(), "mmf")).absolute()
+        data = data_dir or Path(os.environ.get("MMF_DATA_DIR") or cache / "data")
+        save = save_dir or Path(os.environ.get("MMF_SAVE_DIR") or "save")
         return cls(cache, expanded(data).absolute(), expanded(save).absolute())
 
     @property
@@ -227,6 +224,12 @@ class DatasetPaths:
 def expanded(path: str | Path) -> Path:
     """A path in which ``~`` is the home folder; what is no user's, as in ``~$memes.zip``, stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib refuses the name of no user
+
+
+def torch_home() -> Path:
+    """Return PyTorch's own cache folder."""
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return expanded(os.environ.get("TORCH_HOME") or Path(user_cache, "torch"))
 
 
 def tool_home() -> Path:

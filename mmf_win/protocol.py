@@ -91,14 +91,10 @@ _MOST = 2**63
 # The types that fields of events have, in every kind that has them.
 _TYPES: dict[str, Any] = {
     "t": float,
-    **dict.fromkeys(("sha256", "source", "address"), str),
-    **dict.fromkeys(
-        ("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit", "source", "module"),
-        str,
-    ),
-    **dict.fromkeys(
-        ("update", "epoch", "batch", "workers", "processes", "seed", "rows", "done", "total", "copied"), int
-    ),
+    **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
+    **dict.fromkeys(("sha256", "source", "address", "module"), str),
+    **dict.fromkeys(("update", "epoch", "batch", "rows", "done", "total", "copied"), int),
+    **dict.fromkeys(("workers", "processes", "seed"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
     **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
     **dict.fromkeys(("searching", "known_fit", "found", "final", "best", "inputs_finite"), bool),

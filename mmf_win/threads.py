@@ -17,7 +17,6 @@ T = TypeVar("T")
 Advance: TypeAlias = Callable[[int], None]
 """Called with the number of bytes just done."""
 
-_ROOT = Path("/")
 _TICK = 0.05  # on Windows, Ctrl+C does not interrupt a wait
 _MOST_WORKERS = 4  # more of them would wait for the disk, and each needs memory
 
@@ -89,7 +88,7 @@ def worker_count() -> int:
     return min(processors(), _MOST_WORKERS)
 
 
-def processors(root: Path = _ROOT) -> int:
+def processors(root: Path = Path("/")) -> int:
     """Return how many processors this process may use: those of its affinity, and no more than its quota.
 
     Args:
@@ -100,7 +99,7 @@ def processors(root: Path = _ROOT) -> int:
     return math.ceil(min(usable, cpu_quota(root)))
 
 
-def cpu_quota(root: Path = _ROOT) -> float:
+def cpu_quota(root: Path = Path("/")) -> float:
     """Return how many processors' time the control groups of this process allow; infinity without a limit.
 
     The smallest quota of its groups and those above them counts
@@ -108,12 +107,12 @@ def cpu_quota(root: Path = _ROOT) -> float:
     """
     quotas = [math.inf]
     with suppress(OSError):  # only Linux has this file
-        for line in os.fsdecode(Path(root, "proc/self/cgroup").read_bytes()).splitlines():
-            _, controllers, group = line.split(":", 2)
-            base, parts = Path(root, "sys/fs/cgroup", "cpu" if controllers else ""), group.split("/")[1:]
+        for line in os.fsdecode((root / "proc/self/cgroup").read_bytes()).splitlines():
+            _, controllers, path = line.split(":", 2)
+            group = Path(root, "sys/fs/cgroup", "cpu" if controllers else "", path[1:])
             if not controllers or "cpu" in controllers.split(","):
                 # In a container, the group itself may not be visible, but the root is.
-                quotas += [_quota_of(base.joinpath(*parts[:depth])) for depth in range(len(parts) + 1)]
+                quotas += map(_quota_of, (group, *group.parents))
     return min(quotas)
 
 
@@ -126,10 +125,13 @@ def _quota_of(group: Path) -> float:
     return math.inf
 
 
-def limit_threads(root: Path = _ROOT) -> None:
-    """Have libraries start no more threads than the CPU quota allows, which they do not read themselves."""
-    if cpu_quota(root) < (os.cpu_count() or 1):
-        os.environ.setdefault("OMP_NUM_THREADS", str(processors(root)))
+def limit_threads(processes: int, root: Path = Path("/")) -> None:
+    """Have libraries of each process start no more threads than its share of what this process may use.
+
+    A single process needs to be told only of a CPU quota, which libraries do not read themselves.
+    """
+    if processes > 1 or cpu_quota(root) < (os.cpu_count() or 1):
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors(root) // processes)))
 
 
 def share_out(tasks: Iterable[T], count: int, size: Callable[[T], int]) -> list[list[T]]:

@@ -70,11 +70,14 @@ def test_libraries_start_no_more_threads_than_the_cpu_quota_allows(
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "")  # so that it is removed afterwards
     monkeypatch.delenv("OMP_NUM_THREADS")
-    limit_threads(tmp_path)
+    limit_threads(1, tmp_path)
     assert "OMP_NUM_THREADS" not in os.environ
     root = control_groups(tmp_path, "0::/\n", {"cpu.max": "50000 100000"})
-    limit_threads(root)
+    limit_threads(1, root)
     assert os.environ["OMP_NUM_THREADS"] == "1"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    limit_threads(root)
+    limit_threads(1, root)
     assert os.environ["OMP_NUM_THREADS"] == "7"
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    limit_threads(2, tmp_path)
+    assert os.environ["OMP_NUM_THREADS"] == str(max(1, processors(tmp_path) // 2))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -44,14 +43,12 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
         wanted = [each for each, finding in found.items() if finding.state in states]
         _require_usable_source(wanted, mirror)
         # As far as the servers tell how large it is. MMF's features take 7 GB packed and 14 GB unpacked.
-        needed: Counter[int | None] = Counter()
-        folders = {disk_of(each.folder): each.folder for each in wanted}
-        for each, length in bytes_to_download(wanted, mirror).items():
-            needed[disk_of(each.folder)] += (3 if isinstance(each, Unpacked) else 1) * (length or 0)
-        for disk, room in needed.items():
-            is_data = folders[disk].is_relative_to(places.data_dir)
-            if room:
-                require_space(folders[disk], room, "--data-dir" if is_data else "TORCH_HOME or HF_HOME")
+        lengths = bytes_to_download(wanted, mirror).items()
+        for disk, folder in {disk_of(each.folder): each.folder for each in wanted}.items():
+            of_disk = [(each, n or 0) for each, n in lengths if disk_of(each.folder) == disk]
+            if room := sum((3 if isinstance(each, Unpacked) else 1) * n for each, n in of_disk):
+                is_data = folder.is_relative_to(places.data_dir)
+                require_space(folder, room, "--data-dir" if is_data else "TORCH_HOME or HF_HOME")
         for each in wanted:
             try:
                 each.fetch(mirror, found[each])

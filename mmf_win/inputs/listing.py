@@ -13,7 +13,7 @@ from mmf_win.inputs.given import Input, UrlFile
 from mmf_win.inputs.ledger import read_ledger
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
-from mmf_win.paths import Places, expanded
+from mmf_win.paths import Places, expanded, torch_home
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.notation import parts
@@ -135,9 +135,7 @@ def _encoders(zoo: Zoo, model: Tree) -> Iterator[Input]:
         yield _fc7(zoo, weights, bias)
     for params in _params_of(model, "resnet152"):
         if params.get("pretrained", True):
-            home = os.environ.get("TORCH_HOME")
-            home = home or str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "torch"))
-            yield resnet152(expanded(Path(home, "hub", "checkpoints")), zoo.places)
+            yield resnet152(torch_home() / "hub" / "checkpoints", zoo.places)
 
 
 def resnet152(folder: Path, places: Places) -> UrlFile:

@@ -42,8 +42,6 @@ from mmf_win.runs.request import Request, lasting
 
 # The last key of a request, as :func:`mmf_win.files.write_json` writes it.
 _CREATED = re.compile(rb'\n  "created": ([0-9.]+)\n}\s*\Z')
-ATTEMPTS = "attempts"
-"""The folder of a run's attempts."""
 SWEEPS = "sweeps"
 """Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie."""
 SPECIFICATION, PARAMETERS, RECORD = "sweep.yaml", "param", "task.json"
@@ -100,7 +98,7 @@ class Run(RunFolder):
 
     def new_attempt(self) -> AttemptFolder:
         """A new folder under ``attempts``, numbered on from the last."""
-        attempts = self.path / ATTEMPTS
+        attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
         numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdecimal()]
         following = count(max(numbers, default=0) + 1)

@@ -12,7 +12,7 @@ from mmf_win.console import did_you_mean, iso, shell_line
 from mmf_win.errors import DataError, NoRun
 from mmf_win.paths import expanded
 from mmf_win.runs import presets
-from mmf_win.runs.folder import ATTEMPTS, SPECIFICATION, SWEEPS, Run, is_task
+from mmf_win.runs.folder import SPECIFICATION, SWEEPS, Run, is_task
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -143,5 +143,5 @@ def owner(file: Path) -> Run | None:
 
 def _is_run(folder: Path) -> bool:
     """Return whether a folder is that of a run, and not of one of its attempts, which have requests, too."""
-    of_attempt = folder.parent.name == ATTEMPTS and Run(folder.parents[1]).request_file.is_file()
+    of_attempt = folder.parent.name == "attempts" and Run(folder.parents[1]).request_file.is_file()
     return Run(folder).request_file.is_file() and not of_attempt

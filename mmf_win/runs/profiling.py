@@ -14,7 +14,6 @@ from mmf_win.phases import Waiting
 from mmf_win.protocol import AttemptFolder, known_fields, read_events
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
-from mmf_win.runs.folder import ATTEMPTS
 from mmf_win.runs.request import Once
 from mmf_win.upstream.config import Tree, merge
 
@@ -96,7 +95,7 @@ def profile(
             raise
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         folder = _new_folder(place, output)
-        shutil.move(AttemptFolder(trained.path / ATTEMPTS / profiled["attempt"]).trace, folder)
+        shutil.move(AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace, folder)
     measured = known_fields(Profile, {**profiled, "waiting": Waiting(**profiled["waiting"])})
     return Profile(name, folder, *intervals, **measured)
 

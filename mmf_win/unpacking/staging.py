@@ -206,8 +206,7 @@ def require_space(folder: Path, needed: int, chosen_by: str = "--data-dir") -> N
     """
     free = free_space(folder)
     if free is None:
-        message = f"{folder}: there is no drive {folder.anchor}"
-        raise UsageError(message, hint=f"choose another with {chosen_by}")
+        raise UsageError(f"{folder}: there is no drive {folder.anchor}", hint=f"choose another: {chosen_by}")
     if free < needed + _RESERVE:
         message = f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free"
         hint = f"free some space, or choose a folder on another disk with {chosen_by}"

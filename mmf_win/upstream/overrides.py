@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mmf_win.console import first_few, shell_line
 from mmf_win.errors import UsageError
@@ -39,36 +39,20 @@ RESERVED = {
 }
 """Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""
 
-
-class _Range(NamedTuple):
-    """The numbers that a key may have: ``least`` or more, and less than ``below``."""
-
-    least: float
-    below: float = math.inf
-    whole: bool = False
-
-    def has(self, value: Any) -> bool:
-        """Return whether a value is one of these numbers."""
-        is_kind = isinstance(value, int) or not self.whole
-        return _is_number(value) and is_kind and self.least <= value < self.below
-
-    def __str__(self) -> str:
-        below = f" and below {self.below}" if self.below < math.inf else ""
-        return f"a {'whole ' if self.whole else ''}number of {self.least} or more{below}"
-
-
 _BETAS = "optimizer.params.betas"
 _INTERVALS = ("checkpoint_interval", "evaluation_interval", "log_interval", "update_frequency")
 _COUNTS = ("batch_size", "max_updates", "max_epochs", "warmup_iterations")
-_RANGES = {
-    **{f"optimizer.params.{name}": _Range(0) for name in ("lr", "eps", "weight_decay", "momentum")},
-    _BETAS: _Range(0, 1),
-    "scheduler.params.num_warmup_steps": _Range(0, whole=True),
-    "scheduler.params.num_training_steps": _Range(1, whole=True),
-    **{f"training.{name}": _Range(0) for name in ("max_grad_l2_norm", "lr_ratio", "warmup_factor")},
-    **{f"training.{name}": _Range(0, whole=True) for name in ("num_workers", "early_stop.patience")},
-    **{f"training.{name}": _Range(1, whole=True) for name in (*_INTERVALS, *_COUNTS)},
-    "training.seed": _Range(-1, 2**32, whole=True),  # -1 stands for any, and numpy takes no more
+# The least of each, what is too much, and whether only whole numbers are meant.
+_FROM_0, _WHOLE, _COUNT = (0, math.inf, False), (0, math.inf, True), (1, math.inf, True)
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    **{f"optimizer.params.{name}": _FROM_0 for name in ("lr", "eps", "weight_decay", "momentum")},
+    _BETAS: (0, 1, False),
+    "scheduler.params.num_warmup_steps": _WHOLE,
+    "scheduler.params.num_training_steps": _COUNT,
+    **{f"training.{name}": _FROM_0 for name in ("max_grad_l2_norm", "lr_ratio", "warmup_factor")},
+    **{f"training.{name}": _WHOLE for name in ("num_workers", "early_stop.patience")},
+    **{f"training.{name}": _COUNT for name in (*_INTERVALS, *_COUNTS)},
+    "training.seed": (-1, 2**32, True),  # -1 stands for any, and numpy takes no more
 }
 _MAY_BE_NONE = {"training.max_updates", "training.max_epochs", "training.seed", "training.max_grad_l2_norm"}
 _RUN_TYPES = {"train", "val", "test", "inference"}
@@ -188,10 +172,16 @@ def _require_fit(key: str, before: Any, value: Any) -> None:
     if key == _BETAS and not (isinstance(value, list) and len(value) == 2):
         raise UsageError(f"{key}: {value!r} is not a list of two numbers", hint=f"write {key}=[0.9,0.999]")
     for number in value if key == _BETAS else [value]:
-        if allowed is not None and not allowed.has(number):
-            is_whole = isinstance(number, float) and number.is_integer() and allowed.has(int(number))
+        if allowed and not _is_in(number, *allowed):
+            least, end, whole = allowed
+            is_whole = isinstance(number, float) and number.is_integer() and _is_in(int(number), *allowed)
             hint = f"write {key}={int(number)}" if is_whole else None
-            raise UsageError(f"{key}: {number!r} is not {allowed}", hint=hint)
+            what = f"a {'whole ' * whole}number of {least} or more" + f" and below {end}" * (end < math.inf)
+            raise UsageError(f"{key}: {number!r} is not {what}", hint=hint)
+
+
+def _is_in(value: Any, least: float, below: float, whole: bool) -> bool:
+    return _is_number(value) and least <= value < below and (isinstance(value, int) or not whole)
 
 
 def _is_number(value: Any) -> bool:

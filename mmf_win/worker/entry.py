@@ -47,11 +47,11 @@ def main(request_file: Path) -> int:
 
     stop = Stop(request.attempt.stop)
     stop.listen(leave)
+    limit_threads(request.nproc)
     if request.nproc * request.nnodes > 1:
         end = launch(request, request_file, stop, be_rank)
     else:
         os.environ[_REQUEST] = str(request_file)
-        limit_threads()
         end = perform(request, stop)
     stop.defer_stop()
     report(end, request)

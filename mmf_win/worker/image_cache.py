@@ -115,9 +115,7 @@ def use(images: ImageCache) -> None:
             resize, finish, recipe = parts
             names = [paths] if isinstance(paths, str) else paths
             files = (Path(module.get_possible_image_paths(str(Path(self.base_path, name)))) for name in names)
-            kept = (
-                images.image(file, recipe, lambda file: resize(self.open_image(str(file)))) for file in files
-            )
+            kept = (images.image(f, recipe, lambda f: resize(self.open_image(str(f)))) for f in files)
             return {"images": [finish(image) for image in kept]}
 
         database.from_path = cached

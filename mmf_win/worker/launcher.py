@@ -18,7 +18,6 @@ from typing import Any
 
 from mmf_win.errors import DataError
 from mmf_win.protocol import Attempt, Exit
-from mmf_win.threads import processors
 from mmf_win.upstream.settings import of_launchers
 from mmf_win.worker.stopping import Stop
 
@@ -43,7 +42,6 @@ def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str
 
     ProcessContext.join = look_and_kill  # type: ignore[method-assign]
     vars(signal)["signal"] = lambda *_: None  # else the agent takes our signals, and ends all at once
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors() // request.nproc)))
     if sys.platform == "win32":
         os.environ["USE_LIBUV"] = "0"  # torch is built without it there
     try:

@@ -104,13 +104,9 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     if _HUB_IS_OFFLINE in trace:
         outcome = "network"
         if os.environ.get("HF_HUB_OFFLINE") == "1":
-            hint = (
-                "HF_HUB_OFFLINE=0 lets transformers ask the Hugging Face Hub, if no preset says offline: true"
-            )
+            hint = "HF_HUB_OFFLINE=0 lets transformers ask the Hub, if no preset says offline: true"
     if outcome == "disk" and _TOO_MANY_FILES.search(f"{message}\n{error.__cause__ or ''}"):
-        hint = (
-            "a smaller training.num_workers=N needs fewer open files; ulimit -Hn shows how many there may be"
-        )
+        hint = "a smaller training.num_workers=N needs fewer open files; ulimit -Hn shows the limit"
     if getattr(error, "errno", None) == errno.EFBIG:
         hint = "see what limits the size of a file: ulimit -f, or the file system"
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]

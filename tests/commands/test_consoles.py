@@ -39,7 +39,7 @@ def test_a_closed_stdout_is_no_error(home: Path, world: Places, words: list[str]
     assert done.returncode == 0 and "bug" not in done.stderr, done.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="click knows a closed pipe of POSIX alone")
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows, click knows no closed pipe")
 def test_a_reader_that_has_seen_enough_is_no_error(home: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
