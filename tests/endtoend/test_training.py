@@ -97,6 +97,8 @@ def test_a_dry_run_prints_the_settings_and_records_nothing(tool: Tool) -> None:
     assert (training["max_updates"], training["num_workers"], training["evaluation_interval"]) == (4, 0, 1)
     assert settings["run_type"] == "train_val" and "mmfw" not in settings
     assert tool.code("train", preset, "--dry-run", "training.batch_size=0") == 2
+    for word in ("optimizer.params.betas=[0.9,1.0]", "scheduler.params.num_warmup_steps=-1"):
+        assert tool.code("train", preset, "--dry-run", word) == 2
     after = {*tool.folder.rglob("*")}
     assert before <= after and {path.name for path in after - before} <= {"mmfw-keys.json"}, "a cache"
     asked = tool("train", preset, *words)
