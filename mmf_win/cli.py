@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import re
@@ -21,17 +20,14 @@ from click.shell_completion import CompletionItem
 
 from mmf_win import __version__
 from mmf_win.console import log_shown, print_json, say
-from mmf_win.errors import DataError, Interrupted, MmfwError, ResourceError, UsageError
-from mmf_win.files import NO_ROOM
+from mmf_win.errors import Interrupted, MmfwError, UsageError
+from mmf_win.files import explain
 from mmf_win.scrub import without_secrets
 from mmf_win.signals import STOP_SIGNALS, StopRequests
 
 _GLANCE = 0.2  # seconds
 # What the stop file does, also where whoever started this process had signals ignored: nobody sends this one.
 _STOP_FILE_SIGNAL = getattr(signal, "SIGUSR2", signal.SIGINT)
-_MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
-# https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
-_HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
 
 # name → one line for the overview; the command itself is `command` in mmf_win.commands.<name>
 COMMANDS = {
@@ -148,10 +144,8 @@ def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -
         if not end.code or frame.f_globals["__name__"] == "click.core":
             return 0
         return report(MmfwError(f"a library ended mmfw by sys.exit({end.code!r})"))
-    except OSError as error:
-        return report(_system_error(error))
-    except MemoryError:
-        return report(ResourceError("not enough memory", hint=_MEMORY_HINT))
+    except (OSError, MemoryError) as error:
+        return report(explain(error))
     except Exception as error:
         say(without_secrets(traceback.format_exc()))
         hint = "please report it with the lines above, the command and what `mmfw bug-report` writes"
@@ -243,25 +237,3 @@ def _usage_error(error: click.ClickException) -> MmfwError:
         elif error.possibilities:
             hint = f"did you mean {' or '.join(sorted(error.possibilities))}?"
     return UsageError(message[:1].lower() + message[1:], hint=hint)
-
-
-def _system_error(error: OSError) -> MmfwError:
-    """A file operation that the system refused, said as the user's matter, not as ours."""
-    where = f"{error.filename}: " if error.filename else ""
-    what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-    kind: type[MmfwError] = DataError
-    hint = None
-    if error.errno == errno.EFBIG:
-        kind, hint = ResourceError, "see what limits the size of a file: ulimit -f, or the file system"
-    elif error.errno == errno.ENOMEM:
-        kind, hint = ResourceError, _MEMORY_HINT
-    elif getattr(error, "winerror", None) in _HELD:
-        hint = "close the program that has it open, if there is one, and run the same command again"
-    elif error.errno in NO_ROOM:
-        kind, hint = ResourceError, "free some space and run the same command again"
-    elif error.errno == errno.ENOLCK:
-        hint = "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, "
-        hint += "--data-dir or MMF_DATA_DIR that of the data"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = "see who may read and write there, or name another folder"
-    return kind(f"{where}{what}", hint=hint)

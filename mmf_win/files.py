@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mmf_win.errors import DataError, MmfwError, ResourceError
+
 TRIES = 20 if sys.platform == "win32" else 1
 """The number of attempts to change a file that another program may hold."""
 PAUSE = 0.1
@@ -20,6 +22,10 @@ PAUSE = 0.1
 _PASSING = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The numbers of errors that mean that no more can be written."""
+_REFUSED = {errno.EBADF, errno.EINVAL, errno.EIO}
+_MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
+# https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
+_HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
 
 
 def rename(old: Path, new: Path) -> None:
@@ -60,15 +66,44 @@ def _patiently(change: Callable[[], object]) -> None:
 def naming(path: Path) -> Iterator[None]:
     """Let an error of writing name the file.
 
-    The system names none where a disk, quota or limit is full, and two where one cannot take another's place.
+    The system names none where a disk, quota or limit is full, or a write or flush fails, and two where one
+    cannot take another's place.
     """
     try:
         yield
     except OSError as error:
-        if (error.errno in NO_ROOM and error.filename is None) or error.filename2 == str(path):
+        if error.errno in _REFUSED and error.filename is None:
+            error.strerror = f"it cannot be written ({error.strerror})"
+        if (error.errno in NO_ROOM | _REFUSED and error.filename is None) or error.filename2 == str(path):
             error.filename = str(path)
             del error.filename2  # None would be shown
         raise
+
+
+def explain(error: OSError | MemoryError) -> MmfwError:
+    """Return what the system refused as an error that names the file and the next step."""
+    if isinstance(error, MemoryError):
+        return ResourceError("not enough memory", hint=_MEMORY_HINT)
+    where = f"{error.filename}: " if error.filename else ""
+    what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
+    kind: type[MmfwError] = DataError
+    hint = None
+    if error.errno == errno.EFBIG:
+        kind, hint = ResourceError, "see what limits the size of a file: ulimit -f, or the file system"
+    elif error.errno == errno.ENOMEM:
+        kind, hint = ResourceError, _MEMORY_HINT
+    elif getattr(error, "winerror", None) in _HELD:
+        hint = "close the program that has it open, if there is one, and run the same command again"
+    elif error.errno in NO_ROOM:
+        kind, hint = ResourceError, "free some space and run the same command again"
+    elif error.errno == errno.EIO:
+        hint = "check the disk or the network drive that it lies on, and run the same command again"
+    elif error.errno in (errno.ENOLCK, errno.EBADF, errno.EINVAL):
+        hint = "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, "
+        hint += "--data-dir or MMF_DATA_DIR that of the data"
+    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        hint = "see who may read and write there, or name another folder"
+    return kind(f"{where}{what}", hint=hint)
 
 
 @contextmanager
@@ -103,7 +138,7 @@ def share(source: Path, path: Path) -> None:
 
 def flush(path: Path) -> None:
     """Have the system write a file to the disk now, so that a power cut cannot take it back."""
-    with path.open("rb+") as file:
+    with naming(path), path.open("rb+") as file:
         os.fsync(file.fileno())
 
 

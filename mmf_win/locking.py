@@ -52,11 +52,12 @@ def locked(
 
     Raises:
         BlockingIOError: another process holds it, and there is no ``refused``.
-        OSError: the file cannot be written; ``ENOLCK``: its file system has no locks.
+        OSError: the file cannot be opened or locked; ``ENOLCK``: its file system has no locks.
     """
     deadline = time.monotonic() + patience
     waiting = False
-    with path.open("ab") as file:
+    # NFS shares a lock only through a descriptor that reads, and holds one only through one that writes.
+    with path.open("a+b") as file:
         while not _acquired(path, file.fileno(), shared=shared):
             # Somebody who asks whether it is held has a share of it, but only for a moment.
             late = time.monotonic() - deadline
@@ -104,7 +105,8 @@ def _acquired(path: Path, descriptor: int, *, shared: bool = False) -> bool:
         except BlockingIOError:
             return False
         except OSError as error:
-            raise none if error.errno in _NOT_THERE else error from None
+            refused = OSError(error.errno, f"it cannot be locked ({error.strerror})", str(path))
+            raise none if error.errno in _NOT_THERE else refused from None
         return True
 
 

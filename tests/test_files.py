@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -13,12 +14,24 @@ import pytest
 
 from mmf_win import files
 from mmf_win.cli import main
-from mmf_win.files import read_json, remove, remove_tree, rename, replacing, share, write_bytes, write_json
+from mmf_win.files import (
+    explain,
+    flush,
+    read_json,
+    remove,
+    remove_tree,
+    rename,
+    replacing,
+    share,
+    write_bytes,
+    write_json,
+)
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
 from tests.worlds.event_log import EventLog
 from tests.worlds.flushes import Flushes
 from tests.worlds.memes import SLOTS
+from tests.worlds.tools import refusing
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(user_dir: Path) -> None:
@@ -54,6 +67,22 @@ def test_json_of_any_language_comes_back(user_dir: Path) -> None:
     path = user_dir / "note.json"
     write_json(path, {"Память": ["中文", None, 1.5]})
     assert read_json(path) == {"Память": ["中文", None, 1.5]}
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.EINVAL, errno.EIO])
+@pytest.mark.parametrize("write", [flush, lambda path: write_bytes(path, b"new")])
+def test_a_flush_that_the_system_refuses_names_the_file_and_the_next_step(
+    number: int, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "note"
+    path.write_bytes(b"old")
+    monkeypatch.setattr("os.fsync", refusing(number))
+    with pytest.raises(OSError, match="cannot be written") as raised:
+        write(path)
+    told = explain(raised.value)
+    assert str(told) == f"{path}: it cannot be written ({os.strerror(number)})"
+    assert told.hint
+    assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_is_flushed_before_it_takes_its_place(user_dir: Path, flushed: Flushes) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -7,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.files import explain
 from mmf_win.locking import is_locked, locked
+from tests.worlds.tools import preloading, refusing, requires_tool
 
 HOLDER = """
 import sys
@@ -26,6 +30,17 @@ path = Path(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
 print(sum(is_locked(path) for _ in range(2000)), flush=True)
+"""
+
+TAKER = """
+import sys
+from pathlib import Path
+from mmf_win.locking import is_locked, locked
+path = Path(sys.argv[1])
+with locked(path, shared=True):
+    assert not is_locked(path)
+with locked(path):
+    assert is_locked(path)
 """
 
 
@@ -74,6 +89,25 @@ def test_a_share_that_is_given_back_soon_keeps_nobody_from_the_lock(
         monkeypatch.setattr("time.sleep", lambda _: share.close())  # given back in the first pause
         with locked(tmp_path / "lock"):
             assert is_locked(tmp_path / "lock")
+
+
+@requires_tool("gcc", on_windows=False)
+def test_a_lock_is_shared_and_held_as_nfs_wants_it(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TAKER, str(tmp_path / "lock")]
+    subprocess.run(command, env=preloading("nfs_locks.c", tmp_path), check=True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
+@pytest.mark.parametrize("number", [errno.EBADF, errno.EINVAL, errno.EIO, errno.EACCES])
+def test_a_lock_that_the_system_refuses_is_named_with_the_next_step(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fcntl.flock", refusing(number))
+    with pytest.raises(OSError, match="cannot be locked") as raised, locked(tmp_path / "lock"):
+        raise AssertionError("it was refused")
+    told = explain(raised.value)
+    assert str(told) == f"{tmp_path / 'lock'}: it cannot be locked ({os.strerror(number)})"
+    assert told.hint
 
 
 def _begun(askers: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:

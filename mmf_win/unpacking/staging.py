@@ -16,6 +16,7 @@ makes the moves that are left.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import shutil
@@ -149,13 +150,17 @@ def require_finished(root: Path) -> None:
 
 @contextmanager
 def reading(root: Path) -> Iterator[None]:
-    """Keep every mmfw from changing the files in ``root`` meanwhile, where this user may write there.
+    """Keep every mmfw from changing the files in ``root`` meanwhile; a note says where there are no locks.
 
-    Raises UsageError where one is at work there.
+    Raises UsageError where one is at work there, and OSError where the lock cannot be taken.
     """
     with ExitStack() as stack:
-        with suppress(OSError):
+        try:
             stack.enter_context(locked(root / LOCK, shared=True, refused=_at_work(root)))
+        except OSError as error:
+            if error.errno != errno.ENOLCK:
+                raise
+            _log.warning("%s: %s, so change nothing there meanwhile", error.filename, error.strerror)
         yield
 
 

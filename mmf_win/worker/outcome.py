@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import CheckpointError, DataError, MmfwError, ResourceError, UsageError
-from mmf_win.files import NO_ROOM
+from mmf_win.files import NO_ROOM, explain
 from mmf_win.protocol import Exit, Outcome
 
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
@@ -107,8 +107,8 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
             hint = "HF_HUB_OFFLINE=0 lets transformers ask the Hub, if no preset says offline: true"
     if outcome == "disk" and _TOO_MANY_FILES.search(f"{message}\n{error.__cause__ or ''}"):
         hint = "a smaller training.num_workers=N needs fewer open files; ulimit -Hn shows the limit"
-    if getattr(error, "errno", None) == errno.EFBIG:
-        hint = "see what limits the size of a file: ulimit -f, or the file system"
+    if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EBADF, errno.EINVAL, errno.EIO):
+        hint = explain(error).hint
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
     place = {"text": message, **error.place} if isinstance(error, Diverged) else None
     return Exit(outcome, message, hint, ours[-1] if ours else None, bool(_VALIDATION.search(trace)), place)

@@ -9,7 +9,6 @@ import sys
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -36,7 +35,7 @@ from tests.worlds.memes import (
     with_packed_images,
     without_images,
 )
-from tests.worlds.tools import call, requires_tool
+from tests.worlds.tools import call, refusing, requires_tool
 
 # --- every shape of source -------------------------------------------------------------------------------
 
@@ -301,10 +300,7 @@ def test_two_conversions_at_once_do_not_mix(archive: Path, places: Places) -> No
 def test_a_fake_disk_without_locks_is_not_taken_for_another_mmfw(
     archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_locks(*_: object) -> NoReturn:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", no_locks)
+    monkeypatch.setattr("fcntl.flock", refusing(errno.ENOLCK))
     with pytest.raises(OSError, match="no locks"):
         convert(archive, places, ask=lambda: PASSWORD)
 

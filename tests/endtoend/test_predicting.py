@@ -18,12 +18,13 @@ from mmf_win.console import iso
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
 from mmf_win.files import read_json, share
+from mmf_win.integrity.verify import LOCK
 from mmf_win.results.probabilities import best_accuracy, blend
 from tests.endtoend.conftest import Faulty, Tool, ids, probabilities
 from tests.endtoend.test_stopping import user
 from tests.worlds import hostile
 from tests.worlds.memes import memes
-from tests.worlds.tools import requires_tool, typed, without_privileges
+from tests.worlds.tools import preloading, requires_tool, typed, without_privileges
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,11 +149,8 @@ def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
 
 @requires_tool("gcc", on_windows=False)
 def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Tool, tmp_path: Path) -> None:
-    run, shim = tool.trained("vilbert"), tmp_path / "no_locks.so"
-    source = ROOT / "tests" / "worlds" / "no_locks.c"
-    subprocess.run(["gcc", "-shared", "-fPIC", source, "-o", shim, "-ldl"], check=True)
+    run, environment = tool.trained("vilbert"), preloading("no_locks.c", tmp_path)
     before = sorted(run.path.rglob("*"))
-    environment = {**os.environ, "LD_PRELOAD": str(shim), "PYTHONUTF8": "1"}
     places = ["--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir)]
     archive, new = hostile.plain_zip(tmp_path / "memes.zip", memes()), tmp_path / "data"
     for folder, words in (
@@ -175,6 +173,20 @@ def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Too
     assert {path.name for path in tool.save_dir.glob("sweeps/text/*/*")} == {"lock"}, "no task has begun"
     shown = [sys.executable, "-m", "mmf_win", "runs", "show", run.id, *places[2:]]
     subprocess.run(shown, env={**environment, "NO_LOCKS": str(tool.save_dir)}, check=True)
+
+
+@requires_tool("gcc", on_windows=False)
+def test_a_run_predicts_where_locks_are_those_of_nfs(tool: Tool, tmp_path: Path) -> None:
+    run = tool.trained("vilbert")
+    places = ["--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir)]
+    done = subprocess.run(
+        [sys.executable, "-m", "mmf_win", "predict", run.id, "--no-report", *places],
+        env=preloading("nfs_locks.c", tmp_path),
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    assert run.readers.exists() and (tool.world.dataset / LOCK).exists()
 
 
 @requires_tool("setpriv", on_windows=False)

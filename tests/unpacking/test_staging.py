@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -10,8 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.unpacking.staging import finish_installation, is_unfinished, staging, staging_folder
+from mmf_win.unpacking.staging import (
+    finish_installation,
+    is_unfinished,
+    reading,
+    staging,
+    staging_folder,
+)
 from tests.worlds.memes import Files, lay_out, tree
+from tests.worlds.tools import refusing
 
 OLD: Files = {"a": b"old a", "b": b"old b"}
 NEW: Files = {"a": b"new a", "b": b"new b"}
@@ -151,3 +159,15 @@ def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation
     assert finish_installation(root)
     assert contents(root) == {"b": b"newest b"}
     assert not staging_folder(root).exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
+def test_only_a_file_system_without_locks_lets_files_be_read_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fcntl.flock", refusing(errno.ENOLCK))
+    with reading(tmp_path):
+        assert f"{tmp_path / '.mmfw-lock'}: this file system has no locks" in caplog.text
+    monkeypatch.setattr("fcntl.flock", refusing(errno.EBADF))
+    with pytest.raises(OSError, match="cannot be locked"), reading(tmp_path):
+        raise AssertionError("the files may be replaced meanwhile")

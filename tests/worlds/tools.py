@@ -11,10 +11,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -189,3 +189,24 @@ def shown_by_tensorboard(run: Path, tag: str) -> dict[int, float]:
     shown = EventAccumulator(str(run))
     shown.Reload()
     return {event.step: event.value for event in shown.Scalars(tag)}
+
+
+def preloading(source: str, folder: Path) -> dict[str, str]:
+    """Return an environment in which processes have the functions of a C file of ``tests/worlds`` preloaded.
+
+    Args:
+        source: the name of the C file, which gcc compiles.
+        folder: where the library is written to.
+    """
+    code, shim = Path(__file__).parent / source, folder / Path(source).with_suffix(".so")
+    subprocess.run(["gcc", "-shared", "-fPIC", code, "-o", shim, "-ldl"], check=True)
+    return {**os.environ, "LD_PRELOAD": str(shim), "PYTHONUTF8": "1"}
+
+
+def refusing(number: int) -> Callable[..., NoReturn]:
+    """Return a function that fails as the system does with an error of this number, without a file's name."""
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
