@@ -6,8 +6,12 @@ and exits with the code of the class.
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import ClassVar
+
+NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
+"""The numbers of the system's errors that mean that this user may not read or write there."""
 
 
 class MmfwError(Exception):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmf_win.errors import DataError, MmfwError, ResourceError
+from mmf_win.errors import NO_RIGHT, DataError, MmfwError, ResourceError
 
 TRIES = 20 if sys.platform == "win32" else 1
 """The number of attempts to change a file that another program may hold."""
@@ -24,6 +24,18 @@ NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The numbers of errors that mean that no more can be written."""
 _REFUSED = {errno.EBADF, errno.EINVAL, errno.EIO}
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
+_HINTS = (
+    ({errno.EFBIG}, "see what limits the size of a file: ulimit -f, or the file system"),
+    ({errno.ENOMEM}, _MEMORY_HINT),
+    (NO_ROOM, "free some space and run the same command again"),
+    ({errno.EIO}, "check the disk or the network drive that it lies on, and run the same command again"),
+    (
+        {errno.ENOLCK, errno.EBADF, errno.EINVAL},
+        "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, --data-dir or "
+        "MMF_DATA_DIR that of the data",
+    ),
+    (NO_RIGHT, "see who may read and write there, or name another folder"),
+)
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
 _HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
 
@@ -86,23 +98,10 @@ def explain(error: OSError | MemoryError) -> MmfwError:
         return ResourceError("not enough memory", hint=_MEMORY_HINT)
     where = f"{error.filename}: " if error.filename else ""
     what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-    kind: type[MmfwError] = DataError
-    hint = None
-    if error.errno == errno.EFBIG:
-        kind, hint = ResourceError, "see what limits the size of a file: ulimit -f, or the file system"
-    elif error.errno == errno.ENOMEM:
-        kind, hint = ResourceError, _MEMORY_HINT
-    elif getattr(error, "winerror", None) in _HELD:
+    hint = next((hint for numbers, hint in _HINTS if error.errno in numbers), None)
+    if getattr(error, "winerror", None) in _HELD:
         hint = "close the program that has it open, if there is one, and run the same command again"
-    elif error.errno in NO_ROOM:
-        kind, hint = ResourceError, "free some space and run the same command again"
-    elif error.errno == errno.EIO:
-        hint = "check the disk or the network drive that it lies on, and run the same command again"
-    elif error.errno in (errno.ENOLCK, errno.EBADF, errno.EINVAL):
-        hint = "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, "
-        hint += "--data-dir or MMF_DATA_DIR that of the data"
-    elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        hint = "see who may read and write there, or name another folder"
+    kind = ResourceError if error.errno in NO_ROOM | {errno.ENOMEM} else DataError
     return kind(f"{where}{what}", hint=hint)
 
 

@@ -6,8 +6,11 @@ import errno
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
+
+from mmf_win.errors import NO_RIGHT
 
 if sys.platform == "win32":
     import ctypes
@@ -47,7 +50,8 @@ def locked(
     Args:
         patience: seconds to try for; infinity waits for as long as it takes.
         on_wait: called once, when another process holds it and there is patience left.
-        shared: take a share of it: any number may have one while nobody holds the lock itself.
+        shared: take a share of it: any number may have one while nobody holds the lock itself. Where this
+            user may only read, no file is made: without one the block gets -1, and nobody is kept away.
         refused: what to raise when another process holds it.
 
     Raises:
@@ -56,8 +60,11 @@ def locked(
     """
     deadline = time.monotonic() + patience
     waiting = False
-    # NFS shares a lock only through a descriptor that reads, and holds one only through one that writes.
-    with path.open("a+b") as file:
+    file = _opened(path, shared=shared)
+    if file is None:
+        yield -1
+        return
+    with file:
         while not _acquired(path, file.fileno(), shared=shared):
             # Somebody who asks whether it is held has a share of it, but only for a moment.
             late = time.monotonic() - deadline
@@ -71,6 +78,19 @@ def locked(
             yield file.fileno()
         finally:
             _release(file.fileno())
+
+
+def _opened(path: Path, *, shared: bool) -> BinaryIO | None:
+    """Open a lock's file, which is made; None where there is none to share, and this user may make none."""
+    try:
+        # NFS shares a lock only through a descriptor that reads, and holds one only through one that writes.
+        return path.open("a+b")
+    except OSError as error:
+        if not shared or error.errno not in NO_RIGHT:
+            raise
+    with suppress(FileNotFoundError):
+        return path.open("rb")
+    return None
 
 
 def is_locked(path: Path) -> bool:

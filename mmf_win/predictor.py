@@ -19,7 +19,7 @@ from mmf_win.console import without_progress
 from mmf_win.dataset.annotations import is_unicode
 from mmf_win.errors import DatasetError, MmfError, UnreadableImage, UsageError
 from mmf_win.export.running import ExportedModel
-from mmf_win.files import remove_tree
+from mmf_win.files import explain, remove_tree
 from mmf_win.paths import Places, expanded
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs import predicting
@@ -79,7 +79,8 @@ class Predictor:
             raise UsageError(f"batch_size={batch_size!r}: it must be a whole number of 1 or more")
         self._batch_size = batch_size
         data, save = (folder and Path(folder) for folder in (data_dir, save_dir))
-        self._warm = _Warm(_starter(str(model), data or None, save or None, Once(cpu=cpu, trust=trust)))
+        with _explained():
+            self._warm = _Warm(_starter(str(model), data or None, save or None, Once(cpu=cpu, trust=trust)))
         self._close = weakref.finalize(self, self._warm.close)
 
     def predict(self, image: Image, text: str) -> float:
@@ -110,7 +111,8 @@ class Predictor:
 
     def close(self) -> None:
         """End the process, after an answer for which another thread waits."""
-        self._close()
+        with _explained():
+            self._close()
 
     def __enter__(self) -> Predictor:
         return self
@@ -122,16 +124,17 @@ class Predictor:
         """The probabilities of pairs up to the first bad one, and the error of that or of their source."""
         rows: list[dict[str, Any]] = []
         failed: Exception | None = None
-        with TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as scratch:
+        with _explained(), TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as scratch:
             try:
                 for pair in pairs:
                     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                         raise UsageError(f"{pair!a:.80}: this is no pair of an image and a text")
                     image, text = pair
-                    file = _file(image, Path(scratch, str(len(rows))))
+                    with _explained():
+                        file = _file(image, Path(scratch, str(len(rows)))).absolute()
                     if not isinstance(text, str) or not is_unicode(text):
                         raise UsageError(f"{text!a:.80}: this is no text, or holds half a surrogate pair")
-                    rows.append({"id": 1, "img": file.absolute().as_posix(), "text": text})
+                    rows.append({"id": 1, "img": file.as_posix(), "text": text})
             except Exception as error:  # the caller's generator may raise anything
                 failed = error
             answer = self._warm.ask(rows) if rows else {"probas": [], "error": None}
@@ -197,6 +200,15 @@ class _Warm:
             finally:
                 self._held.close()
                 remove_tree(self._folder)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise what the system refuses as an MmfwError."""
+    try:
+        yield
+    except (OSError, MemoryError) as error:
+        raise explain(error) from error
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.files import explain
 from mmf_win.locking import is_locked, locked
-from tests.worlds.tools import preloading, refusing, requires_tool
+from tests.worlds.tools import preloading, refusing, requires_tool, without_privileges
 
 HOLDER = """
 import sys
@@ -30,6 +30,17 @@ path = Path(sys.argv[1])
 print("ready", flush=True)
 sys.stdin.readline()
 print(sum(is_locked(path) for _ in range(2000)), flush=True)
+"""
+
+SHARER = """
+import sys
+from pathlib import Path
+from mmf_win.locking import locked
+try:
+    with locked(Path(sys.argv[1]), shared=True):
+        print("shared")
+except BlockingIOError:
+    print("refused")
 """
 
 TAKER = """
@@ -108,6 +119,21 @@ def test_a_lock_that_the_system_refuses_is_named_with_the_next_step(
     told = explain(raised.value)
     assert str(told) == f"{tmp_path / 'lock'}: it cannot be locked ({os.strerror(number)})"
     assert told.hint
+
+
+@requires_tool("setpriv", on_windows=False)
+def test_a_folder_that_may_only_be_read_is_shared_by_its_lock_or_without_one(tmp_path: Path) -> None:
+    folder, take = tmp_path / "run", ("-c", SHARER)
+    folder.mkdir()
+    path = folder / "lock"
+    folder.chmod(0o555)
+    assert without_privileges(path, program=take).stdout == "shared\n"
+    assert not path.exists()
+    path.touch(0o444)
+    assert without_privileges(path, program=take).stdout == "shared\n"
+    with locked(path):
+        assert without_privileges(path, program=take).stdout == "refused\n"
+    folder.chmod(0o755)
 
 
 def _begun(askers: list[subprocess.Popen[bytes]]) -> list[subprocess.Popen[bytes]]:

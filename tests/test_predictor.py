@@ -23,7 +23,7 @@ import pytest
 import mmf_win
 from mmf_win import Predictor
 from mmf_win.answering import answer
-from mmf_win.errors import DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
+from mmf_win.errors import DataError, DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
 from mmf_win.files import json_bytes
 from mmf_win.protocol import Attempt, EventReader
 from mmf_win.supervise import Tree
@@ -353,3 +353,23 @@ def test_what_is_no_number_ends_an_answer_with_the_memes_before_it(temporary: Pa
 def test_an_unexpected_error_ends_the_process_that_answers(temporary: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         answers(temporary, lambda _: [1 / 0], [{"id": 1}])
+
+
+def test_what_the_system_refuses_is_an_error_that_names_the_file(
+    model: Path, images: list[Path], temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Predictor(model) as predictor:
+        with monkeypatch.context() as patched:
+            patched.setattr(tempfile, "tempdir", str(temporary / "gone"))
+            with pytest.raises(DataError, match="gone"):
+                predictor.predict(images[0].read_bytes(), "")
+            with pytest.raises(DataError, match="gone"):
+                Predictor(model)
+        assert [predictor.predict(images[1], "")] == near(0.1)
+        with pytest.raises(FileNotFoundError):  # of the caller's own generator
+            list(predictor.predict_many(_failing()))
+
+
+def _failing() -> Iterator[tuple[Path, str]]:
+    raise FileNotFoundError
+    yield  # makes it a generator

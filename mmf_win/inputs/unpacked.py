@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from mmf_win.console import Progress, size
 from mmf_win.dataset.features import built_version, choose_features, mark_built
-from mmf_win.errors import ArchiveError, DamagedFeatures, DataError, MmfError, UsageError
+from mmf_win.errors import NO_RIGHT, ArchiveError, DamagedFeatures, DataError, MmfError, UsageError
 from mmf_win.files import remove
 from mmf_win.inputs.given import Input, only
 from mmf_win.inputs.keys import give_archive, image_keys, remake_features
@@ -79,7 +78,7 @@ class Unpacked(Input):
                 listed = {*names, *(hashes.files if hashes else ())}
                 return record_hashes(self.folder, listed, title=f"Recording {self.title}"), []
             except OSError as error:
-                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                if error.errno in NO_RIGHT:
                     return None, []
                 raise
         return hashes, find_damage(hashes, full=full, only=names, title=f"Verifying {self.title}")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import mkdtemp
 
-from mmf_win.errors import CheckpointError, Interrupted
-from mmf_win.files import remove
+from mmf_win.errors import NO_RIGHT, CheckpointError, Interrupted
+from mmf_win.files import remove, remove_tree
 from mmf_win.paths import module_command
 from mmf_win.protocol import Attempt, Event, EventReader, Exit, read_events
 from mmf_win.runs import checkpoints, gpus, plan
@@ -78,6 +79,24 @@ def until_it_fits(
         except KeyboardInterrupt:
             raise as_error(Exit("interrupted", "stopped between two attempts"), asked) from None
     raise AssertionError("the last attempt returns or raises")
+
+
+@contextmanager
+def place_of_attempts(run: Run) -> Iterator[Run]:
+    """Yield the run whose folder the attempts of a prediction go to.
+
+    For a run that this user may only read, that is a temporary folder. It stays after an error, for its log.
+    """
+    place = run
+    try:
+        run.new_attempt().path.rmdir()
+    except OSError as error:
+        if error.errno not in NO_RIGHT:
+            raise
+        place = Run(Path(mkdtemp(prefix="mmfw-attempts-")))
+    yield place
+    if place is not run:
+        remove_tree(place.path)
 
 
 def events_of_attempt(asked: Attempt) -> list[Event]:

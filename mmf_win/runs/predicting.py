@@ -12,8 +12,7 @@ from mmf_win.errors import DataError, Interrupted, UsageError
 from mmf_win.files import remove
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event
-from mmf_win.runs import needs, plan
-from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits, worker_of
+from mmf_win.runs import attempts, needs, plan
 from mmf_win.runs.folder import Run
 from mmf_win.runs.folder import reading as reading_run
 from mmf_win.runs.request import Job, Once
@@ -32,7 +31,7 @@ def predict(
     target: Target,
     features: Path | None,
     folder: Path | None,
-    display: Display,
+    display: attempts.Display,
     export: Path | None = None,
     int8: bool = False,
 ) -> tuple[Path, list[Event]]:
@@ -53,10 +52,12 @@ def predict(
 
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
+        place = stack.enter_context(attempts.place_of_attempts(run))
         csv = stack.enter_context(run.new_report(target.name, folder))
         try:
-            worker = partial(run_worker, run, job=job, display=display)
-            done = until_it_fits(run, replace(first, report=str(csv)), worker, retry=once.retry)
+            worker = partial(attempts.run_worker, place, job=job, display=display)
+            first = replace(first, report=str(csv))
+            done = attempts.until_it_fits(place, first, worker, retry=once.retry)
         except Interrupted:
             for made in (csv, annotations_beside(csv)):
                 remove(made)
@@ -65,7 +66,7 @@ def predict(
             if target.is_own:  # MMF read annotations that were made of the user's file
                 error.args = (str(error).replace(str(target.annotations), str(target.source)),)
             raise
-    return csv, events_of_attempt(done)
+        return csv, attempts.events_of_attempt(done)
 
 
 def serve(run: Run, places: Places, once: Once, *, checkpoint: Path, scratch: Path) -> Server:
@@ -86,7 +87,7 @@ def serve(run: Run, places: Places, once: Once, *, checkpoint: Path, scratch: Pa
     first = replace(first, asks_hub=inputs.asks_hub or once.trust, images=None, serve=True)
     first = replace(first, attempt_dir=str(Run(scratch).new_attempt().path))
     with reading_run(run), reading(places.dataset.root):
-        return Server(first, *worker_of(first, job))
+        return Server(first, *attempts.worker_of(first, job))
 
 
 def _composed(

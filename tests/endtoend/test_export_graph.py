@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mmf_win.protocol import Attempt, Exit
-from mmf_win.runs import predicting
+from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool, probabilities
 from tests.worlds.tools import wide
@@ -66,14 +66,14 @@ def exported(odd: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     """Has a worker predict with one of the tiny recipes, export to ``экспорт``, and returns the exit code."""
     folder = tmp_path / "экспорт"
     folder.mkdir()
-    run_worker = predicting.run_worker
+    run_worker = attempts.run_worker
 
     def exporting(run: Run, asked: Attempt, **options: Any) -> Exit:
         return run_worker(run, replace(asked, export=str(folder)), **options)
 
     def export(name: str) -> int:
         odd.trained(name)
-        monkeypatch.setattr(predicting, "run_worker", exporting)
+        monkeypatch.setattr(attempts, "run_worker", exporting)
         return odd.code("predict", name, "--no-report", "--precision", "fp32", "--json")
 
     return export

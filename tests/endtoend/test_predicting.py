@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.endtoend.conftest import Faulty, Tool, ids, probabilities
 from tests.endtoend.test_stopping import user
 from tests.worlds import hostile
 from tests.worlds.memes import memes
+from tests.worlds.mounts import with_own_mounts
 from tests.worlds.tools import preloading, requires_tool, typed, without_privileges
 
 ROOT = Path(__file__).parents[2]
@@ -200,6 +202,40 @@ def test_a_checkpoint_of_a_run_that_may_only_be_read_predicts(tool: Tool) -> Non
     other.path.chmod(0o755)
     assert done.returncode == 0, done.stderr
     assert not other.readers.exists()
+
+
+# Prints the probability of a meme by a predictor: run, save dir, data folder, image and text.
+ONE_MEME = """
+import sys
+from mmf_win import Predictor
+run, save_dir, data_dir, image, text = sys.argv[1:]
+with Predictor(run, save_dir=save_dir, data_dir=data_dir) as predictor:
+    print(predictor.predict(image, text))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows mounts no folder read-only")
+def test_a_run_and_data_that_may_only_be_read_predict_into_another_folder(tool: Tool) -> None:
+    run, output = tool.trained("mmbt"), tool.folder / "elsewhere"
+    run.readers.unlink(missing_ok=True)
+    both = [shlex.quote(str(folder)) for folder in (tool.save_dir, tool.world.data)]
+    mounts = " && ".join(f"mount --bind {at} {at} && mount -o remount,bind,ro {at}" for at in both)
+    row = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0]
+    places = [str(tool.save_dir), str(tool.world.data)]
+    words = ["predict", run.id, "-o", str(output), "--split", "test_unseen"]
+    words += ["--save-dir", places[0], "--data-dir", places[1]]
+    image = str(tool.world.dataset / "images" / row.img)
+    for command in (["-m", "mmf_win", *words], ["-c", ONE_MEME, run.id, *places, image, row.text]):
+        done = subprocess.run(
+            [*with_own_mounts(mounts), sys.executable, *command],
+            env={**os.environ, "PYTHONUTF8": "1"},
+            capture_output=True,
+            encoding="utf-8",
+        )
+        assert done.returncode == 0, done.stderr
+    [csv] = output.glob("*.csv")
+    assert read_predictions(csv)[0].proba == pytest.approx(float(done.stdout), abs=1e-6)
+    assert csv.with_suffix(".html").exists() and not run.readers.exists()
 
 
 def predicted_by_mmf(tool: Tool, run: Path, split: str) -> list[Prediction]:

@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -95,11 +95,18 @@ def wide(values: Iterable[Any], *, but: Container[Any]) -> list[Any]:
     ]
 
 
-def without_privileges(*words: object) -> subprocess.CompletedProcess[str]:
-    """A command of mmfw's, for which no file is readable that its mode forbids, even to the administrator."""
+def without_privileges(
+    *words: object, program: Sequence[str] = ("-m", "mmf_win")
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of mmfw, or of another program, which the modes of files hold for even if it is root.
+
+    Args:
+        words: the arguments of the command.
+        program: what Python runs.
+    """
     bare = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     is_root = sys.platform != "win32" and os.geteuid() == 0
-    command = [*(bare if is_root else ()), sys.executable, "-m", "mmf_win", *map(str, words)]
+    command = [*(bare if is_root else ()), sys.executable, *program, *map(str, words)]
     environ = {**os.environ, "PYTHONUTF8": "1"}
     return subprocess.run(command, capture_output=True, encoding="utf-8", env=environ)
 
