@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from mmf_win.commands.train import resumed
 from mmf_win.console import did_you_mean, print_json, say, shell_line
 from mmf_win.errors import Interrupted, TrainingError, UsageError
 from mmf_win.files import write_bytes
+from mmf_win.locking import locked
 from mmf_win.paths import Places, expanded, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SPECIFICATION, SWEEPS
@@ -214,7 +216,9 @@ def run(
         require_packages("optuna", extra="[search]")  # before there is a folder
     folder.path.mkdir(parents=True, exist_ok=True)
     search = None if search_for is None else OptunaSearch(asked, folder, [*entered, *before])
-    write_bytes(folder.specification, text.encode())
+    with locked(folder.specification_lock, inf):  # another command may have added choices meanwhile
+        text = _read(words[0], typed, output, save_dir, failed=True, dry_run=True)[1]
+        write_bytes(folder.specification, text.encode())
     if force:
         for task in entered:
             task.forget(folder.task(task.name), busy)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -21,6 +21,7 @@ from mmf_win.integrity.digest import file_digest, git_id
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Check, Entry, Manifest
 from mmf_win.integrity.verify import hash_files
+from mmf_win.locking import locked
 
 BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
 """The name of a file in Hugging Face's cache, by its content."""
@@ -28,6 +29,7 @@ BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
 _NAME, _FORMAT = "mmfw-checked.json", 1
 _UNKNOWN = "0" * 64  # in place of the hash of a file that was never intact; no file has this one
 _GIT_ID = 40
+_PATIENCE = 5.0  # seconds
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.pth$")
 _log = logging.getLogger(__name__)
 
@@ -53,8 +55,8 @@ def compare(
     touched, too; with ``record``, what was read is written. What is wrong is returned after the ledger, which
     then has what was read.
     """
-    listed, checks = dict(ledger.files), dict(ledger.checks)
-    wrong: list[Difference] = []
+    listed, checks, wrong = ledger.files, ledger.checks, list[Difference]()
+    new: dict[str, tuple[Entry, Check]] = {}
     paths = {str(path): path for path in files}
     if not full:
         paths = {n: p for n, p in paths.items() if n not in checks or not checks[n].still_holds(p.stat())}
@@ -66,16 +68,26 @@ def compare(
             wrong.append(problem)
             if before := checks.get(name, check):
                 # So that it is read again the next time, and until it is repaired.
-                listed.setdefault(name, Entry(_UNKNOWN))
-                checks[name] = replace(before, checked_ns=0)
+                new[name] = listed.get(name, Entry(_UNKNOWN)), replace(before, checked_ns=0)
         elif check is not None:
-            listed[name], checks[name] = Entry(str(sha256)), check
+            new[name] = Entry(str(sha256)), check
     if record:
-        kept = {name: (listed[name].sha256, astuple(checks[name])) for name in sorted(listed)}
         with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
             ledger.folder.mkdir(parents=True, exist_ok=True)
-            write_json(ledger.folder / _NAME, {"format": _FORMAT, "files": kept})
-    return replace(ledger, files=listed, checks=checks), wrong
+            with locked(ledger.folder / f"{_NAME}.lock", patience=_PATIENCE):
+                ledger = _joined(read_ledger(ledger.folder), new)  # others may have written it meanwhile
+                states = {name: astuple(check) for name, check in ledger.checks.items()}
+                kept = {name: (ledger.files[name].sha256, states[name]) for name in sorted(states)}
+                write_json(ledger.folder / _NAME, {"format": _FORMAT, "files": kept})
+    return _joined(ledger, new), wrong
+
+
+def _joined(ledger: Manifest, new: Mapping[str, tuple[Entry, Check]]) -> Manifest:
+    """Return a ledger with other entries for some files."""
+    files = {**ledger.files, **{name: entry for name, (entry, _) in new.items()}}
+    return replace(
+        ledger, files=files, checks={**ledger.checks, **{n: check for n, (_, check) in new.items()}}
+    )
 
 
 def _problem(

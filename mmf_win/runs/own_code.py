@@ -11,10 +11,13 @@ from pathlib import Path
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, write_json
+from mmf_win.locking import locked
 from mmf_win.paths import expanded, tool_home
 from mmf_win.runs.request import Once
 
 _log = logging.getLogger(__name__)
+
+_PATIENCE = 5.0  # seconds
 
 
 def file() -> Path:
@@ -41,8 +44,7 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
         message = f"{whose} needs code of its own (env.user_dir), and there is no {folder}"
         raise UsageError(message, hint="name its folder with env.user_dir=FOLDER")
-    known = _known()
-    if str(folder) in known:
+    if str(folder) in _known():
         return str(folder)
     by_user = any(override.startswith("env.user_dir=") for override in once.overrides)
     by_user |= bool(of_environment) and folder == _absolute(str(of_environment))
@@ -52,7 +54,8 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
     if not once.dry_run:
         try:
             file().parent.mkdir(parents=True, exist_ok=True)
-            write_json(file(), [*known, str(folder)])
+            with locked(file().with_suffix(".lock"), patience=_PATIENCE):
+                write_json(file(), [*_known(), str(folder)])
         except OSError as error:
             _log.warning(
                 "%s cannot be written, so %s is asked about again: %s", file(), folder, error.strerror

@@ -42,6 +42,7 @@ class SweepFolder:
 
     path: Path
     specification = Inside(SPECIFICATION)
+    specification_lock = Inside(f"{SPECIFICATION}.lock")
     study = Inside("optuna.sqlite")
     study_lock = Inside("optuna.lock")
     tracking_key = Inside("tracking.key")

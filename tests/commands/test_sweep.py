@@ -9,11 +9,13 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmf_win.commands.sweep import join_specifications
 from mmf_win.commands.train import resumed
+from mmf_win.locking import locked
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps import grid
 from mmf_win.sweeps.folder import SweepFolder
@@ -283,6 +285,22 @@ def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_pat
     assert (again.resource, text) == (("cpu", "cpu"), by_hand)
     more, text = join_specifications(grid.of_preset("demo", [3], ["training.batch_size=8"], []), folder)
     assert more.resource == ("cpu", "cpu") and len(more.choices) == 1 and text.startswith(by_hand)
+    assert len(parse(text, folder.specification).choices) == 2
+
+
+def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SweepFolder(sweep.output)
+
+    def after_the_other(*args: Any, **options: Any) -> Any:
+        _, text = join_specifications(grid.of_preset("demo", [1], [], []), folder)
+        folder.specification.write_text(text, encoding="utf-8")
+        return locked(*args, **options)
+
+    monkeypatch.setattr("mmf_win.commands.sweep.locked", after_the_other)
+    sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, "--seeds", "2")  # no task has failed
+    text = folder.specification.read_text(encoding="utf-8")
     assert len(parse(text, folder.specification).choices) == 2
 
 

@@ -11,8 +11,10 @@ import pytest
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.hub import GivenModel
+from mmf_win.inputs.ledger import compare, read_ledger
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import Unpacked
+from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out
@@ -124,6 +126,25 @@ def test_an_untouched_file_is_not_read_again(
     monkeypatch.setattr("mmf_win.inputs.ledger.hash_files", None)
     assert bert.verify().state == "recorded"
     assert bert.state().verified is not None
+
+
+def test_two_that_read_other_files_at_the_same_time_remember_both(places: Places, user_dir: Path) -> None:
+    files = lay_out({"a": b"a", "b": b"b"}, user_dir / "files")
+    paths, before = (files / "a", files / "b"), read_ledger(places.cache_dir)
+    for path in paths:
+        compare([path], before, full=False, record=True, title="Verifying")
+    assert read_ledger(places.cache_dir).files.keys() == set(map(str, paths))
+
+
+def test_what_was_read_is_not_written_beside_another_who_writes(
+    places: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lay_out({"a": b"a"}, user_dir / "files") / "a"
+    monkeypatch.setattr("mmf_win.inputs.ledger._PATIENCE", 0.0)
+    places.cache_dir.mkdir()
+    with locked(places.cache_dir / "mmfw-checked.json.lock"):
+        after, _ = compare([path], read_ledger(places.cache_dir), full=False, record=True, title="Verifying")
+    assert str(path) in after.files and not read_ledger(places.cache_dir).files
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])

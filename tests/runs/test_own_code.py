@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import DataError, UsageError
+from mmf_win.files import write_json
+from mmf_win.locking import locked
 from mmf_win.paths import Places
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.needs import words_about_files
@@ -53,6 +55,34 @@ def test_code_that_a_preset_names_is_trusted_once(code_of: Any, user_dir: Path) 
     own_code.file().write_text("cut off [", encoding="utf-8")
     with pytest.raises(DataError):
         code_of(named)
+
+
+def test_folders_that_two_commands_trust_at_the_same_time_are_both_trusted(
+    code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (str(user_dir / name) for name in ("one", "other"))
+    for folder in (one, other):
+        Path(folder).mkdir()
+
+    def after_the_other(*args: Any, **options: Any) -> Any:
+        write_json(own_code.file(), [other])
+        return locked(*args, **options)
+
+    monkeypatch.setattr("mmf_win.runs.own_code.locked", after_the_other)
+    code_of(one, trust=True)
+    assert (code_of(one), code_of(other)) == (one, other)
+
+
+def test_a_folder_is_not_remembered_beside_another_command_that_writes(
+    code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (user_dir / "code").mkdir()
+    monkeypatch.setattr("mmf_win.runs.own_code._PATIENCE", 0.0)
+    own_code.file().parent.mkdir()
+    with locked(own_code.file().with_suffix(".lock")):
+        code_of(str(user_dir / "code"), trust=True)
+    assert "is asked about again: another process holds this lock" in caplog.text
+    assert not own_code.file().exists()
 
 
 @pytest.mark.parametrize("name", ["code", "code, [1]=2"])
