@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import Prediction, in_order, read_predictions, write_predictions
 from mmf_win.errors import Interrupted, MmfError, UsageError
 from mmf_win.files import json_bytes, read_json, write_bytes
@@ -113,6 +115,8 @@ class ExportedModel:
         rows = target.rows
         probas, _timings = run_model(self.folder, rows, places.dataset.images)
         with run.new_report(target.name, folder) as csv:
+            if target.is_own:
+                shutil.copyfile(target.annotations, annotations_beside(csv))
             write_predictions(
                 csv, [Prediction(row.shown_id, p, int(p > 0.5)) for p, row in zip(probas, rows, strict=True)]
             )

@@ -238,7 +238,7 @@ class _Team:
         target = self.target_for(members[0], target)
         kind = self.options.kind if len(members) > 1 else None
         dataset, began = self._places(members[0]).dataset, self._began_with(members[0], target)
-        versions = {"mmf": usable_mmf().version}  # the same for all members
+        versions = {} if "mmf" in began else {"mmf": usable_mmf().version}  # the same for all members
         packages = ("mmfw", "python", "torch", "transformers", "mmf", "onnxruntime")
         versions |= {key: str(began[key]) for key in packages if key in began}
         facts = saved_metrics.scores(target.rows, labelled, threshold, kind) | {

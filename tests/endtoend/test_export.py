@@ -40,6 +40,25 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
+# Hides PyTorch and MMF from Python and all that it starts.
+WITHOUT_TORCH_AND_MMF = """
+import sys
+
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+
+    def find_spec(self, name, *more):
+        hidden = name.partition(".")[0] in {"torch", "torchvision", "transformers", "mmf", "mmf_cli"}
+        return None if hidden else self.finder.find_spec(name, *more)
+
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+"""
+
+
 def exported(tool: Tool, name: str, *words: str) -> tuple[Path, dict[str, Any]]:
     """The folder of an exported run of one of the tiny recipes, and what ``mmfw export`` has told of it."""
     run = tool.trained(name)
@@ -121,6 +140,36 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     (folder / "tokenizer.json").unlink()
     (tool.folder / "elsewhere" / "tokenizer.json").unlink()
     assert "tokenizer.json: " in outside(tool, folder, "--text", "x", code=1)
+
+
+def test_an_exported_model_predicts_by_mmfw_without_torch_and_mmf(tool: Tool, tmp_path: Path) -> None:
+    folder, _ = exported(tool, "concat_bert")
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH_AND_MMF, encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "MMFW_HOME": str(tmp_path / "home"), "PYTHONUTF8": "1"}
+    mmfw = [sys.executable, "-m", "mmf_win"]
+    places = ["--save-dir", str(tool.save_dir), "--data-dir", str(tool.world.data)]
+
+    def run(*words: str, code: int = 0) -> str:
+        done = subprocess.run([*mmfw, *words], capture_output=True, encoding="utf-8", env=environment)
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    assert "not installed" in run("--version")
+    predict = ["predict", "--with", str(folder), "--json", *places]
+    image = (
+        tool.world.dataset
+        / "images"
+        / read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0].img
+    )
+    table = tool.folder / "own.csv"
+    table.write_text(f"img,text,label\n{image},cats,0\n{image},dogs,1\n", encoding="utf-8")
+    for words in (["--split", "test_unseen"], ["--memes", str(table)]):
+        found = json.loads(run(*predict, *words))
+        assert {"mmf", "torch", "onnxruntime"} <= found["versions"].keys()
+        assert all(Path(found[name]).is_file() for name in ("csv", "report"))
+        assert Path(found["csv"]).with_suffix(".metrics.json").is_file()
+    assert 0 < json.loads(run(*predict, "--image", str(image), "--text", "cats"))["proba"] < 1
 
 
 @pytest.mark.wide
