@@ -118,15 +118,28 @@ class ResourceError(MmfwError):
 
 
 class MmfError(MmfwError):
-    """MMF, or what it needs, is missing or broken."""
+    """MMF, or another package or server that a command needs, is missing or broken."""
 
     exit_code = 6
 
 
 class TrainingError(MmfwError):
-    """Training failed."""
+    """Training failed, or another process with a model died."""
 
     exit_code = 7
+
+
+class InUseError(MmfwError):
+    """Another process works with what this command needs for itself."""
+
+    exit_code = 8
+    hint = "wait until it has finished, or stop it first"
+
+
+class CheckFailed(MmfwError):
+    """A check that was asked for has found a fault."""
+
+    exit_code = 9
 
 
 class Interrupted(MmfwError):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmf_win.errors import NO_RIGHT, DataError, MmfwError, ResourceError
+from mmf_win.errors import NO_RIGHT, DataError, InUseError, MmfwError, ResourceError
 
 TRIES = 20 if sys.platform == "win32" else 1
 """The number of attempts to change a file that another program may hold."""
@@ -24,16 +24,13 @@ NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The numbers of errors that mean that no more can be written."""
 _REFUSED = {errno.EBADF, errno.EINVAL, errno.EIO}
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
+_MOVE = "keep it on another disk: --save-dir or MMF_SAVE_DIR for runs, --data-dir or MMF_DATA_DIR for data"
 _HINTS = (
     ({errno.EFBIG}, "see what limits the size of a file: ulimit -f, or the file system"),
     ({errno.ENOMEM}, _MEMORY_HINT),
     (NO_ROOM, "free some space and run the same command again"),
     ({errno.EIO}, "check the disk or the network drive that it lies on, and run the same command again"),
-    (
-        {errno.ENOLCK, errno.EBADF, errno.EINVAL},
-        "keep that folder on another disk: --save-dir or MMF_SAVE_DIR names that of runs, --data-dir or "
-        "MMF_DATA_DIR that of the data",
-    ),
+    ({errno.ENOLCK, errno.EBADF, errno.EINVAL}, _MOVE),
     (NO_RIGHT, "see who may read and write there, or name another folder"),
 )
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
@@ -101,6 +98,8 @@ def explain(error: OSError | MemoryError) -> MmfwError:
     hint = next((hint for numbers, hint in _HINTS if error.errno in numbers), None)
     if getattr(error, "winerror", None) in _HELD:
         hint = "close the program that has it open, if there is one, and run the same command again"
+    if isinstance(error, BlockingIOError) and error.filename:  # see locking.py
+        return InUseError(f"{where}{what}")
     kind = ResourceError if error.errno in NO_ROOM | {errno.ENOMEM} else DataError
     return kind(f"{where}{what}", hint=hint)
 

@@ -50,8 +50,8 @@ def locked(
     Args:
         patience: seconds to try for; infinity waits for as long as it takes.
         on_wait: called once, when another process holds it and there is patience left.
-        shared: take a share of it: any number may have one while nobody holds the lock itself. Where this
-            user may only read, no file is made: without one the block gets -1, and nobody is kept away.
+        shared: take a share of it: any number may have one while nobody holds the lock itself. Without a
+            file, and where none can be made, the block gets -1, and nobody is kept away.
         refused: what to raise when another process holds it.
 
     Raises:
@@ -81,12 +81,12 @@ def locked(
 
 
 def _opened(path: Path, *, shared: bool) -> BinaryIO | None:
-    """Open a lock's file, which is made; None where there is none to share, and this user may make none."""
+    """Open a lock's file, which is made; None where there is none to share, and none can be made."""
     try:
         # NFS shares a lock only through a descriptor that reads, and holds one only through one that writes.
         return path.open("a+b")
     except OSError as error:
-        if not shared or error.errno not in NO_RIGHT:
+        if not shared or error.errno not in NO_RIGHT | {errno.ENOENT}:
             raise
     with suppress(FileNotFoundError):
         return path.open("rb")

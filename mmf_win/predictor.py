@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mmf_win import errors
 from mmf_win.console import without_progress
 from mmf_win.dataset.annotations import is_unicode
-from mmf_win.errors import DatasetError, MmfError, UnreadableImage, UsageError
+from mmf_win.errors import DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
 from mmf_win.export.running import ExportedModel
 from mmf_win.files import explain, remove_tree
 from mmf_win.paths import Places, expanded
@@ -89,7 +89,7 @@ class Predictor:
         Raises:
             DatasetError: there is no such image, or it cannot be read (UnreadableImage).
             UsageError: this is no image or no text, or the predictor is closed.
-            MmfError: the process died, was started anew, and died again.
+            TrainingError: the process died, was started anew, and died again.
             MmfwError: it could not be started anew; the class says how.
         """
         probas, failed = self._answered([(image, text)])
@@ -186,7 +186,7 @@ class _Warm:
                     self._server = None
                     server.close()
                     raise
-            raise MmfError(f"the model's process died twice of this request: {died}", hint=died.hint)
+            raise TrainingError(f"the model's process died twice of this request: {died}", hint=died.hint)
 
     def close(self) -> None:
         """End the process for good."""

@@ -26,6 +26,7 @@ from mmf_win.files import (
     write_bytes,
     write_json,
 )
+from mmf_win.locking import locked
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
 from tests.worlds.event_log import EventLog
@@ -83,6 +84,14 @@ def test_a_flush_that_the_system_refuses_names_the_file_and_the_next_step(
     assert str(told) == f"{path}: it cannot be written ({os.strerror(number)})"
     assert told.hint
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_lock_of_another_process_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock"), pytest.raises(BlockingIOError) as raised, locked(tmp_path / "lock"):
+        raise AssertionError("two hold one lock")
+    told = explain(raised.value)
+    assert told.exit_code == 8 and str(tmp_path / "lock") in str(told) and told.hint
+    assert explain(BlockingIOError(errno.EAGAIN, "no more processes")).exit_code == 3  # of a fork
 
 
 def test_a_file_is_flushed_before_it_takes_its_place(user_dir: Path, flushed: Flushes) -> None:

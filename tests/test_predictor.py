@@ -216,7 +216,7 @@ def test_a_process_that_dies_is_started_anew_once_for_a_request(
         kill(started[-1])
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01)
         assert len(started) == 2
-        with pytest.raises(MmfError, match="the model's process died twice of this request: ") as raised:
+        with pytest.raises(TrainingError, match="the model's process died twice of this request: ") as raised:
             predictor.predict(PIL.new("RGB", (8, 8), "white"), "")
         assert "the end of its output:" in str(raised.value.hint)
         assert predictor.predict(images[4], "") == pytest.approx(0.4, abs=0.01), "the next one has one again"

@@ -14,7 +14,7 @@ from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say
 from mmf_win.dataset.remarks import Verdict
-from mmf_win.errors import TrainingError, UsageError
+from mmf_win.errors import CheckFailed, UsageError
 from mmf_win.files import write_json
 from mmf_win.paths import expanded
 from mmf_win.protocol import Event
@@ -54,11 +54,11 @@ def command(
     save_dir: Path | None,
     as_json: bool,
     **chosen: Any,
-) -> int:
+) -> None:
     """Look for mistakes in a model and its data before training.
 
     Tries the model of a preset, or of a run's configuration as at its beginning, with a few memes.
-    Each finding says what it means; the exit code is 7 where one is an error. What would take more than a
+    Each finding says what it means; the exit code is 9 where one is an error. What would take more than a
     minute is skipped. Nothing is changed or kept.
     """
     if output is not None:
@@ -84,4 +84,6 @@ def command(
         print_line(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
     if output is not None:
         write_json(output, told)
-    return TrainingError.exit_code if counts["error"] else 0
+    if counts["error"]:
+        message = f"{name}: {counts['error']} of {len(found)} findings are errors"
+        raise CheckFailed(message, hint="correct what they name, and run the same command again")

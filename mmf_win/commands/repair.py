@@ -12,7 +12,7 @@ from mmf_win.commands import options
 from mmf_win.commands.verify import meant, show, what
 from mmf_win.console import say
 from mmf_win.doctor.verify import repair
-from mmf_win.errors import DataError, PasswordError
+from mmf_win.errors import DataError, InUseError, PasswordError
 from mmf_win.inputs.mirror import Mirror
 
 
@@ -45,7 +45,8 @@ def command(
     names, overrides, places = meant(words, data_dir, save_dir)
     found = repair(names, places, overrides, Mirror.of(source, **how))
     show(found, as_json=as_json)
-    kind = PasswordError if any(isinstance(f.error, PasswordError) for f in found) else DataError
+    kinds = (each for each in (PasswordError, InUseError) if any(isinstance(f.error, each) for f in found))
+    kind = next(kinds, DataError)
     if damaged := [finding.what for finding in found if finding.state == "damaged"]:
         raise kind(f"{len(damaged)} of {len(found)} are still damaged: {', '.join(damaged)}")
     if failed := [finding.what for finding in found if finding.error is not None]:

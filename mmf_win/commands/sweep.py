@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from mmf_win.commands.sweep_show import print_lines, print_plan, rm, status, tab
 from mmf_win.commands.track import usable
 from mmf_win.commands.train import resumed
 from mmf_win.console import did_you_mean, print_json, say, shell_line
-from mmf_win.errors import Interrupted, TrainingError, UsageError
+from mmf_win.errors import Interrupted, InUseError, TrainingError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.locking import locked
 from mmf_win.paths import Places, expanded, name_part
@@ -177,7 +176,7 @@ def run(
     if failed:
         entered = [task for task in entered if task.state == "failed"]
     if force:
-        busy = UsageError(f"another driver works on {folder.path}, which may not run all again now")
+        busy = InUseError(f"another driver works on {folder.path}, which may not run all again now")
         if not dry_run and any(task.state == "running" for task in entered):
             raise busy
         entered = [task.anew(chosen) for task in entered]
@@ -216,7 +215,8 @@ def run(
         require_packages("optuna", extra="[search]")  # before there is a folder
     folder.path.mkdir(parents=True, exist_ok=True)
     search = None if search_for is None else OptunaSearch(asked, folder, [*entered, *before])
-    with locked(folder.specification_lock, inf):  # another command may have added choices meanwhile
+    # Another command may have added choices meanwhile.
+    with locked(folder.path / f"{SPECIFICATION}.lock", patience=60.0):
         text = _read(words[0], typed, output, save_dir, failed=True, dry_run=True)[1]
         write_bytes(folder.specification, text.encode())
     if force:

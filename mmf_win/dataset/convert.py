@@ -85,7 +85,7 @@ def convert(
         DatasetError: it holds something else, its parts disagree, or there is another dataset already.
         PasswordError: the password is missing or wrong; nothing was written.
         ResourceError: it does not fit on the disk; nothing was written.
-        UsageError: another conversion into the same folder is under way.
+        InUseError: another conversion into the same folder is under way.
     """
     started = time.monotonic()
     source = source.absolute()

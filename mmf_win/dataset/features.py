@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -103,8 +104,7 @@ def mark_built(marker: Path, version: Version | None) -> None:
 
 def built_version(marker: Path) -> Version | None:
     """The version in a ``.built.json``; None where there is none."""
-    try:
-        version = read_json(marker)["version"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return version if isinstance(version, (str, float)) else None
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        if isinstance(version := read_json(marker)["version"], (str, float)):
+            return version
+    return None

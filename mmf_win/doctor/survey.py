@@ -17,7 +17,7 @@ from mmf_win.archives.zip_extract import engine
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import splits_on_disk, where_to_get
 from mmf_win.doctor.system import BUILDS, pip_line, survey_machine, survey_settings, survey_torch, unused_gpu
-from mmf_win.errors import DatasetError, MmfError, MmfwError, ResourceError, UsageError
+from mmf_win.errors import DatasetError, InUseError, MmfError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import Places, presets_dir, tool_home
 from mmf_win.runs import fits, gpus
@@ -148,7 +148,7 @@ def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> 
     yield from (error for error in (unused, found["mmf"].error) if error is not None)
     try:
         require_finished(places.dataset.root)
-    except DatasetError as error:
+    except (DatasetError, InUseError) as error:
         yield error
     else:
         if not found["dataset"]["splits"] or not found["dataset"]["images"]:

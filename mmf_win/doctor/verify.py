@@ -7,19 +7,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from mmf_win import errors
 from mmf_win.console import did_you_mean
 from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
 from mmf_win.doctor.survey import survey_mmf
-from mmf_win.errors import (
-    CheckpointError,
-    DamagedManifest,
-    DataError,
-    MmfError,
-    NoRun,
-    PasswordError,
-    UnfinishedInstallation,
-    UsageError,
-)
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.listing import inputs_on_disk
@@ -38,6 +29,7 @@ from mmf_win.upstream import install
 PARTS = ("dataset", "features", "runs", "mmf")
 
 _NOTHING = "nothing"
+_OF_ONE = (errors.DataError, errors.InUseError, errors.MmfError, errors.PasswordError, errors.UsageError)
 
 
 def _meant(
@@ -48,7 +40,8 @@ def _meant(
     others = [name for name in names if name not in PARTS]
     of_presets = [name for name in others if name in presets.names() or Path(name).is_file()]
     if overrides and not of_presets:
-        raise UsageError(f"{overrides[0]}: an override needs a preset", hint="name the preset before it")
+        message = f"{overrides[0]}: an override needs a preset"
+        raise errors.UsageError(message, hint="name the preset before it")
     inputs: list[Input] = []
     if of_presets:
         inputs += inputs_of_presets(install.find_mmf(), of_presets, places, overrides)
@@ -65,13 +58,13 @@ def _runs(save_dir: Path, name: str) -> list[Run]:
     """The run of a name, or all of the sweep's."""
     try:
         return [lookup.find_run(save_dir, name)]
-    except NoRun as error:
+    except errors.NoRun as error:
         if sweep := lookup.sweep_named(save_dir, name):
             return lookup.all_runs(sweep)
         message = f"{name}: no part, preset or run of this name"
         if meant := did_you_mean(name, [*PARTS, *presets.names()]):
-            raise UsageError(message, hint=meant.strip()) from None
-        raise NoRun(message, hint=error.hint) from None
+            raise errors.UsageError(message, hint=meant.strip()) from None
+        raise errors.NoRun(message, hint=error.hint) from None
 
 
 def verify(
@@ -119,7 +112,7 @@ def _repaired(
         return before
     try:
         repair()
-    except (DataError, MmfError, PasswordError, UsageError) as error:
+    except _OF_ONE as error:
         return replace(before, error=error)
     after = look()
     return after and replace(after, repaired=before.problems if after.is_usable else ())
@@ -131,7 +124,7 @@ def _repaired_inputs(inputs: Sequence[Input], places: Places, mirror: Mirror) ->
     if damaged:
         try:
             repaired = fetch([each.with_source() for each in damaged], places, mirror, repairs=True)
-        except UsageError as error:  # the source has none of the archives
+        except errors.UsageError as error:  # the source has none of the archives
             repaired = [replace(found[each], error=error) for each in damaged]
         found |= dict(zip(damaged, repaired, strict=True))
     return list(found.values())
@@ -145,7 +138,7 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
         if manifest is None:
             return finding if paths.annotations.is_dir() else None
         wrong = find_damage(manifest, full=full, title="Verifying the dataset")
-    except DataError as error:
+    except errors.DataError as error:
         return replace(finding, state="damaged", problems=(str(error),))
     state: State = "damaged" if wrong else "recorded" if manifest.basis == "recorded" else "intact"
     return replace(finding, state=state, against=manifest.verified_against, problems=tuple(map(str, wrong)))
@@ -156,9 +149,9 @@ def _repair_dataset(places: Places, mirror: Mirror) -> None:
     try:
         repair_dataset(places, archive, ask=mirror.ask)
         return
-    except UnfinishedInstallation:  # and what tells how to finish it is damaged
+    except errors.UnfinishedInstallation:  # and what tells how to finish it is damaged
         other_way = None
-    except DamagedManifest:  # so nothing tells which of the files are intact
+    except errors.DamagedManifest:  # so nothing tells which of the files are intact
         other_way = f"delete {root / SUMS} to take the files as they are"
     archive = archive or archive_of(noted(root), other_way)
     convert(archive, places, ask=mirror.ask, allow_missing=True)
@@ -180,7 +173,7 @@ def _input(each: Input, full: bool = False) -> Finding:
     """What is known of an input; of a damaged one, also the error that nothing can repair it."""
     try:
         finding = each.verify(full=full)
-    except MmfError as error:  # a package is missing that could read it
+    except errors.MmfError as error:  # a package is missing that could read it
         return replace(each.state(), error=error)
     is_damaged = finding.state == "damaged" and finding.error is None
     return replace(finding, error=each.with_source().no_source(finding)) if is_damaged else finding
@@ -206,7 +199,7 @@ def _checkpoints(run: Run) -> Finding | None:
         what = "checkpoint that is not the run's"
         instead = f"move away what the run has not saved; {use}"
         hint = instead if use else "the run has none of its own: train again"
-    error = CheckpointError(f"a {what} cannot be repaired", hint=hint)
+    error = errors.CheckpointError(f"a {what} cannot be repaired", hint=hint)
     problems = tuple(f"{each.name}: {each.problem}" for each in damaged)
     return replace(finding, state="damaged", problems=problems, error=error)
 
@@ -219,7 +212,7 @@ def _mmf(full: bool = False) -> Finding | None:
     finding = Finding("mmf", f"MMF {installed.version}", installed.root, "intact", _NOTHING)
     if problems is None:
         return replace(finding, state="not verified", against="nothing: it is a copy of your own")
-    with suppress(DataError):  # which is the problem then
+    with suppress(errors.DataError):  # which is the problem then
         manifest = Manifest.load(installed.root)
         finding = replace(finding, against=manifest.verified_against if manifest else _NOTHING)
     return replace(finding, state="damaged", problems=problems) if problems else finding

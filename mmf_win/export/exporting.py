@@ -10,7 +10,7 @@ from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.predictions import read_predictions
-from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.errors import CheckFailed, UsageError
 from mmf_win.export.running import SCRIPT, run_model
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import Places
@@ -49,8 +49,7 @@ def export(
 
     Raises:
         UsageError: the folder is there, the model cannot be exported, or the split cannot judge ``int8``.
-        MmfError: the exported model predicts something else.
-        DataError: its weights of 8 bits cost too much.
+        CheckFailed: the exported model predicts something else, or its weights of 8 bits cost too much.
     """
     if output.exists():
         raise UsageError(f"{output} is there already", hint="name a new folder")
@@ -95,7 +94,7 @@ def export(
             pairs = zip(probas[batch], numbers, strict=True)
             apart, number = max((abs(proba - expected[of]), of) for proba, of in pairs)
             if apart > tolerance:
-                raise MmfError(
+                raise CheckFailed(
                     f"row {rows[number].shown_id} of {target.name}: in batches of {batch}, its probabilities "
                     f"by the exported model and `mmfw predict` differ by {apart:.2g}; nothing is written",
                     hint=f"--tolerance {2 * apart:.1g} allows that",
@@ -116,7 +115,7 @@ def export(
                 "auroc": judged,
             }
             if -judged["difference"] > max_loss:
-                raise DataError(
+                raise CheckFailed(
                     "with weights of 8 bits, the AUROC on {} goes from {before:.4f} to {after:.4f}, and may "
                     "fall by {:g}; nothing is written".format(target.name, max_loss, **judged),
                     hint="leave out --int8, or allow more by --max-loss",

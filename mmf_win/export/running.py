@@ -18,7 +18,7 @@ from mmf_win.console import Progress
 from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import Prediction, in_order, read_predictions, write_predictions
-from mmf_win.errors import Interrupted, MmfError, UsageError
+from mmf_win.errors import Interrupted, MmfError, TrainingError, UsageError
 from mmf_win.files import json_bytes, read_json, write_bytes
 from mmf_win.paths import Places, module_command
 from mmf_win.protocol import Attempt, Event
@@ -43,7 +43,7 @@ def run_model(
         images: where the rows' images lie.
         features: where their region features lie, ``ID.npz``.
 
-    Raises MmfError with the last line that it said where it fails, and Interrupted.
+    Raises MmfError with the error that it told, TrainingError where it told none, and Interrupted.
     """
     bar = Progress(f"running {folder.name}, batch {batch}", len(rows), "image")
     with TemporaryDirectory(prefix="mmfw-run-", ignore_cleanup_errors=True) as scratch, bar:
@@ -75,7 +75,9 @@ def run_model(
             raise Interrupted("interrupted")
         said = log.read_text(encoding="utf-8", errors="replace").splitlines()
         if ended.code:
-            raise MmfError(said[-1].removeprefix("error: ") if said else f"{SCRIPT} ended with {ended.code}")
+            if not said or not said[-1].startswith("error: "):
+                raise TrainingError(f"{SCRIPT} ended unexpectedly (code {ended.code})")
+            raise MmfError(said[-1].removeprefix("error: "))
         probas = [row.proba for row in in_order(read_predictions(csv), [str(row.id) for row in rows])]
         return probas, json.loads(said[-1])
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -29,7 +29,6 @@ BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
 _NAME, _FORMAT = "mmfw-checked.json", 1
 _UNKNOWN = "0" * 64  # in place of the hash of a file that was never intact; no file has this one
 _GIT_ID = 40
-_PATIENCE = 5.0  # seconds
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.pth$")
 _log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ def compare(
     then has what was read.
     """
     listed, checks, wrong = ledger.files, ledger.checks, list[Difference]()
-    new: dict[str, tuple[Entry, Check]] = {}
+    new, found = dict[str, Entry](), dict[str, Check]()
     paths = {str(path): path for path in files}
     if not full:
         paths = {n: p for n, p in paths.items() if n not in checks or not checks[n].still_holds(p.stat())}
@@ -68,26 +67,19 @@ def compare(
             wrong.append(problem)
             if before := checks.get(name, check):
                 # So that it is read again the next time, and until it is repaired.
-                new[name] = listed.get(name, Entry(_UNKNOWN)), replace(before, checked_ns=0)
+                new[name], found[name] = listed.get(name, Entry(_UNKNOWN)), replace(before, checked_ns=0)
         elif check is not None:
-            new[name] = Entry(str(sha256)), check
+            new[name], found[name] = Entry(str(sha256)), check
     if record:
         with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
             ledger.folder.mkdir(parents=True, exist_ok=True)
-            with locked(ledger.folder / f"{_NAME}.lock", patience=_PATIENCE):
-                ledger = _joined(read_ledger(ledger.folder), new)  # others may have written it meanwhile
+            with locked(ledger.folder / f"{_NAME}.lock", patience=5.0):
+                ledger = read_ledger(ledger.folder)  # others may have written it meanwhile
+                ledger = replace(ledger, files={**ledger.files, **new}, checks=ledger.checks | found)
                 states = {name: astuple(check) for name, check in ledger.checks.items()}
                 kept = {name: (ledger.files[name].sha256, states[name]) for name in sorted(states)}
                 write_json(ledger.folder / _NAME, {"format": _FORMAT, "files": kept})
-    return _joined(ledger, new), wrong
-
-
-def _joined(ledger: Manifest, new: Mapping[str, tuple[Entry, Check]]) -> Manifest:
-    """Return a ledger with other entries for some files."""
-    files = {**ledger.files, **{name: entry for name, (entry, _) in new.items()}}
-    return replace(
-        ledger, files=files, checks={**ledger.checks, **{n: check for n, (_, check) in new.items()}}
-    )
+    return replace(ledger, files={**ledger.files, **new}, checks=ledger.checks | found), wrong
 
 
 def _problem(

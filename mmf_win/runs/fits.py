@@ -12,7 +12,6 @@ from mmf_win.protocol import Event, is_a
 from mmf_win.runs.history import attempt_started
 
 _MOST = 200
-_PATIENCE = 5.0
 
 
 def file() -> Path:
@@ -40,7 +39,7 @@ def remember(events: list[Event]) -> None:
     fit, rows = started["fit"], started["micro_batch"]
     with suppress(OSError):  # a finished run is worth more than a note about it
         file().parent.mkdir(parents=True, exist_ok=True)
-        with locked(file().with_suffix(".lock"), patience=_PATIENCE):
+        with locked(file().with_suffix(".lock"), patience=5.0):
             before = load()
             fits = {key: value for key, value in before.items() if key != fit}
             if rows < started["batch"]:

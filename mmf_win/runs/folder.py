@@ -33,7 +33,7 @@ from pathlib import Path
 
 from mmf_win import files
 from mmf_win.console import shell_line
-from mmf_win.errors import DataError, UsageError
+from mmf_win.errors import DataError, InUseError
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
@@ -169,7 +169,7 @@ def task_id(folder: Path) -> str:
 
 
 def require_idle(run: Run) -> None:
-    """Raise UsageError where some process trains the run."""
+    """Raise InUseError where some process trains the run."""
     if is_locked(run.lock):
         raise _being_trained(run)
 
@@ -177,28 +177,27 @@ def require_idle(run: Run) -> None:
 def training_alone(run: Run) -> AbstractContextManager[int]:
     """Hold the run's lock: its descriptor is for the worker, which keeps it when this process is killed.
 
-    The block raises UsageError where another process trains the run.
+    The block raises InUseError where another process trains the run.
     """
     return locked(run.lock, refused=_being_trained(run))
 
 
 def require_unused(run: Run) -> None:
-    """Raise UsageError where some process trains the run, predicts with it or sends it to a tracker."""
+    """Raise InUseError where some process trains the run, predicts with it or sends it to a tracker."""
     require_idle(run)
-    hint = "stop it first, or wait until it has ended"
-    refused = UsageError(f"run {run.id} is predicting, or is being sent to a tracker", hint=hint)
+    refused = InUseError(f"run {run.id} is predicting, or is being sent to a tracker")
     with locked(run.readers, refused=refused):
         pass
 
 
 def reading(run: Run) -> AbstractContextManager[int]:
-    """Keep the run from being removed meanwhile. The block raises UsageError where that has begun."""
-    refused = UsageError(f"run {run.id} is being removed")
+    """Keep the run from being removed meanwhile. The block raises InUseError where that has begun."""
+    refused = InUseError(f"run {run.id} is being removed")
     return locked(run.readers, _FOR_PINS, shared=True, refused=refused)
 
 
-def _being_trained(run: Run) -> UsageError:
-    return UsageError(f"run {run.id} is being trained", hint="stop it first, or wait until it has ended")
+def _being_trained(run: Run) -> InUseError:
+    return InUseError(f"run {run.id} is being trained")
 
 
 def discard(folder: Path, marker: str) -> None:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import expanded, tool_home
+from mmf_win.protocol import is_a
 from mmf_win.runs.request import Once
 
 _log = logging.getLogger(__name__)
-
-_PATIENCE = 5.0  # seconds
 
 
 def file() -> Path:
@@ -54,7 +54,7 @@ def folder_of(named: str | None, once: Once, whose: str) -> str | None:
     if not once.dry_run:
         try:
             file().parent.mkdir(parents=True, exist_ok=True)
-            with locked(file().with_suffix(".lock"), patience=_PATIENCE):
+            with locked(file().with_suffix(".lock"), patience=5.0):
                 write_json(file(), [*_known(), str(folder)])
         except OSError as error:
             _log.warning(
@@ -69,8 +69,7 @@ def _absolute(named: str) -> Path:
 
 
 def _known() -> list[str]:
-    try:
-        listed = read_json(file())
-    except (OSError, ValueError):
-        return []
-    return [str(folder) for folder in listed] if isinstance(listed, list) else []
+    with suppress(OSError, ValueError):
+        if is_a(folders := read_json(file()), list[str]):
+            return list(folders)
+    return []

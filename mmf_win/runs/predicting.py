@@ -56,8 +56,7 @@ def predict(
         csv = stack.enter_context(run.new_report(target.name, folder))
         try:
             worker = partial(attempts.run_worker, place, job=job, display=display)
-            first = replace(first, report=str(csv))
-            done = attempts.until_it_fits(place, first, worker, retry=once.retry)
+            done = attempts.until_it_fits(place, replace(first, report=str(csv)), worker, retry=once.retry)
         except Interrupted:
             for made in (csv, annotations_beside(csv)):
                 remove(made)

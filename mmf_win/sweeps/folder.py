@@ -26,7 +26,7 @@ from typing import Any
 from uuid import uuid4
 
 from mmf_win.console import did_you_mean, shell_line
-from mmf_win.errors import UsageError
+from mmf_win.errors import InUseError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside
@@ -42,7 +42,6 @@ class SweepFolder:
 
     path: Path
     specification = Inside(SPECIFICATION)
-    specification_lock = Inside(f"{SPECIFICATION}.lock")
     study = Inside("optuna.sqlite")
     study_lock = Inside("optuna.lock")
     tracking_key = Inside("tracking.key")
@@ -90,14 +89,14 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
 
 
 def remove_sweep(sweep: SweepFolder) -> None:
-    """Remove a sweep's folder. Raises UsageError where it is in use, or something else lies in it."""
+    """Remove a sweep's folder. Raises InUseError or, where something else lies in it, UsageError."""
     own = (SPECIFICATION, "optuna.", "tracking.", "comparison_", "ensembles")
     for path in sweep.path.iterdir():
         task = TaskFolder(path)
         if not (path.name.startswith(own) or task.param.is_file() or task.lock.is_file()):
             raise UsageError(f"{path} is not the sweep's; move it out of the folder that is to be removed")
         if task.lock.is_file() and is_locked(task.lock):
-            raise UsageError(f"{path} is running", hint="stop it first, or wait until it has ended")
+            raise InUseError(f"{path} is running")
     for run in all_runs(sweep.path):
         require_unused(run)
     discard(sweep.path, SPECIFICATION)

@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmf_win import __version__
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import MmfError, TrainingError, UsageError
 from mmf_win.locking import is_locked, locked
 from mmf_win.signals import heard_signals
 from mmf_win.sweeps.folder import SweepFolder
@@ -136,7 +136,7 @@ class Cluster:
     def run(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
         """Run a task on a node, and on another one when that is lost; as ``runner`` does on this machine.
 
-        Raises MmfError where no node could run it any more.
+        Raises TrainingError where no node could run it any more.
         """
         runner = replace(runner, sweep=SweepFolder(runner.sweep.path.absolute()))
         folder = runner.sweep.task(task.name)
@@ -156,7 +156,7 @@ class Cluster:
             freed_by = time.monotonic() + _AFTER_A_LOSS
             while is_locked(folder.lock) and not asked().stops and time.monotonic() < freed_by:
                 time.sleep(_TICK)
-        raise MmfError(f"Ray could not run it, tried {_TRIES} times: {_line(lost)}")
+        raise TrainingError(f"Ray could not run it, tried {_TRIES} times: {_line(lost)}")
 
     def _try(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
         """Run a task on one node."""
@@ -170,7 +170,7 @@ class Cluster:
                 raise _Left
             self._require_head()
             if not self._room(gpus):
-                raise MmfError(f"no node of the cluster has {_told(gpus)} any more; {self._inventory()}")
+                raise TrainingError(f"no node of the cluster has {_told(gpus)} any more; {self._inventory()}")
 
         def is_awaited() -> None:
             nonlocal killed

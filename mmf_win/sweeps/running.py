@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from mmf_win.console import shell_line
-from mmf_win.errors import DataError, UsageError
+from mmf_win.errors import DataError, InUseError, UsageError
 from mmf_win.locking import locked
 from mmf_win.paths import module_command
 from mmf_win.protocol import Event, EventReader
@@ -91,10 +91,6 @@ class Asked(NamedTuple):
     pruned: bool = False
 
 
-class _Taken(Exception):
-    """Somebody else runs the task."""
-
-
 @dataclass(frozen=True)
 class Runner:
     """How a driver's tasks are run; it can be sent to another machine.
@@ -133,13 +129,13 @@ class Runner:
         folder = self.sweep.task(task.name)
         folder.path.mkdir(parents=True, exist_ok=True)
         try:
-            with locked(folder.lock, refused=_Taken()) as held:
+            with locked(folder.lock, refused=InUseError(f"{folder.path} is running")) as held:
                 known = recorded(folder) or task
                 if task.is_of(known):
                     if known.starts > task.starts and known.state in ("failed", "pruned"):
                         return known  # another driver was faster
                     return _Turn(self, known.asked_for(task), slot, folder, held, tell, asked).run()
-        except _Taken:
+        except InUseError:
             return replace(task, state="running")
         # Another driver was asked for other values that are written alike.
         return self.run(task.told_apart(), slot, tell, asked)

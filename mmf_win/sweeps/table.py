@@ -197,13 +197,12 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
     file, found, keys = asked.metric.partition(".json:")
     if not found:
         return metrics_of(measured(folder)[0]).get(asked.metric)
-    try:
+    with suppress(OSError, ValueError, LookupError, TypeError):
         value = json.loads((folder.path / f"{file}.json").read_text(encoding="utf-8"))
         for key in keys.split("."):
             value = value[int(key) if isinstance(value, list) else key]
         return float(value)
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    return None
 
 
 def measured(folder: TaskFolder) -> tuple[Scores, Sequence[Event]]:

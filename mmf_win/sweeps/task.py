@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
@@ -141,10 +142,9 @@ def recorded(folder: TaskFolder) -> Task | None:
 
 def _read_record(folder: TaskFolder) -> dict[str, Any]:
     """What a task's record tells; nothing where there is none that can be read."""
-    try:
+    with suppress(OSError, ValueError):
         return known_fields(Task, read_json(folder.record))
-    except (OSError, ValueError):
-        return {}
+    return {}
 
 
 def require_known(folder: TaskFolder) -> None:

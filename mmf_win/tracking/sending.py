@@ -15,7 +15,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import UsageError
+from mmf_win.errors import InUseError
 from mmf_win.files import read_json, remove_tree, share, write_bytes, write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import Event, EventReader, known_fields
@@ -96,9 +96,9 @@ class Sent:
         write_json(run.tracking / f"{self.place}.json", asdict(self))
 
     def alone(self, run: Run, patience: float = 0.0) -> AbstractContextManager[int]:
-        """Send to it alone: the block raises UsageError where another process does for so many seconds."""
+        """Send to it alone: the block raises InUseError where another process does for so many seconds."""
         run.tracking.mkdir(exist_ok=True)
-        refused = UsageError(f"another process sends run {run.id} to {self.tracker}", hint="wait for its end")
+        refused = InUseError(f"another process sends run {run.id} to {self.tracker}")
         return locked(run.tracking / f"{self.place}.lock", patience, refused=refused)
 
 

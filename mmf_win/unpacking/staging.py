@@ -30,7 +30,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from mmf_win.console import Progress, size
-from mmf_win.errors import DatasetError, ResourceError, UnfinishedInstallation, UsageError
+from mmf_win.errors import InUseError, ResourceError, UnfinishedInstallation, UsageError
 from mmf_win.files import flush, free_space, read_json, remove, rename, write_json
 from mmf_win.integrity.finding import repair_line
 from mmf_win.integrity.verify import LOCK
@@ -105,7 +105,7 @@ def staging(root: Path, *, wait: bool = False) -> Iterator[Staging]:
 
     What a process that died has left in it is removed, or moved to its place where that had begun.
 
-    Raises UsageError where another process is at work in ``root``, unless told to ``wait`` until it has
+    Raises InUseError where another process is at work in ``root``, unless told to ``wait`` until it has
     finished; it may then have done the same step already.
     """
     root.mkdir(parents=True, exist_ok=True)
@@ -136,12 +136,11 @@ def is_unfinished(root: Path) -> bool:
 def require_finished(root: Path) -> None:
     """Refuse to read files in ``root`` of which some may belong to an older set, or are not there yet.
 
-    Raises DatasetError while a process is moving them there, UnfinishedInstallation where it has died.
+    Raises InUseError while a process is moving them there, UnfinishedInstallation where it has died.
     """
     if is_unfinished(root):
         if is_locked(root / LOCK):
-            message = f"{root}: another mmfw is moving files to their places"
-            raise DatasetError(message, hint="wait until it has finished")
+            raise InUseError(f"{root}: another mmfw is moving files to their places")
         if is_unfinished(root):  # for it may have ended between the two questions
             message = f"{root}: mmfw was interrupted while it moved new files to their places"
             hint = repair_line(root) or "the command that wrote them, typed again, moves the rest"
@@ -152,7 +151,7 @@ def require_finished(root: Path) -> None:
 def reading(root: Path) -> Iterator[None]:
     """Keep every mmfw from changing the files in ``root`` meanwhile; a note says where there are no locks.
 
-    Raises UsageError where one is at work there, and OSError where the lock cannot be taken.
+    Raises InUseError where one is at work there, and OSError where the lock cannot be taken.
     """
     with ExitStack() as stack:
         try:
@@ -164,14 +163,14 @@ def reading(root: Path) -> Iterator[None]:
         yield
 
 
-def _at_work(root: Path) -> UsageError:
-    return UsageError(f"{root}: another mmfw is at work here", hint="wait until it has finished")
+def _at_work(root: Path) -> InUseError:
+    return InUseError(f"{root}: another mmfw is at work here")
 
 
 def finish_installation(root: Path) -> bool:
     """Make the moves that a process that died has left, if it has noted them; return whether all are made."""
     if staging_folder(root).exists():
-        with suppress(UsageError), staging(root, wait=is_unfinished(root)):
+        with suppress(InUseError), staging(root, wait=is_unfinished(root)):
             pass
     return not is_unfinished(root)
 

@@ -310,7 +310,7 @@ def test_a_link_to_the_runs_of_a_name_stays(mmfw: Mmfw, save: Path, tmp_path: Pa
 def test_a_run_that_is_being_trained_is_not_removed(mmfw: Mmfw, save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
     with locked(run.lock):
-        assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=2)
+        assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=8)
     assert (save / "a/2026-01-02T00-00-00").is_dir(), "nothing is removed when one is refused"
 
 

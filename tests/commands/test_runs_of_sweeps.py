@@ -200,7 +200,7 @@ def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is
     rm = ("sweep", "rm", "grid", "--yes")
     for lock in (save / TASK / "lock", run.lock, run.readers):
         with locked(lock):
-            mmfw(*rm, code=2)
+            mmfw(*rm, code=8)
     mine = sweep / "notes"
     mine.mkdir()
     assert str(mine) in mmfw(*rm, code=2)

@@ -14,7 +14,7 @@ import pytest
 
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.dataset.coverage import SplitSummary
-from mmf_win.errors import DatasetError, UsageError
+from mmf_win.errors import DatasetError, InUseError
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import Places
@@ -290,7 +290,7 @@ def test_a_move_that_fails_puts_everything_back(
 
 
 def test_two_conversions_at_once_do_not_mix(archive: Path, places: Places) -> None:
-    with staging(places.dataset.root), pytest.raises(UsageError, match="another mmfw"):
+    with staging(places.dataset.root), pytest.raises(InUseError, match="another mmfw"):
         convert(archive, places, ask=lambda: PASSWORD)
     convert(archive, places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(memes())

@@ -220,7 +220,7 @@ def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(
     assert "narrow.npz: features must be (3, " in said
     assert tool.code("predict", "--with", str(folder)) == 2 and "region features" in tool.errors
     smaller = tool.folder / "smaller"
-    assert tool.code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 3
+    assert tool.code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 9
     assert (
         "the AUROC on dev_unseen goes from" in tool.errors
         and "--max-loss" in tool.errors

@@ -15,7 +15,7 @@ import pytest
 
 from mmf_win import Predictor
 from mmf_win.dataset.annotations import read_rows
-from mmf_win.errors import CheckpointError, MmfError, NoRun, ResourceError, UnreadableImage, UsageError
+from mmf_win.errors import CheckpointError, NoRun, ResourceError, TrainingError, UnreadableImage, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
@@ -106,7 +106,7 @@ def test_many_memes_get_the_numbers_of_a_split_by_the_file_of_a_checkpoint_and_a
         assert once.exists() and newest_worker(temporary) != worker
         faulty({"at": "validation", "do": "kill", "above": 3})
         once.unlink()
-        with pytest.raises(MmfError, match="the model's process died twice of this request") as raised:
+        with pytest.raises(TrainingError, match="the model's process died twice of this request") as raised:
             next(predictor.predict_many(pairs))
         assert "the end of its output:" in str(raised.value.hint)
         assert predictor.predict(*pairs[0]) == pytest.approx(first, abs=1e-6)

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.predictions import Prediction, write_predictions
-from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.errors import CheckFailed, UsageError
 from mmf_win.export import exporting
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import Places
@@ -125,7 +125,7 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
 ) -> None:
     row = export.models.rows[3]
     export.models.apart = {(batch, row.id): apart, (batch, export.models.rows[7].id): apart / 2}
-    with pytest.raises(MmfError, match=f"row {row.shown_id} of {SPLIT}: in batches of {batch}") as raised:
+    with pytest.raises(CheckFailed, match=f"row {row.shown_id} of {SPLIT}: in batches of {batch}") as raised:
         export()
     assert "0.01" in str(raised.value) and export.is_gone()
     tolerance = float((raised.value.hint or "").partition("--tolerance ")[2].split()[0].rstrip("`"))
@@ -133,7 +133,7 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
 
 
 def test_weights_of_8_bits_that_cost_too_much_are_not_written(export: Exporter) -> None:
-    with pytest.raises(DataError, match=f"the AUROC on {SPLIT} goes from 1.0000 to 0.0000"):
+    with pytest.raises(CheckFailed, match=f"the AUROC on {SPLIT} goes from 1.0000 to 0.0000"):
         export(int8=True)
     assert export.is_gone()
     about = export(int8=True, max_loss=1.0)

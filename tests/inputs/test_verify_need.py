@@ -140,7 +140,7 @@ def test_what_was_read_is_not_written_beside_another_who_writes(
     places: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lay_out({"a": b"a"}, user_dir / "files") / "a"
-    monkeypatch.setattr("mmf_win.inputs.ledger._PATIENCE", 0.0)
+    monkeypatch.setattr("mmf_win.inputs.ledger.locked", lambda path, patience: locked(path))
     places.cache_dir.mkdir()
     with locked(places.cache_dir / "mmfw-checked.json.lock"):
         after, _ = compare([path], read_ledger(places.cache_dir), full=False, record=True, title="Verifying")

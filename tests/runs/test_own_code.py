@@ -77,7 +77,7 @@ def test_a_folder_is_not_remembered_beside_another_command_that_writes(
     code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (user_dir / "code").mkdir()
-    monkeypatch.setattr("mmf_win.runs.own_code._PATIENCE", 0.0)
+    monkeypatch.setattr("mmf_win.runs.own_code.locked", lambda path, patience: locked(path))
     own_code.file().parent.mkdir()
     with locked(own_code.file().with_suffix(".lock")):
         code_of(str(user_dir / "code"), trust=True)

@@ -89,7 +89,7 @@ def test_mmf_is_missing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: Mmfw) -> None:
     checkpoint(run.checkpoints / "current.ckpt", 3)
     with locked(run.lock):
-        error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=2)
+        error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=8)
     assert f"run {run.id} is being trained" in error
     assert not (run.path / "attempts").exists()
 
@@ -102,7 +102,7 @@ def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing
     Exit("ok").save(run.exit_file)
     with training_alone(run):
         assert state(run) == "running"
-        error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=2)
+        error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=8)
     assert f"run {run.id} is being trained" in error
     assert state(run) == "done"
 

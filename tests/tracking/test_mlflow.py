@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.errors import UsageError
+from mmf_win.errors import InUseError
 from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.paths import module_command
@@ -336,7 +336,7 @@ def test_a_run_is_not_removed_while_it_is_sent(
     refused: list[str] = []
 
     def removing(*_: object) -> None:
-        with pytest.raises(UsageError) as error:
+        with pytest.raises(InUseError) as error:
             require_unused(run)
         refused.append(str(error.value))
 

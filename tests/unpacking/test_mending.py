@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import ArchiveError, UnfinishedInstallation, UsageError
+from mmf_win.errors import ArchiveError, InUseError, UnfinishedInstallation
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.integrity.verify import find_damage
@@ -140,11 +140,11 @@ def test_nothing_is_put_into_a_folder_that_others_read(user_dir: Path) -> None:
     with (
         reading,
         staging.reading(root),
-        pytest.raises(UsageError, match="at work here"),
+        pytest.raises(InUseError, match="at work here"),
         staging.staging(root),
     ):
         pass
-    with staging.staging(root), pytest.raises(UsageError, match="at work here"), staging.reading(root):
+    with staging.staging(root), pytest.raises(InUseError, match="at work here"), staging.reading(root):
         pass
     with staging.reading(user_dir / "nothing"):
         assert not (user_dir / "nothing").exists()

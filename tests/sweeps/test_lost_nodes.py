@@ -1,0 +1,44 @@
+"""What a task ends with when Ray loses every node that runs it; a fake stands for the cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import pytest
+
+from mmf_win.errors import TrainingError
+from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.on_ray import Cluster
+from mmf_win.sweeps.running import Asked, Runner, Slot
+from mmf_win.sweeps.task import Task
+
+
+class RayError(Exception):
+    """Stands for Ray's error of a node that is lost."""
+
+
+class FakeRay:
+    """Stands for the module of Ray."""
+
+    exceptions = SimpleNamespace(RayError=RayError, RayTaskError=type("RayTaskError", (Exception,), {}))
+
+    def remote(self, **_: Any) -> Any:
+        """Return a decorator that changes nothing."""
+        return lambda actor: actor
+
+
+def test_a_task_whose_every_node_a_fake_cluster_loses_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(*_: object) -> NoReturn:
+        raise RayError("the node died")
+
+    monkeypatch.setattr(Cluster, "_try", lose)
+    sweep = SweepFolder(tmp_path)
+    sweep.task("A_1").path.mkdir()
+    runner = Runner(sweep, {}, shell=False, resume=lambda words, _run: list(words), time="now")
+    with pytest.raises(TrainingError, match="the node died") as raised:
+        Cluster(FakeRay(), "").run(runner, Task("A_1", {}, ()), Slot(0, "", {}), lambda _: None, Asked)
+    assert raised.value.exit_code == 7
