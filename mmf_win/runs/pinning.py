@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import mkdtemp
 
 from mmf_win.console import Progress
 from mmf_win.errors import CheckpointError, MmfwError
@@ -76,20 +75,19 @@ def pinned(run: Run, checkpoint: Path, *, by_name: bool = True) -> Iterator[Pinn
         with suppress(MmfwError, OSError), locked(run.readers):  # nobody reads, so these are left over
             remove_tree(run.pins)
     with reading(run):
-        pin, owner = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()  # a fork may end before its owner
-        with suppress(OSError):
-            if by_name:
-                run.pins.mkdir(exist_ok=True)
-                path = Path(mkdtemp(dir=run.pins), checkpoint.name)
-                share(checkpoint, path)
-                pin.path = path
-        if pin.path == checkpoint:
-            pin.sha256()
+        pin, owner = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()
+        folder = run.pins / f"{owner}-{os.urandom(4).hex()}"
         try:
+            with suppress(OSError):
+                if by_name:
+                    folder.mkdir(parents=True)
+                    share(checkpoint, folder / checkpoint.name)
+                    pin.path = folder / checkpoint.name
+            pin.require_unchanged()
             with pin.named():
                 yield pin
         finally:
-            if pin.path != checkpoint and os.getpid() == owner:
+            if os.getpid() == owner:  # not a fork, which may end before
                 with suppress(OSError):
-                    remove_tree(pin.path.parent)
+                    remove_tree(folder)
                     run.pins.rmdir()  # the last one
