@@ -6,10 +6,13 @@ import errno
 import json
 import os
 import shutil
+import stat
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -154,6 +157,21 @@ def disk_of(path: Path) -> int | None:
 
 def _existing_folder(path: Path) -> Path | None:
     return next((parent for parent in (path, *path.parents) if parent.is_dir()), None)
+
+
+def disk_usage(*folders: Path) -> tuple[int, int]:
+    """Return the bytes of all files below folders, and how many of them removing the folders frees.
+
+    A file with several names, by hard links, counts once, and frees nothing while a name elsewhere is left.
+    Symbolic links count nothing, and files that disappear meanwhile are skipped.
+    """
+    files: defaultdict[object, list[os.stat_result]] = defaultdict(list)
+    for path in chain.from_iterable(folder.rglob("*") for folder in folders):
+        with suppress(OSError):
+            if stat.S_ISREG((status := path.lstat()).st_mode):  # some network drives number no files
+                files[(status.st_dev, status.st_ino) if status.st_ino else path].append(status)
+    freed = sum(names[0].st_size for names in files.values() if len(names) >= names[0].st_nlink)
+    return sum(names[0].st_size for names in files.values()), freed
 
 
 def write_bytes(path: Path, content: bytes) -> None:

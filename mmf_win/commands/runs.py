@@ -27,11 +27,12 @@ from mmf_win.console import (
 )
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import UsageError
+from mmf_win.files import disk_usage
 from mmf_win.paths import make_portable
 from mmf_win.runs import presets
 from mmf_win.runs.checkpoints import SavedCheckpoint, listed
 from mmf_win.runs.folder import SWEEPS, Run, remove, require_unused
-from mmf_win.runs.history import Record, Summary, details, differences, size_of, summaries
+from mmf_win.runs.history import Record, Summary, details, differences, summaries
 from mmf_win.runs.lookup import find_run, named, sweeps_in
 from mmf_win.runs.outcomes import use_intact
 from mmf_win.runs.request import as_typed
@@ -257,16 +258,15 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
 
 def remove_asked(folders: Mapping[str, Path], how: Callable[[], object], yes: bool, as_json: bool) -> None:
     """Ask before folders are removed, by their names, and tell how much that has freed."""
-    sizes = {name: size_of(Run(path)) for name, path in folders.items()}
-    for name, path in folders.items():
-        say(f"{path}: {size(sizes[name])}")
-    if not options.agreed(f"remove {'it' if len(folders) == 1 else 'all of them'}?", yes):
-        sizes = {}
-    if sizes:
+    for path in folders.values():
+        say(f"{path}: {size(disk_usage(path)[0])}")
+    agreed = options.agreed(f"remove {'it' if len(folders) == 1 else 'all of them'}?", yes)
+    freed = disk_usage(*folders.values())[1] if agreed else 0
+    if agreed:
         how()
     if as_json:
-        print_json({"removed": list(sizes), "freed": sum(sizes.values())})
-    say(f"freed {size(sum(sizes.values()))}" if sizes else "nothing is removed")
+        print_json({"removed": list(folders) if agreed else [], "freed": freed})
+    say(f"freed {size(freed)}" if agreed else "nothing is removed")
 
 
 @command.command(

@@ -6,7 +6,6 @@ import errno
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mmf_win.console import Timestamp, first_few
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError
+from mmf_win.files import disk_usage
 from mmf_win.locking import is_locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit, read_events
@@ -64,7 +64,7 @@ class Summary:
         differs: ``KEY=VALUE`` of what was chosen that not all runs of the list have, the overrides among it.
         started: seconds since the epoch.
         seconds: time spent in training, over all attempts.
-        size: bytes on disk.
+        size: bytes on disk; a file with several names, as checkpoints have, counts once.
     """
 
     id: str
@@ -148,7 +148,7 @@ def summaries(
             note_odd_time(run)
             found[run] = known
     lines = _lines([known for known in found.values() if known])
-    return [lines.get(run) or Summary(run.id, str(run.path), size=size_of(run)) for run in found]
+    return [lines.get(run) or Summary(run.id, str(run.path), size=disk_usage(run.path)[0]) for run in found]
 
 
 def how_far(events: Sequence[Event]) -> tuple[int | None, int | None]:
@@ -194,7 +194,7 @@ def _line(known: Record, test_split: str | None, differs: str | None) -> Summary
         differs=differs,
         started=Timestamp(request.created),
         seconds=round(_seconds(events), 1),
-        size=size_of(run),
+        size=disk_usage(run.path)[0],
     )
 
 
@@ -363,12 +363,3 @@ def _seconds(events: Sequence[Event]) -> float:
         if "t" in event:
             times[event.get("attempt")].append(event["t"])
     return float(sum(max(spent) - min(spent) for spent in times.values()))
-
-
-def size_of(run: Run) -> int:
-    """Bytes of a run's files; one that is being trained makes and removes some meanwhile."""
-    total = 0
-    for file in run.path.rglob("*"):
-        with suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mmf_win.errors import DataError, UsageError
+from mmf_win.files import disk_usage
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run, task_id
-from mmf_win.runs.history import how_far, size_of, summaries
+from mmf_win.runs.history import how_far, summaries
 from mmf_win.runs.scores import UNKNOWN, Scores, is_test, read_scores
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder
 from mmf_win.sweeps.grid import SEEDS, number
@@ -165,7 +166,7 @@ def cost(
     """
     done = [task for task in tasks if task.state == "success"]
     seconds = [task.seconds for task in done]
-    sizes = [size_of(Run(sweep.task(task.name).path)) for task in done[:_SAMPLE]]
+    sizes = [disk_usage(sweep.task(task.name).path)[0] for task in done[:_SAMPLE]]
     if not done and preset:
         runs = summaries(save_dir, preset=preset, state="done")
         seconds, sizes = [run.seconds for run in runs], [run.size for run in runs]

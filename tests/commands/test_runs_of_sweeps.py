@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.files import write_json
+from mmf_win.files import share, write_json
 from mmf_win.locking import locked
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import find_run, named
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.planning import plan
+from mmf_win.sweeps.planning import all_tasks, plan
+from mmf_win.sweeps.table import cost
 from tests.worlds.hostile import cut
 from tests.worlds.sweeping import ended, trained, yaml
 from tests.worlds.tools import Mmfw, typed
@@ -211,3 +212,34 @@ def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is
     assert mmfw.json(*rm)["removed"] == ["grid"]
     assert [path.name for path in (save / "sweeps").iterdir()] == []
     assert mmfw.json("runs", "show")["id"].startswith("demo/")
+
+
+def test_a_file_with_several_names_counts_once_and_frees_nothing_while_another_name_is_left(
+    mmfw: Mmfw, save: Path, tmp_path: Path
+) -> None:
+    def content(run: str) -> int:
+        files = [path.stat() for path in (save / run).rglob("*") if path.is_file()]
+        return sum({file.st_ino: file.st_size for file in files}.values())
+
+    large = 1 << 20
+    for path in [*save.glob("sweeps/grid/*/demo/*"), next(save.glob("demo/*"))]:
+        checkpoints = Run(path).checkpoints
+        checkpoints.mkdir(exist_ok=True)
+        (checkpoints / "best.ckpt").write_bytes(bytes(large))
+        for name in ("current.ckpt", "demo_final.pth"):
+            share(checkpoints / "best.ckpt", checkpoints / name)
+    for listed in mmfw.json("runs"):
+        assert large < listed["size"] < 2 * large
+    single = "demo/2025-01-01T00-00-00"
+    assert mmfw.json("runs", "show", single)["size"] == content(single)
+
+    sweep = SweepFolder(save / "sweeps" / "grid")
+    measured = cost(sweep, all_tasks(sweep), None, save)
+    assert measured is not None and large < measured[2] < 2 * large
+
+    whole = content(single)
+    share(save / single / "checkpoints" / "best.ckpt", tmp_path / "kept.ckpt")
+    freed = mmfw.json("runs", "rm", single, "--yes")["freed"]
+    assert freed == whole - large
+    whole = content("sweeps/grid")
+    assert mmfw.json("sweep", "rm", "grid", "--yes")["freed"] == whole
