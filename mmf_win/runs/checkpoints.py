@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 from mmf_win.console import Progress, Timestamp
 from mmf_win.errors import CheckpointError
@@ -17,7 +17,7 @@ from mmf_win.integrity import torch_file
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import expanded
 from mmf_win.protocol import Event, read_events
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import Run, is_task
 from mmf_win.runs.scores import val_auroc
 from mmf_win.upstream.checkpoint_files import counts, kept_aside, numbered, set_aside
 
@@ -74,7 +74,7 @@ def choose(run: Run, wanted: str) -> Path:
     broken: list[tuple[Path, str]] = []
     events = read_events(run.events)
     for path in _candidates(run, wanted):
-        reason = problem(path) or _foreign(path, events)
+        reason = problem(path) or _foreign(run, path, events)
         if reason is None:
             for file, why in broken:
                 _log.warning("%s: %s; using %s instead", file, why, path.name)
@@ -87,24 +87,30 @@ def choose(run: Run, wanted: str) -> Path:
     raise CheckpointError(f"run {run.id} has no checkpoint", hint=hint)
 
 
-def _foreign(path: Path, events: Sequence[Event]) -> str | None:
+def _foreign(run: Run, path: Path, events: Sequence[Event]) -> str | None:
     """Why an intact checkpoint is not the run's own, by the hashes in its events; None where it may be.
 
-    Nobody knows where a hash is missing, as of earlier versions, or the worker died before it told one.
+    Nobody knows where a hash is missing, as of earlier versions, or the worker died before it told one. A run
+    that was copied while it trained lacks events of checkpoints, whose configuration names the run.
     """
     saved = [event for event in events if event["kind"] == "checkpoint"]
     hashes = {event.get("sha256") for event in saved}
     if not saved or None in hashes or (counted := counts(path)) is None:
         return None
     begun = Counter(event.get("update") for event in events if event["kind"] == "saving")
-    if counted.update in begun - Counter(event.get("update") for event in saved):
+    updates = Counter(event.get("update") for event in saved)
+    if counted.update in begun - updates:
+        return None
+    own = "/".join(("", *run.checkpoints.parts[-4 if is_task(run.path.parent.parent) else -3 :]))
+    if counted.update not in updates and PureWindowsPath(counted.save_dir).as_posix().endswith(own):
+        _log.warning("%s: intact at update %d; the run's record is older and lacks it", path, counted.update)
         return None
     return None if file_digest(path).hex() in hashes else FOREIGN
 
 
 def note_foreign(run: Run, path: Path) -> None:
     """Say so where a checkpoint that is used as the run's is not its own."""
-    if reason := _foreign(path, read_events(run.events)):
+    if reason := _foreign(run, path, read_events(run.events)):
         _log.warning("%s: %s (%s)", path, reason, run.id)
 
 
@@ -114,7 +120,7 @@ def require_own_best(run: Run) -> None:
     The hint of the CheckpointError names a file that is the run's own, if there is one.
     """
     best, events = run.checkpoints / "best.ckpt", read_events(run.events)
-    if (reason := _foreign(best, events)) is None:
+    if (reason := _foreign(run, best, events)) is None:
         return
     told = [event["sha256"] for event in events if event["kind"] == "checkpoint" and event.get("best")]
     own = (path for path in numbered(run.checkpoints) if file_digest(path).hex() in told[-1:])
@@ -132,7 +138,7 @@ def require_names(run: Run) -> None:
 def can_resume(run: Run) -> bool:
     """Whether the run has an intact checkpoint of its own."""
     events = read_events(run.events)
-    return any((problem(path) or _foreign(path, events)) is None for path in _candidates(run, "last"))
+    return any((problem(path) or _foreign(run, path, events)) is None for path in _candidates(run, "last"))
 
 
 def checked(file: str, hint: str = "give the file of an intact checkpoint") -> Path:
@@ -194,7 +200,7 @@ def listed(run: Run) -> list[SavedCheckpoint]:
     total = sum(stats[paths[0]].st_size for paths in names.values())
     with Progress("checking checkpoints", total) as progress:
         for paths in names.values():
-            problem = torch_file.problem(paths[0], progress.advance) or _foreign(paths[0], events)
+            problem = torch_file.problem(paths[0], progress.advance) or _foreign(run, paths[0], events)
             counted = None if problem else counts(paths[0])
             shown = {path: path.relative_to(folder).as_posix() for path in paths}
             for path in paths:

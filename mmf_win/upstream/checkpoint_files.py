@@ -24,7 +24,7 @@ class Counts:
 
     Epochs count from 1. The best validation, by the criterion that MMF watches, has its score as
     ``best_value``; it was after ``best_update`` updates, or ``best_iteration`` batches. With ``has_state``,
-    the random state is in it, which a resume restores.
+    the random state is in it, which a resume restores. ``save_dir`` is MMF's, in which it was saved.
     """
 
     update: int
@@ -33,6 +33,7 @@ class Counts:
     best_iteration: int
     best_value: float
     has_state: bool = False
+    save_dir: str = ""
 
 
 def counts(path: Path) -> Counts | None:
@@ -46,8 +47,9 @@ def counts(path: Path) -> Counts | None:
             best_iteration=int(contents["best_iteration"]),
             best_value=float(contents["best_metric_value"]),
             has_state=STATE in contents,
+            save_dir=str(contents.get("config", {}).get("env", {}).get("save_dir", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
         return None
 
 

@@ -190,6 +190,21 @@ def test_another_runs_best_is_named_and_no_run_goes_on_with_it(tool: Tool) -> No
     assert known(run, "best.ckpt").update == 1
 
 
+def test_a_run_that_was_copied_while_it_trained_is_intact_and_resumes(tool: Tool, tmp_path: Path) -> None:
+    run = tool.train(tool.preset("vilbert"), "--updates", "3", *NOTHING_IS_LEARNED)
+    copy = Run(shutil.copytree(run.path, tmp_path / "backup" / Path(*run.path.parts[-2:])))
+    lines = copy.events.read_bytes().splitlines(keepends=True)
+    ends = next(n for n, line in enumerate(lines) if b'"saving"' in line and b'"update": 2' in line)
+    copy.events.write_bytes(b"".join(lines[:ends]))
+    save = ("--save-dir", str(copy.path.parents[1]))
+    assert main(["verify", str(copy.path), *save]) == 0
+    assert "intact at update 2; the run's record is older and lacks it" in tool.read()[1]
+    assert main(["train", "--resume", "last", "--updates", "4", *save]) == 0
+    assert known(copy, "current.ckpt").update == 4
+    assert main(["predict", copy.id, "--no-report", *save]) == 0
+    assert main(["verify", copy.id, *save]) == 0
+
+
 def test_a_seed_that_would_not_hold_is_refused_beside_what_is_resumed(tool: Tool) -> None:
     run = tool.train(tool.preset("bert"), "--updates", "1", "--seed", "1")
     for wanted in ("last", str(run.checkpoints / "current.ckpt")):

@@ -102,6 +102,54 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_r
     assert not checkpoints.can_resume(run)
 
 
+@pytest.mark.parametrize(
+    "saved_in",
+    ["/home/x/save/mmbt/2026-01-01T00-00-00/checkpoints", "D:\\save\\mmbt\\2026-01-01T00-00-00\\checkpoints"],
+)
+def test_a_run_that_was_copied_while_it_trained_uses_its_checkpoints_and_no_other_runs(
+    run: Run, saved_in: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = EventLog(run.events, "1")
+    first = checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10, save_dir=saved_in)
+    log.write("saving", update=10)
+    log.write("checkpoint", update=10, sha256=sha256(first.read_bytes()).hexdigest(), best=True)
+    # The copy of the record ends here; the copies of the checkpoints were made later.
+    best = checkpoint(run.checkpoints / "best.ckpt", 20, save_dir=saved_in)
+    current = checkpoint(run.checkpoints / "current.ckpt", 30, save_dir=saved_in)
+    assert checkpoints.choose(run, "last") == current and checkpoints.choose(run, "best") == best
+    checkpoints.require_own_best(run)
+    assert checkpoints.can_resume(run)
+    assert [each.problem for each in checkpoints.listed(run)] == [None] * 3
+    lacks = "intact at update {}; the run's record is older and lacks it"
+    assert set(caplog.messages) == {f"{current}: {lacks.format(30)}", f"{best}: {lacks.format(20)}"}
+
+    resumed = checkpoint(current, 40, save_dir=saved_in)
+    log.write("checkpoint", update=40, sha256=sha256(resumed.read_bytes()).hexdigest())
+    assert checkpoints.choose(run, "best") == best, "though the record goes on after the gap"
+
+    other = saved_in.replace("T00-00-00", "T00-00-01")
+    checkpoint(best, 50, save_dir=other)
+    checkpoint(first, 10, epoch=7, save_dir=saved_in)  # changed, since the record has this update
+    assert [each.name for each in checkpoints.listed(run) if each.problem] == [
+        "best.ckpt",
+        "models/model_10.ckpt",
+    ]
+    with pytest.raises(CheckpointError, match=r"best\.ckpt: it is whole"):
+        checkpoints.require_own_best(run)
+
+
+def test_a_checkpoint_of_another_task_whose_run_began_in_the_same_second_is_not_the_runs(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path / "lr_0.1" / "mmbt" / "2026-01-01T00-00-00")
+    current = checkpoint(run.checkpoints / "current.ckpt", 20, save_dir=str(run.checkpoints))
+    (tmp_path / "lr_0.1" / "param").touch()
+    EventLog(run.events, "1").write("checkpoint", update=10, sha256="0" * 64)
+    assert checkpoints.choose(run, "last") == current
+    checkpoint(current, 21, save_dir=str(run.checkpoints).replace("lr_0.1", "lr_0.2"))
+    assert not checkpoints.can_resume(run)
+
+
 def test_the_hint_about_a_foreign_best_names_the_copy_of_the_last_best(run: Run) -> None:
     log = EventLog(run.events, "1")
     models = run.checkpoints / "models"

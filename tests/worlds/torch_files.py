@@ -18,9 +18,12 @@ def laid_out_as_by_torch(path: Path, contents: Any, storage: bytes = bytes(100_0
     return path
 
 
-def checkpoint(path: Path, update: int, epoch: int = 1, best_update: int | None = None) -> Path:
+def checkpoint(
+    path: Path, update: int, epoch: int = 1, best_update: int | None = None, save_dir: str = ""
+) -> Path:
     """What MMF saves, as far as it can be read without torch; it is the best one unless another is named."""
     counts = {"num_updates": update, "current_epoch": epoch}
+    config = {"env": {"save_dir": save_dir}}
     best_update = update if best_update is None else best_update
     best = {"best_update": best_update, "best_iteration": best_update, "best_metric_value": 0.5}
-    return laid_out_as_by_torch(path, {**counts, **best, "model": {}})
+    return laid_out_as_by_torch(path, {**counts, **best, "model": {}, "config": config})
