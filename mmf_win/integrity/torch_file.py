@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import struct
 import zipfile
 from collections import OrderedDict
@@ -20,8 +21,8 @@ from zlib_ng import zlib_ng
 from mmf_win.files import require_end
 from mmf_win.threads import Advance, ignore
 
-# The first bytes of torch's file format before 1.6: its magic number, pickled.
-_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+# The beginning of torch's file format before 1.6: its magic number, in a pickle.
+_LEGACY = re.compile(rb"\x80[\x02-\x05].{0,9}\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
 # Where a member's header has the lengths of its name and its extra field, which end it:
 # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7
 _LENGTHS = 26
@@ -41,7 +42,7 @@ def problem(path: Path, advance: Advance = ignore) -> str | None:
     try:
         require_end(path)
         with path.open("rb") as file:
-            if file.read(len(_LEGACY)) == _LEGACY:
+            if _LEGACY.match(file.read(32)):
                 return None
             return _problem(file, advance)
     except FileNotFoundError:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import pickletools
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from zipfile import is_zipfile
 
 import torch
 
-from mmf_win.console import size
+from mmf_win.console import shell_line, size
 from mmf_win.errors import CheckpointError, ResourceError
 from mmf_win.files import free_space, replacing, share
 from mmf_win.integrity import torch_file
@@ -29,6 +31,7 @@ from mmf_win.worker.outcome import UntrustedCheckpoint
 # The real ones, whatever replaces them while MMF loads and saves.
 _load, _save = torch.load, torch.save
 _REFUSED = re.compile(r"(?i)unsupported (?:global:? GLOBAL|class|operand) ([\w.]+)")
+_PROTOCOLS = {str(ord(operand.code)): operand.proto for operand in pickletools.opcodes}
 _DAMAGED = ("unexpected EOF", "PytorchStreamReader")  # what torch says in errors of no kind of its own
 _OVERHEAD = 4 << 20  # what a file holds beside tensors: MMF's configuration, the zip's directory and padding
 _LITTLE = 1 << 20  # with less than this left, a write failed because the disk is full
@@ -54,12 +57,24 @@ def reader(*, trust: bool, mapped: bool = False) -> Callable[..., Any]:
             if isinstance(error, RuntimeError) and not any(words in str(error) for words in _DAMAGED):
                 raise
             if not trust and (refused := _REFUSED.search(str(error))):
+                if (protocol := _PROTOCOLS.get(refused[1], 0)) > 2:
+                    raise _of_protocol(protocol, name) from error
                 message = f"{name} holds {refused[1]}, and loading that could run any code"
                 raise UntrustedCheckpoint(message) from error
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise CheckpointError(f"{name} cannot be loaded ({reason.splitlines()[0]})") from error
 
     return load
+
+
+def _of_protocol(protocol: int, name: str) -> CheckpointError:
+    """Return the error that torch reads no file of a pickle protocol safely, and how to save it again."""
+    new = str(Path(name).with_suffix(".protocol2.pth"))
+    code = f"import torch; torch.save(torch.load({name!r}, map_location='cpu', weights_only=False), {new!r})"
+    again = f"`{shell_line(sys.executable, '-c', code)}` saves it again; then name {new}"
+    saved = f"{name} is saved with pickle protocol {'4 or 5' if protocol == 4 else protocol}"
+    message = f"{saved}, and without running code from a file torch reads only protocol 2"
+    return CheckpointError(message, hint=f"if you trust where it comes from, {again}")
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 
 from mmf_win.errors import CheckpointError
 from mmf_win.integrity import torch_file
-from mmf_win.worker.outcome import UntrustedCheckpoint
+from mmf_win.worker.outcome import UntrustedCheckpoint, classify
 from tests.worlds.tools import LazyModule, is_wine, requires_package
 
 torch = LazyModule("torch")
@@ -67,6 +69,27 @@ def test_a_class_is_refused_by_name_unless_the_file_is_trusted(
         load(path, opened=opened)
     assert str(path) in str(refused.value)
     assert load(path, trust=True, opened=opened)["meter"] == value["meter"]
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_weights_in_another_pickle_protocol_are_saved_again_by_the_command_in_the_hint(
+    user_dir: Path, zipped: bool, protocol: int
+) -> None:
+    path = user_dir / "a model's weights.pth"
+    value = {"model": {"head": torch.ones(3)}, "version": b"1"}
+    torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
+    assert torch_file.problem(path) is None
+    with pytest.raises(CheckpointError, match="pickle protocol 3" if protocol == 3 else "4 or 5") as refused:
+        load(path)
+    assert not isinstance(refused.value, UntrustedCheckpoint)
+    assert classify(refused.value).outcome == "checkpoint"
+    hint = str(refused.value.hint)
+    [command] = re.findall("`(.*)`", hint)
+    subprocess.run(command, shell=True, check=True)
+    again = Path(hint.partition("then name ")[2])
+    assert load(again)["model"]["head"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_what_torch_would_load_by_default_is_refused_too(
