@@ -180,6 +180,7 @@ class Attempt:
         int8: export it with weights of 8 bits, too.
         serve: once the rows are predicted, stay, and answer what is asked.
         profile: updates of a training that is measured, and whose weights nobody wants; 0 for any other.
+        total: after how many updates training ends, also where MMF counts epochs; None where only MMF knows.
         check: only check the model and its rows, and end before the first update.
         nproc: how many processes of this machine train together.
         nnodes: on how many machines.
@@ -215,6 +216,7 @@ class Attempt:
     int8: bool = False
     serve: bool = False
     profile: int = 0
+    total: int | None = None
     check: bool = False
     nproc: int = 1
     nnodes: int = 1

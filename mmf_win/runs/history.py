@@ -183,7 +183,7 @@ def _line(known: Record, test_split: str | None, differs: str | None) -> Summary
         preset=request.preset,
         state=known.state,
         updates=update,
-        max_updates=request.number("max_updates") if limit is None else limit,
+        max_updates=limit or (None if request.number("max_epochs") else request.number("max_updates")),
         best_auroc=scores.best_auroc,
         val_split=on.split if on else request.splits.get("val"),
         val_rows=on.rows if on else None,

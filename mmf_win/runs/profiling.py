@@ -135,7 +135,8 @@ def read_intervals(config: Tree) -> tuple[int, int, int | None]:
     for key in ("checkpoint_interval", "evaluation_interval"):
         if not isinstance(updates := config[key], int) or updates < 1:
             raise UsageError(f"training.{key} is {updates}, and must be a number of updates")
-    total = config["max_updates"] if isinstance(config["max_updates"], int) else None
+    total = None if config.get("max_epochs") else config["max_updates"]
+    total = total if isinstance(total, int) else None
     return config["checkpoint_interval"], config["evaluation_interval"], total
 
 

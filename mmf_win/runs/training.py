@@ -211,7 +211,7 @@ def prepare(start: Start) -> Prepared:
     if request.mmf and request.mmf != mmf.version:
         _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, mmf.version)
     start = replace(start, request=replace(request, mmf=mmf.version))
-    first = replace(first, data=dict(inputs.data), asks_hub=inputs.asks_hub or once.trust)
+    first = replace(first, data=dict(inputs.data), total=total, asks_hub=inputs.asks_hub or once.trust)
     return Prepared(**vars(start), first=first, inputs=inputs, config=config)
 
 

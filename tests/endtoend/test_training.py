@@ -144,6 +144,21 @@ def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that
     assert "--memes FILE" in tool.errors and "--split NAME" in tool.errors
 
 
+def test_a_training_whose_override_counts_epochs_says_after_how_many_updates_it_ends(tool: Tool) -> None:
+    """14 rows are four batches; the preset names another total, which epochs take precedence over."""
+    settings = tool.settings("bert")
+    settings["training"]["max_updates"] = 22000
+    words = ("training.max_epochs=2", "training.log_interval=1")
+    result = tool("train", tool.preset("bert", settings=settings), *words)
+    assert (result["updates"], result["max_updates"]) == (8, 8)
+    run = tool.run_of(result)
+    told = events(run, "train_started") + events(run, "train")
+    assert {event["max_updates"] for event in told} == {8}
+    assert tool.code("runs", "show") == 0 and "8 of 8 updates" in tool.output
+    run.events.write_bytes(b"")  # killed before training began
+    assert tool("runs")[0]["max_updates"] is None
+
+
 @pytest.mark.wide
 def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
     own = tool.folder / "own.jsonl"

@@ -17,6 +17,11 @@ def test_intervals_and_total_are_those_of_the_training(total: Any, expected: int
     assert read_intervals({**EACH, "max_updates": total}) == (7, 5, expected)
 
 
+def test_a_training_that_counts_epochs_has_no_total_of_updates() -> None:
+    """MMF lets epochs win over the updates that a preset has."""
+    assert read_intervals({**EACH, "max_updates": 100, "max_epochs": 2}) == (7, 5, None)
+
+
 @pytest.mark.parametrize("key", EACH)
 @pytest.mark.parametrize("value", [0, -1, "often", None, 0.5])
 def test_an_interval_that_is_no_number_of_updates_is_refused(key: str, value: Any) -> None:

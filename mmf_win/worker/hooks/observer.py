@@ -87,7 +87,7 @@ class Observer:
         self.event(
             "train_started",
             update=trainer.num_updates,
-            max_updates=_finite(training.max_updates),
+            max_updates=self.request.profile or self.request.total or _finite(training.max_updates),
             device=str(trainer.device),
             precision=precision,
             batch=micro.batch,
@@ -151,7 +151,7 @@ class Observer:
         self.event(
             "train",
             update=trainer.num_updates,
-            max_updates=_finite(trainer.max_updates),
+            max_updates=self.request.profile or self.request.total or _finite(trainer.max_updates),
             epoch=trainer.current_epoch,
             loss=_number(scalars.get("train/total_loss")),
             lr=_number(trainer.optimizer.param_groups[0]["lr"]),
