@@ -5,35 +5,44 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row, labels_of, read_rows, splits_on_disk
 from mmf_win.dataset.remarks import Remark
 from mmf_win.errors import DatasetError
+from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.listing import paths_of
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths
 from mmf_win.upstream.config import Tree
 
 _LOPSIDED = 0.1
+_ALL_ROWS = Inputs()
+_OTHER_VAL = "validate on memes of both labels: dataset_config.hateful_memes.annotations.val[0]=FILE"
 
 
-def remarks(paths: DatasetPaths, dataset: Tree) -> list[Remark]:
+def remarks(paths: DatasetPaths, dataset: Tree, inputs: Inputs = _ALL_ROWS) -> list[Remark]:
     """On the labels that are trained and validated on, and on memes that training, validation and test share.
 
     Of a ``dataset``, MMF's configuration, whose annotations are those of ``paths``, the published splits of
     validation and test count, too. These overlap by themselves: dev_unseen holds most of dev_seen, and those
-    of the first phase are the seen ones.
+    of the first phase are the seen ones. ``inputs`` has the rows that stay of annotation files of which some
+    are left out.
     """
-    read: dict[str, tuple[str, list[Row]]] = {}
+    read: dict[str, tuple[str, Sequence[Row]]] = {}
     for slot in ("train", "val"):
         for path in paths_of(dataset, "annotations", [slot]):
             is_split = path.resolve().parent == paths.annotations.resolve()
             name = path.stem if is_split and path.stem not in read else str(path)
-            read[f"{name} ({slot})" if name in read else name] = slot, read_rows(path)
+            rows = dict(inputs.left_out.values()).get(path) or read_rows(path)
+            read[f"{name} ({slot})" if name in read else name] = slot, rows
     found = [_balance(name, rows) for name, (_, rows) in read.items()]
+    validated = {name: labels_of(rows) or [] for name, (slot, rows) in read.items() if slot == "val"}
+    if len(set(chain(*validated.values()))) == 1:
+        text = f"{', '.join(validated)}: one label only, so there is no AUROC, and no best.ckpt by it"
+        found.append(Remark("error", "validation", text, _OTHER_VAL))
     splits = splits_on_disk(paths)
     for name in SPLITS[1:] if not read.keys().isdisjoint(splits) else ():
         if name in splits and name not in read:

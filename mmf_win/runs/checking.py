@@ -39,7 +39,7 @@ def check(
         settings = merge(prepared.first.settings, {"run_type": "train"})
         first = replace(prepared.first, check=True, images=None, settings=settings)
         try:
-            found = memes.remarks(start.places.dataset, prepared.config["dataset"])
+            found = memes.remarks(start.places.dataset, prepared.config["dataset"], prepared.inputs)
             run = training.carry_out(replace(prepared, places=here, first=first), display)
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted("interrupted; nothing is kept") from None

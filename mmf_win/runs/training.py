@@ -222,7 +222,7 @@ def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda 
     """
     with nullcontext() if start.run is None else training_alone(start.run) as lock:
         prepared = prepare(start)
-        for each in memes.remarks(prepared.places.dataset, prepared.config["dataset"]):
+        for each in memes.remarks(start.places.dataset, prepared.config["dataset"], prepared.inputs):
             if each.verdict != "ok":
                 _log.warning("%s; %s", each.text, each.advice)
         return carry_out(prepared, display, lock, begun)

@@ -160,6 +160,21 @@ def test_a_training_whose_override_counts_epochs_says_after_how_many_updates_it_
 
 
 @pytest.mark.wide
+def test_a_validation_on_one_label_is_a_warning_at_the_start_that_names_what_helps(tool: Tool) -> None:
+    annotations = tool.world.dataset / "annotations"
+    rows = (annotations / "dev_unseen.jsonl").read_text(encoding="utf-8").splitlines()
+    own = tool.folder / "one label.jsonl"
+    own.write_text("\n".join(row for row in rows if '"label": 0' in row), encoding="utf-8")
+    key = "dataset_config.hateful_memes.annotations.val[0]"
+    run = tool.train(tool.preset("bert"), "--updates", "1", f"{key}={own}")
+    warned, began = tool.errors.index("there is no AUROC"), tool.errors.index("training on")
+    assert warned < began and f"{key}=FILE" in tool.errors
+    assert not (run.checkpoints / "best.ckpt").exists()
+    tool("train", "--resume", "last", "--updates", "2", f"{key}={annotations / 'dev_unseen.jsonl'}")
+    assert "there is no AUROC" not in tool.errors and (run.checkpoints / "best.ckpt").exists()
+
+
+@pytest.mark.wide
 def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
     own = tool.folder / "own.jsonl"
     rows = (tool.world.dataset / "annotations" / "train.jsonl").read_text(encoding="utf-8").splitlines()

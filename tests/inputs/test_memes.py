@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.remarks import Remark
+from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.memes import remarks
 from mmf_win.integrity.manifest import SUMS
 from mmf_win.paths import Places
@@ -54,6 +56,24 @@ def test_few_memes_of_a_kind_are_a_warning_and_none_an_error(
     assert of_train.text == f"train: {share} % of {len(labels)} memes are hateful"
     assert bool(of_train.advice) == (verdict != "ok")
     assert of_val == Remark("ok", "balance", "dev: 50 % of 2 memes are hateful")
+
+
+def test_a_validation_on_memes_of_one_label_is_an_error_that_names_what_is_missing(
+    places: Places, tmp_path: Path
+) -> None:
+    said = found(places, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(30, 32, 34))
+    (told,) = said["validation"]
+    assert told.verdict == "error" and "no AUROC, and no best.ckpt" in told.text
+    assert "annotations.val[0]=FILE" in str(told.advice)
+    both = {"train": "annotations/train.jsonl", "val": ["annotations/dev.jsonl", "annotations/train.jsonl"]}
+    config = {"data_dir": str(places.dataset.root), "annotations": both}
+    checks = {each.check for each in remarks(places.dataset, config)}
+    assert "validation" not in checks, "the files together have both labels"
+    path = places.dataset.split("train")
+    config["annotations"] = {"train": str(path), "val": str(path)}
+    left = [row for row in read_rows(path) if row.label == 1]
+    checks = {each.check for each in remarks(places.dataset, config, Inputs({"val": (path, left)}))}
+    assert "validation" in checks, "of what --allow-missing leaves"
 
 
 def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_was_published_so(
