@@ -14,11 +14,11 @@ from mmf_win.errors import UsageError
 from mmf_win.inputs import memes
 from mmf_win.inputs.check import Inputs
 from mmf_win.paths import Places, expanded
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol import Attempt, Exit, read_events
 from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights, teacher
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
-from mmf_win.runs.history import changed_splits, events_of
+from mmf_win.runs.history import changed_splits, events_of, how_far
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import Job, Once, Request
 from mmf_win.unpacking.staging import reading
@@ -246,6 +246,11 @@ def carry_out(
                 _log.warning(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
+        origin, total = run or (request.start and lookup.owner(Path(request.start))), prepared.first.total
+        before = how_far(read_events(origin.events))[1] if origin else None
+        if total and before not in (None, total):
+            text = "the total is %d updates instead of %d, so learning-rate schedule and result change"
+            _log.warning(text, total, before)
         if run is None:
             run = Run.create(places.save_dir, prepared.name or request.preset)
             lock = stack.enter_context(training_alone(run))

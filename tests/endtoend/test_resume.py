@@ -53,6 +53,19 @@ def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
     assert tool.code(*typed(command), "--updates", "1") == 0
 
 
+def test_another_total_is_noted_since_it_changes_the_schedule(tool: Tool, faulty: Faulty) -> None:
+    faulty({"at": "stepped", "do": "stop", "update": 2})
+    words = ("train", tool.preset("bert"), "--updates", "3")
+    assert tool.code(*words) == 130 and "instead of" not in tool.errors
+    faulty()
+    run = tool.train("--resume", "last")
+    assert "instead of" not in tool.errors, "the total is what it was"
+    tool("train", "--resume", "last", "training.max_updates=5")
+    assert "the total is 5 updates instead of 3" in tool.errors
+    tool("train", "--resume", str(run.checkpoints / "current.ckpt"), "--epochs", "2")
+    assert "the total is 8 updates instead of 5" in tool.errors
+
+
 def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(tool: Tool) -> None:
     preset = presets.load(tool.preset("bert"))
     run = Run.create(tool.save_dir, "bert")
