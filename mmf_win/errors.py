@@ -14,6 +14,10 @@ NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
 """The numbers of the system's errors that mean that this user may not read or write there."""
 
 
+SHM_HINT = "give a container more of /dev/shm (--shm-size 2g), or do without loaders: training.num_workers=0"
+"""What to do where the shared memory of DataLoader workers is full."""
+
+
 class MmfwError(Exception):
     """Base of all errors of mmfw; by itself, a bug in it.
 

@@ -17,13 +17,11 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
                      missing (names of those that the source did not set, the first of them)
     train_started    update (where it begins), max_updates, device, precision, batch, micro_batch, searching
                      (whether that is only to measure with), workers (of the DataLoader), processes (that
-                     train together), seed, parameters (how many), known_fit (whether the micro-batch is
-                     what fitted before), fit (what a fitting one depends on), data (what it trains on,
-                     as in Attempt; null where that is not known)
+                     train together), seed, parameters (how many), known_fit (whether the micro-batch fitted
+                     before), fit (what that depends on), data (as in Attempt; null where it is not known)
     micro_batch      rows (of a micro-batch from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
-    val              update, metrics, final (whether with the best checkpoint, after training), data (what
-                     it was measured on, as above)
+    val              update, metrics, final (whether of the best checkpoint, after training), data (as above)
     saving           update; a checkpoint is about to be written
     checkpoint       update; it is written, with this sha256; best (whether also as the best one so far)
     note             text; something that the user should know
@@ -38,8 +36,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     exported         seconds that the export of the model took
     serving          address, where a worker that stays warm waits for its parent; see answering.py
     run_ended        outcome
-    attempt_failed   reason, next: what the next attempt has less of; written by the parent, which begins
-                     that one then
+    attempt_failed   reason, next: what the next attempt has less of; written by the parent
 
 Each is one write at the end of the file. Windows does not keep the writes of two processes apart, so a
 prediction, beside which others and a training may run, has a file of its own in its attempt's folder.
@@ -57,8 +54,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints
 
-from mmf_win.errors import DataError
-from mmf_win.files import json_bytes, naming, read_json, require_end, write_json
+from mmf_win.errors import SHM_HINT, DataError
+from mmf_win.files import json_bytes, naming, read_json, remove, require_end, write_json
 from mmf_win.paths import Inside
 
 Event = dict[str, Any]
@@ -131,6 +128,8 @@ class AttemptFolder:
     exit = Inside("exit.json")
     config = Inside("mmf.yaml")
     """The MMF configuration made from the request."""
+    reserve = Inside("reserve")
+    """Takes up the room that ``exit.json`` needs on a full disk."""
     helper_exit = Inside("helper_exit.json")
     """Why a rank failed, or a process of a DataLoader could not begin: the first of them says it."""
     events = Inside("events.jsonl")
@@ -159,21 +158,17 @@ class Attempt:
         precision: what the model calculates with; None for what MMF's configuration says.
         fast: take ways that change results by more than floating-point noise.
         keep: how many older checkpoints stay beside the best and the current one.
-        micro_batch: rows of one forward pass in training, over all GPUs; an update is made from
-            as many of them as its batch holds. None: what fitted before, or else the whole batch.
+        micro_batch: rows of one forward pass in training, over all GPUs; None: what fitted, or else all.
         find_micro_batch: look for the largest that fits, when none is set and none is known.
         eval_batch: the same for validation and prediction; None for the whole batch.
         fits: micro-batches that fitted before, by what they depend on.
         data: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen", "rows": 433,
-            "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null where the size of the full split is not
-            known.
+            "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null where it is not known.
         weights_alone: of the checkpoint, load the model's weights and nothing else.
-        trust: load the checkpoint even if it holds classes that torch refuses, which runs code from the file;
-            run code that comes with a model.
+        trust: load a checkpoint with classes that torch refuses, and run code that comes with a model.
         asks_hub: it may need more of the Hugging Face Hub than what is here.
-        images: the folder of decoded images, beside which outputs of frozen models are kept; None to keep
-            neither.
-        annotations: the annotation file that is predicted; its ids are the ones the result must have.
+        images: the folder of decoded images and, beside it, outputs of frozen models; None to keep none.
+        annotations: the annotation file that is predicted; the result must have its ids.
         keep_annotations: leave a copy of it beside the result, since it is nowhere else.
         report: where the checked predictions go.
         export: the folder into which the model is exported once the rows are predicted; None not to.
@@ -294,6 +289,17 @@ class Exit:
         """Write the exit as JSON."""
         write_json(path, asdict(self))
 
+    def record(self, asked: Attempt) -> None:
+        """Write the exit of an attempt where it is looked for, as far as a full disk lets it."""
+        with suppress(OSError):
+            remove(asked.attempt.reserve)
+            if self.place is not None:
+                asked.write_event("nonfinite", **self.place)
+            asked.write_event("run_ended", outcome=self.outcome)
+        for file in (asked.attempt.exit, *([asked.run.exit_file] if asked.action == "train" else [])):
+            with suppress(OSError):
+                self.save(file)
+
     def save_first(self, path: Path) -> None:
         """Write the exit, unless another process has written one there."""
         with suppress(FileExistsError), path.open("xb") as file:
@@ -305,7 +311,7 @@ class Exit:
         if code == -9:
             return cls("killed", f"{who} was killed from outside (kill -9), or because memory ran out")
         if code == -7:
-            return cls("host_oom", f"{who} died of a bus error, most likely because /dev/shm is full")
+            return cls("host_oom", f"{who} died of a bus error, most likely as /dev/shm is full", SHM_HINT)
         return cls("internal", f"{who} exited unexpectedly (code {code})")
 
     @classmethod

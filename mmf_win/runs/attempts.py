@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -11,7 +12,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from mmf_win.errors import NO_RIGHT, CheckpointError, Interrupted
-from mmf_win.files import remove, remove_tree
+from mmf_win.files import remove, remove_tree, write_bytes
 from mmf_win.paths import module_command
 from mmf_win.protocol import Attempt, Event, EventReader, Exit, read_events
 from mmf_win.runs import checkpoints, gpus, plan
@@ -108,6 +109,7 @@ def worker_of(asked: Attempt, job: Job) -> tuple[list[str], dict[str, str]]:
     """The command that starts a worker, and its environment; what it is to do is saved for it."""
     run, files = Run(asked.run.path), asked.attempt
     asked.save()
+    write_bytes(files.reserve, os.urandom(16 << 10))  # a block for each file that it may need
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
     save_dir, logs = (run.checkpoints, run.logs) if asked.action == "train" else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)

@@ -64,9 +64,7 @@ def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
         # Whoever asked for the prompt must not get another attempt.
         end = Exit("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
     if end is not said:
-        end.save(asked.attempt.exit)
-        if asked.action == "train":
-            end.save(asked.run.exit_file)
+        end.record(asked)
     return end
 
 
@@ -96,9 +94,9 @@ def _hint_after(outcome: str, asked: Attempt) -> str | None:
     elif outcome == "nan" and asked.settings.get("training", {}).get("detect_anomaly"):
         outcome = "nan of an operation"
     hint = _HINTS.get(outcome, "")
-    if "{" in hint and not resumes:
+    if "{again}" in hint and not resumes:
         hint = ""
-    elif "{" in hint and checkpoints.can_resume(run):
+    elif "{" in hint and resumes and checkpoints.can_resume(run):
         command = resume(run)
         hint = hint.format(resume=f"{command} resumes from the last intact checkpoint", again=command)
     else:

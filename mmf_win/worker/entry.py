@@ -39,10 +39,11 @@ def main(request_file: Path) -> int:
     """Do what the request says and write its outcome; 0 when that is ``ok``."""
     request = Attempt.load(request_file)
     raise_file_limit()
-    request.write_event("run_started", pid=os.getpid(), **versions())
+    with suppress(OSError):  # what trains meets a full disk again, and says so
+        request.write_event("run_started", pid=os.getpid(), **versions())
 
     def leave() -> NoReturn:
-        report(stopped(request), request)
+        stopped(request).record(request)
         os._exit(1)
 
     stop = Stop(request.attempt.stop)
@@ -54,7 +55,7 @@ def main(request_file: Path) -> int:
         os.environ[_REQUEST] = str(request_file)
         end = perform(request, stop)
     stop.defer_stop()
-    report(end, request)
+    end.record(request)
     code = 0 if end.outcome == "ok" else 1
     leave_at_once(code)
     return code
@@ -116,16 +117,6 @@ def leave_at_once(code: int) -> None:
     os._exit(code)
 
 
-def report(end: Exit, request: Attempt) -> None:
-    """Write the outcome of the attempt."""
-    if end.place is not None:
-        request.write_event("nonfinite", **end.place)
-    request.write_event("run_ended", outcome=end.outcome)
-    end.save(request.attempt.exit)
-    if request.action == "train":
-        end.save(request.run.exit_file)
-
-
 def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: None) -> Exit:
     """Do what the request says after ``begin``, and return its outcome, whatever happens."""
     prepared = False
@@ -136,7 +127,8 @@ def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: No
         with suppress(Checked):
             run(request, stop)
     except BaseException as error:
-        traceback.print_exc()
+        with suppress(OSError):  # the log may be what has no room
+            traceback.print_exc()
         end = classify(error, prepared=prepared)
         if end.outcome != "interrupted":
             with suppress(DataError):

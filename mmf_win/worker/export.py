@@ -25,7 +25,7 @@ from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import Attempt
-from mmf_win.worker.hooks.checkpoint_io import replaced
+from mmf_win.worker.hooks.checkpoint_io import replaced, space_for
 from mmf_win.worker.pillow_resize import PillowResize
 from mmf_win.worker.predictions import test_loader
 
@@ -115,24 +115,26 @@ def export(trainer: Any, request: Attempt) -> None:
     for unused in [value for value in inputs if not value.uses()]:
         inputs.remove(unused)
     program.model.metadata_props["classes"] = json.dumps(_CLASSES)
-    program.save(str(folder / "model.onnx"))
-    names = {value.name: value for value in inputs}
-    boxes, dim = getattr(row, "image_feature_0", torch.empty(0, 0)).shape
-    about = {
-        "inputs": [{"name": name, "dtype": value.dtype.numpy().name} for name, value in names.items()],
-        "text": _text(dataset.text_processor, folder) if "input_ids" in names else None,
-        "image": "image" in names,
-        "features": {"boxes": boxes, "dim": dim} if "features" in names else None,
-        "classes": _CLASSES,
-        "opset": _OPSET,
-        "checkpoint_sha256": file_digest(Path(request.checkpoint)).hex(),
-        "versions": {"mmfw": __version__, "mmf": mmf_version} | {name: version(name) for name in _PACKAGES},
-    }
-    write_json(folder / "model.json", about)
-    if request.int8:
-        _quantize(folder / "model.onnx", folder / "int8.onnx")
-    for number in range(len(dataset) if about["features"] else 0):
-        _keep_features(dataset[number], folder)
+    file = folder / "model.onnx"
+    with space_for(file, model.state_dict(), "the exported model", 2 if request.int8 else 1):
+        program.save(str(file))
+        names = {value.name: value for value in inputs}
+        boxes, dim = getattr(row, "image_feature_0", torch.empty(0, 0)).shape
+        about = {
+            "inputs": [{"name": name, "dtype": value.dtype.numpy().name} for name, value in names.items()],
+            "text": _text(dataset.text_processor, folder) if "input_ids" in names else None,
+            "image": "image" in names,
+            "features": {"boxes": boxes, "dim": dim} if "features" in names else None,
+            "classes": _CLASSES,
+            "opset": _OPSET,
+            "checkpoint_sha256": file_digest(Path(request.checkpoint)).hex(),
+            "versions": {"mmfw": __version__, "mmf": mmf_version, **{n: version(n) for n in _PACKAGES}},
+        }
+        write_json(folder / "model.json", about)
+        if request.int8:
+            _quantize(file, folder / "int8.onnx")
+        for number in range(len(dataset) if about["features"] else 0):
+            _keep_features(dataset[number], folder)
     request.write_event("exported", seconds=round(time.monotonic() - began, 1))
 
 

@@ -15,6 +15,7 @@ from mmf_win.integrity import torch_file
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
+from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.scores import AUROC
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from tests.endtoend.conftest import Faulty, Tool, events, starts
@@ -261,6 +262,26 @@ def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: To
     (small_disk / "ballast").unlink()
     assert main(["train", "--resume", "last", "--updates", "4", *save]) == 0
     assert known(run, "current.ckpt").update == 4
+
+
+def test_a_disk_that_fills_up_to_its_last_byte_is_the_reason_that_is_told_and_listed(
+    tool: Tool, faulty: Faulty, small_disk: Path
+) -> None:
+    ballast, save = small_disk / "ballast", ("--save-dir", str(small_disk))
+    faulty({"at": "stepped", "do": "fill_disk", "update": 3, "file": str(ballast)})
+    words = ("train", tool.preset("vilbert"), "--data-dir", str(tool.world.data), "--updates", "4", *save)
+    assert main([*words, "training.log_interval=1", "training.checkpoint_interval=1"]) == 5
+    said = tool.read()[1]
+    assert "a checkpoint needs" in said and "0 B are free" in said and "exit.json" not in said
+    assert "free some space" in said and "--resume last" in said and "begins again" not in said
+    assert main(["runs", *save, "--json"]) == 0
+    assert '"state": "failed: disk"' in tool.read()[0]
+    ballast.unlink()
+    faulty()
+    assert main(["train", "--resume", "last", *save]) == 0
+    [run] = all_runs(small_disk)
+    assert starts(run) == [0, 2]
+    assert not list(run.path.glob("attempts/*/reserve"))
 
 
 @pytest.mark.wide

@@ -172,6 +172,16 @@ def test_an_exported_model_predicts_by_mmfw_without_torch_and_mmf(tool: Tool, tm
     assert 0 < json.loads(run(*predict, "--image", str(image), "--text", "cats"))["proba"] < 1
 
 
+def test_a_full_disk_is_named_with_the_space_that_an_export_needs(tool: Tool, small_disk: Path) -> None:
+    run = tool.trained("bert")
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    (small_disk / "ballast").write_bytes(bytes(free - 200_000))
+    assert tool.code("export", run.id, "-o", str(small_disk / "model")) == 5
+    assert "model.onnx: the exported model needs " in tool.errors and "are free" in tool.errors
+    assert "free some space" in tool.errors and "resume" not in tool.errors
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+
+
 @pytest.mark.wide
 def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
     tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch

@@ -120,32 +120,42 @@ class SingleWrite:
         if self._written is not None:
             share(self._written, path)
             return
-        needed = tensor_bytes(value) + _OVERHEAD
-        _require(needed, needed, path)
         with replacing(path) as temporary:
-            try:
-                with _Hashing(temporary) as file:
-                    _save(value, file)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except (OSError, RuntimeError) as error:
-                _require(_LITTLE, needed, path)
-                if isinstance(error.__context__, OSError):  # torch, closing the file, hides why it cannot
-                    raise error.__context__ from None
-                raise
+            with space_for(path, value, "a checkpoint"), _Hashing(temporary) as file:
+                _save(value, file)
+                file.flush()
+                os.fsync(file.fileno())
             if damage := torch_file.problem(temporary):
                 raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
             self.sha256 = file.hash.hexdigest()
         self._written = path
 
 
-def _require(least: int, needed: int, path: Path) -> None:
-    free = free_space(path.parent)
-    if free is not None and free < least:
-        raise ResourceError(
-            f"{path}: a checkpoint needs {size(needed)} of disk space, and {size(free)} are free; "
-            "earlier ones stay as they are"
-        )
+@contextmanager
+def space_for(path: Path, value: Any, what: str, times: int = 1) -> Iterator[None]:
+    """Raise ResourceError where the disk has too little space for the tensors in ``value``.
+
+    Args:
+        path: the file that the block writes.
+        what: the file, as the message calls it.
+        times: how often the tensors are written.
+    """
+    needed = times * (tensor_bytes(value) + _OVERHEAD)
+
+    def require(least: int) -> None:
+        free = free_space(path.parent)
+        if free is not None and free < least:
+            sizes = f"needs {size(needed)} of disk space, and {size(free)} are free"
+            raise ResourceError(f"{path}: {what} {sizes}")
+
+    require(needed)
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        require(_LITTLE)
+        if isinstance(error.__context__, OSError):  # torch, closing the file, hides why it cannot
+            raise error.__context__ from None
+        raise
 
 
 def tensor_bytes(value: Any) -> int:

@@ -26,6 +26,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             nan                    makes the losses NaN (at forward)
             truncate               cuts off current.ckpt
             limit_files            lets no file get longer than ``bytes``, as ``ulimit -f`` does
+            fill_disk              writes to ``file`` until its disk is full
             stop                   a signal that asks the run to stop, which it does after this update
             half, no_half          (at hardware)
             hang                   never returns; hang_in_c does so holding the GIL
@@ -50,6 +51,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,12 @@ def _limit_files(fault: Any, *_: Any) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (fault["bytes"], hard))
 
 
+def _fill_disk(fault: Any, *_: Any) -> None:
+    with suppress(OSError), Path(fault["file"]).open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 12)):
+            pass
+
+
 def _stop(*_: Any) -> None:
     signal.raise_signal(signal.SIGINT)
 
@@ -165,7 +173,7 @@ _ACTIONS = {
     action.__name__[1:]: action
     for action in (
         *(_wait, _connect, _linger, _cuda_oom, _allocate, _memory_error, _kill, _nan, _truncate),
-        *(_wait_to_be_stopped, _limit_files, _stop, _hang, _hang_in_c, _wait_and_kill),
+        *(_wait_to_be_stopped, _limit_files, _fill_disk, _stop, _hang, _hang_in_c, _wait_and_kill),
     )
 }
 
