@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -30,6 +31,8 @@ _ERRORS: dict[Outcome, type[errors.MmfwError]] = {
 
 _STOPPED = {-number for number in STOP_SIGNALS}  # sent to every process, before the worker can handle it
 
+_NO_MEMORY = re.compile(rb"std::bad_alloc|failed to map segment|MemoryError|[Cc]annot allocate memory")
+
 _BEGIN = "the same command begins again"
 
 # {resume}: how to resume the training, or to begin again where nothing is saved; {again}: the command for it.
@@ -57,7 +60,7 @@ def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
     said = None
     with suppress(errors.DataError):  # one that cannot be read says nothing
         said = Exit.load(asked.attempt.exit)
-    end = said or _died(ended, memory_ran_out)
+    end = said or _died(asked, ended, memory_ran_out)
     if end.outcome == "killed" and memory_ran_out:
         end = Exit("host_oom", "memory ran out, and the system killed a process")
     if ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):
@@ -128,9 +131,13 @@ def use_intact(run: Run, found: Iterable[checkpoints.SavedCheckpoint]) -> str | 
     return f"the newest intact one is {newest.name}; {use}"
 
 
-def _died(ended: Ended, memory_ran_out: bool) -> Exit:
+def _died(asked: Attempt, ended: Ended, memory_ran_out: bool) -> Exit:
     if ended.killed or (ended.stop_requested and ended.code in _STOPPED):
         return Exit("interrupted", "ended at once, or for lack of progress; updates not yet saved are lost")
     if ended.code == -9 and memory_ran_out:
         return Exit("host_oom", "memory ran out, and the system killed the worker")
+    with suppress(OSError):
+        # C++ aborts, and Python may not even start; earlier workers may have written before.
+        if _NO_MEMORY.search(asked.log.read_bytes()[-300:]):
+            return Exit("host_oom", f"there is too little memory for the worker (code {ended.code})")
     return Exit.of_death(ended.code, "the worker")

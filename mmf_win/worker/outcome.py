@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import CheckpointError, DataError, MmfwError, ResourceError, UsageError
+from mmf_win.errors import SHM_HINT, CheckpointError, DataError, MmfwError, ResourceError, UsageError
 from mmf_win.files import NO_ROOM, explain
 from mmf_win.protocol import Exit, Outcome
 
@@ -20,12 +20,13 @@ _OUT_OF_PAGING_FILE = 1455
 _NO_HANDLES = {errno.EMFILE, errno.ENFILE}
 _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata|with exit code 24\b")
 _NO_ANSWER = re.compile(r"gloo[/\\]transport|ncclRemoteError")
+_SHARED_MEMORY = re.compile(r"shared memory|</torch_\d|/dev/shm/|SemLock\(")
 # What torch says in a plain RuntimeError, and in the text of another process's error.
 _SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
     ("disk", _TOO_MANY_FILES),
     ("host_oom", re.compile(r"not enough memory|[Cc]an('|no)t allocate memory|can't start new thread")),
-    ("host_oom", re.compile(r"shared memory|</torch_\d|/dev/shm/")),  # which ends as a full disk does
+    ("host_oom", _SHARED_MEMORY),  # which ends as a full disk does
     ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
     ("killed", _NO_ANSWER),
     ("nan", re.compile(r"(?i)\bnan\b")),
@@ -99,6 +100,8 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     if killed := _LOADER_WORKER_KILLED.search(trace):
         message = f"a DataLoader worker (pid {killed[1]}) was killed by the signal {killed[2]}"
         hint = "training.num_workers=0 loads the rows without such workers" if outcome == "killed" else None
+    if outcome == "host_oom" and _SHARED_MEMORY.search(trace):
+        hint = SHM_HINT
     if outcome == "killed" and _NO_ANSWER.search(message):
         message = f"another process of this training has ended, or does not answer ({message})"
     if _HUB_IS_OFFLINE in trace:
@@ -152,6 +155,8 @@ def _outcomes(
         yield "host_oom"
     if killed := _LOADER_WORKER_KILLED.search(trace):
         yield "host_oom" if killed[2] in _FOR_WANT_OF_MEMORY else "killed"
+    if number in NO_ROOM and "SemLock(" in trace:  # what a DataLoader's workers share lies in /dev/shm
+        yield "host_oom"
     if number in NO_ROOM | _NO_HANDLES:
         yield "disk"
     # A library is mapped into memory, of which ulimit -v may leave too little.

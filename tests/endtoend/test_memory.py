@@ -6,9 +6,13 @@ import sys
 
 import pytest
 
-from mmf_win.runs import fits
+from mmf_win.runs import attempts, fits
 from mmf_win.runs.lookup import all_runs
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, losses, probabilities
+from tests.worlds.mounts import with_own_mounts
+from tests.worlds.tools import wide
+
+FRESH_WORKER = attempts.WORKER_COMMAND
 
 
 def without_dropout(tool: Tool) -> str:
@@ -78,6 +82,35 @@ def test_a_killed_data_loader_worker_means_fewer_of_them(tool: Tool, faulty: Fau
     assert [event["workers"] for event in events(run, "train_started")] == [2, 1]
     assert events(run, "attempt_failed")[0]["reason"] == "host_oom"
     assert "with 2 DataLoader workers; trying 1" in tool.errors
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no /dev/shm")
+def test_a_full_dev_shm_is_named_with_what_a_container_needs(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = with_own_mounts("mount -t tmpfs -o size=16k tmpfs /dev/shm")
+    monkeypatch.setattr(attempts, "WORKER_COMMAND", [*small, *FRESH_WORKER])
+    words = ("train", tool.preset("vilbert"), "--updates", "1", "--no-retry", "training.num_workers=1")
+    assert tool.code(*words) == 5
+    assert "--shm-size" in tool.errors and "training.num_workers=0" in tool.errors
+    assert "--batch-size" not in tool.errors and "free some space" not in tool.errors
+    tool("train", tool.preset("vilbert"), "--updates", "1", "training.num_workers=1", "--name", "again")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no process so")
+@pytest.mark.parametrize("mib", wide([50, 300, 400, 500], but=(400,)))
+def test_a_worker_without_memory_to_start_ends_for_want_of_it(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch, mib: int
+) -> None:
+    """It fails to import a library, is aborted in C++, or gets a MemoryError."""
+    limited = ["sh", "-c", f'ulimit -v {mib << 10} && exec "$@"', "sh"]
+    monkeypatch.setattr(attempts, "WORKER_COMMAND", [*limited, *FRESH_WORKER])
+    assert tool.code("train", tool.preset("bert"), "--updates", "1") == 5
+    assert "memory" in tool.errors.lower()
+    [run] = tool("runs")
+    assert run["state"] == "failed: host_oom"
+    ends = [event["outcome"] for event in events(tool.run_of(run), "run_ended")]
+    assert ends == ["host_oom"], "as the page of the run has it"
 
 
 def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, faulty: Faulty) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mmf_win.protocol import Attempt, Exit, Outcome
+from mmf_win.protocol import Attempt, Exit, Outcome, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.outcomes import as_error, exit_of
 from mmf_win.supervise import Ended
@@ -113,6 +114,46 @@ def test_a_worker_that_could_not_say_how_it_ended(
     request.attempt.exit.write_text("{half an", encoding="utf-8")
     assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
     assert Exit.load(only_run(tmp_path).exit_file) is not None, "the run remembers it"
+
+
+def test_an_exit_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+    request = training(only_run(tmp_path))
+    request.attempt.exit.mkdir(parents=True)
+    request.run.exit_file.mkdir()
+    request.attempt.reserve.touch()
+    killed = Ended(-9, stop_requested=False, killed=False)
+    assert exit_of(request, killed, memory_ran_out=True).outcome == "host_oom"
+    assert not request.attempt.reserve.exists(), "the room for it is free"
+
+
+@pytest.mark.parametrize(
+    ("last_words", "outcome"),
+    [
+        (
+            "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n",
+            "host_oom",
+        ),
+        ("OSError: [Errno 12] Cannot allocate memory\n", "host_oom"),
+        ("MemoryError\n" + "an earlier worker's, long before\n" * 20, "internal"),
+    ],
+)
+def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
+    tmp_path: Path, last_words: str, outcome: Outcome
+) -> None:
+    request = training(only_run(tmp_path))
+    request.attempt.path.mkdir(parents=True)
+    request.log.write_text(last_words, encoding="utf-8")
+    aborted = Ended(-6, stop_requested=False, killed=False)
+    assert exit_of(request, aborted, memory_ran_out=False).outcome == outcome
+    [ended] = read_events(request.events)
+    assert (ended["kind"], ended["outcome"]) == ("run_ended", outcome), "as a page has it"
+
+
+def test_a_prediction_on_a_full_disk_says_to_free_space_and_to_begin_again(tmp_path: Path) -> None:
+    request = replace(training(only_run(tmp_path)), action="predict")
+    checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
+    hint = str(as_error(Exit("disk", "the disk is full"), request).hint)
+    assert "free some space" in hint and "the same command" in hint and "--resume" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["cuda_oom", "host_oom"])

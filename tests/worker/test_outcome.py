@@ -213,3 +213,16 @@ def test_a_model_that_may_not_be_downloaded_says_what_forbids_it(user_dir: Path)
     command = [sys.executable, "-c", _ASKS_THE_HUB]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, env=environment)
     assert done.stdout.startswith("network HF_HUB_OFFLINE=0 ")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "unable to write to file </torch_1_2>: No space left on device (28)",
+        "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's workers "
+        "are out of shared memory.",
+    ],
+)
+def test_full_shared_memory_gets_the_hint_that_helps(message: str) -> None:
+    end = classify(RuntimeError(message))
+    assert end.outcome == "host_oom" and "--shm-size" in str(end.hint) and "num_workers=0" in str(end.hint)

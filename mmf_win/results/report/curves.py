@@ -19,6 +19,7 @@ _WHY = {
     "host_oom": "after the memory had run out",
     "disk": "after the disk had filled up, or a limit of files was reached",
     "nan": "after the loss had become NaN",
+    "killed": "after it was killed",
     "ok": "with more updates to go",
 }
 
