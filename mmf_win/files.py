@@ -26,6 +26,8 @@ _PASSING = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The numbers of errors that mean that no more can be written."""
 _REFUSED = {errno.EBADF, errno.EINVAL, errno.EIO}
+_BY_DISK = "it cannot be "
+"""Begins what :func:`naming` and locks say of an operation that a disk does not support."""
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
 _MOVE = "keep it on another disk: --save-dir or MMF_SAVE_DIR for runs, --data-dir or MMF_DATA_DIR for data"
 _HINTS = (
@@ -33,7 +35,7 @@ _HINTS = (
     ({errno.ENOMEM}, _MEMORY_HINT),
     (NO_ROOM, "free some space and run the same command again"),
     ({errno.EIO}, "check the disk or the network drive that it lies on, and run the same command again"),
-    ({errno.ENOLCK, errno.EBADF, errno.EINVAL}, _MOVE),
+    ({errno.ENOLCK}, _MOVE),
     (NO_RIGHT, "see who may read and write there, or name another folder"),
 )
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
@@ -85,7 +87,7 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _REFUSED and error.filename is None:
-            error.strerror = f"it cannot be written ({error.strerror})"
+            error.strerror = f"{_BY_DISK}written ({error.strerror})"
         if (error.errno in NO_ROOM | _REFUSED and error.filename is None) or error.filename2 == str(path):
             error.filename = str(path)
             del error.filename2  # None would be shown
@@ -98,7 +100,8 @@ def explain(error: OSError | MemoryError) -> MmfwError:
         return ResourceError("not enough memory", hint=_MEMORY_HINT)
     where = f"{error.filename}: " if error.filename else ""
     what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-    hint = next((hint for numbers, hint in _HINTS if error.errno in numbers), None)
+    by_disk = _MOVE if (error.strerror or "").startswith(_BY_DISK) else None
+    hint = next((hint for numbers, hint in _HINTS if error.errno in numbers), by_disk)
     if getattr(error, "winerror", None) in _HELD:
         hint = "close the program that has it open, if there is one, and run the same command again"
     if isinstance(error, BlockingIOError) and error.filename:  # see locking.py
@@ -131,7 +134,7 @@ def share(source: Path, path: Path) -> None:
     """
     with replacing(path) as temporary:
         try:
-            os.link(source, temporary)
+            os.link(os.path.realpath(source), temporary)  # a link to a symbolic link follows its name
         except OSError:  # FAT and some network drives have none, and none leads to another drive
             shutil.copyfile(source, temporary)
             flush(temporary)

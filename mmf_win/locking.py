@@ -88,7 +88,7 @@ def _opened(path: Path, *, shared: bool) -> BinaryIO | None:
     except OSError as error:
         if not shared or error.errno not in NO_RIGHT | {errno.ENOENT}:
             raise
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, PermissionError):
         return path.open("rb")
     return None
 

@@ -38,8 +38,8 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     run_ended        outcome
     attempt_failed   reason, next: what the next attempt has less of; written by the parent
 
-Each is one write at the end of the file. Windows does not keep the writes of two processes apart, so a
-prediction, beside which others and a training may run, has a file of its own in its attempt's folder.
+Each is one write at the end of the file. A prediction has a file of its own in its attempt's folder, since
+Windows does not keep the writes of two processes apart.
 """
 
 from __future__ import annotations
@@ -85,8 +85,7 @@ LATEST = 2**33
 """The end of time, in seconds since the epoch: every system and library can show an earlier one."""
 
 _MOST = 2**63
-# The types that fields of events have, in every kind that has them.
-_TYPES: dict[str, Any] = {
+_TYPES: dict[str, Any] = {  # of fields of events, in every kind that has them
     "t": float,
     **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
     **dict.fromkeys(("sha256", "source", "address", "module"), str),
@@ -270,7 +269,6 @@ class Exit:
     """How an attempt ended.
 
     Attributes:
-        outcome: the class of the ending.
         message: one line for the user; empty when all went well.
         hint: what to do next, where the worker knows it.
         where: the innermost MMF or mmfw frame of the error, as ``file:line``.

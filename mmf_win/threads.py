@@ -106,7 +106,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
     (https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/scheduler/sched-bwc.html).
     """
     quotas = [math.inf]
-    with suppress(OSError):  # only Linux has this file
+    with suppress(OSError, ValueError):  # only Linux has this file
         for line in os.fsdecode((root / "proc/self/cgroup").read_bytes()).splitlines():
             _, controllers, path = line.split(":", 2)
             group = Path(root, "sys/fs/cgroup", "cpu" if controllers else "", path[1:])

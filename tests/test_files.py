@@ -215,9 +215,8 @@ def test_a_file_that_is_too_large_is_named_and_leaves_nothing(user_dir: Path) ->
         with pytest.raises(OSError) as caught:
             write_bytes(path, bytes(100))
         log = EventLog(user_dir / "events.jsonl", "1")
-        log.write("note", text="more than may be written, of which the system takes a part")
         with pytest.raises(OSError) as torn:
-            log.write("note", text="more")
+            log.write("note", text="more than may be written, of which the system takes a part")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(path))

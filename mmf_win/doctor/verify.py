@@ -124,7 +124,7 @@ def _repaired_inputs(inputs: Sequence[Input], places: Places, mirror: Mirror) ->
     if damaged:
         try:
             repaired = fetch([each.with_source() for each in damaged], places, mirror, repairs=True)
-        except errors.UsageError as error:  # the source has none of the archives
+        except (errors.UsageError, errors.InUseError) as error:  # the source has none of the archives
             repaired = [replace(found[each], error=error) for each in damaged]
         found |= dict(zip(damaged, repaired, strict=True))
     return list(found.values())
@@ -138,7 +138,7 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
         if manifest is None:
             return finding if paths.annotations.is_dir() else None
         wrong = find_damage(manifest, full=full, title="Verifying the dataset")
-    except errors.DataError as error:
+    except (errors.DataError, errors.InUseError) as error:
         return replace(finding, state="damaged", problems=(str(error),))
     state: State = "damaged" if wrong else "recorded" if manifest.basis == "recorded" else "intact"
     return replace(finding, state=state, against=manifest.verified_against, problems=tuple(map(str, wrong)))

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from mmf_win.errors import DataError, MmfError, PasswordError, UsageError
+from mmf_win.errors import DataError, InUseError, MmfError, PasswordError, UsageError
 from mmf_win.files import disk_of
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.mirror import Mirror
@@ -52,7 +52,7 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
         for each in wanted:
             try:
                 each.fetch(mirror, found[each])
-            except (DataError, MmfError, PasswordError) as error:
+            except (DataError, InUseError, MmfError, PasswordError) as error:
                 found[each] = replace(found[each], error=error)
             else:
                 found[each] = replace(each.verify(), repaired=found[each].problems)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mmf_win.errors import DataError, HostileFeatures
+from mmf_win.errors import DataError, HostileFeatures, InUseError
 from mmf_win.files import replacing
 from mmf_win.inputs.ledger import compare, contradicts_hash, hash_in_name, read_ledger
 from mmf_win.inputs.mirror import Mirror
@@ -91,7 +91,7 @@ class Input:
         finding = Finding("features", self.title, self.folder, "not verified", size=size)
         try:
             hashes = self._hashes()
-        except DataError as error:
+        except (DataError, InUseError) as error:
             return replace(finding, state="damaged", problems=(str(error),)), files, None
         if not self._is_complete(files):
             listed = [hashes.folder / name for name in hashes.files] if hashes else []

@@ -6,7 +6,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -186,8 +186,7 @@ class _Team:
                 pin = pinned(member.run, member.checkpoint, by_name=by_name)
                 self._pins[member] = stack.enter_context(pin)
                 if other := lookup.owner(member.checkpoint):
-                    with suppress(OSError):  # of somebody else, who lets this user read
-                        stack.enter_context(reading(other))
+                    stack.enter_context(reading(other))
             yield
 
     def checked_target(self, split: str) -> Target:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
-from mmf_win.errors import NO_RIGHT, CheckpointError, Interrupted
+from mmf_win.errors import NO_RIGHT, CheckpointError, Interrupted, MmfwError
 from mmf_win.files import remove, remove_tree, write_bytes
 from mmf_win.paths import module_command
 from mmf_win.protocol import Attempt, Event, EventReader, Exit, read_events
@@ -95,9 +95,15 @@ def place_of_attempts(run: Run) -> Iterator[Run]:
         if error.errno not in NO_RIGHT:
             raise
         place = Run(Path(mkdtemp(prefix="mmfw-attempts-")))
-    yield place
-    if place is not run:
-        remove_tree(place.path)
+    failed = False
+    try:
+        yield place
+    except MmfwError as error:
+        failed = not isinstance(error, Interrupted)
+        raise
+    finally:
+        if place is not run and not failed:
+            remove_tree(place.path)
 
 
 def events_of_attempt(asked: Attempt) -> list[Event]:
@@ -126,7 +132,7 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
     For a training, ``lock`` is the descriptor of the run's lock, and the run remembers what ``job`` asks for.
 
     Raises:
-        Interrupted: the user asked for a stop, and the worker did all it was to do nevertheless.
+        Interrupted: the user asked for a stop in the last moment of what is no training.
     """
     files = asked.attempt
     command, environment = worker_of(asked, job)
@@ -164,8 +170,10 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
             held=[] if lock is None else [lock],
         )
     end = exit_of(asked, ended, memory_ran_out=oom_kills() != kills)
-    if ended.stop_requested and end.outcome == "ok":  # what follows the attempt must not begin
-        raise Interrupted(f"stopped; run {run.id} is complete" if saves else "stopped")
+    if ended.stop_requested and end.outcome == "ok":
+        if not saves:  # the next split, or what else follows, must not begin
+            raise Interrupted("stopped")
+        _log.info("run %s had just ended, and is complete", run.id)
     return end
 
 

@@ -21,7 +21,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -121,12 +120,12 @@ class Run(RunFolder):
             return None
         except OSError:  # whoever reads the run is told why it cannot be
             return 0.0, False
-        with suppress(OSError, ValueError, TypeError, LookupError):
+        with suppress(OSError, ValueError, TypeError, LookupError, OverflowError):
             if stat.S_ISREG(about.st_mode):
                 with open(file, "rb") as opened:  # noqa: PTH123
                     content = opened.read()
                 match = _CREATED.search(content)  # to parse all would take twice as long
-                created = float(match[1] if match else json.loads(content)["created"])
+                created = float(match[1] if match else read_json(self.request_file)["created"])
                 if 0 <= created < LATEST:
                     return created, True
         return about.st_mtime, False
@@ -135,9 +134,8 @@ class Run(RunFolder):
         """What was asked for. Raises DataError where that cannot be read."""
         try:
             values = read_json(self.request_file)
-            if "created" not in values:
-                values["created"] = self.request_file.stat().st_mtime
-            request = Request(**known_fields(Request, values))
+            known = known_fields(Request, values)
+            request = Request(**{"created": self.request_file.stat().st_mtime, **known})
             request.ours  # noqa: B018 - refuses what is of another type
             if "overrides" in values:
                 raise ValueError("its overrides are not among its settings, so it is not of this version")

@@ -22,11 +22,15 @@ _CLOCKS_DIFFER = 60.0  # seconds, of two machines
 
 def all_runs(folder: Path) -> list[Run]:
     """Return every run in a save dir but those of sweeps, or in the folder of a sweep, the newest first."""
+    return _newest_first(_folders(folder))
+
+
+def _folders(folder: Path) -> Iterator[Run]:
     deep = ("*/*", "*/*/*") if (folder / SPECIFICATION).is_file() else ("*/*",)
-    return newest_first(Run(path) for below in deep for path in folder.glob(below))
+    return (Run(path) for below in deep for path in folder.glob(below))
 
 
-def newest_first(folders: Iterable[Run]) -> list[Run]:
+def _newest_first(folders: Iterable[Run]) -> list[Run]:
     """Return those folders that are runs by the time when each was asked for, the newest first."""
     dated = [(created, run) for run in folders if (created := run.created()) is not None]
     dated.sort(key=lambda each: (each[0][0], each[1].path.name, each[1].path.parent.name), reverse=True)
@@ -68,13 +72,13 @@ def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
         if is_task(own.path):
             yield from all_runs(own.path)
             return
-    in_task = is_task(save_dir)  # whose runs have the task's id
+    by_id = is_task(save_dir) or (save_dir / SPECIFICATION).is_file()  # else an id is the end of a path
 
     def is_meant(run: Run) -> bool:
         names = ("/".join(run.path.parts[-2:]), run.path.parent.name, run.path.name)
-        return wanted in (None, *names) or (in_task and wanted == run.id)
+        return wanted in (None, *names) or (by_id and wanted == run.id)
 
-    yield from newest_first(filter(is_meant, map(Run, save_dir.glob("*/*"))))
+    yield from _newest_first(filter(is_meant, _folders(save_dir)))
 
 
 def find_run(save_dir: Path, wanted: str | None) -> Run:

@@ -42,22 +42,26 @@ class PinnedCheckpoint:
             error.args = (str(error).replace(str(self.path), str(self.original)),)
             error.hint = error.hint and error.hint.replace(str(self.path), str(self.original))
             raise
+        except OSError as error:
+            if error.filename == str(self.path):
+                error.filename = str(self.original)
+            raise
 
     def require_unchanged(self) -> None:
         """Raise CheckpointError if the file was replaced since it was pinned, and had no second name."""
-        if self.path == self.original:
-            self.sha256()
+        if self.path == self.original and _hash(self.path) != self.sha256():
+            message = f"{self.original}: it was replaced while it was in use"
+            raise CheckpointError(message, hint="run the same command again when no training writes it")
 
     def sha256(self) -> str:
-        """Return the hash of the bytes, in hexadecimal digits; else as :meth:`require_unchanged`."""
-        if self._sha256 is None or self.path == self.original:
-            with Progress(f"hashing {self.path.name}", self.path.stat().st_size) as progress:
-                digest = file_digest(self.path, progress=progress.advance).hex()
-            if self._sha256 not in (None, digest):
-                message = f"{self.original}: it was replaced while it was in use"
-                raise CheckpointError(message, hint="run the same command again when no training writes it")
-            self._sha256 = digest
+        """Return the hash of the bytes, in hexadecimal digits."""
+        self._sha256 = self._sha256 or _hash(self.path)
         return self._sha256
+
+
+def _hash(path: Path) -> str:
+    with Progress(f"hashing {path.name}", path.stat().st_size) as progress:
+        return file_digest(path, progress=progress.advance).hex()
 
 
 @contextmanager
@@ -80,10 +84,12 @@ def pinned(run: Run, checkpoint: Path, *, by_name: bool = True) -> Iterator[Pinn
         try:
             with suppress(OSError):
                 if by_name:
-                    folder.mkdir(parents=True)
+                    run.pins.mkdir(exist_ok=True)
+                    folder.mkdir()
                     share(checkpoint, folder / checkpoint.name)
                     pin.path = folder / checkpoint.name
-            pin.require_unchanged()
+            if pin.path == checkpoint:
+                pin.sha256()
             with pin.named():
                 yield pin
         finally:

@@ -14,7 +14,6 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event
 from mmf_win.runs import attempts, needs, plan
 from mmf_win.runs.folder import Run
-from mmf_win.runs.folder import reading as reading_run
 from mmf_win.runs.request import Job, Once
 from mmf_win.runs.serving import Server
 from mmf_win.runs.targets import Target
@@ -85,7 +84,7 @@ def serve(run: Run, places: Places, once: Once, *, checkpoint: Path, scratch: Pa
     inputs = needs.check_prediction(first, job, config, target, None)
     first = replace(first, asks_hub=inputs.asks_hub or once.trust, images=None, serve=True)
     first = replace(first, attempt_dir=str(Run(scratch).new_attempt().path))
-    with reading_run(run), reading(places.dataset.root):
+    with reading(places.dataset.root):
         return Server(first, *attempts.worker_of(first, job))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.errors import DataError, DatasetError, UsageError
+from mmf_win.errors import DataError, DatasetError, InUseError, UsageError
 from mmf_win.files import share
 from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.inputs.listing import zoo_weights
@@ -88,7 +88,7 @@ def run_of(
     preset = presets.load(preset_name)
     try:  # before a long download
         splits = choose_splits(places.dataset)
-    except DatasetError:
+    except (DatasetError, InUseError):
         if not without_dataset:
             raise
         splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}

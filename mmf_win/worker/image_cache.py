@@ -93,7 +93,8 @@ def _left(folder: Path) -> int:
 def make_room(folder: Path) -> None:
     """Remove the oldest files of a cache that is nearly full, until half of it is free."""
     with suppress(OSError):  # another run may be using it
-        files, left = _files_in(folder), _left(folder)
+        files = _files_in(folder)
+        left = LIMIT - sum(size for _, size, _ in files)
         for _, size, path in files if left < 0.1 * LIMIT else ():
             if left < 0.5 * LIMIT:
                 remove(path)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event, Lock, Thread
@@ -96,6 +97,10 @@ def shield_helpers() -> None:
     start: Any = BaseProcess.start
     if hasattr(start, "__wrapped__"):
         return
+
+    if sys.platform != "win32":
+        with blocked():  # once it runs, multiprocessing unblocks none of them
+            resource_tracker.ensure_running()
 
     @wraps(start)
     def start_shielded(process: Any) -> None:

@@ -160,7 +160,6 @@ NOT_RUN = {
     "commands/convert: mmfw train": _PRESET,
     "commands/runs: mmfw train": _PRESET,
     "sweeps/folder: mmfw sweep": _PRESET,
-    "unpacking/staging: --data-dir": "another disk is the user's",
     "upstream/sources: mmfw setup": "GitHub; tests/upstream/test_install.py takes MMF from a server that "
     "answers as it does",
     "errors: --password-file": _CHOICE,
@@ -211,6 +210,7 @@ NOT_RUN = {
     "commands/predict: --ensemble": _CHOICE,
     "commands/predict: --memes": _CHOICE,
     "commands/predict: --source": _CHOICE,
+    "commands/predict: --split": _CHOICE,
     "commands/predict: --text": _CHOICE,
     "commands/options: --yes": _CHOICE,
     "runs/processes: --batch-size": _CHOICE,

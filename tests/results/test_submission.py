@@ -128,6 +128,7 @@ def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
     world = report_world.make(tmp_path, groups=0)  # draws nothing, so it needs no Pillow
     world.annotate([], "nobody")
     member = prediction.RunCheckpoint(world.run(), tmp_path / "best.ckpt")
+    member.checkpoint.touch()
     with pytest.raises(DatasetError, match=r"nobody\.jsonl: there are no memes in it"):
         options = prediction.PredictionOptions(RunDisplay, splits=["nobody"])
         list(prediction.predict([member], world.save, options))

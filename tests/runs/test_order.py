@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.errors import DataError
 from mmf_win.files import write_json
 from mmf_win.runs import history, lookup
-from mmf_win.runs.folder import Run
+from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, Run
 from mmf_win.runs.request import Request
 from mmf_win.runs.scores import read_scores
 from tests.worlds.memes import SLOTS
@@ -80,7 +81,7 @@ def test_runs_in_two_time_zones_are_ordered_by_their_creation(
     assert lookup.all_runs(tmp_path) == runs[::-1]
 
 
-@pytest.mark.parametrize("created", [{}, {"created": "yesterday"}, {"created": -1}, {"created": 1e300}])
+@pytest.mark.parametrize("created", [{}, *({"created": bad} for bad in ("yesterday", -1, 1e300, 10**400))])
 def test_without_a_readable_time_of_creation_that_of_the_file_counts_and_a_note_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, created: dict[str, object]
 ) -> None:
@@ -114,3 +115,24 @@ def test_the_newest_prediction_is_the_one_that_was_made_last(tmp_path: Path) -> 
     newest, older = read_scores(run, []).made
     assert (newest.csv.stem[-8:], older.csv.stem[-8:]) == ("02-00-00", "02-30-00")
     assert read_scores(run, []).newest["test_seen"] == newest
+
+
+def test_files_that_are_no_requests_keep_no_run_from_being_found(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/1", time.time())
+    for number, content in enumerate(('["x"]', '"x"', "[" * 100_000, "")):
+        broken = make(tmp_path, f"b/{number}", 0.0)
+        broken.request_file.write_text(content, encoding="utf-8")
+        os.utime(broken.request_file, (0, 0))
+        with pytest.raises(DataError):
+            broken.request()
+    assert lookup.find_run(tmp_path, None) == run
+    assert [each.state for each in history.summaries(tmp_path)] == ["killed", *["unreadable"] * 4]
+
+
+def test_runs_of_a_sweep_are_found_by_their_names_in_its_folder(tmp_path: Path) -> None:
+    (tmp_path / SPECIFICATION).touch()
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / PARAMETERS).touch()
+    older, newer = make(tmp_path / "task", "p/2", OCTOBER_25), make(tmp_path / "task", "p/1", OCTOBER_25 + 1)
+    assert lookup.find_run(tmp_path, None) == lookup.find_run(tmp_path, "p") == newer
+    assert lookup.find_run(tmp_path, "p/2") == lookup.find_run(tmp_path, older.id) == older
