@@ -253,9 +253,7 @@ def parse(kind: type[T], values: object, folder: Path) -> T:
         return kind(**known_fields(kind, values))
     except (TypeError, ValueError) as error:
         message = f"{folder / _NOTES}: damaged {kind.__name__}: {str(error).rpartition('__init__() ')[2]}"
-        raise DamagedManifest(
-            message, hint="delete this file, then convert or fetch again"
-        ) from None
+        raise DamagedManifest(message, hint="delete this file, then convert or fetch again") from None
 
 
 def _read_notes(folder: Path) -> tuple[Manifest, str | None, Mapping[str, int]]:
