@@ -300,6 +300,7 @@ def test_a_signal_to_every_process_of_a_training_saves(tool: Tool, name: str, wo
     assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted"
 
 
+@requires_console_events
 @pytest.mark.parametrize("do", wide(["hang", "wait_and_kill"], but=["hang"]))
 def test_a_loader_that_hangs_or_dies_after_a_stop_request_does_not_keep_a_training_from_saving(
     tool: Tool, faulty: Faulty, tmp_path: Path, do: str
