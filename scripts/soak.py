@@ -223,7 +223,7 @@ class Soak:
         last = events[-1]["kind"] if events else "run_started"
         moment = {"run_started": _MOMENTS[0], "saving": _MOMENTS[2]}.get(last, _MOMENTS[1])
         self.told[kind].moments[moment] += 1
-        self._look_at_checkpoints(kind)
+        self._look_at_checkpoints(kind, attempt)
         faults = f", {len(self.faults)} faults" if self.faults else ""
         say(f"{left - 1:3} left: {kind} {moment}, at update {max(_updates(self._events()))}{faults}")
 
@@ -235,8 +235,8 @@ class Soak:
         if attempt.ended:
             sys.exit(f"{attempt.said}\nended by itself")
 
-    def _look_at_checkpoints(self, kind: str) -> None:
-        """All are whole, and the last one that was announced is among them."""
+    def _look_at_checkpoints(self, kind: str, attempt: Attempt) -> None:
+        """All are intact, the last one that was announced is among them, and a graceful stop has saved."""
         events = self._events()
         announced = max(event["update"] for event in events if event["kind"] == "checkpoint")
         checkpoints = listed(self._run("soak"))
@@ -244,10 +244,10 @@ class Soak:
         kept = max((c.update for c in checkpoints if c.update), default=0)
         if kept < announced:
             self.faults.append(f"{kind}: the checkpoint of update {announced} is lost")
-        again = max(0, max(_updates(events)) - kept)
-        if again and kind in _SAVES_ALL:
-            self.faults.append(f"{kind}: {again} updates were not saved")
-        self.told[kind].again.append(again)
+        own = max(_updates(self._events(attempt)), default=0)
+        if own > kept and kind in _SAVES_ALL:
+            self.faults.append(f"{kind}: {own - kept} updates were not saved")
+        self.told[kind].again.append(max(0, max(_updates(events)) - kept))
 
     def _compare(self, run: Run, whole: Run) -> None:
         """Every loss that any attempt told of is that of the undisturbed run, and none is missing."""
