@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from mmf_win.signals import IMPATIENT_AFTER
 from mmf_win.sweeps.running import slots_here
 from mmf_win.threads import processors
 from tests.worlds.fake_nvml import FakeNvml
@@ -269,7 +270,7 @@ def test_the_first_stop_lets_the_commands_leave_and_keeps_the_queue(
 
 
 @requires_signals
-def test_a_second_stop_ends_what_does_not_leave(sweep: Sweep) -> None:
+def test_a_second_ctrl_c_ends_what_does_not_leave(sweep: Sweep) -> None:
     sweep.write(2, gated(sweep.folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"))
     driver = sweep.start()
     sweep.until_begun(2)
@@ -277,6 +278,7 @@ def test_a_second_stop_ends_what_does_not_leave(sweep: Sweep) -> None:
     assert driver.stdout is not None
     while "stay queued" not in driver.stdout.readline():
         pass
+    time.sleep(IMPATIENT_AFTER)  # the first one was counted before it was answered
     driver.send_signal(signal.SIGINT)
     driver.communicate(timeout=_PATIENCE)
     assert driver.returncode == 130
