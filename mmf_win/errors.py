@@ -15,7 +15,7 @@ NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 SHM_HINT = "give a container more of /dev/shm (--shm-size 2g), or do without loaders: training.num_workers=0"
-"""What to do where the shared memory of DataLoader workers is full."""
+"""The next step if the shared memory of DataLoader workers is full."""
 
 
 class MmfwError(Exception):

@@ -201,6 +201,13 @@ def json_bytes(value: object, indent: int | None = None) -> bytes:
         return (json.dumps(value, indent=indent) + "\n").encode()
 
 
+def read_tail(path: Path, length: int) -> bytes:
+    """Return the last bytes of a file, which may be much larger."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - length))
+        return file.read()
+
+
 def files_below(folder: Path) -> Iterator[Path]:
     """All files below a folder, in order; an OSError where one cannot be read.
 

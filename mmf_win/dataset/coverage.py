@@ -93,9 +93,9 @@ class Coverage:
 
 
 def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
-    """What the conversion found in a split; None where none wrote its file, or it was changed since then.
+    """Return what the conversion found in a split; None if none wrote its file, or it was changed since then.
 
-    Raises DamagedManifest where the conversion's record of it lacks a field.
+    Raises DamagedManifest if the conversion's record of the split lacks a field.
     """
     file, summary = paths.split(split), None
     with suppress(DataError, OSError, KeyError, TypeError, AttributeError):

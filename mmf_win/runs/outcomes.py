@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from mmf_win import errors
 from mmf_win.console import shell_line
+from mmf_win.files import read_tail
 from mmf_win.protocol import Attempt, Exit, Outcome, read_events
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
@@ -138,6 +139,6 @@ def _died(asked: Attempt, ended: Ended, memory_ran_out: bool) -> Exit:
         return Exit("host_oom", "memory ran out, and the system killed the worker")
     with suppress(OSError):
         # C++ aborts, and Python may not even start; earlier workers may have written before.
-        if _NO_MEMORY.search(asked.log.read_bytes()[-300:]):
+        if _NO_MEMORY.search(read_tail(asked.log, 300)):
             return Exit("host_oom", f"there is too little memory for the worker (code {ended.code})")
     return Exit.of_death(ended.code, "the worker")

@@ -9,14 +9,14 @@ from multiprocessing.connection import Client
 from typing import Any
 
 from mmf_win.errors import MmfwError
-from mmf_win.files import json_bytes
+from mmf_win.files import json_bytes, read_tail
 from mmf_win.protocol import Attempt, EventReader
 from mmf_win.runs.outcomes import as_error, exit_of
 from mmf_win.supervise import Ended, Tree, oom_kills
 
 _TICK = 0.1  # on Windows, Ctrl+C does not interrupt a longer wait
 _FAREWELL = 10.0  # in which a child that has closed its connection says how it ended
-_TAIL = 2000  # letters of a log
+_TAIL = 2000  # bytes of a log
 
 
 class Server:
@@ -73,7 +73,7 @@ class Server:
         ended = Ended(code, stop_requested=False, killed=False)
         end = exit_of(self._asked, ended, memory_ran_out=oom_kills() != self._kills)
         error, log = as_error(end, self._asked), self._asked.log
-        tail = log.read_text(encoding="utf-8", errors="replace")[-_TAIL:].strip() if log.exists() else ""
+        tail = read_tail(log, _TAIL).decode(errors="replace").strip() if log.exists() else ""
         said = f"the end of its output:\n{tail}" if tail else "it has printed nothing"
         error.hint, error.log = (error.hint or "").replace(f"the whole output is in {log}", said), None
         return error

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mmf_win.console import shell_line
 from mmf_win.errors import DataError, InUseError, UsageError
+from mmf_win.files import read_tail
 from mmf_win.locking import locked
 from mmf_win.paths import module_command
 from mmf_win.protocol import Event, EventReader
@@ -299,9 +300,8 @@ def _program(words: Sequence[str], shell: bool) -> Sequence[str]:
 def _last_words(log: Path) -> str:
     """The error in a log: its last line that says so, else its last line."""
     text = ""
-    with suppress(OSError), log.open("rb") as file:  # the command may have removed it
-        file.seek(max(0, log.stat().st_size - _TAIL))
-        text = file.read().decode(errors="replace")
+    with suppress(OSError):  # the command may have removed it
+        text = read_tail(log, _TAIL).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1]

@@ -35,7 +35,7 @@ def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str
     look, codes = ProcessContext.join, dict[int, int]()
 
     def look_and_kill(self: ProcessContext, *args: Any, **kwargs: Any) -> bool:
-        """What the agent calls ten times a second; when one has failed, it kills the others."""
+        """Note failed ranks; the agent calls this ten times a second, and kills the rest after a failure."""
         stop.defer_stop()  # from now on there are ranks, which look for it
         codes.update({n: each.exitcode for n, each in enumerate(self.processes) if each.exitcode})
         return bool(look(self, *args, **kwargs))

@@ -65,7 +65,7 @@ class Observer:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this process was asked to stop.
+        """A stop request for this process alone.
 
         Always false for one of several ranks: if one left alone, the others would wait for its gradients.
         """
