@@ -59,6 +59,8 @@ _RUN_TYPES = {"train", "val", "test", "inference"}
 # What the user's own code adds keys to, and groups whose keys are the user's to name.
 _OF_CODE = ("model_config.", "dataset_config.")
 _OPEN = {"checkpoint.pretrained_state_mapping", "training.wandb"}
+_WITHOUT_DEFAULT = {"training.max_grad_l2_norm"}
+"""The keys that MMF reads and that are not in its own configuration."""
 _ALMOST = 0.85  # how much a key and its misspelling have in common
 
 
@@ -118,6 +120,7 @@ def _value_there(
             if field not in node:
                 near = get_close_matches(field, map(str, node), n=1, cutoff=_ALMOST)
                 may_be_added = in_preset or (_is_open(here, node) and not field.startswith("["))
+                may_be_added = may_be_added or key in _WITHOUT_DEFAULT
                 if versions_with(key) and not key.startswith(tuple(_OPEN)):  # of another MMF
                     may_be_added = False
                 if may_be_new or (may_be_added and not near):

@@ -252,6 +252,13 @@ def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
         resolve(mmf_root, places, asked, ["training.batch_size=0"], checked={})
 
 
+def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, places: Places) -> None:
+    key = "training.max_grad_l2_norm"
+    assert assigned(mmf_root, places, f"{key}=0.25").training.max_grad_l2_norm == 0.25
+    with pytest.raises(UsageError, match=f"{key}: -1 is not a number of 0 or more"):
+        assigned(mmf_root, places, f"{key}=-1")
+
+
 @pytest.mark.parametrize(
     "word",
     [
