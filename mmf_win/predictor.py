@@ -20,6 +20,7 @@ from mmf_win.dataset.annotations import is_unicode
 from mmf_win.errors import DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
 from mmf_win.export.running import ExportedModel
 from mmf_win.files import explain, remove_tree
+from mmf_win.images import to_rgb
 from mmf_win.paths import Places, expanded
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs import predicting
@@ -251,7 +252,7 @@ def _file(image: object, scratch: Path) -> Path:
         scratch.write_bytes(image)
     elif pillow is not None and isinstance(image, pillow.Image):
         try:
-            image.convert("RGB").save(scratch, "PPM")  # as models read it, and without loss
+            to_rgb(image).save(scratch, "PPM")  # as models read it, and without loss
         except Exception as error:  # Pillow reads a file as late as here, and raises whatever it met
             raise UnreadableImage(f"{_SHOWN}: the picture cannot be read ({error})") from None
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +10,7 @@ from typing import Any
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import CheckFailed, UsageError
-from mmf_win.export.running import SCRIPT, run_model
+from mmf_win.export.running import SCRIPT, run_model, write_script
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import Places
 from mmf_win.runs import predicting
@@ -80,7 +79,7 @@ def export(
         about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "model.json")}
         if about["features"]:
             rename(made / features.name, features)
-        shutil.copyfile(SCRIPT, made / SCRIPT.name)
+        write_script(made / SCRIPT.name)
 
         def predicted(numbers: Sequence[int], batch: int) -> tuple[list[float], dict[str, float]]:
             some = [rows[number] for number in numbers]

@@ -24,6 +24,8 @@ try:
     import onnxruntime
     from PIL import Image
     from tokenizers import Tokenizer
+
+    from mmf_win.images import open_image
 except ImportError as missing:
     sys.exit(f"error: {missing}: pip install onnxruntime tokenizers pillow numpy")
 except KeyboardInterrupt:
@@ -57,11 +59,12 @@ class Model:
             return [opened(row[name], read, f"meme {row['id']}: ") for row in rows]
 
         if self.about["image"]:
-            inputs["size"] = np.array([size[::-1] for size in of_each("img", lambda at: Image.open(at).size)])
-            if (half := len(rows) // 2) and len(rows) * inputs["size"].max(0).prod() > _MOST:
+            stored = np.array(of_each("img", lambda at: Image.open(at).size))
+            if (half := len(rows) // 2) and len(rows) * stored.max(0).prod() > _MOST:
                 return self.predict(rows[:half]) + self.predict(rows[half:])
+            images = of_each("img", lambda at: np.asarray(open_image(at)))
+            inputs["size"] = np.array([image.shape[:2] for image in images])
             inputs["image"] = np.zeros((len(rows), *inputs["size"].max(0), 3), np.uint8)
-            images = of_each("img", lambda at: np.asarray(Image.open(at).convert("RGB")))
             for image, place in zip(images, inputs["image"], strict=True):
                 place[: image.shape[0], : image.shape[1]] = image
         if self.tokenizer is not None:

@@ -10,10 +10,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from inspect import getsource
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mmf_win import images
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.own_memes import annotations_beside
@@ -29,7 +31,18 @@ from mmf_win.supervise import run_child
 from mmf_win.upstream.install import require_packages
 
 SCRIPT = Path(__file__).with_name("run.py")
-"""What runs the model; a copy of it lies beside each."""
+"""What runs the model; :func:`write_script` puts a copy into each folder."""
+
+_IMPORT = "\n    from mmf_win.images import open_image\n"
+
+
+def write_script(path: Path) -> None:
+    """Write ``run.py`` for a Python without mmfw: with the functions that open pictures, not their import."""
+    script, functions = SCRIPT.read_text(encoding="utf-8"), getsource(images.open_image) + "\n\n"
+    functions += getsource(images.to_rgb)
+    first = "class Model:"
+    text = script.replace(_IMPORT, "").replace(first, f"{functions}\n\n{first}", 1)
+    write_bytes(path, text.encode())
 
 
 def run_model(

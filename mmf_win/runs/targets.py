@@ -9,6 +9,7 @@ from pathlib import Path
 from mmf_win.dataset.annotations import Row, count_rows, is_unicode, read_rows, require_split
 from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError, UnreadableImage, UsageError
+from mmf_win.images import open_image
 from mmf_win.paths import Places, name_part
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import Tree
@@ -51,11 +52,8 @@ class Target:
             raise DatasetError(f"{image}: there is no such image")
         if not is_unicode(text):
             raise UsageError("the text holds half of a surrogate pair, which is no letter")
-        import PIL.Image
-
         try:
-            with PIL.Image.open(image) as picture:
-                picture.load()
+            open_image(image)
         except Exception as error:  # Pillow raises whatever a broken file leads it to
             hint = "--image takes a picture, and --memes a table of memes"
             raise UnreadableImage(f"{image}: cannot be read as a picture ({error})", hint=hint) from None

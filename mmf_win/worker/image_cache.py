@@ -133,5 +133,6 @@ def _split(transform: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any], 
     steps = processor.transform.transforms if type(processor) is TorchvisionTransforms else []
     if not steps or type(steps[0]) is not torchvision.transforms.Resize:
         return None
-    recipe = f"{steps[0]} by Pillow {PIL.__version__} and torchvision {torchvision.__version__}"
+    versions = f"Pillow {PIL.__version__} and torchvision {torchvision.__version__}"
+    recipe = f"{steps[0]} of what images.open_image returns, by {versions}"
     return steps[0], torchvision.transforms.Compose(steps[1:]), recipe

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import read_predictions
@@ -114,6 +115,17 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     assert float(line.split(",")[1]) == pytest.approx(expected[0], abs=1e-4)
     table.write_text(f"img,text\n{images / rows[0].img},cats, dogs\n", encoding="utf-8")
     assert "row 1 has more values than there are columns" in outside(tool, folder, str(table), code=1)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.open(images / rows[0].img).convert("RGB").save(tool.folder / "turned.png", exif=exif.tobytes())
+    Image.linear_gradient("L").convert("I").point(lambda value: value * 257).convert("I;16").save(
+        tool.folder / "grey.png"
+    )
+    table.write_text("img,text\nturned.png,cats\ngrey.png,cats\n", encoding="utf-8")
+    own = probabilities(tool("predict", "--memes", str(table), "--no-report"))
+    outside(tool, folder, str(table), "-o", str(tool.folder / "own.csv"))
+    found = read_predictions(tool.folder / "own.csv")
+    assert [row.proba for row in found] == pytest.approx(own, abs=1e-4)
     table.write_text("img,text\n", encoding="utf-8")
     assert "there are no memes in it" in outside(tool, folder, str(table), code=1)
     (tool.folder / "cut.png").write_bytes((images / rows[0].img).read_bytes()[:60])

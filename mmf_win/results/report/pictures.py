@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from mmf_win.console import Progress
+from mmf_win.images import to_rgb
 from mmf_win.threads import processors
 
 _SIDE = 256  # pixels of the longer side of a small copy
@@ -59,7 +60,7 @@ def _decoded(path: Path, mode: str) -> Image.Image | None:
         if image.width * image.height > _MOST_PIXELS:
             image.draft(None, (_SIDE, _SIDE))
         if image.width * image.height <= _MOST_PIXELS:
-            return image.convert(mode)
+            return to_rgb(image).convert(mode)
     return None
 
 

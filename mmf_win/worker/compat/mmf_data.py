@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable
 from functools import cache, partial, wraps
 from pathlib import Path
@@ -11,9 +12,12 @@ from typing import Any
 
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
+from mmf_win.images import open_image
 from mmf_win.upstream.notation import literal, parts
 from mmf_win.worker.compat.patch import RC10, RC12, Edit, Patch, edit
 from mmf_win.worker.numpy_only import load_npy, loads, require_features, told_of
+
+_log = logging.getLogger(__name__)
 
 _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
@@ -28,6 +32,28 @@ _OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 def _load_jsonl(self: Any, path: str) -> None:
     self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
+
+
+def _open_images(module: ModuleType) -> None:
+    """Open pictures as exported models and pages do; turned ones are counted in the log of each process."""
+    database: Any = module.ImageDatabase
+    load, loader = database.open_image, getattr(module, "default_loader", module.tv_helpers.default_loader)
+    turned: set[str] = set()
+
+    @wraps(load)
+    def opened(self: Any, path: str) -> Any:
+        if self.loader is not loader:
+            return load(self, path)
+        # The boxes of region features belong to the pixels as they are stored.
+        image = open_image(Path(path), orient=not getattr(self.config, "use_features", False))
+        if "orientation" in image.info and path not in turned:
+            turned.add(path)
+            if str(len(turned)).strip("0") == "1":  # 1, 10, 100 ...
+                what = "%s: turned as its EXIF orientation says (picture %d of this kind in this process)"
+                _log.warning(what, path, len(turned))
+        return image
+
+    database.open_image = opened
 
 
 def _name_files_and_rows(module: ModuleType) -> None:
@@ -157,6 +183,11 @@ PATCHES = (
             ),
             Edit(_IMAGES, "path = None\n", "image = os.path.join(self.base_path, image)\n"),  # as rc12 has it
         ),
+    ),
+    Patch(
+        name="image-pixels",
+        problem="ImageDatabase: clips 16-bit grey at 255, ignores EXIF orientation, refuses long PNG texts",
+        after_import={_IMAGES: _open_images},
     ),
     Patch(
         name="image-errors",

@@ -73,6 +73,35 @@ def retries_offline(root: Path, world: TinyWorld) -> Any:
     return [tries.count(True), tries.count(False) > 1 or not hasattr(general, "retry_n")]
 
 
+def pictures(root: Path, world: TinyWorld) -> Any:
+    """The first pixel of bright 16-bit grey, the sizes of a turned picture, and how often that is logged.
+
+    It is turned for models that read pixels, not where its dataset has region features.
+    """
+    import logging
+
+    from mmf.datasets.databases.image_database import ImageDatabase
+    from omegaconf import OmegaConf
+    from PIL import Image
+
+    folder, logged = world.root / "pictures", list[str]()
+    folder.mkdir(exist_ok=True)
+    Image.new("I;16", (4, 2), 0x1234).save(folder / "grey.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (4, 2)).save(folder / "turned.png", exif=exif.tobytes())
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(mmf_data.__name__).addHandler(handler)
+
+    def read(name: str, **config: object) -> Any:
+        (image,) = ImageDatabase(OmegaConf.create(config), str(folder)).from_path(name)["images"]
+        return image
+
+    sizes = [read("turned.png").size, read("turned.png", use_features=True).size, read("turned.png").size]
+    return [list(read("grey.png").getpixel((0, 0))), list(map(list, sizes)), len(logged)]
+
+
 def small_batches(root: Path, world: TinyWorld) -> Any:
     """The shapes that batches of one and of two rows leave the encoders with."""
     import torch
@@ -329,7 +358,17 @@ def saved_weights(root: Path, world: TinyWorld) -> Any:
 
 
 QUESTIONS: tuple[Callable[[Path, TinyWorld], Any], ...] = (
-    *(imported, adamw, small_batches, features, hostile_files, word_vectors, random_vectors, text_link),
+    *(
+        imported,
+        adamw,
+        pictures,
+        small_batches,
+        features,
+        hostile_files,
+        word_vectors,
+        random_vectors,
+        text_link,
+    ),
     *(csv_report, late, predictions, found_when_asked_for, left_alone_by_the_compiler, seeds),
     *(weights_in_brackets, retries_offline, saved_weights),
 )

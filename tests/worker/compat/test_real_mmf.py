@@ -75,6 +75,7 @@ def _of_a_batch(rows: int) -> dict[str, Any]:
         (probe.found_when_asked_for, [False, "COCOBuilder", None]),
         (probe.features, [[BOXES, FEATURES], BOXES, True, 0]),
         (probe.hostile_files, [True, False, [100, 2048], 10]),
+        (probe.pictures, [[0x12] * 3, [[2, 4], [4, 2], [2, 4]], 1]),
         (probe.retries_offline, [1, True]),
         (probe.small_batches, {str(rows): _of_a_batch(rows) for rows in (1, 2)}),
         (probe.word_vectors, [[*tiny_mmf.WORDS], 300, True]),
