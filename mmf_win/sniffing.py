@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 HEAD = 512
 """Bytes from a file's start that :func:`recognize_substitute` needs."""
 
-_HTML = (b"<!doctype html", b"<html", b"<head", b"<script")
+CONVERT = "run `mmfw convert FOLDER`"
+UNPACK = f"unpack it with 7-Zip, then {CONVERT}"
+UNPACK_TWICE = "unpack it with 7-Zip, then run `mmfw convert FILE` with what comes out"
+
+_HTML = (b"<!doctype html", b"<html", b"<head", b"<script", b"<!--")
+_ANSWER = re.compile(
+    rb'<\?xml|<error|\{\s*"(code|detail|errors?|message)"|(http/\S+ )?40[134]\b|(entry )?not found'
+)
+_COMPRESSED = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "Zstandard", b"\x5d\0\0": "LZMA"}
 
 
 class Substitute(NamedTuple):
@@ -37,10 +46,13 @@ def recognize_substitute(head: bytes) -> Substitute | None:
     if text.startswith(_HTML):
         hint = "the link has probably expired or asks for a login; download the file again in a browser"
         return Substitute("a web page", hint)
-    if text.startswith((b"<?xml", b"<error", b'{"error', b'{"message')):
+    if _ANSWER.match(text):
         return Substitute(
             "a server's answer", "the link has probably expired; get a new one, and download again"
         )
     if head.startswith(b"Rar!\x1a\x07"):
-        return Substitute("a RAR archive", "unpack it with 7-Zip, then run `mmfw convert FOLDER`")
+        return Substitute("a RAR archive", UNPACK)
+    for magic, name in _COMPRESSED.items():
+        if head.startswith(magic):
+            return Substitute(f"a file compressed by {name}", UNPACK_TWICE)
     return None

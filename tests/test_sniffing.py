@@ -16,6 +16,15 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
         (b"<HTML><body>Sign in", "a web page"),
         (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code>", "a server's answer"),
         (b'{"error": "expired"}', "a server's answer"),
+        (b'{\n  "message": "Not Found",\n', "a server's answer"),
+        (b"404: Not Found", "a server's answer"),
+        (b"Entry not found", "a server's answer"),
+        (b"<!-- saved from url=(0023)https://example.com/ -->", "a web page"),
+        (b"HTTP/1.1 403 Forbidden\r\n", "a server's answer"),
+        (b"BZh91AY&SY", "a file compressed by bzip2"),
+        (b"\xfd7zXZ\0\0\x04", "a file compressed by xz"),
+        (b"\x28\xb5\x2f\xfd\x04", "a file compressed by Zstandard"),
+        (b"\x5d\0\0\x80\0", "a file compressed by LZMA"),
         (b"Rar!\x1a\x07\x01\0", "a RAR archive"),
     ],
 )
@@ -25,7 +34,16 @@ def test_what_is_no_data_is_recognized(head: bytes, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [b"PK\x03\x04", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"a text", b"\0" * 512]
+    "head",
+    [
+        b"PK\x03\x04",
+        b"\x89PNG\r\n\x1a\n",
+        b"\xff\xd8\xff\xe0",
+        b"a text",
+        b"4040",
+        b'{"id": 1, "code": 2}',
+        b"\0" * 512,
+    ],
 )
 def test_other_files_are_not(head: bytes) -> None:
     assert recognize_substitute(head) is None

@@ -17,8 +17,10 @@ from typing import Protocol, TypeAlias, TypeVar
 from zlib_ng import zlib_ng
 
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
+from mmf_win.console import shell_line
 from mmf_win.errors import ArchiveError, NoPassword, PasswordError
 from mmf_win.files import naming, remove
+from mmf_win.sniffing import CONVERT, UNPACK
 from mmf_win.threads import Advance, ignore, result_of
 
 BLOCK = 1 << 20
@@ -35,6 +37,9 @@ MOST_MEMBERS = 100_000
 
 MOST_DICTIONARY = 256 << 20
 """Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this."""
+
+GET_AGAIN = "the file may be incomplete or damaged; get it again"
+_RENAME = f"unpack it, rename or remove this file, then {CONVERT}"
 
 
 class Digest(Protocol):
@@ -54,6 +59,7 @@ class Member:
         encrypted: whether a password is needed to read it.
         crc32: checksum that the archive keeps, None where it keeps none.
         problem: why it will not be extracted (a link, a name that Windows refuses …), None for most.
+        hint: the next step where there is a problem.
     """
 
     name: str
@@ -61,6 +67,7 @@ class Member:
     encrypted: bool = False
     crc32: int | None = None
     problem: str | None = None
+    hint: str = UNPACK
 
 
 Choose: TypeAlias = Callable[[Member], Path | None]
@@ -171,7 +178,7 @@ class Archive(ABC):
         for member in members:
             if (target := choose(member)) is not None:
                 if member.problem:
-                    raise self._error(member.problem, member.name)
+                    raise unsupported(self.path, member.problem, member.name, member.hint)
                 targets[member] = target
         if any(member.encrypted for member in targets):
             self.check_password()
@@ -195,7 +202,10 @@ class Archive(ABC):
         """``members``, with those marked whose names clash or cannot be written everywhere."""
         listed = list(members)
         twins = find_twins(member.name for member in listed)
-        return [replace(m, problem=m.problem or naming_problem(m.name) or twins.get(m.name)) for m in listed]
+        for at, member in enumerate(listed):
+            if not member.problem and (problem := naming_problem(member.name) or twins.get(member.name)):
+                listed[at] = replace(member, problem=problem, hint=_RENAME)
+        return listed
 
     def _error(self, reason: str, member: str | None = None) -> ArchiveError:
         """What is wrong with the archive, or with one member of it."""
@@ -204,7 +214,7 @@ class Archive(ABC):
     def _require_few(self, members: int) -> None:
         """Refuse an archive whose list of members is a bomb."""
         if members > MOST_MEMBERS:
-            raise self._error(f"it has more than {MOST_MEMBERS:,} members, which no real one needs")
+            raise unsupported(self.path, f"it has more than {MOST_MEMBERS:,} members")
 
     def _safe_name(self, raw: str) -> str:
         """The member's name; refuses the archive when that is an attack."""
@@ -309,9 +319,21 @@ def _version(path: Path) -> tuple[int, int] | None:
 
 
 def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:
-    """The error for an archive that cannot be used as it is."""
+    """Return the error for a wrong checksum, a file that was cut off, or a broken structure."""
+    return unsupported(path, reason, member, GET_AGAIN)
+
+
+def unsupported(path: Path, reason: str, member: str | None = None, hint: str = UNPACK) -> ArchiveError:
+    """Return the error for what may be intact, but is not read."""
     what = f"{path}: {reason}" if member is None else f"{path}: member {member}: {reason}"
-    return ArchiveError(what, hint="the file may be incomplete or damaged; get it again")
+    return ArchiveError(what, hint=hint)
+
+
+def split(path: Path, first: str) -> ArchiveError:
+    """Return the error for one part of a split archive, whose ``first`` part 7-Zip has to be given."""
+    command = shell_line("7z", "x", first)
+    hint = f"put all its parts into one folder, run `{command}` there, then {CONVERT}"
+    return unsupported(path, "it is one part of a split archive", hint=hint)
 
 
 def wrong_password(path: Path) -> PasswordError:

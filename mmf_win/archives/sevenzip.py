@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mmf_win.archives.base import Archive, Ask, Choose, Extracted, Member, write, wrong_password
+from mmf_win.archives.base import Archive, Ask, Choose, Extracted, Member, unsupported, write, wrong_password
 from mmf_win.errors import ArchiveError, NoPassword
 from mmf_win.paths import module_command
 from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
@@ -127,6 +127,8 @@ class SevenZipArchive(Archive):
         kind, text, errno = json.loads(content)
         if kind == "PasswordRequired":
             raise NoPassword(f"{self.path}: {text}")
+        if kind in ("NotImplementedError", "UnsupportedCompressionMethodError"):
+            raise unsupported(self.path, text)
         if kind == "MemoryError":
             raise MemoryError(text)
         if errno not in (None, EINVAL):  # EINVAL: too far away to be sought

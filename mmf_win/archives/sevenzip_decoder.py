@@ -23,9 +23,13 @@ from py7zr import archiveinfo, compressor
 from mmf_win.archives.base import BLOCK, MOST_DICTIONARY, MOST_MEMBERS
 from mmf_win.archives.sevenzip import HEAD
 
-# DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD, LZMA, LZMA2
+# DOC/Methods.txt of the 7-Zip source: 7zAES, PPMD, LZMA, LZMA2, Delta, IA64
 _AES, _PPMD = b"\x06\xf1\x07\x01", b"\x03\x04\x01"
 _LZMA, _LZMA2 = b"\x03\x01\x01", b"\x21"
+_DELTA, _IA64 = b"\x03", b"\x03\x03\x04\x01"
+_NAMES = {"030401": "PPMd", "0303011b": "BCJ2", "0a": "ARM64", "0b": "RISC-V", "020302": "Swap2"}
+_NAMES |= {"020304": "Swap4", "04f71104": "LZ4", "04f71105": "LZ5", "04f71106": "Lizard"}
+_NAMES |= {"03": "Delta without LZMA", "03030401": "IA64"}
 
 # py7zr's own limits allow lists that take gigabytes.
 archiveinfo.MAX_NUMFILES = archiveinfo.MAX_SUBSTREAMS = archiveinfo.MAX_NUMFOLDERS = MOST_MEMBERS
@@ -40,7 +44,7 @@ class _Judged(compressor.SevenZipDecompressor):  # type: ignore[misc]  # py7zr h
 
     def __init__(self, coders: Sequence[Mapping[str, Any]], *rest: Any) -> None:
         if problem := _problem(coders):
-            raise py7zr.Bad7zFile(problem)
+            raise NotImplementedError(problem)
         # It reads one each time, whatever is left of the last: with py7zr's megabytes, that fills the memory.
         super().__init__(coders, *rest, blocksize=1 << 16)
 
@@ -124,10 +128,16 @@ def _contents(archive: Any, wanted: Collection[int]) -> Iterator[bytes | memoryv
 
 def _problem(coders: Sequence[Mapping[str, Any]]) -> str | None:
     """Why nothing is decoded that went through these."""
-    if any(coder["method"] == _PPMD for coder in coders):  # pyppmd 1.3 ends the process, or worse, on damage
-        return "it is compressed by PPMd, whose decoder may crash; pack it again by LZMA2"
+    methods = [coder["method"] for coder in coders]
+    supported = {method["id"] for method in compressor.SupportedMethods.methods}
+    # pyppmd 1.3 ends the process, or worse, on damage; py7zr 1.1 loses the last bytes of IA64.
+    supported -= {_PPMD, _IA64} if {_LZMA, _LZMA2}.intersection(methods) else {_PPMD, _IA64, _DELTA}
+    refused = [method for method in methods if method not in supported]
+    if refused:
+        name = _NAMES.get(refused[0].hex(), f"method {refused[0].hex()}")
+        return f"it is compressed by {name}, which mmfw does not read"
     if any(_dictionary(coder) > MOST_DICTIONARY for coder in coders):
-        return "it takes too much memory to unpack; pack it again with a smaller dictionary"
+        return f"it takes more than {MOST_DICTIONARY >> 20} MiB of memory to unpack"
     return None
 
 

@@ -15,15 +15,22 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.archives import winzip_aes
-from mmf_win.archives.base import Archive, Ask, Choose, Extracted
+from mmf_win.archives.base import GET_AGAIN, Archive, Ask, Choose, Extracted, damaged, split, unsupported
 from mmf_win.archives.zip_extract import extract
 from mmf_win.archives.zip_reader import LOCAL_HEADER, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
-from mmf_win.errors import ArchiveError, PasswordError
+from mmf_win.errors import PasswordError
+from mmf_win.sniffing import UNPACK
 from mmf_win.threads import Advance
 
 _ENCRYPTED, _STRONG_ENCRYPTION, _UTF8 = 1, 1 << 6, 1 << 11
 _MODULUS = 1 << 16  # of how many members a zip has by its own account, where it is no Zip64
+
+_READ = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+# Other methods of APPNOTE 4.4.5
+_METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 10: "DCL Implode", 18: "TERSE", 20: "Zstandard"}
+_METHODS |= {2: "Reduce", 3: "Reduce", 4: "Reduce", 5: "Reduce", 16: "CMPSC", 19: "LZ77", 93: "Zstandard"}
+_METHODS |= {94: "MP3", 95: "xz", 96: "JPEG", 97: "WavPack", 98: "PPMd"}
 
 # https://zlib.net/zlib_tech.html: deflate cannot shrink anything by more than this
 _MAX_RATIO = 1032
@@ -52,7 +59,7 @@ class ZipArchive(Archive):
         """Refuse a directory that was damaged: no checksum protects it, and a file might seem to be gone."""
         with self.path.open("rb") as file:
             for info in infos:
-                file.seek(max(0, info.header_offset))
+                file.seek(info.header_offset)
                 header = file.read(LOCAL_HEADER.size)
                 if not header.startswith(b"PK\3\4") or len(header) < LOCAL_HEADER.size:
                     continue  # who wants this member is told
@@ -68,11 +75,20 @@ class ZipArchive(Archive):
                 method = aes.method
             else:
                 problem = "its AES header is malformed"
-        if problem is None and method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            problem = f"it is compressed by method {method}, which is not supported"
+        by_deflate = method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+        if by_deflate and info.file_size > _MAX_RATIO * (info.compress_size + 1):
+            problem = f"it claims to unpack to {info.file_size} bytes, which so little data cannot"
+        hint = GET_AGAIN if problem else UNPACK
+        if stat.S_ISLNK(info.external_attr >> 16):
+            problem = problem or "it is a symbolic link"
+        elif info.flag_bits & _STRONG_ENCRYPTION:
+            problem = problem or "it has PKWARE's strong encryption, which mmfw does not read"
+        elif method not in _READ:
+            name = _METHODS.get(method, f"method {method}")
+            problem = problem or f"it is compressed by {name}, which mmfw does not read"
         crc = info.CRC if aes is None or aes.version == 1 else None
         name = self._safe_name(_text(info))
-        return ZipMember(name, info.file_size, encrypted, crc, problem, info=info, aes=aes)
+        return ZipMember(name, info.file_size, encrypted, crc, problem, hint, info=info, aes=aes)
 
     def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
         targets = self._chosen(self.members, choose)
@@ -109,32 +125,32 @@ def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:
     try:
         with path.open("rb") as file:
             end = module._EndRecData(file)
+        if end and end[module._ECD_DISK_NUMBER]:
+            raise split(path, path.name)
         if end and end[module._ECD_SIZE] > _MOST_DIRECTORY:  # it would be read into memory
             raise zipfile.BadZipFile(f"a directory of {end[module._ECD_SIZE]} bytes, which no real one has")
         with zipfile.ZipFile(path) as archive:
             infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
             ends = [*(info.header_offset for info in infos), archive.start_dir][1:]
+        if infos and infos[0].header_offset < 0:
+            raise zipfile.BadZipFile("its beginning is missing")
         # The length of a comment, which nothing protects, may hide the entries that follow.
         if (len(infos) - (stated := end[module._ECD_ENTRIES_TOTAL])) % _MODULUS:
             raise zipfile.BadZipFile(f"its directory has {len(infos)} members, not {stated}")
-    except (zipfile.BadZipFile, NotImplementedError, ValueError, EOFError, struct.error) as error:
-        hint = "the file may be incomplete or one part of several; get it again"
-        raise ArchiveError(f"{path}: not a valid zip: {error}", hint=hint) from error
+    except NotImplementedError as error:
+        raise unsupported(path, f"it is a kind of zip that mmfw does not read: {error}") from error
+    except (zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:
+        if "multiple disks" in str(error):  # of a Zip64
+            raise split(path, path.name) from error
+        raise damaged(path, f"not a valid zip: {error}") from error
     for info, end in zip(infos, ends, strict=True):
         yield info, _problem(info, end)
 
 
 def _problem(info: zipfile.ZipInfo, end: int) -> str | None:
-    if stat.S_ISLNK(info.external_attr >> 16):
-        return "it is a link"
-    if info.header_offset < 0:
-        return "it lies before the beginning of the file"
+    """Return what is damaged of a member whose data end before ``end``."""
     if info.header_offset + LOCAL_HEADER.size + info.compress_size > end:
         return "it overlaps the next member, as bombs do"
-    if info.file_size > _MAX_RATIO * (info.compress_size + 1):
-        return f"it claims to unpack to {info.file_size} bytes, which so little data cannot"
-    if info.flag_bits & _STRONG_ENCRYPTION:
-        return "PKWARE's strong encryption is not supported"
     if info.flag_bits & _ENCRYPTED and info.compress_size < HEADER_SIZE:
         return "it is too short to be encrypted"
     return None

@@ -63,7 +63,11 @@ def extract_features(
         except HostileFeatures as error:
             raise HostileFeatures(f"{archive}: {str(error).removeprefix(f'{lmdb}: ')}") from None
 
-    extract_verified(archive, features, ask=ask, choose=choose_features, check=check, replaces=[marker])
+    try:
+        extract_verified(archive, features, ask=ask, choose=choose_features, check=check, replaces=[marker])
+    except ArchiveError as error:
+        hint = (error.hint or "").replace(" convert F", " features extract F")
+        raise ArchiveError(str(error), hint=hint or None) from error
     if version is not None:
         mark_built(marker, version)
     return (features / _DATA).parent

@@ -136,7 +136,7 @@ def test_a_flipped_byte_anywhere_in_the_archive(user_dir: Path) -> None:
             for name in ("../outside", "/etc/outside", "a/../../outside", "C:\\outside")
         ),
         *((hostile.tar_member(name), "Windows") for name in ("con.txt", "ab:c", "trailing.")),
-        (hostile.tar_member("link", tarfile.SYMTYPE, link="/etc/passwd"), "it is a link"),
+        (hostile.tar_member("link", tarfile.SYMTYPE, link="/etc/passwd"), "it is a symbolic link"),
         *((hostile.tar_member(name), "both for the file") for name in ("good", "GOOD")),
     ],
     ids=lambda value: getattr(value, "name", ""),

@@ -72,6 +72,16 @@ def declare_encrypted(path: Path) -> Path:
     return _patch(path, 8, 1 | 8 << 16)  # and deflated
 
 
+def declare_method(path: Path, method: int) -> Path:
+    """Change the method by which the zip's directory says that its first member is compressed."""
+    return _patch(path, 8, method << 16)
+
+
+def declare_version(path: Path, version: int) -> Path:
+    """Change the version, times ten, that the zip's directory says is needed to unpack its first member."""
+    return _patch(path, 6, version)
+
+
 def declare_offset(path: Path, offset: int) -> Path:
     """Change where the zip's directory says its last member is."""
     return _patch(path, 42, offset, last=True)
@@ -150,6 +160,19 @@ def seven_zip_with_dictionary(path: Path, files: Files, code: int, *, of_list: b
             archive.writestr(content, name)
     data = bytearray(path.read_bytes())
     data[data.index(b"\x21\x21\x01", _header_of(data).start) + 3] = code
+    return _sealed(path, data)
+
+
+def seven_zip_with_method(path: Path, files: Files, method: int, password: str | None = None) -> Path:
+    """A 7z whose filter has this number of one byte, which stands for Delta in fact."""
+    filters = [{"id": py7zr.FILTER_DELTA}, {"id": py7zr.FILTER_LZMA2, "preset": 1}]
+    filters += [{"id": py7zr.FILTER_CRYPTO_AES256_SHA256}] if password else []
+    with py7zr.SevenZipFile(path, "w", filters=filters, password=password) as archive:
+        archive.set_encoded_header_mode(False)
+        for name, content in files.items():
+            archive.writestr(content, name)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\x21\x03\x01", _header_of(data).start) + 1] = method
     return _sealed(path, data)
 
 
