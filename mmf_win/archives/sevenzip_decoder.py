@@ -106,6 +106,8 @@ def _contents(archive: Any, wanted: Collection[int]) -> Iterator[bytes | memoryv
     for folder, group in groupby((file for file in archive.files if file.folder), lambda file: file.folder):
         files = list(group)
         last = max((at for at, file in enumerate(files, 1) if file.id in wanted), default=0)
+        if not last:  # nobody may know how to decode it
+            continue
         start, packed = place_of[folder]
         archive.fp.seek(archive.afterheader + start)
         decoder, block = folder.get_decompressor(packed), memoryview(b"")
