@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import tarfile
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from errno import EINVAL
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from posixpath import normpath
+from typing import Any
 
-from mmf_win.archives.base import BLOCK, INFLATE_ERROR, Archive, Choose, Extracted, Member, write
-from mmf_win.archives.names import naming_problem
+from mmf_win.archives.base import (
+    BLOCK,
+    GET_AGAIN,
+    INFLATE_ERROR,
+    Archive,
+    Choose,
+    Extracted,
+    Member,
+    unsupported,
+    write,
+)
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.console import Progress
+from mmf_win.sniffing import CONVERT, UNPACK, UNPACK_TWICE
 from mmf_win.threads import Advance, ignore
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
@@ -34,6 +48,12 @@ _DAMAGE: tuple[type[Exception], ...] = (
 )
 
 
+_NO_TAR = "there is no tar in it"
+# 7-Zip 26 spoils some sparse files.
+_UNPACK_SPARSE = f"unpack it with `tar -xf`, then {CONVERT}; or pack it again, with GNU tar without --sparse"
+_UNPACK_SPARSE += ", with bsdtar by --no-read-sparse"
+
+
 class TarArchive(Archive):
     """A tar. A compressed one is read through once to list it, with a bar; this also verifies its checksum.
 
@@ -52,42 +72,67 @@ class TarArchive(Archive):
     def _listed(self) -> Iterator[Member]:
         if self._is_packed:
             with Progress("Listing", self.read_size) as bar, self._streamed(bar.advance) as (_, tar):
-                yield from map(self._member, self._infos(tar))
+                yield from (member for member, _ in self._placed(tar))
         else:
             with self.path.open("rb") as file, _Tar.open(fileobj=file, mode="r:", tarinfo=_Info) as tar:
-                yield from map(self._member, self._infos(tar))
+                yield from (member for member, _ in self._placed(tar))
 
-    def _infos(self, tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-        """The headers of all members but folders."""
-        count = 0
+    def _placed(self, tar: tarfile.TarFile) -> Iterator[tuple[Member, int]]:
+        """Yield all members but folders, with the places of their data: for a hard link, its target's."""
+        count, files = 0, dict[str, tuple[int, Member]]()
         while (info := tar.next()) is not None:
             tar.members.clear()  # type: ignore[attr-defined]  # it would keep all of them, with their texts
             count += 1
             self._require_few(count)
-            if not info.isdir():
-                yield info
+            if info.isdir():
+                continue
+            place, member = info.offset_data, self._member(info)
+            if info.islnk():
+                place, target = files.get(normpath(info.linkname), (place, member))
+                member = replace(target, name=member.name)
+            files[member.name] = place, member
+            yield member, place
 
     def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
-        refused = {member.name: member.problem for member in self.members}
-        with self._damage_named(), self._streamed(progress) as (content, tar):
-            for info in self._infos(tar):
-                member = self._member(info)
-                if (target := choose(member)) is None:
-                    continue
-                if problem := member.problem or refused.get(member.name) or naming_problem(member.name):
-                    raise self._error(problem, member.name)
-                yield write(self.path, member, target, self._blocks(content, info), ignore)
+        refused = {member.name: member for member in self.members if member.problem}
+        links: dict[int, list[tuple[Member, Path]]] = defaultdict(list)
+        with self._damage_named():
+            with self._streamed(progress) as (content, tar):
+                for member, place in self._placed(tar):
+                    if (target := choose(member)) is None:
+                        continue
+                    self._chosen(self._with_problems([refused.get(member.name, member)]), lambda _: target)
+                    if place < content.tell():
+                        links[place].append((member, target))
+                        continue
+                    blocks = self._blocks(content, place, member.size)
+                    yield write(self.path, member, target, blocks, ignore)
+            if links:  # their targets may not be chosen, or already moved
+                with self._streamed(ignore) as (content, _):
+                    for place, copies in sorted(links.items()):
+                        yield from self._copied(copies, self._blocks(content, place, copies[0][0].size))
 
-    def _member(self, info: tarfile.TarInfo) -> Member:
-        problem = None if info.isreg() else "it is a device, not a file"
-        if info.issym() or info.islnk():
-            problem = "it is a link"
-        return Member(self._safe_name(info.name), info.size, problem=problem)
+    def _copied(self, copies: list[tuple[Member, Path]], blocks: Iterator[memoryview]) -> list[Extracted]:
+        """Write several members that have the same content."""
+        done = [write(self.path, *copies[0], blocks, ignore)]
+        for member, target in copies[1:]:
+            with done[0].target.open("rb") as file:
+                done.append(write(self.path, member, target, iter(partial(file.read, BLOCK), b""), ignore))
+        return done
 
-    def _blocks(self, content: ReadAhead, info: tarfile.TarInfo) -> Iterator[memoryview]:
-        """The content of a member that is a file."""
-        content.seek(info.offset_data)
-        left = info.size
+    def _member(self, info: Any) -> Member:
+        problem, hint = None if info.isreg() else "it is a device, not a file", UNPACK
+        if info.issym():
+            problem = "it is a symbolic link"
+        elif info.islnk():  # which its target takes the place of
+            problem, hint = f"it is a hard link to {info.linkname}, which is not before it", GET_AGAIN
+        elif info.is_sparse:
+            problem, hint = "it is a sparse file, which mmfw does not read", _UNPACK_SPARSE
+        return Member(self._safe_name(info.name), info.size, problem=problem, hint=hint)
+
+    def _blocks(self, content: ReadAhead, place: int, left: int) -> Iterator[memoryview]:
+        """Yield the next ``left`` bytes from a place on."""
+        content.seek(place)
         while left:
             if not (block := content.take(min(left, BLOCK))):
                 raise tarfile.ReadError("unexpected end of data")
@@ -115,7 +160,10 @@ class TarArchive(Archive):
                 raise
             self._require_unchanged()
             kind = "tar.gz" if self._is_packed else "tar"
-            raise self._error(f"not a valid {kind}: {error}") from error
+            reason = f"not a valid {kind}: {error}"
+            raise unsupported(
+                self.path, reason, hint=UNPACK_TWICE if _NO_TAR in reason else GET_AGAIN
+            ) from error
 
 
 class _Tar(tarfile.TarFile):
@@ -127,6 +175,8 @@ class _Tar(tarfile.TarFile):
 class _Info(tarfile.TarInfo):
     """A member, before which no more is read into memory than a real one needs."""
 
+    is_sparse = False
+
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> _Info:
         """The next member; tarfile would take a tar that was cut off or damaged at a header for complete."""
@@ -135,7 +185,7 @@ class _Info(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"its end is missing ({error})") from error
+            raise tarfile.ReadError(f"its end is missing ({error})" if tar.offset else _NO_TAR) from error
 
     def _block(self, count: int) -> int:
         """Where tarfile rounds sizes up; Pythons with CVE-2025-8194 go back in the file by negative ones."""
@@ -155,9 +205,15 @@ class _Info(tarfile.TarInfo):
             raise tarfile.ReadError(f"headers with {len(tar.pax_headers)} words, which no archive needs")
         return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
 
-    def _refuse_sparse(self, *_: object) -> NoReturn:
-        """A few bytes may claim to be terabytes of zeros, or a map of millions of parts."""
-        raise tarfile.ReadError("it holds a sparse file; pack it again without --sparse")
+    def _proc_sparse(self: Any, tar: Any) -> Any:
+        """Mark a sparse file: a few bytes may claim to be terabytes of zeros, or millions of parts."""
+        self.is_sparse, has_more = True, self._sparse_structs[1]
+        while has_more:
+            has_more = tar.fileobj.read(tarfile.BLOCKSIZE)[504:505].strip(b"\0")
+        return self._proc_builtin(tar)
 
-    # What tarfile calls for each of the four ways to say that a member is sparse.
-    _proc_sparse = _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
+    def _mark_sparse(self, member: _Info, *_: object) -> None:
+        member.is_sparse = True
+
+    # What tarfile calls for each of the three ways of pax to say that a member is sparse.
+    _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _mark_sparse

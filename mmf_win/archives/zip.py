@@ -26,7 +26,7 @@ from mmf_win.threads import Advance
 _ENCRYPTED, _STRONG_ENCRYPTION, _UTF8 = 1, 1 << 6, 1 << 11
 _MODULUS = 1 << 16  # of how many members a zip has by its own account, where it is no Zip64
 
-_READ = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_READ = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 # Other methods of APPNOTE 4.4.5
 _METHODS = {1: "Shrink", 6: "Implode", 9: "Deflate64", 10: "DCL Implode", 18: "TERSE", 20: "Zstandard"}
 _METHODS |= {2: "Reduce", 3: "Reduce", 4: "Reduce", 5: "Reduce", 16: "CMPSC", 19: "LZ77", 93: "Zstandard"}
@@ -64,7 +64,8 @@ class ZipArchive(Archive):
                 if not header.startswith(b"PK\3\4") or len(header) < LOCAL_HEADER.size:
                     continue  # who wants this member is told
                 own = file.read(LOCAL_HEADER.unpack(header)[1])
-                if own != info.orig_filename.encode("utf-8" if info.flag_bits & _UTF8 else "cp437"):
+                name = info.orig_filename.encode("utf-8" if info.flag_bits & _UTF8 else "cp437")
+                if own.replace(b"\\", b"/") != name.replace(b"\\", b"/"):  # some writers mix them
                     raise self._error("its own header has another name", _text(info))
 
     def _member(self, info: zipfile.ZipInfo, problem: str | None) -> ZipMember:

@@ -8,7 +8,6 @@ lanes busy.
 
 from __future__ import annotations
 
-import zipfile
 from collections import deque
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, closing
@@ -17,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from mmf_win.archives.base import INFLATE_ERROR, Extracted, Output, damaged, write
-from mmf_win.archives.zip_reader import Inflater, ZipMember, ZipReader
+from mmf_win.archives.base import INFLATE_ERROR, Extracted, Output, write
+from mmf_win.archives.zip_reader import Decoder, Inflater, ZipMember, ZipReader, undecodable
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.threads import Advance, ThreadGroup, worker_count
 
@@ -148,7 +147,7 @@ class _Stream:
         self._worker, self._member = worker, member
         self._offset = worker.reader.data_offset(member)
         self._output: Output | None = None
-        self._inflater: Inflater | None = None
+        self._decoder: Inflater | Decoder | None = None
         self.keys = worker.keys
         self.left = member.packed_size
         self.start = self.size = 0
@@ -168,18 +167,17 @@ class _Stream:
             worker.reader.check_header(member, plain)
             plain = plain[HEADER_SIZE:]
             self._output = Output(worker.path, member, worker.targets[member], worker.group.advance)
-            if member.info.compress_type == zipfile.ZIP_DEFLATED:
-                self._inflater = Inflater()
+            self._decoder = member.make_decoder()
         try:
-            if self._inflater is None:
+            if self._decoder is None:
                 self._output.write(plain)
             else:
-                for block in self._inflater.feed(plain):
+                for block in self._decoder.feed(plain):
                     self._output.write(block)
                 if not self.left:
-                    self._output.write(self._inflater.flush())
+                    self._output.write(self._decoder.flush())
         except INFLATE_ERROR as error:
-            raise damaged(worker.path, "its compressed data is damaged", member.name) from error
+            raise undecodable(worker.path, error, member) from error
         if not self.left:
             worker.group.report(self._output.finish())
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import struct
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from zlib_ng import zlib_ng
 
-from mmf_win.archives.base import BLOCK, INFLATE_ERROR, Member, damaged
+from mmf_win.archives.base import BLOCK, INFLATE_ERROR, MOST_DICTIONARY, Member, damaged, unsupported
 from mmf_win.archives.winzip_aes import MAC_SIZE, VERIFIER_SIZE, AesDecryptor, AesField
 from mmf_win.archives.zipcrypto import HEADER_SIZE
 from mmf_win.errors import ArchiveError, PasswordError
 
 _HAS_DESCRIPTOR = 1 << 3
+_HAS_END_MARKER = 1 << 1
 
 LOCAL_HEADER = struct.Struct("<4s22xHH")
 """What precedes a member's data: a signature and the sizes of its name and its extra fields."""
@@ -36,6 +40,15 @@ class ZipMember(Member):
         """Bytes in the archive."""
         return self.info.compress_size
 
+    def make_decoder(self) -> Inflater | Decoder | None:
+        """Return a decoder of its compressed data; None for data that is stored as it is."""
+        method = self.aes.method if self.aes else self.info.compress_type
+        if method == zipfile.ZIP_BZIP2:
+            return Decoder(None)
+        if method == zipfile.ZIP_LZMA:
+            return Decoder(-1 if self.info.flag_bits & _HAS_END_MARKER else self.size)
+        return Inflater() if method == zipfile.ZIP_DEFLATED else None
+
 
 class ZipReader:
     """Reads members, one at a time, through a file handle of its own, so each thread has one."""
@@ -52,18 +65,17 @@ class ZipReader:
 
     def content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's own bytes; see :meth:`packed`."""
-        method = member.aes.method if member.aes else member.info.compress_type
-        if method == zipfile.ZIP_STORED:
+        decoder = member.make_decoder()
+        if decoder is None:
             yield from self.packed(member)
             return
-        inflater = Inflater()
         try:
             # To its end even when all is unpacked: an AES member's MAC comes last.
             for block in self.packed(member):
-                yield from inflater.feed(block)
-            yield inflater.flush()
+                yield from decoder.feed(block)
+            yield decoder.flush()
         except INFLATE_ERROR as error:
-            raise self._error("its compressed data is damaged", member) from error
+            raise undecodable(self._path, error, member) from error
 
     def packed(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's bytes as they were compressed, decrypted. Each block is good until the next one.
@@ -163,3 +175,40 @@ class Inflater:
     def flush(self) -> bytes:
         """What is left at the end."""
         return bytes(self._stream.flush())
+
+
+class Decoder:
+    """Unpacks one stream of bzip2, or of LZMA, which has a size; otherwise as :class:`Inflater`.
+
+    Source: APPNOTE 5.8.8. The version of an SDK and the size of LZMA's properties stand before these. A .lzma
+    file has the unpacked size after them instead, which is -1 where a marker ends the stream.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self._size = b"" if size is None else struct.pack("<q", size)
+        limit = MOST_DICTIONARY + BLOCK
+        self._stream: Any = bz2.BZ2Decompressor() if size is None else lzma.LZMADecompressor(memlimit=limit)
+
+    def feed(self, packed: bytes | memoryview) -> Iterator[bytes]:
+        """As of :class:`Inflater`; the first piece of LZMA holds its whole header."""
+        if len(packed) and self._size:
+            packed, self._size = bytes(packed[4:9]) + self._size + bytes(packed[9:]), b""
+        while not self._stream.eof and (len(packed) or not self._stream.needs_input):
+            try:
+                block = self._stream.decompress(packed, BLOCK)
+            except (OSError, lzma.LZMAError) as error:
+                raise INFLATE_ERROR(str(error)) from error
+            yield block
+            packed = b""
+
+    def flush(self) -> bytes:
+        """Return nothing: all was unpacked before."""
+        return b""
+
+
+def undecodable(path: Path, error: Exception, member: Member) -> ArchiveError:
+    """Return the error for a member that its decoder has refused."""
+    if "Memory usage limit" in str(error):  # of liblzma
+        reason = f"it takes more than {MOST_DICTIONARY >> 20} MiB of memory to unpack"
+        return unsupported(path, reason, member.name)
+    return damaged(path, "its compressed data is damaged", member.name)

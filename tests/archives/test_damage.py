@@ -42,11 +42,19 @@ def zip64(path: Path) -> None:
                 member.write(content)
 
 
+def by_method(path: Path, method: int) -> None:
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in FILES.items():
+            archive.writestr(name, content)
+
+
 KINDS: dict[str, Callable[[Path], object]] = {
     "encrypted": lambda path: write_encrypted_zip(path, FILES.items(), PASSWORD),
     "plain": lambda path: hostile.plain_zip(path, FILES),
     "with descriptors": with_descriptors,
     "zip64": zip64,
+    "bzip2": lambda path: by_method(path, zipfile.ZIP_BZIP2),
+    "LZMA": lambda path: by_method(path, zipfile.ZIP_LZMA),
     "AE-1": lambda path: write_aes_zip(path, FILES, PASSWORD, version=1),
     "AE-2": lambda path: write_aes_zip(path, FILES, PASSWORD, version=2, strength=1),
     "7z": lambda path: write_7z(path, FILES),
