@@ -5,23 +5,23 @@ A folder is read as if it were an archive.
 
 from __future__ import annotations
 
+import re
 import zipfile
 from collections.abc import Generator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from mmf_win.archives.base import BLOCK, Archive, Ask, Choose, Extracted, Member, damaged, write
+from mmf_win.archives.base import BLOCK, Archive, Ask, Choose, Extracted, Member, split, unsupported, write
 from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
 from mmf_win.files import files_below
+from mmf_win.sniffing import HEAD, UNPACK, recognize_substitute
 from mmf_win.threads import Advance
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a part of several
 _SEVEN_ZIP = b"7z\xbc\xaf\x27\x1c"
 _GZIP = b"\x1f\x8b"
-_OTHER_COMPRESSION = (b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
-_WEB_PAGE = (b"<!doctype", b"<html")
-_HEAD = 512
 
 
 def open_archive(path: Path, ask: Ask | None = None, *, listed: bool = True) -> Archive:
@@ -41,10 +41,20 @@ def open_archive(path: Path, ask: Ask | None = None, *, listed: bool = True) -> 
         return FolderArchive(path)
     if not path.is_file():
         raise ArchiveError(f"{path}: no such file or folder")
+    try:
+        return _open(path, ask, listed=listed)
+    except ArchiveError as error:
+        if re.fullmatch(r"\.(\d|z)\d\d", path.suffix, re.IGNORECASE):
+            first = ".zip" if path.suffix[1] in "zZ" else ".001"
+            raise split(path, path.with_suffix(first).name) from error
+        raise
+
+
+def _open(path: Path, ask: Ask | None, *, listed: bool) -> Archive:
     with path.open("rb") as file:
-        head = file.read(_HEAD)
-    if not head:
-        raise damaged(path, "the file is empty")
+        head = file.read(HEAD)
+    if found := recognize_substitute(head):
+        raise unsupported(path, f"this is {found.kind}, not a zip, 7z or tar", hint=found.hint)
     if head.startswith(_ZIP):
         return ZipArchive(path, ask)
     if head.startswith(_SEVEN_ZIP):
@@ -56,15 +66,11 @@ def open_archive(path: Path, ask: Ask | None = None, *, listed: bool = True) -> 
 
     if head.startswith(_GZIP) or _is_tar(head):
         return TarArchive(path, head.startswith(_GZIP), listed=listed)
-    if head.startswith(_OTHER_COMPRESSION):
-        hint = "unpack it, and name the folder instead"
-        raise ArchiveError(f"{path}: of compressed files, zip, 7z and tar.gz are read", hint=hint)
-    if zipfile.is_zipfile(path):  # a self-extracting one begins with a program
-        return ZipArchive(path, ask)
-    if head.lstrip().lower().startswith(_WEB_PAGE):
-        hint = "the site probably asked for a login; download the file in a browser"
-        raise ArchiveError(f"{path}: this is a web page, not an archive", hint=hint)
-    raise ArchiveError(f"{path}: not an archive", hint="zip, 7z, tar and tar.gz files and folders are known")
+    with suppress(zipfile.BadZipFile):  # a Zip64 that is damaged, or the last part of several
+        if not zipfile.is_zipfile(path):  # a self-extracting one begins with a program
+            hint = f"zip, 7z, tar, tar.gz and folders are read; if it is another archive, {UNPACK}"
+            raise unsupported(path, "not an archive that mmfw reads", hint=hint)
+    return ZipArchive(path, ask)
 
 
 def _is_tar(head: bytes) -> bool:

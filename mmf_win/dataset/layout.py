@@ -25,6 +25,7 @@ _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
 _VALIDATION = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
 _NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
+_ONE_OF_SEVERAL = re.compile(r"-\d{3}( \(\d+\))?$|[-_ .]part[-_ ]?\d+$", re.IGNORECASE)
 _README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
 
@@ -63,7 +64,7 @@ def find_layout(source: Path, members: Sequence[Member]) -> Layout:
     if "train" not in annotations:
         raise DatasetError(
             f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
-            hint=f"it holds {first_few(names) or 'nothing'}",
+            hint=complete(source, f"it holds {first_few(names) or 'nothing'}"),
         )
     folder = annotations["train"].rpartition("/")[0]
     beside = [name for name in names if name.rpartition("/")[0] == folder]
@@ -105,9 +106,16 @@ def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Co
     counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
-        other_way = other_name(names, images) or "get a complete copy"
+        other_way = other_name(names, images) or complete(source)
         message = f"{source}: images are missing: {', '.join(counts)} ({first_few(names)})"
         raise DatasetError(message, hint=f"{other_way}, or --allow-missing goes without them")
+
+
+def complete(source: Path, otherwise: str = "get a complete copy") -> str:
+    """Return the next step where something is missing; Google Drive makes several archives of one folder."""
+    if source.is_dir() or not _ONE_OF_SEVERAL.search(source.stem):
+        return otherwise
+    return "unpack all archives of this download into one folder, then run `mmfw convert FOLDER`"
 
 
 def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from mmf_win.archives import Archive, Digest, open_archive
 from mmf_win.console import size
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
-from mmf_win.dataset.layout import Layout, find_images, missing_splits, require_images
+from mmf_win.dataset.layout import Layout, complete, find_images, missing_splits, require_images
 from mmf_win.dataset.own_memes import read_tables, require_names_apart, write_annotations
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import remove
@@ -56,7 +56,8 @@ def unpack(
         images = {**images, **(own_images if holder is archive else {})}
         if not images:
             hint = "images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it"
-            raise DatasetError(f"{archive.path}: there are annotations in it, but no images", hint=hint)
+            message = f"{archive.path}: there are annotations in it, but no images"
+            raise DatasetError(message, hint=complete(archive.path, hint))
         if not allow_missing:
             require_images(archive.path, rows, images)
         if layout.tables:
@@ -85,11 +86,13 @@ def _require_splits(
         remove(here.new / "README")
     empty = [split for split, rows in splits.items() if not rows]
     if "train" in empty:
-        raise DatasetError(f"{archive.path}: there are no memes in train", hint="get a complete copy")
+        raise DatasetError(f"{archive.path}: there are no memes in train", hint=complete(archive.path))
     if missing := [*missing_splits(layout, readme), *empty]:
         message = f"{archive.path}: splits are missing or empty: {', '.join(missing)}"
         if not allow_missing:
-            raise DatasetError(message, hint="get a complete copy, or --allow-missing goes without them")
+            raise DatasetError(
+                message, hint=f"{complete(archive.path)}, or --allow-missing goes without them"
+            )
         _log.warning("%s", message)
     for split in empty:
         remove(here.new / "annotations" / f"{split}.jsonl")

@@ -49,9 +49,16 @@ def test_the_content_decides_not_the_suffix(write: Callable[[Path], object], use
     ("content", "reason"),
     [
         (None, "no such file"),
-        (b"", "empty"),
+        (b"", "this is an empty file"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1\n",
+            "this is a git-lfs pointer",
+        ),
+        (b"Rar!\x1a\x07\x01\0", "this is a RAR archive"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "this is a server's answer"),
+        (b"\x28\xb5\x2f\xfd" + bytes(100), "this is a file compressed by Zstandard"),
         (b"just text", "not an archive"),
-        (b"\n<!DOCTYPE html><html>please log in", "web page"),
+        (b"\n<!DOCTYPE html><html>please log in", "this is a web page"),
         (bytes(2048), "not an archive"),
         (b"PK\x03\x04" + bytes(500), "not a valid zip"),
         (b"7z\xbc\xaf\x27\x1c" + bytes(500), "cannot be read as a 7z"),

@@ -1,0 +1,127 @@
+"""What is wrong with an archive of memes is named, and doing what the hint says converts the dataset."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmf_win.paths import Places
+from tests.worlds import hostile
+from tests.worlds.memes import Files, laid_out, lay_out, memes, tree
+from tests.worlds.tools import Mmfw, call, requires_tool, typed
+
+MEMES = memes()
+
+
+def by_deflate64(folder: Path) -> Path:
+    """A zip as Windows Explorer makes it of large files."""
+    lay_out(MEMES, folder)
+    call("7z", "a", "-tzip", "-mm=Deflate64", "a.zip", "hateful_memes", cwd=folder)
+    return folder / "a.zip"
+
+
+def split(folder: Path) -> Path:
+    """A 7z in several files."""
+    lay_out(MEMES, folder)
+    call("7z", "a", "-v2k", "a.7z", "hateful_memes", cwd=folder)
+    return folder / "a.7z.001"
+
+
+def one_of_two(folder: Path) -> Path:
+    """One of the two zips that Google Drive makes of a folder."""
+    first = {name: content for name, content in MEMES.items() if not name.endswith("1.png")}
+    others = {name: content for name, content in MEMES.items() if name.endswith("1.png")}
+    hostile.plain_zip(folder / "memes-20240101T000000Z-002.zip", others)
+    return hostile.plain_zip(folder / "memes-20240101T000000Z-001.zip", first)
+
+
+def other_of_two(folder: Path) -> Path:
+    """The other one, in which there are no annotations."""
+    one_of_two(folder)
+    return folder / "memes-20240101T000000Z-002.zip"
+
+
+def without_images(folder: Path) -> Path:
+    """One in which there are only annotations."""
+    hostile.plain_zip(folder / "memes-002.zip", {n: c for n, c in MEMES.items() if n.endswith(".png")})
+    return hostile.plain_zip(
+        folder / "memes-001.zip", {n: c for n, c in MEMES.items() if n.endswith(".jsonl")}
+    )
+
+
+def twice_packed(folder: Path) -> Path:
+    """A zip in a gzip."""
+    (folder / "a.zip.gz").write_bytes(gzip.compress(hostile.plain_zip(folder / "b.zip", MEMES).read_bytes()))
+    (folder / "b.zip").unlink()
+    return folder / "a.zip.gz"
+
+
+def with_a_clash(folder: Path) -> Path:
+    """A zip of which an image has a name that Windows does not take."""
+    return hostile.plain_zip(folder / "a.zip", {**MEMES, "hateful_memes/img/aux.png": b"an image"})
+
+
+def unpack_all(folder: Path) -> None:
+    """Do what the hints say before ``mmfw convert``, by 7-Zip."""
+    for path in sorted(folder.glob("*.*")):
+        if path.suffix in (".zip", ".gz"):
+            call("7z", "x", "-y", "-oFOLDER", path, cwd=folder)
+    for path in (folder / "FOLDER").rglob("aux.png"):
+        path.unlink()
+
+
+CASES: dict[Callable[[Path], Path], str] = {
+    by_deflate64: "it is compressed by Deflate64, which mmfw does not read",
+    split: "it is one part of a split archive",
+    one_of_two: "images are missing",
+    other_of_two: "there is no train.jsonl",
+    without_images: "there are annotations in it, but no images",
+    twice_packed: "there is no tar in it",
+    with_a_clash: "its name is not legal on Windows",
+}
+
+
+@requires_tool("7z")
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_a_refused_archive_of_memes_is_converted_as_its_hint_says(
+    make: Callable[[Path], Path], user_dir: Path, mmfw: Mmfw
+) -> None:
+    where = ["--data-dir", user_dir / "data"]
+    folder = user_dir / "downloads"
+    folder.mkdir()
+    path = make(folder)
+    mmfw("convert", path, *where, code=3)
+    assert CASES[make] in mmfw.err and "get it again" not in mmfw.err and "complete copy" not in mmfw.err
+    [command] = re.findall("`mmfw (convert .*?)`", mmfw.err)
+    if unpacking := re.findall("`7z (.*?)`", mmfw.err):
+        call("7z", *typed(unpacking[0]), "-oFOLDER", cwd=folder)
+    else:
+        unpack_all(folder)
+    [file, *_] = sorted((folder / "FOLDER").iterdir())
+    given = {"FOLDER": folder / "FOLDER", "FILE": file}
+    mmfw(*(given.get(word, word) for word in typed(command)), *where)
+    assert tree(Places(user_dir, user_dir / "data", user_dir).dataset.root) == laid_out(MEMES)
+
+
+def test_a_copy_that_is_not_one_of_several_is_to_be_replaced(user_dir: Path, mmfw: Mmfw) -> None:
+    path = one_of_two(user_dir)
+    shutil.copy(path, user_dir / "memes-v2.zip")
+    mmfw("convert", user_dir / "memes-v2.zip", "--data-dir", user_dir / "data", code=3)
+    assert "hint: get a complete copy, or --allow-missing goes without them" in mmfw.err
+
+
+def test_features_in_an_archive_that_is_not_read_are_extracted_from_a_folder(
+    user_dir: Path, mmfw: Mmfw
+) -> None:
+    features: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 64}
+    path = hostile.declare_method(hostile.plain_zip(user_dir / "features.zip", features), 9)
+    where = ["--data-dir", user_dir / "data"]
+    mmfw("features", "extract", path, *where, code=3)
+    [command] = re.findall("`mmfw (.*?)`", mmfw.err)
+    given = {"FOLDER": lay_out(features, user_dir / "unpacked")}
+    mmfw(*(given.get(word, word) for word in typed(command)), *where)
