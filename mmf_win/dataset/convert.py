@@ -51,6 +51,7 @@ class Conversion:
         extra_images: how many of the images no split names.
         sha256: of the archive; None for a folder.
         known: whether that is the hash of a published archive; None for a folder.
+        judged_images: whether all images were found to be pictures; earlier versions of mmfw did not look.
         already_done: whether an earlier conversion of the same archive was intact, and nothing was done.
     """
 
@@ -62,6 +63,7 @@ class Conversion:
     known: bool | None
     already_done: bool
     seconds: float
+    judged_images: bool = False
 
     @classmethod
     def read(cls, manifest: Manifest) -> Conversion:
@@ -125,6 +127,7 @@ def convert(
             known=None if made_of.sha256 is None else made_of.sha256 in _PUBLISHED,
             already_done=False,
             seconds=time.monotonic() - started,
+            judged_images=True,
         )
         new = make_manifest(paths.root, files, made_of, result=asdict(result))
         # The annotations of an earlier release must not stay; what the user put beside them does.
@@ -199,7 +202,8 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     layout = find_layout(source, opened.members)
     opened.check_password()
     with staging(paths.root) as here:
-        _, _, files = unpack(opened, layout, here, allow_missing=True, only=set(names))
+        only, kept = set(names), manifest.files
+        _, _, files = unpack(opened, layout, here, allow_missing=True, only=only, converted=kept)
         install_repaired(here, manifest, files, names, source)
     _log.info("%s: rewrote what was damaged, from %s", paths.root, source)
     return names

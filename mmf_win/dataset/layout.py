@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from mmf_win.archives import Member
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row
+from mmf_win.dataset.image_files import Flaw, advise, describe
 from mmf_win.errors import DatasetError
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
@@ -100,14 +101,26 @@ def missing_splits(layout: Layout, readme: str) -> list[str]:
     return [split for split in SPLITS if split in named and split not in layout.annotations]
 
 
-def require_images(source: Path, splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> None:
-    """Raise DatasetError where images of rows are missing; it counts them in each split, and names a few."""
+def require_images(
+    source: Path,
+    splits: Mapping[str, Sequence[Row]],
+    images: Collection[str],
+    flaws: Mapping[str, Flaw] | None = None,
+) -> None:
+    """Raise DatasetError where images of rows are missing; it counts them in each split, and names a few.
+
+    Those with ``flaws`` are there, and cannot be used.
+    """
     missing = {split: [r.img for r in rows if r.img not in images] for split, rows in splits.items()}
     counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
+        what, told = "are missing", first_few(names)
         other_way = other_name(names, images) or complete(source)
-        message = f"{source}: images are missing: {', '.join(counts)} ({first_few(names)})"
+        if flaws:
+            used = {name: flaws[name] for name in names}
+            what, told, other_way = "cannot be used", describe(used), advise(used)
+        message = f"{source}: images {what}: {', '.join(counts)} ({told})"
         raise DatasetError(message, hint=f"{other_way}, or --allow-missing goes without them")
 
 

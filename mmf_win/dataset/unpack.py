@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmf_win.archives import Archive, Digest, open_archive
-from mmf_win.console import size
+from mmf_win.console import first_few, size
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
+from mmf_win.dataset.image_files import Flaw, describe, find_flaw
 from mmf_win.dataset.layout import Layout, complete, find_images, missing_splits, require_images
 from mmf_win.dataset.own_memes import read_tables, require_names_apart, write_annotations
 from mmf_win.errors import ArchiveError, DatasetError
@@ -32,16 +33,18 @@ def unpack(
     *,
     allow_missing: bool,
     only: Collection[str] | None = None,
+    converted: Collection[str] | None = None,
 ) -> tuple[dict[str, list[Row]], Collection[str], dict[str, Entry]]:
     """Write annotations and images to the staging folder, in MMF's layout.
 
     Args:
         digest: is fed with the archive itself; complete when this has ended.
-        allow_missing: leave out rows whose image is missing instead of refusing the archive.
+        allow_missing: leave out rows whose image is missing, or no picture, instead of refusing the archive.
         only: the images that are wanted, by their path below the dataset's root; None for all.
+        converted: the files that an earlier conversion kept; None where the images are to be judged now.
 
     Returns:
-        the rows of each split, also those that are left out; the names of all images in the archive, as the
+        the rows of each split, also those that are left out; the names of all pictures in the archive, as the
         rows have them; and path below the dataset's root → what that file is.
 
     Raises:
@@ -63,8 +66,15 @@ def unpack(
         if layout.tables:
             require_names_apart(images, {row.img for listed in rows.values() for row in listed})
         targets = {member: f"images/{image}" for image, member in images.items()}
+        if converted is not None:
+            images = {image: member for image, member in images.items() if targets[member] in converted}
         wanted = {member: name for member, name in targets.items() if only is None or name in only}
         files = unpack_chosen(holder, wanted.get, here, "Converting", digest if holder is archive else None)
+    if converted is None:
+        flaws = _find_flaws(images, files, here)
+        images = {image: member for image, member in images.items() if image not in flaws}
+        if not allow_missing:
+            require_images(archive.path, rows, images, flaws)
     for split, listed in rows.items():
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
@@ -72,6 +82,23 @@ def unpack(
             keep_rows(here.new / name, kept)
         files[name] = Entry(file_digest(here.new / name).hex(), (here.new / name).stat().st_size)
     return rows, images.keys(), files
+
+
+def _find_flaws(images: Collection[str], files: dict[str, Entry], here: Staging) -> dict[str, Flaw]:
+    """Return the images that cannot be used; they are taken out of ``files`` and the staging folder."""
+    found = {image: find_flaw(here.new / "images" / image) for image in images}
+    flaws = {image: flaw for image, flaw in found.items() if flaw is not None}
+    unusable = {image: flaw for image, flaw in flaws.items() if not flaw.is_usable}
+    for what, some in (
+        ("that are damaged but can be read", {i: f for i, f in flaws.items() if f.is_usable}),
+        ("that cannot be used", unusable),
+    ):
+        if some:
+            _log.warning("images %s: %d (%s)", what, len(some), describe(some))
+    for image in unusable:
+        remove(here.new / "images" / image)
+        del files[f"images/{image}"]
+    return unusable
 
 
 def _require_splits(

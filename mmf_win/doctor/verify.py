@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmf_win import errors
-from mmf_win.console import did_you_mean
+from mmf_win.console import did_you_mean, shell_line
 from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
+from mmf_win.dataset.image_files import advise, find_unusable, judged_files
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.given import Input
@@ -18,7 +19,7 @@ from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage
-from mmf_win.paths import Places, tool_home
+from mmf_win.paths import Places, data_option, tool_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.checkpoints import FOREIGN, listed
 from mmf_win.runs.folder import Run
@@ -140,8 +141,16 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
         wrong = find_damage(manifest, full=full, title="Verifying the dataset")
     except (errors.DataError, errors.InUseError) as error:
         return replace(finding, state="damaged", problems=(str(error),))
+    against = manifest.verified_against
+    images = {name: manifest.folder / name for name in manifest.files if name.startswith("images/")}
+    if not wrong and (flaws := find_unusable(images, judged_files(manifest))):
+        again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(places.data_dir))
+        hint = f"{advise(flaws)}, then `{again}`, with --allow-missing to go without them"
+        refusal = errors.DatasetError(f"{len(flaws)} of the images cannot be used", hint=hint)
+        problems = tuple(f"unusable: {name} ({flaw.what})" for name, flaw in flaws.items())
+        return replace(finding, state="damaged", against=against, problems=problems, error=refusal)
     state: State = "damaged" if wrong else "recorded" if manifest.basis == "recorded" else "intact"
-    return replace(finding, state=state, against=manifest.verified_against, problems=tuple(map(str, wrong)))
+    return replace(finding, state=state, against=against, problems=tuple(map(str, wrong)))
 
 
 def _repair_dataset(places: Places, mirror: Mirror) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from mmf_win.console import first_few, shell_line, with_rest_counted
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows
 from mmf_win.dataset.coverage import Coverage, coverage
+from mmf_win.dataset.image_files import Flaw, advise, find_unusable, judged_files
 from mmf_win.dataset.layout import other_name
 from mmf_win.errors import CheckpointError, DataError, DatasetError
 from mmf_win.inputs.fetch import fetch
@@ -23,7 +24,7 @@ from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding, repair_line
-from mmf_win.integrity.manifest import SUMS, Manifest, noted
+from mmf_win.integrity.manifest import SUMS, Manifest, noted, undamaged
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.unpacking.staging import require_finished
@@ -105,7 +106,8 @@ def check(
     rows = {slot: read_rows(path) for slot, path in files.items()}
     for slot in rows.keys() - {"test"}:
         _require_labels(files[slot], rows[slot])
-    kept = _rows_left(dataset, files, rows, predicts="train" not in slots, allow_missing=allow_missing)
+    predicts, root = "train" not in slots, places.dataset.root
+    kept = _rows_left(root, dataset, files, rows, predicts=predicts, allow_missing=allow_missing)
     return Inputs(
         {slot: (files[slot], some) for slot, some in kept.items()},
         {s: _data(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
@@ -176,6 +178,7 @@ def _below(path: Path, folder: Path) -> str:
 
 
 def _rows_left(
+    root: Path,
     dataset: Tree,
     files: Mapping[str, Path],
     rows: Mapping[str, Sequence[Row]],
@@ -185,6 +188,8 @@ def _rows_left(
 ) -> dict[str, list[Row]]:
     """Compare the rows with what there is of them; return those that are left where some are missing."""
     absent: dict[str, list[Row]] = {}
+    flaws: dict[str, Flaw] = {}
+    judged = judged_files(undamaged(root))
     keys = {lmdb: image_keys(lmdb) for lmdb in lmdbs_of(dataset, list(rows))}
     for slot, listed in rows.items():
         gone: list[Row] = []
@@ -192,26 +197,30 @@ def _rows_left(
             own = keys.keys() & set(paths_of(dataset, "features", [slot]))
             gone = [row for lmdb in own for row in without_features(listed, keys[lmdb])]
         elif dataset.get("use_images"):
-            gone = _without_images(listed, paths_of(dataset, "images", [slot]))
+            gone, unusable = _without_images(listed, paths_of(dataset, "images", [slot]), judged)
+            flaws |= unusable
         if gone:
             absent[slot] = gone
     if not absent:
         return {}
     counts = ", ".join(
-        f"{files[slot].stem} {len(gone)} of {len(rows[slot])} ({first_few([row.img for row in gone])})"
+        f"{files[slot].stem} {len(gone)} of {len(rows[slot])} ("
+        f"{first_few([f'{r.img}: {flaws[r.img].what}' if r.img in flaws else r.img for r in gone])})"
         for slot, gone in absent.items()
     )
-    message = f"{'region features' if keys else 'images'} are missing: {counts}"
+    what = "region features are missing" if keys else "images are missing"
+    message = f"{what}{' or cannot be used' if flaws else ''}: {counts}"
     hint = "a prediction needs every row: get complete ones" if predicts else None
     images = [row.img for gone in absent.values() for row in gone]
     if not keys:
         folders = paths_of(dataset, "images", list(rows))
         there = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
-        hint = other_name(images, there) or hint
+        hint = other_name([image for image in images if image not in flaws], there) or hint
     elif any("\\" in image for image in images):
         hint = "the paths of images need / instead of \\, on Windows too"
     if hint or not allow_missing:
-        raise DatasetError(message, hint=hint or "get complete ones, or --allow-missing goes without them")
+        get = advise(flaws) if flaws else "get complete ones"
+        raise DatasetError(message, hint=hint or f"{get}, or --allow-missing goes without them")
     _log.warning("%s; these rows are left out", message)
     kept = {}
     for slot, gone in absent.items():
@@ -240,8 +249,14 @@ def _require_labels(path: Path, rows: Sequence[Row]) -> None:
         raise DatasetError(message, hint="training and validation need the label 0 or 1 in every row")
 
 
-def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:
-    """The rows whose image is in none of the folders, by their listings: a look at each file is slow."""
+def _without_images(
+    rows: Sequence[Row], folders: Sequence[Path], judged: Collection[Path]
+) -> tuple[list[Row], dict[str, Flaw]]:
+    """Return the rows without a picture, and what is wrong with those of their images that are there.
+
+    Images are looked for in the listings of the folders, since a look at each file is slow; the ends of their
+    files are read unless they are ``judged``.
+    """
 
     @cache
     def names_in(folder: str) -> set[str]:
@@ -250,9 +265,10 @@ def _without_images(rows: Sequence[Row], folders: Sequence[Path]) -> list[Row]:
         except OSError:
             return set()
 
-    def is_there(folder: str, image: str) -> bool:
+    def is_there(folder: Path, image: str) -> bool:
         below, _, name = image.rpartition("/")
         return name in names_in(os.path.join(folder, below))  # noqa: PTH118 – many, some of them absolute
 
-    roots = [str(folder) for folder in folders]
-    return [row for row in rows if roots and not any(is_there(root, row.img) for root in roots)]
+    there = {row.img: folder / row.img for row in rows for folder in folders if is_there(folder, row.img)}
+    flaws = find_unusable(there, judged)
+    return [r for r in rows if folders and (r.img not in there or r.img in flaws)], flaws

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmf_win.dataset.remarks import Remark, Verdict
-from mmf_win.errors import Interrupted, MmfwError
+from mmf_win.errors import DataError, Interrupted, MmfwError
 from mmf_win.inputs import memes
 from mmf_win.protocol import known_fields, read_events
 from mmf_win.runs import training
@@ -44,7 +44,8 @@ def check(
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted("interrupted; nothing is kept") from None
         except MmfwError as error:
-            if error.log is not None and error.log.is_file():
+            is_of_model = not isinstance(error, DataError)  # which names the file
+            if is_of_model and error.log is not None and error.log.is_file():
                 lines = error.log.read_text(encoding="utf-8", errors="replace").splitlines()
                 _log.info("the end of its output:\n%s", "\n".join(lines[-_SHOWN:]))
                 kept = f"the whole output is in {error.log}"

@@ -26,6 +26,7 @@ from tests.worlds.memes import (
     RELEASE,
     TOP,
     encrypted_zip,
+    image,
     jsonl,
     laid_out,
     lay_out,
@@ -162,10 +163,10 @@ def test_litter_of_macos_is_ignored(user_dir: Path, places: Places) -> None:
 
 
 def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, places: Places) -> None:
-    files = {**memes(), "hateful_memes/img/99999.png": b"extra"}
+    files = {**memes(), "hateful_memes/img/99999.png": image(99999)}
     result = convert(encrypted_zip(user_dir / "a.zip", files), places, ask=lambda: PASSWORD)
     assert (result.images, result.extra_images) == (17, 1)
-    assert (places.dataset.images / "img" / "99999.png").read_bytes() == b"extra"
+    assert (places.dataset.images / "img" / "99999.png").read_bytes() == image(99999)
 
 
 # --- half an image set -----------------------------------------------------------------------------------

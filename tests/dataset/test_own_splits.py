@@ -83,7 +83,7 @@ def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path
         "train.csv": table(["a.png", "b.png"], id=[7, 12], label=[0, 1]),
         "dev.csv": table(["c.png", "a.png"], id=["x", "8"], label=[0, 1]),
         "test.csv": table(["c.png"], id=["x"]),
-        **{f"{name}.png": name.encode() for name in "abc"},
+        **{f"{name}.png": image(ord(name)) for name in "abc"},
     }
     result = convert(lay_out(files, user_dir / "a"), places)
     assert [(row.id, row.own_id) for row in rows_of(places, "train")] == [(7, None), (12, None)]
@@ -129,25 +129,25 @@ def test_images_may_lie_beside_the_folder_of_the_tables(packed: bool, user_dir: 
         "annotations/train.csv": table(["../img/a.png"], label=[0]),
         "annotations/dev.csv": table(["img/b.png"], label=[0]),
     }
-    images = {"img/a.png": b"a", "img/b.png": b"b"}
+    images = {"img/a.png": image(1), "img/b.png": image(2)}
     files |= {"img.tar.gz": tar_gz(images)} if packed else images
     convert(lay_out(files, user_dir / "a"), places)
     rows = rows_of(places, "train") + rows_of(places, "dev")
     assert [row.img for row in rows] == ["img/a.png", "img/b.png"]
-    assert (places.dataset.images / "img/b.png").read_bytes() == b"b"
+    assert (places.dataset.images / "img/b.png").read_bytes() == image(2)
 
 
 def test_absolute_paths_are_refused(user_dir: Path, places: Places) -> None:
     folder = user_dir / "a"
     files = {"train.csv": table([str(folder / "a.png")], label=[0]), "dev.csv": table(["a.png"], label=[1])}
     with pytest.raises(DatasetError, match=r"train\.csv:2: ") as raised:
-        convert(lay_out({**files, "a.png": b"a"}, folder), places)
+        convert(lay_out({**files, "a.png": image(1)}, folder), places)
     assert "relative" in str(raised.value.hint)
 
 
 def test_missing_images_are_named_or_left_out(user_dir: Path, places: Places) -> None:
     files = {"train.csv": table(["a.png", "gone.png", "b.png"], id=list("xyz"), label=[0, 1, 1])}
-    files |= {"dev.csv": table(["a.png"], label=[0]), "a.png": b"a", "b.png": b"b"}
+    files |= {"dev.csv": table(["a.png"], label=[0]), "a.png": image(1), "b.png": image(2)}
     source = lay_out(files, user_dir / "a")
     with pytest.raises(DatasetError, match=r"train 1 of 3 \(.*gone\.png"):
         convert(source, places)
@@ -169,7 +169,7 @@ def test_missing_images_are_named_or_left_out(user_dir: Path, places: Places) ->
 def test_a_row_that_cannot_be_used_is_named_and_nothing_is_written(
     train: bytes, match: str, user_dir: Path, places: Places
 ) -> None:
-    files = {"train.csv": train, "dev.csv": b"img,text,label\na.png,x,0\n", "a.png": b"a"}
+    files = {"train.csv": train, "dev.csv": b"img,text,label\na.png,x,0\n", "a.png": image(1)}
     with pytest.raises(DatasetError, match=match):
         convert(lay_out(files, user_dir / "a"), places)
     assert tree(places.dataset.root) == {}
@@ -178,7 +178,7 @@ def test_a_row_that_cannot_be_used_is_named_and_nothing_is_written(
 def test_images_that_mmf_would_take_for_each_other_are_refused(user_dir: Path, places: Places) -> None:
     files = {"train.csv": table(["a.png"], label=[0]), "dev.csv": table(["a.jpg"], label=[0])}
     with pytest.raises(DatasetError, match=r"a\.jpg and img/a\.png"):
-        convert(lay_out({**files, "a.png": b"a", "a.jpg": b"b"}, user_dir / "a"), places)
+        convert(lay_out({**files, "a.png": image(1), "a.jpg": image(2)}, user_dir / "a"), places)
 
 
 def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: Places) -> None:

@@ -35,10 +35,11 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> tuple[str, str]:
-    """Cut a picture in half, or put something else in its place; its path, and the meme's id."""
+    """Damage a picture between its start and its end; its path, and the meme's id."""
     meme = rows(annotations(tool, split))[row]
     path = tool.world.dataset / "images" / meme["img"]
-    path.write_bytes(path.read_bytes()[:2000] if said == "truncated" else b"not a picture")
+    content = path.read_bytes()
+    path.write_bytes(content[: 2000 if said == "truncated" else 8] + content[-12:])
     return str(path), meme["id"]
 
 
@@ -62,6 +63,30 @@ def test_a_broken_picture_is_named_with_its_meme_and_row(
     where = f"meme {meme}, in row 2 of {annotations(own, 'test_unseen')}"
     assert path in own.errors and where in own.errors
     assert "Traceback" not in own.errors
+
+
+def test_a_check_names_a_picture_that_is_broken_inside_without_a_traceback(own: Tool) -> None:
+    for row in range(len(rows(annotations(own, "train")))):
+        break_picture(own, "train", row)
+    assert own.code("check", own.preset("image")) == 3
+    assert ".png: the picture cannot be read (" in own.errors and "meme " in own.errors
+    assert "convert that folder again" in own.errors
+    assert "Traceback" not in own.errors and 'File "' not in own.errors
+
+
+def test_what_is_no_picture_is_named_before_a_run_or_left_out_of_it(tool: Tool, own: Tool) -> None:
+    trained = tool.trained("image")
+    for split, row in (("train", 3), ("test_unseen", 1)):
+        path = own.world.dataset / "images" / rows(annotations(own, split))[row]["img"]
+        path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    for command in ("check", "train"):
+        assert own.code(command, own.preset("image")) == 3
+        assert "images are missing or cannot be used: train 1 of " in own.errors
+        assert "git lfs pull" in own.errors and "--allow-missing" in own.errors
+        assert "Traceback" not in own.errors
+    assert own.code("predict", trained.id) == 3
+    assert "cannot be used: test_unseen 1 of " in own.errors and "every row" in own.errors
+    assert own.code("train", own.preset("image"), "--updates", "2", "--allow-missing") == 0, own.errors
 
 
 class MakesFolder:

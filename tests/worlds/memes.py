@@ -10,7 +10,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import struct
 import tarfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from random import Random
@@ -106,8 +108,18 @@ def jsonl(rows: list[dict[str, object]]) -> bytes:
 
 
 def image(id_: int) -> bytes:
-    """Bytes that no compression can shrink, always the same for an id."""
-    return b"\x89PNG\r\n\x1a\n" + Random(id_).randbytes(400 + id_)
+    """A grey PNG that no compression can shrink, always the same for an id."""
+    rows = b"".join(b"\0" + Random(f"{id_}-{row}").randbytes(20) for row in range(20))
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", 20, 20, 8, 0, 0, 0, 0),
+        b"IDAT": zlib.compress(rows),
+        b"IEND": b"",
+    }
+    packed = (
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks.items()
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
 
 
 def tar_gz(files: Files) -> bytes:

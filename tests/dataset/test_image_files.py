@@ -1,0 +1,146 @@
+"""Files where pictures should be: those that cannot be used are named with the cause, before any training."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.convert import convert, repair_dataset
+from mmf_win.dataset.image_files import find_flaw
+from mmf_win.doctor.verify import verify
+from mmf_win.errors import DatasetError
+from mmf_win.integrity.verify import record_hashes
+from mmf_win.paths import Places
+from tests.dataset.conftest import verify_dataset
+from tests.worlds.hostile import plain_zip
+from tests.worlds.memes import PHASE_1, image, lay_out, memes
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
+NO_PICTURES = {
+    "an empty file": b"",
+    "a git-lfs pointer": POINTER,
+    "a web page": b"<!DOCTYPE html><html><body>Sign in</body></html>",
+    "a text file": b"see the other folder\n",
+    "not a picture": bytes(500),
+    "an SVG drawing": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
+    "a picture or video of a kind that is not read (HEIC or the like)": b"\0\0\0\x18ftypheic" + bytes(90),
+}
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
+
+
+def encode(format_: str, **how: object) -> bytes:
+    """A noisy picture, as Pillow writes it."""
+    from PIL import Image
+
+    noise, written = Image.effect_noise((90, 60), 50).convert("RGB"), io.BytesIO()
+    noise.save(written, format_, **how)
+    return written.getvalue()
+
+
+def is_read_by_pillow(content: bytes) -> bool:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(content)) as picture:
+            picture.convert("RGB")
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda whole: whole,
+        lambda whole: whole[: len(whole) // 2],
+        lambda whole: whole[:-200],
+        lambda whole: whole[:20],
+        lambda whole: whole + b"junk junk",
+        lambda whole: whole + bytes(100),
+    ],
+    ids=["complete", "half", "end missing", "head", "junk after it", "zeros after it"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_a_picture_is_refused_where_pillow_cannot_load_it(
+    format_: str, damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    content = damage(encode(format_))
+    (tmp_path / "a").write_bytes(content)
+    flaw = find_flaw(tmp_path / "a")
+    assert (flaw is None or flaw.is_usable) == is_read_by_pillow(content)
+
+
+@pytest.mark.parametrize("format_", ["PNG", "JPEG"])
+def test_a_download_of_the_right_size_that_ends_in_zeros_is_refused(format_: str, tmp_path: Path) -> None:
+    whole = encode(format_)
+    (tmp_path / "a").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
+    assert (flaw := find_flaw(tmp_path / "a")) and flaw.what == "a picture that is cut off"
+
+
+def test_the_end_mark_of_a_thumbnail_is_not_that_of_its_jpeg(tmp_path: Path) -> None:
+    whole, thumbnail = encode("JPEG"), encode("JPEG", quality=5)
+    with_thumbnail = b"\xff\xd8\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail + whole[2:]
+    (tmp_path / "a").write_bytes(with_thumbnail)
+    assert find_flaw(tmp_path / "a") is None
+    (tmp_path / "a").write_bytes(with_thumbnail[:-500])
+    assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
+
+
+@pytest.mark.parametrize("content", [encode("PNG")[:-12], encode("PNG") + b"junk"], ids=["no IEND", "junk"])
+def test_a_damaged_end_that_pillow_passes_over_is_a_warning(
+    content: bytes, user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {**memes(), "hateful_memes/img/00002.png": content}
+    assert convert(plain_zip(user_dir / "a.zip", files), places).splits["train"].rows == 6
+    assert "images that are damaged but can be read: 1 (img/00002.png: " in caplog.text
+
+
+@pytest.mark.parametrize("kind", NO_PICTURES)
+def test_what_is_no_picture_is_refused_as_a_missing_one_is(kind: str, user_dir: Path, places: Places) -> None:
+    files = {**memes(), "hateful_memes/img/00002.png": NO_PICTURES[kind]}
+    source = lay_out(files, user_dir / "a")
+    with pytest.raises(DatasetError) as caught:
+        convert(source, places)
+    assert str(caught.value) == f"{source}: images cannot be used: train 1 of 6 (img/00002.png: {kind})"
+    assert "--allow-missing goes without them" in str(caught.value.hint)
+    assert ("git lfs pull" in str(caught.value.hint)) == (kind == "a git-lfs pointer")
+    assert not places.dataset.annotations.exists()
+
+    result = convert(source, places, allow_missing=True)
+    train = result.splits["train"]
+    assert (train.rows, train.missing, train.missing_ids, result.images) == (5, 1, ["2"], 15)
+    assert [row.id for row in read_rows(places.dataset.split("train"))] == [1, 3, 4, 5, 6]
+    assert not (places.dataset.images / "img/00002.png").exists()
+
+
+def test_annotations_of_usable_pictures_are_repaired(user_dir: Path, places: Places) -> None:
+    files = {**memes(), "hateful_memes/img/00002.png": b""}
+    convert(plain_zip(user_dir / "a.zip", files), places, allow_missing=True)
+    places.dataset.split("train").write_bytes(b"damaged")
+    assert repair_dataset(places) == ["annotations/train.jsonl"]
+    assert verify_dataset(places.dataset, full=True) == []
+
+
+def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, places: Places) -> None:
+    convert(plain_zip(user_dir / "a.zip", memes()), places)
+    (finding,) = verify(["dataset"], places)
+    assert finding.state == "intact"
+    path = places.dataset.images / "img/00001.png"
+    path.write_bytes(POINTER)
+    names = [file.relative_to(places.dataset.root).as_posix() for file in path.parent.glob("*.png")]
+    record_hashes(places.dataset.root, names)  # as of a conversion that did not look at the pictures
+    (finding,) = verify(["dataset"], places)
+    assert (finding.state, finding.problems) == (
+        "damaged",
+        ("unusable: images/img/00001.png (a git-lfs pointer)",),
+    )
+    assert finding.error and "`git lfs pull`" in str(finding.error.hint)
+    path.write_bytes(image(1))
+    record_hashes(places.dataset.root, names)
+    (finding,) = verify(["dataset"], places)
+    assert finding.state == "recorded"
