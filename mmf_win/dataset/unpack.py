@@ -78,6 +78,10 @@ def unpack(
     for split, listed in rows.items():
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
+        if not kept and converted is None:
+            what = f"no row of {split} has a usable image ({first_few([row.img for row in listed])})"
+            hint = f"get a complete copy, or take {split} out of this one to go without that split"
+            raise DatasetError(f"{archive.path}: {what}", hint=hint)
         if len(kept) < len(listed):
             keep_rows(here.new / name, kept)
         files[name] = Entry(file_digest(here.new / name).hex(), (here.new / name).stat().st_size)

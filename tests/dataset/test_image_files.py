@@ -126,6 +126,15 @@ def test_annotations_of_usable_pictures_are_repaired(user_dir: Path, places: Pla
     assert verify_dataset(places.dataset, full=True) == []
 
 
+def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, places: Places) -> None:
+    gone = {f"hateful_memes/img/{id_:05}.png": POINTER for id_ in PHASE_1["dev"]}
+    path = plain_zip(user_dir / "a.zip", {**memes(PHASE_1), **gone})
+    with pytest.raises(DatasetError, match=r"no row of dev has a usable image \(img/00007\.png, ") as caught:
+        convert(path, places, allow_missing=True)
+    assert "take dev out" in str(caught.value.hint)
+    assert not places.dataset.annotations.exists()
+
+
 def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, places: Places) -> None:
     convert(plain_zip(user_dir / "a.zip", memes()), places)
     (finding,) = verify(["dataset"], places)
