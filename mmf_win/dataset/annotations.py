@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import codecs
 import json
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ from mmf_win.errors import DatasetError, NoValidation
 from mmf_win.paths import DatasetPaths, data_option
 from mmf_win.unpacking.staging import require_finished
 
+_log = logging.getLogger(__name__)
+
 SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_unseen")
 """The splits of phase 1 (train, dev, test) and of phase 2, as their files are named."""
 
@@ -35,6 +38,14 @@ _CSV_HEADER = re.compile(r"\W*(id|img|text|label)\W*[,;\t].*", re.IGNORECASE)
 _OF_CSV = "let its name end in .csv; a conversion, and a prediction of memes of your own, take CSV"
 _OF_LINES = 'each line is one JSON object: {"id": 1, "img": "img/1.png", "text": "…", "label": 0}'
 _AS_UTF8 = "save it as UTF-8; Excel calls that “CSV UTF-8”"
+_OWN_IDS = "save the table as CSV, whose ids may be any text, with the columns id, img, text and label"
+_ONE_LABEL = "give each meme one label: 1 hateful, 0 not; of several opinions, for example that of most"
+_SYNONYMS = {
+    "id": ("meme_id", "image_id", "uid", "index"),
+    "img": ("image", "image_path", "img_path", "file", "filename", "file_name", "image_name", "path"),
+    "text": ("texts", "caption", "sentence", "ocr", "ocr_text", "transcription", "content", "tweet_text"),
+    "label": ("labels", "hateful", "gold_hate", "is_hateful", "hate", "class", "target"),
+}
 _MOST_SHOWN = 100
 _DIGITS = re.compile(r"[0-9]{1,18}")
 LARGEST_ID = 2**31 - 1
@@ -226,10 +237,12 @@ def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def _row(where: str, line: int, value: Mapping[str, Any]) -> Row:
+    require_columns(where, value, "id", "img", "text")
     id_, img, text, own_id = (value.get(key) for key in ("id", "img", "text", "own_id"))
     id_number = whole_number(id_)
     if id_number is None or abs(id_number) > LARGEST_ID:
-        raise must_be(where, "id", f"a whole number of at most {LARGEST_ID}", id_)
+        hint = _OWN_IDS if isinstance(id_, str) else None
+        raise must_be(where, "id", f"a whole number of at most {LARGEST_ID}", id_, hint)
     if not isinstance(img, str) or not img:
         raise must_be(where, "img", "the name of an image", img)
     if not isinstance(text, str):
@@ -244,11 +257,39 @@ def is_unicode(text: str) -> bool:
     return re.search(r"[\ud800-\udfff]", text) is None
 
 
-def must_be(where: str, key: str, wanted: str, value: object) -> DatasetError:
+def require_columns(where: str, columns: Iterable[str], *wanted: str) -> None:
+    """Raise DatasetError where a ``wanted`` column is missing; it names those that there are."""
+    if missing := [key for key in wanted if key not in columns]:
+        message = f'{where}: there is no "{missing[0]}"; the columns are {", ".join(columns)}'
+        raise DatasetError(message, hint=advise_renaming(columns, *missing) or _OF_LINES)
+
+
+def advise_renaming(columns: Iterable[str], *wanted: str) -> str | None:
+    """Return the advice to rename the columns that seem to be the ``wanted`` ones; None if none does."""
+    meant = [(c, key) for key in wanted for c in columns if c.lower() in (key, *_SYNONYMS[key])]
+    renamed = [f'{json.dumps(column)} to "{key}"' for column, key in meant if column != key]
+    return f"rename {', '.join(renamed)}" if renamed else None
+
+
+def require_labels(shown: str, split: str, rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Raise DatasetError where rows have no label, unless they are those of a test split."""
+    without = [row for row in rows if row.label is None]
+    advice = advise_renaming(columns, "label")
+    told = f"{shown}: no row has a label; the columns are {', '.join(columns)}"
+    if without and len(without) < len(rows):
+        told = f"{shown}:{without[0].line}: no label, as {len(without)} of {len(rows)} rows"
+        advice = "write 0 or 1 into them, or take them out"
+    if without and not split.startswith("test"):
+        raise DatasetError(told, hint=advice or f"training and validation need labels; {_ONE_LABEL}")
+    if without and advice:
+        _log.warning("%s, so %s counts as a split without labels; %s", told, split, advice)
+
+
+def must_be(where: str, key: str, wanted: str, value: object, hint: str | None = None) -> DatasetError:
     """The error about a value that is not what its key wants; ``where`` is the file and line."""
     shown = json.dumps(value)
     shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
-    return DatasetError(f"{where}: {json.dumps(key)} must be {wanted}, not {shown}")
+    return DatasetError(f"{where}: {json.dumps(key)} must be {wanted}, not {shown}", hint=hint)
 
 
 def label_of(where: str, value: object) -> int | None:
@@ -259,7 +300,7 @@ def label_of(where: str, value: object) -> int | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value not in (0, 1):
-        raise must_be(where, "label", "0 or 1", value)
+        raise must_be(where, "label", "0 or 1", value, _ONE_LABEL)
     return int(value)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import csv
 import io
-import logging
 import posixpath
 import re
 from collections import Counter
@@ -29,17 +28,18 @@ from mmf_win.console import first_few
 from mmf_win.dataset.annotations import (
     LARGEST_ID,
     Row,
+    advise_renaming,
     label_of,
     must_be,
     read_objects,
     read_text,
+    require_columns,
+    require_labels,
     require_unique,
     whole_number,
 )
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
-
-_log = logging.getLogger(__name__)
 
 _COLUMNS = "a table of memes has the columns img (or image) and text, and if you like id and label"
 _CSV_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 where some rows have no label
@@ -134,16 +134,9 @@ def read_tables(
     for split, member in tables.items():
         shown = f"{source}: {member}"
         memes = read_table(staged[split], shown=shown)
-        if all(meme.label is None for meme in memes):
-            columns = read_text(staged[split], shown).partition("\n")[0].strip()
-            told = f"{shown}: no row has a label; its columns are {columns}"
-            if not split.startswith("test"):
-                raise DatasetError(told, hint=_COLUMNS)
-            _log.warning(told)
+        _, first = next(_csv_rows(shown, read_text(staged[split], shown)))
+        require_labels(shown, split, memes, list(first))
         memes = [_in_layout(meme, member, shown, names, images) for meme in memes]
-        if (without := [meme for meme in memes if meme.label is None]) and len(without) < len(memes):
-            message = f"{shown}:{without[0].line}: no label, as {len(without)} of {len(memes)} rows"
-            raise DatasetError(message, hint="a split has labels in all of its rows, or in none")
         if any(whole_number(meme.own_id) is None for meme in memes):
             unnumbered[split] = memes
             continue
@@ -205,7 +198,8 @@ def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if len(set(known)) < len(known) or {"img", "image"} <= set(known):
             raise DatasetError(f"{name}: a column is there twice: {', '.join(known)}", hint=_COLUMNS)
         if "text" not in known or not {"img", "image"} & set(known):
-            raise DatasetError(f"{name}: its columns are {', '.join(columns)}", hint=_COLUMNS)
+            hint = advise_renaming(columns, *{"img", "text"}.difference(known)) or _COLUMNS
+            raise DatasetError(f"{name}: its columns are {', '.join(columns)}", hint=hint)
         start = reader.line_num + 1
         for cells in reader:
             line, start = start, reader.line_num + 1
@@ -214,20 +208,22 @@ def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             if len(cells) != len(columns):
                 raise DatasetError(f"{name}:{line}: {len(cells)} values in {len(columns)} columns")
             row: dict[str, Any] = {c: cell or None for c, cell in zip(columns, cells, strict=True)}
-            label = row.get("label")
-            yield line, row | {"label": _CSV_LABELS.get(str(label), label)}
+            if "label" in row:
+                row["label"] = _CSV_LABELS.get(str(row["label"]), row["label"])
+            yield line, row
     except csv.Error as error:
         raise DatasetError(f"{name}:{reader.line_num}: not CSV: {error}") from None
 
 
 def _meme(where: str, number: int, line: int, row: Mapping[str, Any]) -> Row:
-    column = "img" if "img" in row else "image"
+    column = "image" if "image" in row else "img"
     if {"img", "image"} <= row.keys():
         raise DatasetError(f'{where}: it has "img" and "image"', hint=_COLUMNS)
-    image, text = row.get(column), row.get("text")
+    require_columns(where, row, column, "text")
+    image, text = row[column], row["text"]
     if not isinstance(image, str) or not image or "\0" in image:
         raise must_be(where, column, "the path of an image", image)
-    if "text" not in row or not (text is None or isinstance(text, str)):
+    if not (text is None or isinstance(text, str)):
         raise must_be(where, "text", "a text", text)
     own_id = row.get("id")
     if isinstance(own_id, float) and own_id.is_integer():

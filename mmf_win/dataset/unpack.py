@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mmf_win.archives import Archive, Digest, open_archive
 from mmf_win.console import first_few, size
-from mmf_win.dataset.annotations import Row, keep_rows, read_rows
+from mmf_win.dataset.annotations import Row, keep_rows, read_objects, read_rows, require_labels
 from mmf_win.dataset.image_files import Flaw, describe, find_flaw
 from mmf_win.dataset.layout import Layout, complete, find_images, missing_splits, require_images
 from mmf_win.dataset.own_memes import read_tables, require_names_apart, write_annotations
@@ -152,7 +152,10 @@ def _unpack_annotations(
     rows = {}
     for split, member in layout.annotations.items():
         if split not in tables:
-            rows[split] = read_rows(here.new / names[split], shown=f"{archive.path}: {member}")
+            path, shown = here.new / names[split], f"{archive.path}: {member}"
+            rows[split] = read_rows(path, shown=shown)
+            columns = next(read_objects(path, shown), (0, {}))[1]
+            require_labels(shown, split, rows[split], list(columns))
     staged = {split: here.new / names[split] for split in tables}
     taken = {row.id for listed in rows.values() for row in listed}
     own, images = read_tables(staged, tables, archive.path, sizes, taken)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
+import re
 import shutil
 import sys
 from collections import namedtuple
@@ -28,6 +30,7 @@ from tests.worlds.memes import (
     Files,
     encrypted_zip,
     image,
+    jsonl,
     laid_out,
     lay_out,
     memes,
@@ -65,7 +68,7 @@ def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places:
 @pytest.mark.parametrize(
     ("split", "column", "told"),
     [
-        ("dev", "hateful", "train.csv: no row has a label; its columns are image,text,hateful"),
+        ("dev", "hateful", "train.csv: no row has a label; the columns are image, text, hateful"),
         ("val", "label", "val.csv: no split has this name"),
         ("Validation", "label", "Validation.csv: no split has this name"),
     ],
@@ -95,7 +98,57 @@ def test_a_test_set_without_labels_is_noted(
     named = {"train": "label", "dev": "label", "test": "hateful"}
     files = {f"{split}.csv": table.format(column).encode() for split, column in named.items()}
     convert(lay_out({**files, "1.png": image(1), "2.png": image(2)}, user_dir / "own"), places)
-    assert "test.csv: no row has a label; its columns are image,text,hateful" in caplog.text
+    assert "test.csv: no row has a label; the columns are image, text, hateful" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("written", "told", "advice"),
+    [
+        (
+            {"label": None},
+            ": no row has a label; the columns are id, img, text",
+            "a label, 0 or 1|need labels",
+        ),
+        (
+            {"label": None, "gold_hate": 1},
+            ": no row has a label; .*gold_hate",
+            'rename "gold_hate" to "label"',
+        ),
+        ({"label": None, "hateful": 1}, ": no row has a label", 'rename "hateful" to "label"'),
+        ({"label": None, "labels": [0, 1]}, ": no row has a label", 'rename "labels" to "label"'),
+        ({"label": [0, 1, 1]}, r':1: "label" must be 0 or 1, not \[0, 1, 1\]', "one label"),
+        ({"id": "covid_1"}, ':1: "id" must be a whole number', "as CSV"),
+        (
+            {"img": None, "image": "a"},
+            ':1: there is no "img"; the columns are .*image',
+            'rename "image" to "img"',
+        ),
+        ({"text": None, "Caption": "a"}, ':1: there is no "text"', 'rename "Caption" to "text"'),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_json_lines_with_other_columns_are_refused_with_the_edit_that_helps(
+    written: dict[str, object], told: str, advice: str, user_dir: Path, places: Places
+) -> None:
+    files, name = memes(), "hateful_memes/dev_seen.jsonl"
+    rows = [json.loads(line) | written for line in files[name].decode().splitlines()]
+    files[name] = jsonl([{k: v for k, v in row.items() if v is not None} for row in rows])
+    with pytest.raises(DatasetError, match=rf"{name}{told}") as caught:
+        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+    assert re.search(advice, str(caught.value.hint))
+    assert not places.dataset.annotations.exists()
+
+
+def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path, places: Places) -> None:
+    files = memes()
+    for split in ("dev_seen", "test_seen"):
+        first, *others = files[f"hateful_memes/{split}.jsonl"].splitlines(keepends=True)
+        unlabelled = json.loads(first) | {"label": None}
+        files[f"hateful_memes/{split}.jsonl"] = b"".join([jsonl([unlabelled]), *others])
+    with pytest.raises(DatasetError, match=r"dev_seen\.jsonl:1: no label, as 1 of 3 rows"):
+        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+    files["hateful_memes/dev_seen.jsonl"] = memes()["hateful_memes/dev_seen.jsonl"]
+    assert convert(hostile.plain_zip(user_dir / "b.zip", files), places).splits["test_seen"].rows == 2
 
 
 def test_annotations_without_images(user_dir: Path, places: Places) -> None:
