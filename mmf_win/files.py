@@ -10,7 +10,7 @@ import stat
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -208,14 +208,14 @@ def read_tail(path: Path, length: int) -> bytes:
         return file.read()
 
 
-def files_below(folder: Path) -> Iterator[Path]:
-    """All files below a folder, in order; an OSError where one cannot be read.
+def files_below(folder: Path, without: Collection[Path] = ()) -> Iterator[Path]:
+    """Yield all files below a folder, in order, leaving out the folders ``without``.
 
-    Links are followed; one that leads nowhere is no file.
+    Links are followed; one that leads nowhere is no file. Raises OSError where a folder cannot be read.
     """
     seen: set[str] = set()
     for here, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
-        folders.sort()
+        folders[:] = sorted(name for name in folders if Path(here, name) not in without)
         real = os.path.realpath(here)
         if real in seen:  # a link to a folder above would never end
             folders.clear()

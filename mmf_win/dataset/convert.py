@@ -11,7 +11,8 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import combinations
+from filecmp import cmp
+from itertools import combinations, count
 from pathlib import Path
 
 from mmf_win.archives import Archive, Ask, open_archive
@@ -91,10 +92,10 @@ def convert(
     """
     started = time.monotonic()
     source = source.absolute()
-    paths = places.dataset
+    paths, ours = places.dataset, _folders_of_mmfw(source, places)
     interrupted = not finish_installation(paths.root)
     known = noted(paths.root)
-    same = known is not None and known.source is not None and known.source.is_same(source)
+    same = known is not None and known.source is not None and known.source.is_same(source, without=ours)
     load = undamaged if same or force else Manifest.load
     listed = None if interrupted else load(paths.root)
     # One that somebody has changed tells which files are the user's, but not which are intact.
@@ -105,13 +106,13 @@ def convert(
         seconds = time.monotonic() - started
         return replace(earlier, already_done=not repaired, seconds=seconds)
     archive = open_archive(source, ask)
-    layout = find_layout(source, archive.members)
+    layout = find_layout(source, archive.members, ours)
     old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
     if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
         message = f"{paths.root}: there is a dataset already, and not known to be made from this archive"
         raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
     archive.check_password()
-    made_of = Source.of(source)
+    made_of = Source.of(source, without=ours)
     require_space(paths.root, _size(archive, layout))
     with staging(paths.root) as here:
         digest = hashlib.sha256() if source.is_file() else None
@@ -134,19 +135,28 @@ def convert(
         stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
         replaced = [paths.images / "img", *stale]
         if listed is not None or not (same or interrupted):
-            _keep_own_images(paths, here.new, listed)
+            _keep_own_files(paths, here.new, listed)
         install(here, new, replaces=[] if same and manifest is None else replaced)
         return result
 
 
-def _keep_own_images(paths: DatasetPaths, new: Path, manifest: Manifest | None) -> None:
+def _folders_of_mmfw(source: Path, places: Places) -> tuple[Path, ...]:
+    """Return the folders in a source folder that hold what mmfw and MMF have written."""
+    data, written = places.data_dir, (places.cache_dir, places.save_dir)
+    folders = (data / "datasets", data / "models", *written)
+    return tuple(folder for folder in folders if source in folder.parents)
+
+
+def _keep_own_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -> None:
     """Take the images that the user put beside those of the old dataset over to the new one.
 
-    Raises DatasetError where there are some that the new one lacks, and no list tells whose they are.
+    An image or annotation file of the user's that has the name of a new one gets another name. Raises
+    DatasetError where there are some that the new one lacks, and no list tells whose they are.
     """
     converted = manifest.files if manifest else {}
     there = [path.relative_to(paths.root) for path in (paths.images / "img").rglob("*") if path.is_file()]
-    kept = [name for name in there if name.as_posix() not in converted and not (new / name).exists()]
+    own = [name for name in there if name.as_posix() not in converted]
+    kept = [name for name in own if not (new / name).exists()]
     if kept and manifest is None:
         raise DatasetError(
             f"{paths.images / 'img'}: {len(kept)} of its files would be lost "
@@ -156,6 +166,15 @@ def _keep_own_images(paths: DatasetPaths, new: Path, manifest: Manifest | None) 
     for name in kept:
         (new / name).parent.mkdir(parents=True, exist_ok=True)
         share(paths.root / name, new / name)
+    if manifest is not None:
+        own += [file.relative_to(paths.root) for file in paths.annotations.glob("*.jsonl")]
+    for name in own:
+        is_taken = manifest is not None and name.as_posix() not in converted and name not in kept
+        if is_taken and (new / name).exists() and not cmp(paths.root / name, new / name, shallow=False):
+            others = (name.with_name(f"{name.name}.old-{number}") for number in count(1))
+            other = next(o for o in others if not (paths.root / o).exists() and not (new / o).exists())
+            share(paths.root / name, new / other)
+            _log.warning("%s: this file of yours is now called %s", paths.root / name, other.name)
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:
@@ -199,7 +218,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     source = archive or archive_of(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
     opened = open_archive(source, ask)
-    layout = find_layout(source, opened.members)
+    layout = find_layout(source, opened.members, _folders_of_mmfw(source, places))
     opened.check_password()
     with staging(paths.root) as here:
         only, kept = set(names), manifest.files

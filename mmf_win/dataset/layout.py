@@ -55,12 +55,14 @@ class Layout:
         return {split: name for split, name in self.annotations.items() if _is_table(name)}
 
 
-def find_layout(source: Path, members: Sequence[Member]) -> Layout:
-    """Recognise the dataset by its members' names.
+def find_layout(source: Path, members: Sequence[Member], without: Collection[Path] = ()) -> Layout:
+    """Recognise the dataset by its members' names; those in the folders ``without`` are left aside.
 
     Raises DatasetError where there is no ``train.jsonl`` or ``train.csv``, or several, or an unknown split.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
+    for prefix in [f"{folder.relative_to(source).as_posix()}/" for folder in without]:
+        names = [name for name in names if not name.startswith(prefix)]
     annotations, ignored = _find_annotations(source, names)
     if "train" not in annotations:
         raise DatasetError(
@@ -105,20 +107,21 @@ def require_images(
     source: Path,
     splits: Mapping[str, Sequence[Row]],
     images: Collection[str],
+    written: Mapping[str, str],
     flaws: Mapping[str, Flaw] | None = None,
 ) -> None:
     """Raise DatasetError where images of rows are missing; it counts them in each split, and names a few.
 
-    Those with ``flaws`` are there, and cannot be used.
+    Those with ``flaws`` are there, and cannot be used. The names are those ``written`` in the user's tables.
     """
     missing = {split: [r.img for r in rows if r.img not in images] for split, rows in splits.items()}
     counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
-        what, told = "are missing", first_few(names)
+        what, told = "are missing", first_few([written.get(name, name) for name in names])
         other_way = other_name(names, images) or complete(source)
         if flaws:
-            used = {name: flaws[name] for name in names}
+            used = {written.get(name, name): flaws[name] for name in names}
             what, told, other_way = "cannot be used", describe(used), advise(used)
         message = f"{source}: images {what}: {', '.join(counts)} ({told})"
         raise DatasetError(message, hint=f"{other_way}, or --allow-missing goes without them")

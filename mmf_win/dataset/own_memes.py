@@ -112,7 +112,7 @@ def read_tables(
     source: Path,
     names: Collection[str],
     taken: Collection[int],
-) -> tuple[dict[str, list[Row]], dict[str, str]]:
+) -> tuple[dict[str, list[Row]], dict[str, str], dict[str, str]]:
     """The rows of CSV files, with ids and names of images as MMF has them.
 
     Args:
@@ -123,7 +123,7 @@ def read_tables(
         taken: ids that other splits have.
 
     Returns:
-        the rows; and image → name of its file, for those that were found.
+        the rows; image → name of its file, for those that were found; and image → how the table names it.
 
     Raises:
         DatasetError: a file or a row cannot be used; it names file and line.
@@ -131,12 +131,15 @@ def read_tables(
     rows: dict[str, list[Row]] = {}
     images: dict[str, str] = {}
     unnumbered: dict[str, list[Row]] = {}
+    written: dict[str, str] = {}
     for split, member in tables.items():
         shown = f"{source}: {member}"
         memes = read_table(staged[split], shown=shown)
         _, first = next(_csv_rows(shown, read_text(staged[split], shown)))
         require_labels(shown, split, memes, list(first))
-        memes = [_in_layout(meme, member, shown, names, images) for meme in memes]
+        in_layout = [_in_layout(meme, member, shown, names, images) for meme in memes]
+        written |= {placed.img: meme.img for meme, placed in zip(memes, in_layout, strict=True)}
+        memes = in_layout
         if any(whole_number(meme.own_id) is None for meme in memes):
             unnumbered[split] = memes
             continue
@@ -152,7 +155,7 @@ def read_tables(
             replace(row, id=start + numbers.setdefault((row.own_id, row.img), len(numbers) + 1))
             for row in with_own_ids(memes)
         ]
-    return rows, images
+    return rows, images, written
 
 
 def _in_layout(meme: Row, member: str, shown: str, names: Collection[str], images: dict[str, str]) -> Row:
@@ -167,11 +170,12 @@ def _in_layout(meme: Row, member: str, shown: str, names: Collection[str], image
     if found in names:
         other = images.setdefault(image, found)
         if other != found:
-            raise DatasetError(f"{shown}:{meme.line}: {found} and {other} would both become {image}")
+            message = f"{shown}:{meme.line}: {found} and {other} would both become {image}"
+            raise DatasetError(message, hint="rename one of the two files, also in the table")
     return replace(meme, img=image)
 
 
-def require_names_apart(images: Collection[str], named: Collection[str]) -> None:
+def require_names_apart(images: Collection[str], named: Collection[str], written: Mapping[str, str]) -> None:
     """Refuse images that differ in their suffix alone, since region features go by the rest of the name.
 
     MMF without mmfw also confuses the images themselves: see ``get_possible_image_paths`` in
@@ -181,18 +185,22 @@ def require_names_apart(images: Collection[str], named: Collection[str]) -> None
     for image in sorted(images):
         other = by_name.setdefault(posixpath.splitext(image)[0], image)
         if other != image and {image, other} & set(named):
+            pair = " and ".join(written.get(each, each) for each in (other, image))
             raise DatasetError(
-                f"the images {other} and {image} differ only in their suffix, by which MMF does not tell "
-                "region features apart, nor without mmfw the images",
+                f"the images {pair} differ only in their suffix, by which MMF does not tell region features "
+                "apart, nor without mmfw the images",
                 hint="rename one of them, or take it out",
             )
 
 
 def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    # Excel separates by the semicolon where the comma is the decimal sign.
-    delimiter = max(",;\t", key=text.partition("\n")[0].count)
+    # Excel separates by the semicolon where the comma is the decimal sign, and may say so in a line above.
+    stated = re.match(r"sep=(.)\r?\n", text, re.IGNORECASE)
+    delimiter = stated[1] if stated else max(",;\t", key=text.partition("\n")[0].count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     try:
+        if stated:
+            next(reader)
         columns = [column.strip().lower() for column in next(reader, [])]
         known = [column for column in columns if column in ("img", "image", "text", "id", "label")]
         if len(set(known)) < len(known) or {"img", "image"} <= set(known):

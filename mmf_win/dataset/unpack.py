@@ -52,7 +52,7 @@ def unpack(
         DatasetError: the parts disagree.
         ResourceError: the images do not fit on the disk.
     """
-    rows, own_images = _unpack_annotations(archive, layout, here)
+    rows, own_images, written = _unpack_annotations(archive, layout, here)
     if only is None:
         rows = _require_splits(archive, layout, rows, here, allow_missing=allow_missing)
     with _image_archive(archive, layout, here, digest) as (holder, images):
@@ -62,9 +62,9 @@ def unpack(
             message = f"{archive.path}: there are annotations in it, but no images"
             raise DatasetError(message, hint=complete(archive.path, hint))
         if not allow_missing:
-            require_images(archive.path, rows, images)
+            require_images(archive.path, rows, images, written)
         if layout.tables:
-            require_names_apart(images, {row.img for listed in rows.values() for row in listed})
+            require_names_apart(images, {row.img for listed in rows.values() for row in listed}, written)
         targets = {member: f"images/{image}" for image, member in images.items()}
         if converted is not None:
             images = {image: member for image, member in images.items() if targets[member] in converted}
@@ -74,7 +74,7 @@ def unpack(
         flaws = _find_flaws(images, files, here)
         images = {image: member for image, member in images.items() if image not in flaws}
         if not allow_missing:
-            require_images(archive.path, rows, images, flaws)
+            require_images(archive.path, rows, images, written, flaws)
     for split, listed in rows.items():
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
@@ -132,10 +132,11 @@ def _require_splits(
 
 def _unpack_annotations(
     archive: Archive, layout: Layout, here: Staging
-) -> tuple[dict[str, list[Row]], dict[str, str]]:
+) -> tuple[dict[str, list[Row]], dict[str, str], dict[str, str]]:
     """Write the annotations before the images: what is wrong with them shows within a second.
 
-    Returned are the rows of each split; and image → member, for those that the user's own tables name.
+    Returned are the rows of each split; image → member, for those that the user's own tables name; and image
+    → how these name it.
     """
     for name in layout.ignored:
         _log.warning("%s is left aside, since the same split is there as .jsonl", name)
@@ -158,13 +159,13 @@ def _unpack_annotations(
             require_labels(shown, split, rows[split], list(columns))
     staged = {split: here.new / names[split] for split in tables}
     taken = {row.id for listed in rows.values() for row in listed}
-    own, images = read_tables(staged, tables, archive.path, sizes, taken)
+    own, images, written = read_tables(staged, tables, archive.path, sizes, taken)
     for split, listed in own.items():
         remove(staged[split])
         path = staged[split].with_suffix(".jsonl")
         write_annotations(path, listed)
         rows[split] = read_rows(path, shown=f"{archive.path}: {tables[split]}")
-    return {split: rows[split] for split in layout.annotations}, images
+    return {split: rows[split] for split in layout.annotations}, images, written
 
 
 @contextmanager

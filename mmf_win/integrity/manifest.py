@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from os import stat_result
@@ -86,15 +86,19 @@ class Source:
     sha256: str | None = None
 
     @classmethod
-    def of(cls, path: Path, sha256: str | None = None) -> Source:
-        """The archive or folder at ``path``, its content unread. Raises OSError where there is none."""
-        files = [file.stat() for file in (files_below(path) if path.is_dir() else [path])]
+    def of(cls, path: Path, sha256: str | None = None, *, without: Collection[Path] = ()) -> Source:
+        """Return the archive, or the folder ``without`` some of its folders, at ``path``; nothing is read.
+
+        Raises OSError where there is none.
+        """
+        found = files_below(path, without) if path.is_dir() else [path]
+        files = [file.stat() for file in found if not file.name.startswith(".mmfw-")]
         newest = max((file.st_mtime_ns for file in files), default=0)
         return cls(path.name, sum(file.st_size for file in files), newest, str(path.absolute()), sha256)
 
-    def is_same(self, path: Path) -> bool:
+    def is_same(self, path: Path, *, without: Collection[Path] = ()) -> bool:
         """Whether ``path`` is this; a file that may only have been touched or copied is hashed to know."""
-        if not path.exists() or (now := Source.of(path)).size != self.size:
+        if not path.exists() or (now := Source.of(path, without=without)).size != self.size:
             return False
         if now.mtime_ns == self.mtime_ns:
             return True

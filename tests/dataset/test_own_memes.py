@@ -27,11 +27,13 @@ def table(folder: Path, content: str | bytes, name: str = "memes.csv") -> Path:
         'image,text,id,label\r\nimg/кот.png,"look, a 猫",cat-1,1\r\n',
         "\ufefflabel;Text;ID;Image;source\n1.0;look, a 猫;cat-1;img\\кот.png;web\n",
         "img\ttext\tid\tlabel\nimg/кот.png\tlook, a 猫\tcat-1\t1",
+        "\ufeffsep=|\r\nimg|text|id|label\r\nimg/кот.png|look, a 猫|cat-1|1\r\n",
     ],
-    ids=["plain", "windows", "excel", "tabs"],
+    ids=["plain", "windows", "excel", "tabs", "a separator that is stated"],
 )
 def test_a_csv_in_the_forms_that_programs_write(content: str, user_dir: Path) -> None:
-    assert read_table(table(user_dir, content)) == [CAT]
+    line = 3 if "sep=" in content else 2
+    assert read_table(table(user_dir, content)) == [replace(CAT, line=line)]
 
 
 def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
