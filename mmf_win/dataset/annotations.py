@@ -108,9 +108,15 @@ def count_rows(path: Path) -> int:
 
 
 def keep_rows(path: Path, rows: list[Row]) -> None:
-    """Rewrite the file at ``path`` so that it holds only those of its lines that ``rows`` came from."""
-    kept = {row.line for row in rows}
-    lines = [f"{line}\n" for number, line in _lines(path, str(path)) if number in kept]
+    """Rewrite the file at ``path`` so that it has only the lines of ``rows``, with their images' names."""
+    images = {row.line: row.img for row in rows}
+    lines = []
+    for number, line in _lines(path, str(path)):
+        if number in images:
+            value = json.loads(line)
+            is_same = value["img"] == images[number]
+            new = line if is_same else json.dumps(value | {"img": images[number]}, ensure_ascii=False)
+            lines.append(f"{new}\n")
     path.write_text("".join(lines), encoding="utf-8", newline="\n")
 
 

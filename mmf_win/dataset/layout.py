@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mmf_win.archives import Member
+from mmf_win.archives.names import folded
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.dataset.image_files import Flaw, advise, describe
 from mmf_win.errors import DatasetError
 
-_IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg"})
+_IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
 _VALIDATION = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
 _NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
@@ -75,7 +76,8 @@ def find_layout(source: Path, members: Sequence[Member], without: Collection[Pat
         known = f"call it dev; splits are called {', '.join(SPLITS)}"
         raise DatasetError(f"{source}: {unknown[0]}: no split has this name", hint=known)
     images = find_images(names)
-    packed = min((n for n in names if n.rpartition("/")[2] in _PACKED_IMAGES), key=_depth, default=None)
+    inner = (name for name in names if name.rpartition("/")[2].lower() in _PACKED_IMAGES)
+    packed = min(inner, key=_depth, default=None)
     readmes = (name for name in beside if _README.fullmatch(name.rpartition("/")[2]))
     return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
 
@@ -85,12 +87,38 @@ def find_images(names: Iterable[str]) -> dict[str, str]:
     folders: dict[str, dict[str, str]] = {}
     for name in names:
         parts = name.split("/")
-        if "img" not in parts[:-1] or _is_litter(name):
-            continue
-        if PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES:
-            at = len(parts) - 1 - parts[::-1].index("img")
-            folders.setdefault("/".join(parts[:at]), {})["/".join(parts[at:])] = name
+        places = [at for at, part in enumerate(parts[:-1]) if part.lower() == "img"]
+        if places and is_picture(name):
+            *_, at = places
+            folders.setdefault("/".join(parts[:at]), {})["/".join(["img", *parts[at + 1 :]])] = name
     return max(folders.values(), key=len, default={})
+
+
+def is_picture(name: str) -> bool:
+    """Return whether a member is a picture by its name."""
+    return PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES and not _is_litter(name)
+
+
+def match_alike(names: Collection[str]) -> Callable[[str], str | None]:
+    """Return a function that finds a name among ``names``: as it is, or the only one that looks the same.
+
+    Names that differ in case or in Unicode normal form look the same.
+    """
+    alike = group_alike(names)
+
+    def match(name: str) -> str | None:
+        found = [name] if name in names else alike.get(folded(name), [])
+        return found[0] if len(found) == 1 else None
+
+    return match
+
+
+def group_alike(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names by what is the same for those that look the same."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(folded(name), []).append(name)
+    return groups
 
 
 def missing_splits(layout: Layout, readme: str) -> list[str]:
@@ -106,25 +134,36 @@ def missing_splits(layout: Layout, readme: str) -> list[str]:
 def require_images(
     source: Path,
     splits: Mapping[str, Sequence[Row]],
-    images: Collection[str],
+    images: Mapping[str, str],
     written: Mapping[str, str],
+    pictures: Collection[str],
     flaws: Mapping[str, Flaw] | None = None,
 ) -> None:
     """Raise DatasetError where images of rows are missing; it counts them in each split, and names a few.
 
-    Those with ``flaws`` are there, and cannot be used. The names are those ``written`` in the user's tables.
+    Those with ``flaws`` are there, and cannot be used. The names are those ``written`` in the user's tables;
+    ``pictures`` are all that are there.
     """
     missing = {split: [r.img for r in rows if r.img not in images] for split, rows in splits.items()}
     counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
-        what, told = "are missing", first_few([written.get(name, name) for name in names])
-        other_way = other_name(names, images) or complete(source)
         if flaws:
             used = {written.get(name, name): flaws[name] for name in names}
-            what, told, other_way = "cannot be used", describe(used), advise(used)
+            what, told, advice = "cannot be used", describe(used), advise(used)
+        else:
+            what, told = "are missing", first_few([written.get(name, name) for name in names])
+            used_images = {images[row.img] for rows in splits.values() for row in rows if row.img in images}
+            spare = sorted(set(pictures) - used_images)
+            advice = other_name(names, images) or complete(source)
+            if advice.startswith("get") and len(spare) >= len(names):
+                wanted = written.get(names[0], names[0])
+                advice = (
+                    f"the names differ: {wanted!a} is wanted, and {spare[0]!a} is there; correct them, or if "
+                )
+                advice += "an archive garbles them, unpack it with another program and convert the folder"
         message = f"{source}: images {what}: {', '.join(counts)} ({told})"
-        raise DatasetError(message, hint=f"{other_way}, or --allow-missing goes without them")
+        raise DatasetError(message, hint=f"{advice}, or --allow-missing goes without them")
 
 
 def complete(source: Path, otherwise: str = "get a complete copy") -> str:
@@ -139,7 +178,10 @@ def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
     ``img/01235.png`` is there.
     """
     there = {image.rpartition("/")[2].lstrip("0"): image for image in images}
+    alike = group_alike(images)
     for name in missing:
+        if len(twins := alike.get(folded(name), [])) > 1:
+            return f"{name!a} may be {' or '.join(map(ascii, twins))}: write one of them"
         image = there.get(name.replace("\\", "/").rpartition("/")[2].lstrip("0"))
         if image is not None and image != name:
             return f'this image is there: write "{image}" where the annotations have {json.dumps(name)}'

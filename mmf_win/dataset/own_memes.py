@@ -16,14 +16,17 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mmf_win.archives.names import folded
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import (
     LARGEST_ID,
@@ -38,6 +41,7 @@ from mmf_win.dataset.annotations import (
     require_unique,
     whole_number,
 )
+from mmf_win.dataset.layout import group_alike, match_alike
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
 
@@ -65,16 +69,35 @@ def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
 
 
 def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
-    """The memes of a table with absolute paths to their images; relative ones begin at its folder.
+    """Return the memes of a table with absolute paths to their images; relative ones begin at its folder.
 
-    Raises DatasetError where images are missing; it names the first of them with their lines.
+    An image is also found by a name that differs in case or Unicode normal form, if only one does. Raises
+    DatasetError where images are missing; it names the first of them with their lines.
     """
     folder = table.parent
-    missing = [f"{meme.img} (line {meme.line})" for meme in memes if not (folder / meme.img).is_file()]
-    if missing:
-        message = f"{table}: {len(missing)} of {len(memes)} images are missing: {first_few(missing)}"
-        raise DatasetError(message, hint=f"relative paths begin at {folder.absolute()}")
-    return [replace(meme, img=(folder / meme.img).absolute().as_posix()) for meme in memes]
+
+    @cache
+    def names_in(path: Path) -> dict[str, list[str]]:
+        return group_alike(os.listdir(path) if path.is_dir() else [])  # noqa: PTH208 – only names are wanted
+
+    @cache
+    def look_for(path: Path) -> list[Path]:
+        """Return the file or folder at a path, or all whose paths look the same."""
+        if path.exists() or path == path.parent:
+            return [path]
+        parents, name = look_for(path.parent), folded(path.name)
+        return [parent / each for parent in parents for each in names_in(parent).get(name, [])]
+
+    images = {meme.img: [each for each in look_for(folder / meme.img) if each.is_file()] for meme in memes}
+    if missing := [meme for meme in memes if len(images[meme.img]) != 1]:
+        names = first_few([f"{meme.img} (line {meme.line})" for meme in missing])
+        message = f"{table}: {len(missing)} of {len(memes)} images are missing: {names}"
+        hint = f"relative paths begin at {folder.absolute()}"
+        for meme in missing:
+            if twins := [ascii(each.name) for each in images[meme.img]]:
+                hint = f"{meme.img!a} may be {' or '.join(sorted(twins))}: write one of them"
+        raise DatasetError(message, hint=hint)
+    return [replace(meme, img=images[meme.img][0].absolute().as_posix()) for meme in memes]
 
 
 def with_own_ids(memes: Sequence[Row]) -> list[Row]:
@@ -131,13 +154,14 @@ def read_tables(
     rows: dict[str, list[Row]] = {}
     images: dict[str, str] = {}
     unnumbered: dict[str, list[Row]] = {}
+    match = match_alike(names)
     written: dict[str, str] = {}
     for split, member in tables.items():
         shown = f"{source}: {member}"
         memes = read_table(staged[split], shown=shown)
         _, first = next(_csv_rows(shown, read_text(staged[split], shown)))
         require_labels(shown, split, memes, list(first))
-        in_layout = [_in_layout(meme, member, shown, names, images) for meme in memes]
+        in_layout = [_in_layout(meme, member, shown, match, images) for meme in memes]
         written |= {placed.img: meme.img for meme, placed in zip(memes, in_layout, strict=True)}
         memes = in_layout
         if any(whole_number(meme.own_id) is None for meme in memes):
@@ -158,16 +182,22 @@ def read_tables(
     return rows, images, written
 
 
-def _in_layout(meme: Row, member: str, shown: str, names: Collection[str], images: dict[str, str]) -> Row:
-    """The meme with its image's name in MMF's layout; where that lies is added to ``images``."""
+def _in_layout(
+    meme: Row, member: str, shown: str, match: Callable[[str], str | None], images: dict[str, str]
+) -> Row:
+    """Return the meme with its image's name in MMF's layout; where that lies is added to ``images``."""
     path = posixpath.normpath(meme.img)
     if posixpath.isabs(path) or re.match(r"[A-Za-z]:", path):
         message = f"{shown}:{meme.line}: {path} is an absolute path"
         raise DatasetError(message, hint="paths of images are relative to the CSV file")
-    found = posixpath.normpath(posixpath.join(posixpath.dirname(member), path))
+    folder = posixpath.dirname(member)
+    expected = posixpath.normpath(posixpath.join(folder, path))
+    found = match(expected)
+    if found not in (None, expected):
+        path = posixpath.relpath(str(found), folder or ".")
     rest = re.sub(r"^(\.\./)+", "", path)
-    image = rest if rest.startswith("img/") else f"img/{rest}"
-    if found in names:
+    image = f"img/{rest[4:] if rest.lower().startswith('img/') else rest}"
+    if found is not None:
         other = images.setdefault(image, found)
         if other != found:
             message = f"{shown}:{meme.line}: {found} and {other} would both become {image}"

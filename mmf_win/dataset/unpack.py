@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.archives import Archive, Digest, open_archive
 from mmf_win.console import first_few, size
 from mmf_win.dataset.annotations import Row, keep_rows, read_objects, read_rows, require_labels
 from mmf_win.dataset.image_files import Flaw, describe, find_flaw
-from mmf_win.dataset.layout import Layout, complete, find_images, missing_splits, require_images
+from mmf_win.dataset.layout import (
+    Layout,
+    complete,
+    find_images,
+    is_picture,
+    match_alike,
+    missing_splits,
+    require_images,
+)
 from mmf_win.dataset.own_memes import read_tables, require_names_apart, write_annotations
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import remove
@@ -57,12 +66,15 @@ def unpack(
         rows = _require_splits(archive, layout, rows, here, allow_missing=allow_missing)
     with _image_archive(archive, layout, here, digest) as (holder, images):
         images = {**images, **(own_images if holder is archive else {})}
-        if not images:
+        if not images and (allow_missing or not layout.tables):
             hint = "images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it"
             message = f"{archive.path}: there are annotations in it, but no images"
             raise DatasetError(message, hint=complete(archive.path, hint))
+        written_rows = rows
+        rows = {split: _match_images(listed, images, split) for split, listed in rows.items()}
         if not allow_missing:
-            require_images(archive.path, rows, images, written)
+            pictures = [member.name for member in holder.members if is_picture(member.name)]
+            require_images(archive.path, rows, images, written, pictures)
         if layout.tables:
             require_names_apart(images, {row.img for listed in rows.values() for row in listed}, written)
         targets = {member: f"images/{image}" for image, member in images.items()}
@@ -74,7 +86,7 @@ def unpack(
         flaws = _find_flaws(images, files, here)
         images = {image: member for image, member in images.items() if image not in flaws}
         if not allow_missing:
-            require_images(archive.path, rows, images, written, flaws)
+            require_images(archive.path, rows, images, written, (), flaws)
     for split, listed in rows.items():
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
@@ -82,10 +94,20 @@ def unpack(
             what = f"no row of {split} has a usable image ({first_few([row.img for row in listed])})"
             hint = f"get a complete copy, or take {split} out of this one to go without that split"
             raise DatasetError(f"{archive.path}: {what}", hint=hint)
-        if len(kept) < len(listed):
+        if kept != written_rows[split]:
             keep_rows(here.new / name, kept)
         files[name] = Entry(file_digest(here.new / name).hex(), (here.new / name).stat().st_size)
     return rows, images.keys(), files
+
+
+def _match_images(rows: Sequence[Row], images: Collection[str], split: str) -> list[Row]:
+    """Return the rows with the names of images as their files have them."""
+    match = match_alike(images)
+    matched = [replace(row, img=match(row.img) or row.img) for row in rows]
+    if differ := [(old.img, new.img) for old, new in zip(rows, matched, strict=True) if old != new]:
+        told = "%s: the names of %d images differ in case or Unicode form, such as %a for %a"
+        _log.warning(told, split, len(differ), *differ[0])
+    return matched
 
 
 def _find_flaws(images: Collection[str], files: dict[str, Entry], here: Staging) -> dict[str, Flaw]:

@@ -43,7 +43,7 @@ class Target:
 
         Raises DatasetError where the table cannot be used, or images are missing.
         """
-        return cls._own(table, with_own_ids(find_images(read_table(table), table)), scratch)
+        return cls._own(table, find_images(with_own_ids(read_table(table)), table), scratch)
 
     @classmethod
     def of_image(cls, image: Path, text: str, scratch: Path) -> Target:

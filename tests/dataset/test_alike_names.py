@@ -1,0 +1,114 @@
+"""Names of images that look the same as those in the annotations, and names that differ."""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.convert import convert, repair_dataset
+from mmf_win.dataset.own_memes import find_images, read_table
+from mmf_win.errors import DatasetError
+from mmf_win.paths import Places
+from tests.dataset.conftest import verify_dataset
+from tests.worlds.hostile import plain_zip
+from tests.worlds.memes import Files, image, jsonl, lay_out
+
+NFC, NFD = (unicodedata.normalize(form, "été й.png") for form in ("NFC", "NFD"))
+NAMES = {
+    "case of the suffix": ("img/a.png", "img/a.PNG"),
+    "case of the folder": ("img/a.png", "IMG/a.png"),
+    "case in the annotations": ("IMG/A.png", "img/a.png"),
+    "composed": (f"img/{NFD}", f"img/{NFC}"),
+    "decomposed": (f"img/{NFC}", f"img/{NFD}"),
+}
+case_sensitive = pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="one file has both names")
+
+
+def dataset(named: str, stored: str, *, as_csv: bool = False) -> Files:
+    """Two splits that name an image, which is stored under another name."""
+    rows = [{"id": n, "img": img, "text": "x", "label": n} for n, img in enumerate([named, "img/b.webp"])]
+    table = "".join(f"{row['id']},{row['img']},x,{row['label']}\n" for row in rows)
+    files = {f"{split}.jsonl": jsonl(rows) for split in ("train", "dev")}
+    if as_csv:
+        files = {f"{split}.csv": f"id,img,text,label\n{table}".encode() for split in ("train", "dev")}
+    return {**files, stored: image(1), "img/b.webp": image(2)}
+
+
+@pytest.mark.parametrize("how", NAMES)
+@pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
+@pytest.mark.parametrize("as_folder", [False, True], ids=["zip", "folder"])
+def test_an_image_whose_name_looks_the_same_is_taken(
+    how: str, as_csv: bool, as_folder: bool, user_dir: Path, places: Places
+) -> None:
+    named, stored = NAMES[how]
+    files = {f"my set/{name}": content for name, content in dataset(named, stored, as_csv=as_csv).items()}
+    source = lay_out(files, user_dir / "a") if as_folder else plain_zip(user_dir / "a.zip", files)
+    result = convert(source, places)
+    assert (result.splits["train"].rows, result.images, result.extra_images) == (2, 2, 0)
+    for split in ("train", "dev"):
+        for row, content in zip(read_rows(places.dataset.split(split)), (image(1), image(2)), strict=True):
+            assert (places.dataset.images / row.img).read_bytes() == content
+            assert row.img in {
+                path.relative_to(places.dataset.images).as_posix()
+                for path in (places.dataset.images / "img").iterdir()
+            }
+    places.dataset.split("train").unlink()
+    assert repair_dataset(places) == ["annotations/train.jsonl"]
+    assert verify_dataset(places.dataset, full=True) == []
+    assert convert(source, places).already_done
+
+
+@case_sensitive
+def test_names_that_could_both_be_meant_are_shown_with_escapes(user_dir: Path, places: Places) -> None:
+    files = {**dataset("img/É.png", "img/é.png"), "img/É.PNG": image(3)}
+    with pytest.raises(DatasetError, match="images are missing: train 1 of 2") as caught:
+        convert(lay_out(files, user_dir / "a"), places)
+    hint = str(caught.value.hint)
+    assert all(name in hint for name in (r"'img/\xc9.png' may be", r"'img/\xe9.png'", r"'img/\xc9.PNG'"))
+
+
+@pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
+def test_as_many_pictures_as_rows_under_other_names_are_no_incomplete_copy(
+    as_csv: bool, user_dir: Path, places: Places
+) -> None:
+    """As in a zip of a Russian Windows, whose names are in code page 866 and without the flag of UTF-8."""
+    path = plain_zip(user_dir / "a.zip", dataset("img/кот.png", "img/QQQ.png", as_csv=as_csv))
+    path.write_bytes(path.read_bytes().replace(b"QQQ.png", "кот.png".encode("cp866")))
+    with pytest.raises(DatasetError, match="images are missing: train 1 of 2") as caught:
+        convert(path, places)
+    hint = str(caught.value.hint)
+    assert "get a complete copy" not in hint
+    assert (
+        ascii("img/кот.png") in hint
+        and ascii("кот.png".encode("cp866").decode("cp437"))[1:-1] in hint
+        and "another program" in hint
+    )
+
+
+def test_an_incomplete_copy_is_still_called_so(user_dir: Path, places: Places) -> None:
+    files = dataset("img/a.png", "img/a.png")
+    del files["img/a.png"]
+    with pytest.raises(DatasetError) as caught:
+        convert(lay_out(files, user_dir / "a"), places)
+    assert "get a complete copy" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("how", NAMES)
+def test_own_memes_find_images_whose_names_look_the_same(how: str, user_dir: Path) -> None:
+    named, stored = NAMES[how]
+    lay_out({stored: image(1), "memes.csv": f"img,text\n{named},x\n".encode()}, user_dir)
+    (meme,) = find_images(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
+    assert Path(meme.img).read_bytes() == image(1)
+
+
+@case_sensitive
+def test_own_memes_with_two_images_that_could_be_meant_are_refused(user_dir: Path) -> None:
+    files = {"É.png": image(1), "é.PNG": image(2), "memes.csv": "img,text\né.png,x\n".encode()}
+    lay_out(files, user_dir)
+    with pytest.raises(DatasetError, match=r"1 of 1 images are missing: é\.png \(line 2\)") as caught:
+        find_images(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
+    assert str(caught.value.hint) == r"'\xe9.png' may be '\xc9.png' or '\xe9.PNG': write one of them"
