@@ -39,7 +39,7 @@ _OF_CSV = "let its name end in .csv; a conversion, and a prediction of memes of 
 _OF_LINES = 'each line is one JSON object: {"id": 1, "img": "img/1.png", "text": "…", "label": 0}'
 _AS_UTF8 = "save it as UTF-8; Excel calls that “CSV UTF-8”"
 _OWN_IDS = "save the table as CSV, whose ids may be any text, with the columns id, img, text and label"
-_ONE_LABEL = "give each meme one label: 1 hateful, 0 not; of several opinions, for example that of most"
+_ONE_LABEL = "write the number 1 for hateful, 0 for not; of several opinions of a meme, take that of most"
 _SYNONYMS = {
     "id": ("meme_id", "image_id", "uid", "index"),
     "img": ("image", "image_path", "img_path", "file", "filename", "file_name", "image_name", "path"),
@@ -252,7 +252,7 @@ def _row(where: str, line: int, value: Mapping[str, Any]) -> Row:
     if not isinstance(img, str) or not img:
         raise must_be(where, "img", "the name of an image", img)
     if not isinstance(text, str):
-        raise must_be(where, "text", "a text", text)
+        raise must_be(where, "text", "a text", text, 'write "" if there is none')
     if own_id is not None and not isinstance(own_id, str):
         raise must_be(where, "own_id", "a text", own_id)
     return Row(id_number, img, text, label_of(where, value.get("label")), line, own_id)

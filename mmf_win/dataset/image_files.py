@@ -53,7 +53,7 @@ def find_flaw(path: Path) -> Flaw | None:
     finally:
         os.close(descriptor)
     if (
-        (head.startswith(b"\x89PNG") and tail == _IEND)
+        (head.startswith(b"\x89PNG") and tail == _IEND and size > 66)  # one pixel
         or (head.startswith(_JPEG) and tail.endswith(_EOI))
         or (head.startswith(b"GIF8") and tail.endswith(b";"))
         or (head[8:12] == b"WEBP" and size == int.from_bytes(head[4:8], "little") + 8)
@@ -116,7 +116,7 @@ def _explain_other(path: Path, head: bytes) -> Flaw | None:
     if head[4:8] == b"ftyp":
         return Flaw("a picture or video of a kind that is not read (HEIC or the like)", _SAVE_AS)
     is_text = not set(head) & {*range(9), *range(14, 27), *range(28, 32)}
-    return Flaw("a text file" if is_text else "not a picture", _GET_AGAIN)
+    return Flaw("a text file" if is_text else "not a picture", "put the picture itself in its place")
 
 
 def _has_end_mark(content: bytes) -> bool:

@@ -83,10 +83,12 @@ def unpack(
         wanted = {member: name for member, name in targets.items() if only is None or name in only}
         files = unpack_chosen(holder, wanted.get, here, "Converting", digest if holder is archive else None)
     if converted is None:
-        flaws = _find_flaws(images, files, here)
+        flaws = _find_unusable(images, files, here)
         images = {image: member for image, member in images.items() if image not in flaws}
         if not allow_missing:
             require_images(archive.path, rows, images, written, (), flaws)
+        if flaws:
+            _log.warning("images that cannot be used, left out: %d (%s)", len(flaws), describe(flaws))
     for split, listed in rows.items():
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
@@ -105,26 +107,20 @@ def _match_images(rows: Sequence[Row], images: Collection[str], split: str) -> l
     match = match_alike(images)
     matched = [replace(row, img=match(row.img) or row.img) for row in rows]
     if differ := [(old.img, new.img) for old, new in zip(rows, matched, strict=True) if old != new]:
-        told = "%s: the names of %d images differ in case or Unicode form, such as %a for %a"
+        told = "%s: images whose names differ in case or Unicode form: %d (such as %a for %a)"
         _log.warning(told, split, len(differ), *differ[0])
     return matched
 
 
-def _find_flaws(images: Collection[str], files: dict[str, Entry], here: Staging) -> dict[str, Flaw]:
+def _find_unusable(images: Collection[str], files: dict[str, Entry], here: Staging) -> dict[str, Flaw]:
     """Return the images that cannot be used; they are taken out of ``files`` and the staging folder."""
-    found = {image: find_flaw(here.new / "images" / image) for image in images}
-    flaws = {image: flaw for image, flaw in found.items() if flaw is not None}
-    unusable = {image: flaw for image, flaw in flaws.items() if not flaw.is_usable}
-    for what, some in (
-        ("that are damaged but can be read", {i: f for i, f in flaws.items() if f.is_usable}),
-        ("that cannot be used", unusable),
-    ):
-        if some:
-            _log.warning("images %s: %d (%s)", what, len(some), describe(some))
-    for image in unusable:
+    flaws = {image: flaw for image in images if (flaw := find_flaw(here.new / "images" / image))}
+    if readable := {image: flaw for image, flaw in flaws.items() if flaw.is_usable}:
+        _log.warning("images that are damaged but can be read: %d (%s)", len(readable), describe(readable))
+    for image in flaws.keys() - readable:
         remove(here.new / "images" / image)
         del files[f"images/{image}"]
-    return unusable
+    return {image: flaw for image, flaw in flaws.items() if not flaw.is_usable}
 
 
 def _require_splits(

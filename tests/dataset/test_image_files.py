@@ -91,6 +91,16 @@ def test_the_end_mark_of_a_thumbnail_is_not_that_of_its_jpeg(tmp_path: Path) -> 
     assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
 
 
+def test_a_png_without_pixels_is_refused_and_one_of_a_single_pixel_is_not(tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("L", (1, 1)).save(tmp_path / "a", "PNG")
+    whole = (tmp_path / "a").read_bytes()
+    assert find_flaw(tmp_path / "a") is None
+    (tmp_path / "a").write_bytes(whole[:33] + b"\0\0\0\0IDAT\x35\xaf\x06\x1e" + whole[-12:])
+    assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
+
+
 @pytest.mark.parametrize("content", [encode("PNG")[:-12], encode("PNG") + b"junk"], ids=["no IEND", "junk"])
 def test_a_damaged_end_that_pillow_passes_over_is_a_warning(
     content: bytes, user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture
