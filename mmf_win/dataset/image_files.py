@@ -78,8 +78,9 @@ def find_unusable(paths: Mapping[str, Path], judged: Collection[Path] = ()) -> d
 
 def judged_files(manifest: Manifest | None) -> set[Path]:
     """Return the files that were found to be pictures when they were converted."""
-    known = manifest if manifest and manifest.result.get("judged_images") else None
-    return {known.folder / name for name in known.files} if known else set()
+    if manifest is None or manifest.was_changed or not manifest.result.get("judged_images"):
+        return set()
+    return {manifest.folder / name for name in manifest.files}
 
 
 def describe(flaws: Mapping[str, Flaw]) -> str:
@@ -102,9 +103,10 @@ def _explain_other(path: Path, head: bytes) -> Flaw | None:
     try:
         import PIL.Image
 
-        with warnings.catch_warnings(), PIL.Image.open(path) as picture:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            picture.load()
+            with PIL.Image.open(path) as picture:
+                picture.load()
         may_be_longer = head.startswith((b"\x89PNG", b"GIF8", b"RIFF"))
         return Flaw(_NO_END, _GET_AGAIN, is_usable=True) if may_be_longer else None
     except ImportError:
@@ -120,7 +122,7 @@ def _explain_other(path: Path, head: bytes) -> Flaw | None:
 
 
 def _has_end_mark(content: bytes) -> bool:
-    """Return whether the end mark of a JPEG is there; that of a thumbnail in the headers does not count ."""
+    """Return whether the end mark of a JPEG is there; that of a thumbnail in the headers does not count."""
     at = 2  # see ITU-T T.81, B.1
     while content[at : at + 1] == b"\xff" and content[at + 1 : at + 2] != b"\xda":
         is_fill = content[at + 1 : at + 2] == b"\xff"

@@ -148,21 +148,21 @@ def require_images(
     counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
     if counts:
         names = sorted({img for imgs in missing.values() for img in imgs})
+        shown = [written.get(name, name) for name in names]
         if flaws:
-            used = {written.get(name, name): flaws[name] for name in names}
-            what, told, advice = "cannot be used", describe(used), advise(used)
+            found = {written.get(name, name): flaws[name] for name in names}
+            message = f"{source}: images cannot be used: {', '.join(counts)} ({describe(found)})"
+            advice = advise(found)
         else:
-            what, told = "are missing", first_few([written.get(name, name) for name in names])
-            used_images = {images[row.img] for rows in splits.values() for row in rows if row.img in images}
-            spare = sorted(set(pictures) - used_images)
+            message = f"{source}: images are missing: {', '.join(counts)} ({first_few(shown)})"
+            used = {images[row.img] for rows in splits.values() for row in rows if row.img in images}
+            spare = sorted(set(pictures) - used)
             advice = other_name(names, images) or complete(source)
             if advice.startswith("get") and len(spare) >= len(names):
-                wanted = written.get(names[0], names[0])
                 advice = (
-                    f"the names differ: {wanted!a} is wanted, and {spare[0]!a} is there; correct them, or if "
+                    f"the names differ: {shown[0]!a} is wanted, and {spare[0]!a} is there; correct them, or "
                 )
-                advice += "an archive garbles them, unpack it with another program and convert the folder"
-        message = f"{source}: images {what}: {', '.join(counts)} ({told})"
+                advice += "if an archive garbles them, unpack it with another program and convert the folder"
         raise DatasetError(message, hint=f"{advice}, or --allow-missing goes without them")
 
 

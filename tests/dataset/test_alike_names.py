@@ -25,7 +25,9 @@ NAMES = {
     "composed": (f"img/{NFD}", f"img/{NFC}"),
     "decomposed": (f"img/{NFC}", f"img/{NFD}"),
 }
-case_sensitive = pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="one file has both names")
+case_sensitive = pytest.mark.skipif(
+    sys.platform in ("win32", "darwin"), reason="Windows and macOS have one file for both"
+)
 
 
 def dataset(named: str, stored: str, *, as_csv: bool = False) -> Files:
