@@ -197,7 +197,8 @@ def _rows_left(
             own = keys.keys() & set(paths_of(dataset, "features", [slot]))
             gone = [row for lmdb in own for row in without_features(listed, keys[lmdb])]
         elif dataset.get("use_images"):
-            gone, unusable = _without_images(listed, paths_of(dataset, "images", [slot]), judged)
+            look = None if predicts else judged  # a worker that predicts names the meme and its table, too
+            gone, unusable = _without_images(listed, paths_of(dataset, "images", [slot]), look)
             flaws |= unusable
         if gone:
             absent[slot] = gone
@@ -250,12 +251,12 @@ def _require_labels(path: Path, rows: Sequence[Row]) -> None:
 
 
 def _without_images(
-    rows: Sequence[Row], folders: Sequence[Path], judged: Collection[Path]
+    rows: Sequence[Row], folders: Sequence[Path], judged: Collection[Path] | None
 ) -> tuple[list[Row], dict[str, Flaw]]:
     """Return the rows without a picture, and what is wrong with those of their images that are there.
 
     Images are looked for in the listings of the folders, since a look at each file is slow; the ends of their
-    files are read unless they are ``judged``.
+    files are read unless they are ``judged``, or that is None.
     """
 
     @cache
@@ -270,5 +271,5 @@ def _without_images(
         return name in names_in(os.path.join(folder, below))  # noqa: PTH118 – many, some of them absolute
 
     there = {row.img: folder / row.img for row in rows for folder in folders if is_there(folder, row.img)}
-    flaws = find_unusable(there, judged)
+    flaws = {} if judged is None else find_unusable(there, judged)
     return [r for r in rows if folders and (r.img not in there or r.img in flaws)], flaws

@@ -85,7 +85,7 @@ def test_what_is_no_picture_is_named_before_a_run_or_left_out_of_it(tool: Tool, 
         assert "git lfs pull" in own.errors and "--allow-missing" in own.errors
         assert "Traceback" not in own.errors
     assert own.code("predict", trained.id) == 3
-    assert "cannot be used: test_unseen 1 of " in own.errors and "every row" in own.errors
+    assert "the picture cannot be read (" in own.errors and "row 2 of " in own.errors
     assert own.code("train", own.preset("image"), "--updates", "2", "--allow-missing") == 0, own.errors
 
 
