@@ -66,6 +66,8 @@ def unpack(
         rows = _require_splits(archive, layout, rows, here, allow_missing=allow_missing)
     with _image_archive(archive, layout, here, digest) as (holder, images):
         images = {**images, **(own_images if holder is archive else {})}
+        by_member = {member: image for image, member in images.items()}
+        images = {image: member for member, image in by_member.items()}  # a table may name one otherwise
         if not images and (allow_missing or not layout.tables):
             hint = "images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it"
             message = f"{archive.path}: there are annotations in it, but no images"

@@ -247,6 +247,16 @@ def test_a_data_folder_inside_the_converted_folder_is_no_part_of_it(inside: str,
     assert convert(source, places, force=True).images == 12
 
 
+def test_a_folder_img_that_tables_name_by_another_path_counts_once(user_dir: Path, places: Places) -> None:
+    names = ["../photos/img/a.png", "../photos/img/b.png"]
+    files = {f"tables/{split}.csv": table(names, label=[0, 1]) for split in ("train", "dev")}
+    files |= {"photos/img/a.png": image(1), "photos/img/b.png": image(2), "photos/img/c.png": image(3)}
+    result = convert(lay_out(files, user_dir / "a"), places)
+    assert (result.images, result.extra_images) == (3, 1)
+    assert rows_of(places, "train")[0].img == "img/photos/img/a.png"
+    assert verify_dataset(places.dataset, full=True) == []
+
+
 def test_an_image_is_named_as_the_table_names_it(user_dir: Path, places: Places) -> None:
     files = {
         f"{split}.csv": table(["photos/a.png", "photos/b.png"], label=[0, 1]) for split in ("train", "dev")
