@@ -107,7 +107,7 @@ def unpack(
 def _match_images(rows: Sequence[Row], images: Collection[str], split: str) -> list[Row]:
     """Return the rows with the names of images as their files have them."""
     match = match_alike(images)
-    matched = [replace(row, img=match(row.img) or row.img) for row in rows]
+    matched = [r if r.img in images else replace(r, img=match(r.img) or r.img) for r in rows]
     if differ := [(old.img, new.img) for old, new in zip(rows, matched, strict=True) if old != new]:
         told = "%s: images whose names differ in case or Unicode form: %d (such as %a for %a)"
         _log.warning(told, split, len(differ), *differ[0])
