@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Sequence
@@ -95,7 +96,7 @@ class OptunaSearch:
         with locked(self._sweep.study_lock, math.inf):
             for _ in range(_REPETITIONS):
                 others = self._trials()
-                if len(others) >= self._asked.trials:
+                if len({json.dumps(trial.params, sort_keys=True) for trial in others}) >= self._asked.trials:
                     return None
                 trial = self._study.ask()
                 try:
@@ -122,9 +123,15 @@ class OptunaSearch:
         return replace(task_of(self._specification, chosen), order=trial.number, trial=trial.number)
 
     def _trials(self) -> list[Any]:
-        """The trials that have parameters, and are no repetitions."""
+        """Return the trials that count; a choice of values that was refused or killed leaves others."""
+        tried = {task.trial for task in self._known.values()}
+
+        def counts(trial: Any) -> bool:
+            is_chosen = trial.params.keys() == self._asked.parameters.keys()
+            return bool(trial.params) and (is_chosen or trial.state.is_finished() or trial.number in tried)
+
         found = self._study.get_trials(deepcopy=False)
-        return [trial for trial in found if trial.params and _REPEATS not in trial.user_attrs]
+        return [trial for trial in found if counts(trial) and _REPEATS not in trial.user_attrs]
 
     def is_hopeless(self, task: Task, event: Event) -> bool:
         """Whether a task is to be stopped after a validation."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
@@ -20,6 +20,12 @@ from tests.worlds.tools import requires_package
 pytestmark = requires_package("optuna")
 
 _MANY = "trials: 9\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000000}}"
+_TWO = """\
+trials: {}
+sampler: random
+direction: minimize
+parameters: {{x: {{low: 1, high: 999}}, kind: KINDS}}
+"""
 _HEAD = """\
 template: {t: 'echo {x} {kind}'}
 default: {kind: a}
@@ -188,3 +194,30 @@ def test_what_a_dead_driver_had_proposed_or_seen_end_is_run_or_told(sweep: Sweep
     assert third is not None and third.trial == 2
     assert search.propose() is None
     assert _search(sweep, asked).unbegun() == [third]
+
+
+@pytest.mark.parametrize("chosen", [(), ("x",), ("x", "kind")], ids=["nothing", "some", "a repetition"])
+def test_a_trial_that_a_killed_driver_had_half_chosen_does_not_count(
+    sweep: SweepFolder, chosen: tuple[str, ...]
+) -> None:
+    text = _TWO.replace("KINDS", "[a, b]")
+    before = _run(sweep, _asked(text.format(2)))
+    import optuna
+
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{sweep.study.as_posix()}")
+    for _ in range(3):  # of drivers that were killed while they chose
+        study.enqueue_trial(before[0].values)
+        trial = study.ask()
+        if "x" in chosen:
+            trial.suggest_int("x", 1, 999)
+        if "kind" in chosen:
+            trial.suggest_categorical("kind", ["a", "b"])
+    assert len(_run(sweep, _asked(text.format(6)))) == 6
+
+
+def test_trials_of_a_refused_search_space_do_not_count(sweep: SweepFolder) -> None:
+    assert len(_run(sweep, _asked(_TWO.format(2).replace("KINDS", "[a, b]")))) == 2
+    for _ in range(3):
+        with pytest.raises(UsageError, match="CategoricalDistribution"):
+            _search(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b, c]"))).propose()
+    assert len(_run(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b]")))) == 6
