@@ -165,11 +165,11 @@ class OptunaSearch:
         return next((trial for trial in trials if self._task_of(trial).key == task.key), None)
 
     def _tell(self, number: int, state: State, value: float | None) -> None:
-        if state == "success" and value is not None:
+        if state == "success" and value is not None and math.isfinite(value):
             self._study.tell(number, value, skip_if_finished=True)
             return
         if state == "success":
-            _log.warning("trial %d has no %s, and counts as failed", number, self._asked.metric)
+            _log.warning("trial %d has no finite %s, and counts as failed", number, self._asked.metric)
         ended = self._states.PRUNED if state == "pruned" else self._states.FAIL
         self._study.tell(number, state=ended, skip_if_finished=True)
 

@@ -6,6 +6,7 @@ Also how far its tasks are, and what one takes.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -190,15 +191,16 @@ def validation(event: Event) -> dict[str, float]:
     """The metrics of a validation, by the names that they have here."""
     metrics = event.get("metrics") or {}
     named = ((name.rpartition("/")[2], value) for name, value in metrics.items())
-    return {_NAMES.get(name, name): float(v) for name, v in named if isinstance(v, (int, float))}
+    numbers = ((name, v) for name, v in named if isinstance(v, (int, float)) and math.isfinite(v))
+    return {_NAMES.get(name, name): float(v) for name, v in numbers}
 
 
 def objective(asked: Search, folder: TaskFolder) -> float | None:
-    """What a search maximizes or minimizes, of a task that ended; None where there is none."""
+    """Return what a search maximizes or minimizes, of a task that ended, finite or not; None for none."""
     file, found, keys = asked.metric.partition(".json:")
     if not found:
         return metrics_of(measured(folder)[0]).get(asked.metric)
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(OSError, ValueError, LookupError, TypeError, OverflowError):
         value = json.loads((folder.path / f"{file}.json").read_text(encoding="utf-8"))
         for key in keys.split("."):
             value = value[int(key) if isinstance(value, list) else key]
@@ -234,7 +236,7 @@ def _line(
             validated_on.add(scores.validated_on.brief)
         if search is not None and search.metric not in found:
             value = objective(search, of_task)
-            found |= {} if value is None else {search.metric: value}
+            found |= {} if value is None or not math.isfinite(value) else {search.metric: value}
         runs += bool(found) or task.state == "success"
         if scores.validation is not None:
             trained.append(task_id(of_task.path))

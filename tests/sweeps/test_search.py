@@ -221,3 +221,20 @@ def test_trials_of_a_refused_search_space_do_not_count(sweep: SweepFolder) -> No
         with pytest.raises(UsageError, match="CategoricalDistribution"):
             _search(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b, c]"))).propose()
     assert len(_run(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b]")))) == 6
+
+
+@pytest.mark.parametrize("odd", ["NaN", "Infinity"])
+def test_optuna_learns_no_value_that_is_not_finite(sweep: SweepFolder, odd: str) -> None:
+    asked = _asked(_TWO.format(5).replace("KINDS", "[a, b]"))
+    search = _search(sweep, asked)
+    while (task := search.propose()) is not None:  # the first three do not end the search
+        result = sweep.task(task.name).path / "out.json"
+        done = ended(sweep, task)
+        value = odd if task.order < 3 else "1"
+        result.write_text(f'{{"scores": [{value}]}}', encoding="utf-8")
+        search.tell(done)
+    import optuna
+
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{sweep.study.as_posix()}")
+    assert [trial.value for trial in study.trials] == [None] * 3 + [1, 1]
+    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3 + ["COMPLETE"] * 2

@@ -156,3 +156,19 @@ def test_the_guides_lines_for_a_notebook_run(sweep: SweepFolder, monkeypatch: py
     assert list(table["runs"]) == [3, 3, 3]
     assert {"auroc", "auroc_sd", "loss", "loss_sd"} < set(table.columns)
     assert list(names["examiner"].table()["lines"]) == [2] * 9
+
+
+@pytest.mark.parametrize("direction", ["maximize", "minimize"])
+@pytest.mark.parametrize("odd", ["NaN", "Infinity", "-Infinity", '"nan"', "1e999", str(10**400)])
+def test_a_value_that_is_not_finite_sorts_as_missing(user_dir: Path, odd: str, direction: str) -> None:
+    head = f"search: {{trials: 3, metric: 'r.json:x', direction: {direction}, parameters: {{lr: [1]}}}}"
+    text = f"template: {{t: 'echo {{lr}}'}}\n{head}\n---\nlr: [1, 2, 3, 4]\n"
+    made = SweepFolder(user_dir / "sweep")
+    for task, value in zip(plan(yaml(text)).tasks, (odd, "0.5", odd, "0.7"), strict=True):
+        ended(made, task)
+        (made.task(task.name).path / "r.json").write_text(f'{{"x": {value}}}', encoding="utf-8")
+    made.specification.write_text(text, encoding="utf-8")
+    found = lines(made)
+    best = [4, 2] if direction == "maximize" else [2, 4]
+    assert [line.parameters["lr"] for line in found] == [*best, 1, 3]
+    assert [line.metrics for line in found[2:]] == [{}, {}]
