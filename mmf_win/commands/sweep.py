@@ -214,6 +214,8 @@ def run(
     if search_for is not None:
         require_packages("optuna", extra="[search]")  # before there is a folder
     folder.path.mkdir(parents=True, exist_ok=True)
+    removed = InUseError(f"another mmfw removes {folder.path}")
+    click.get_current_context().with_resource(locked(folder.drivers, shared=True, refused=removed))
     search = None if search_for is None else OptunaSearch(asked, folder, [*entered, *before])
     # Another command may have added choices meanwhile.
     with locked(folder.path / f"{SPECIFICATION}.lock", patience=60.0):
@@ -222,12 +224,12 @@ def run(
     if force:
         for task in entered:
             task.forget(folder.task(task.name), busy)
-    left = [task for task in entered if task.state != "pruned" and set(task.left) & set(chosen)]
-    # One that somebody else runs may be left by him.
+    # One that somebody else runs may be left by him, and is not over before he has noted that.
+    left = [t for t in entered if t.state == "running" or (t.state != "pruned" and set(t.left) & set(chosen))]
     wanted = [t if t.state == "running" else replace(t, state="queued", message=None) for t in left]
     for task in [] if force else wanted:
         require_known(folder.task(task.name))
-    with SweepDisplay(sum(task.state == "queued" for task in wanted) + more) as display:
+    with SweepDisplay(len(wanted) + more) as display:
         driver = Driver(folder, places, execute, display, search)
         stopped = driver.run(wanted)
     of_others = [task for task in begun(folder) if task.trial is not None] if search is not None else []

@@ -6,6 +6,7 @@
       sweep.yaml        what was asked for last; what of it has not begun has no folder
       optuna.sqlite     what Optuna knows of a search
       tracking.key      tells trackers which sweep it is; tracking.*lock is held while it is made there
+      drivers.lock      shared by the drivers that work on it, so that nobody removes it between two tasks
       optuna.lock       held while a driver makes the study, or makes or ends a trial, which Optuna mixes up
       <task>/           named by its parameters
         param           YAML: its values and names
@@ -42,6 +43,7 @@ class SweepFolder:
 
     path: Path
     specification = Inside(SPECIFICATION)
+    drivers = Inside("drivers.lock")
     study = Inside("optuna.sqlite")
     study_lock = Inside("optuna.lock")
     tracking_key = Inside("tracking.key")
@@ -90,7 +92,9 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
 
 def remove_sweep(sweep: SweepFolder) -> None:
     """Remove a sweep's folder. Raises InUseError or, where something else lies in it, UsageError."""
-    own = (SPECIFICATION, "optuna.", "tracking.", "comparison_", "ensembles")
+    own = (SPECIFICATION, sweep.drivers.name, "optuna.", "tracking.", "comparison_", "ensembles")
+    with locked(sweep.drivers, refused=InUseError(f"a driver works on {sweep.path}")):
+        pass
     for path in sweep.path.iterdir():
         task = TaskFolder(path)
         if not (path.name.startswith(own) or task.param.is_file() or task.lock.is_file()):

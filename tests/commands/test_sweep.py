@@ -8,6 +8,8 @@ import json
 import re
 import shlex
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from mmf_win.commands.sweep import join_specifications
 from mmf_win.commands.train import resumed
+from mmf_win.console import Progress
 from mmf_win.locking import locked
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps import grid
@@ -302,6 +305,29 @@ def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
     sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, "--seeds", "2")  # no task has failed
     text = folder.specification.read_text(encoding="utf-8")
     assert len(parse(text, folder.specification).choices) == 2
+
+
+def test_the_bar_of_all_tasks_counts_those_that_another_driver_leaves(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep.write(python(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
+    sweep.run()
+    folder = SweepFolder(sweep.output).task("A_1")
+    bars = []
+    with ExitStack() as other_driver:
+        other_driver.enter_context(locked(folder.lock))
+        replace(tasks(sweep.output)["A_1"], state="running", finished=()).record(folder)
+
+        class Bar(Progress):
+            def __enter__(self) -> Bar:
+                other_driver.close()  # it dies as soon as the tasks are counted
+                bars.append(self)
+                return self
+
+        monkeypatch.setattr("mmf_win.commands.sweep_display.Progress", Bar)
+        sweep.run()
+    [bar] = bars
+    assert (bar.done, bar._scale["total"]) == (1, 1)
 
 
 @pytest.mark.wide

@@ -10,13 +10,17 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from mmf_win.errors import InUseError
+from mmf_win.locking import locked
 from mmf_win.signals import IMPATIENT_AFTER
+from mmf_win.sweeps.folder import SweepFolder, remove_sweep
 from mmf_win.sweeps.running import slots_here
 from mmf_win.threads import processors
 from tests.worlds.fake_nvml import FakeNvml
@@ -351,3 +355,30 @@ def test_an_output_that_is_a_file_is_one_error(sweep: Sweep) -> None:
     code, said = sweep.run()
     assert code == 2 and "output" in said and "Traceback" not in said
     assert sweep.output.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_task_that_another_driver_has_all_but_ended_is_waited_for(sweep: Sweep) -> None:
+    sweep.open()
+    sweep.write(1, gated(sweep.folder))
+    assert sweep.run()[0] == 0
+    [task], [folder] = tasks(sweep.output).values(), [SweepFolder(sweep.output).task("N_0")]
+    with locked(folder.lock):
+        replace(task, state="running").record(folder)  # its last command is noted as finished
+        driver = sweep.start()
+        assert driver.stdout is not None
+        assert any("waiting for 1 tasks" in line for line in iter(driver.stdout.readline, ""))
+        task.record(folder)
+    said, _ = driver.communicate(timeout=_PATIENCE)
+    assert driver.returncode == 0 and "1 success" in said and "running" not in said
+
+
+def test_a_sweep_is_not_removed_between_two_tasks_of_a_driver(sweep: Sweep) -> None:
+    sweep.write(1, gated(sweep.folder))
+    driver = sweep.start()
+    sweep.until_begun(1)
+    with pytest.raises(InUseError, match="a driver works on"):
+        remove_sweep(SweepFolder(sweep.output))
+    sweep.open()
+    driver.communicate(timeout=_PATIENCE)
+    remove_sweep(SweepFolder(sweep.output))
+    assert not sweep.output.exists()
