@@ -163,6 +163,8 @@ def run(
     if debug and not planned.tasks:
         raise UsageError("there is no task to debug: a search has none before it runs")
     force |= debug
+    for resource in resources:
+        specification.require_resource(resource, "-r ")
     given, every = resources or asked.resource, tuple(asked.template)
     before, chosen = begun(folder), commands or every
     entered = joined(planned.tasks, before)
@@ -193,7 +195,7 @@ def run(
         patience=stop_timeout,
         aloud=debug,
     )
-    _note(asked, planned.orphans, title)
+    _note(asked, text, planned.orphans, title)
     if dry_run:
         with suppress(UsageError):  # it is shown on another machine
             count = len(slots_here(given, count))
@@ -301,10 +303,15 @@ def _one_by_one(typed: Sequence[str]) -> list[list[str]]:
     return [first, *others]
 
 
-def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> None:
+def _note(asked: Specification, text: str, orphans: Sequence[str], title: str | None) -> None:
     """Say what may not be meant."""
     if orphans:
         say(f"note: no command uses {', '.join(orphans)}; they only name folders")
+    if readings := specification.find_surprising_readings(text):
+        told = ", ".join(f"{word} as {value}" for word, value in readings.items())
+        say(f"note: YAML reads {told}; quote what is meant as a text")
+    for name, equal in specification.find_equal_numbers(asked).items():
+        say(f"note: {name} has values that are equal as numbers: {', '.join(equal)}; remove repetitions")
     alike = sum(choice.title == title for choice in asked.choices)
     if title is not None and alike > 1:
         say(f"note: {alike} choices have the title {title}, and all of them run")

@@ -60,7 +60,7 @@ def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:
         values = [number(part) for part in _parts(text)]
         if "" in values:
             raise UsageError(f"{key}={text}: there is an empty value in the list", hint=f"{key}=VALUE,VALUE")
-        found[key] = list(dict.fromkeys(values))
+        found[key] = values
     return found
 
 

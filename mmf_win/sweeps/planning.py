@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import product
 from pathlib import Path
 
 from mmf_win.errors import UsageError
@@ -17,6 +18,8 @@ from mmf_win.sweeps.specification import Choice, Specification, Values, load
 from mmf_win.sweeps.task import LONGEST_NAME, Task, begun, joined
 from mmf_win.sweeps.templates import RESERVED, placeholders
 
+MOST_TASKS = 100_000
+"""Tasks of a sweep, each of which has a folder."""
 _LETTERS_OF_A_VALUE = 100
 
 
@@ -56,6 +59,9 @@ def plan(
         titles = list(dict.fromkeys(choice.title for choice in specification.choices if choice.title))
         hint = f"the titles are {', '.join(titles)}" if titles else "no choice has a _title"
         raise UsageError(f"there is no choice with the title {title}", hint=hint)
+    if (count := _count(choices, sample)) > MOST_TASKS:
+        hint = "combine fewer values, or draw some of each choice with --sample N"
+        raise UsageError(f"{count:,} combinations are more than a sweep's {MOST_TASKS:,} tasks", hint=hint)
     tasks: dict[str, Task] = {}
     for choice in choices:
         for parameters in _combinations(choice, sample):
@@ -77,10 +83,12 @@ def plan(
 def all_tasks(sweep: SweepFolder) -> list[Task]:
     """The tasks of a sweep: those that it was asked for last, in their order, then others that have begun.
 
+    Of a grid that is too large for a sweep, of which samples ran, only those that have begun.
     Raises UsageError where the specification in its folder is invalid.
     """
     last, before = load(sweep), begun(sweep)
-    asked = joined(plan(last).tasks, before) if last is not None else []
+    is_listed = last is not None and _count(last.choices) <= MOST_TASKS
+    asked = joined(plan(last).tasks, before) if last is not None and is_listed else []
     keys = {task.key for task in asked}
     return [*asked, *(task for task in before if task.key not in keys)]
 
@@ -105,12 +113,25 @@ def task_of(
     return Task(portable_name(name, LONGEST_NAME), values, chosen)
 
 
-def _combinations(choice: Choice, sample: int | None) -> Sequence[Values]:
-    found = [dict(zip(choice.values, values, strict=True)) for values in product(*choice.values.values())]
-    if sample is None or sample >= len(found):
-        return found
-    drawn = sorted(random.Random(0).sample(range(len(found)), sample))
-    return [found[index] for index in drawn]
+def _count(choices: Sequence[Choice], sample: int | None = None) -> int:
+    """Return how many combinations choices have, or how many of them a sample of each has."""
+    counts = [math.prod(map(len, choice.values.values())) for choice in choices]
+    return sum(counts if sample is None else (min(count, sample) for count in counts))
+
+
+def _combinations(choice: Choice, sample: int | None) -> Iterator[Values]:
+    count = _count([choice])
+    numbers: Collection[int] = range(_count([choice], sample))
+    if len(numbers) < count <= sys.maxsize:
+        numbers = random.Random(0).sample(range(count), len(numbers))
+    elif len(numbers) < count:  # more than Python draws a sample of
+        numbers = {random.Random(n).randrange(count) for n in numbers}
+    for number in sorted(numbers):
+        values: Values = {}
+        for name, listed in reversed(choice.values.items()):
+            number, position = divmod(number, len(listed))
+            values[name] = listed[position]
+        yield {name: values[name] for name in choice.values}
 
 
 def _used(specification: Specification, task: Task) -> set[str]:

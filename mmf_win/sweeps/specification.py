@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Hashable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -28,6 +30,10 @@ OTHER_GPUS = "-r cpu goes without a GPU, and -r GPU names another"
 ELSEWHERE = "-o chooses another folder"
 """What to do where a folder has the results of another sweep."""
 
+_GPU = re.compile(r"\d+|(GPU|MIG)-.+")
+_SURPRISING = re.compile(
+    r"(?i)on|off|yes|no|[-+]?(0[0-7_]+|0b[01_]+|0x[\da-f_]+|\d+_[\d_]*|\d[\d_]*(:\d+)+(\.[\d_]*)?)"
+)
 _KEYS = ("template", "default", "alias", "resource", "shell", "search")
 
 
@@ -104,6 +110,8 @@ def parse(text: str, path: Path) -> Specification:
     resource = head.get("resource")
     if resource is not None and not (is_a(resource, list[int | str]) and resource and "" not in resource):
         raise UsageError(f"{path}: 'resource' must be a list, such as [0, 1], ['0,1', '2,3'] or [cpu]")
+    for entry in resource or ():
+        require_resource(str(entry), f"{path}: 'resource': ")
     alias: dict[str, dict[Hashable, Values]] = {}
     for name, document in _mapping(head.get("alias") or {}, f"{path}: 'alias'").items():
         cases = _of_any_key(document, f"{path}: 'alias' {name}").items()
@@ -125,6 +133,37 @@ def parse(text: str, path: Path) -> Specification:
         shell=head.get("shell", False),
         search=None if search is None else _search(search, path),
     )
+
+
+def require_resource(resource: str, where: str = "") -> None:
+    """Raise UsageError for what is neither GPUs, by their numbers or UUIDs, nor ``cpu``."""
+    if resource != CPU and not all(_GPU.fullmatch(gpu.strip()) for gpu in resource.split(",")):
+        hint = "a slot is a GPU, as 0, several, as 0,1, or cpu"
+        raise UsageError(f"{where}{resource!r} names no GPU", hint=hint)
+
+
+def find_surprising_readings(text: str) -> dict[str, Any]:
+    """Return the words of a valid file that YAML 1.1 takes for other numbers or for true or false."""
+    import yaml
+
+    plain = (token.value for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken) and token.plain)
+    readings = {word: yaml.safe_load(word) for word in plain if _SURPRISING.fullmatch(word)}
+    return {word: value for word, value in readings.items() if not isinstance(value, str)}
+
+
+def find_equal_numbers(specification: Specification) -> dict[str, list[str]]:
+    """Return the parameters with a list in which some values are equal as numbers, and those values."""
+    searched = specification.search.parameters if specification.search is not None else {}
+    found = {}
+    for lists in (*(choice.values for choice in specification.choices), searched):
+        for name, values in lists.items():
+            equal: dict[float, list[str]] = defaultdict(list)
+            for value in values if isinstance(values, list) else ():
+                with suppress(ValueError, OverflowError):  # text, or a number that is no float
+                    equal[math.nan if isinstance(value, bool) else float(value)].append(str(value))
+            if same := [text for texts in equal.values() if len(texts) > 1 for text in texts]:
+                found[name] = same
+    return found
 
 
 def _documents(text: str, path: Path) -> list[Any]:

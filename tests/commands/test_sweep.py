@@ -150,6 +150,23 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -
     sweep.run("--dry-run")
 
 
+def test_what_is_no_gpu_is_refused_in_a_dry_run(sweep: Sweep) -> None:
+    sweep.write("echo {a}", "a: 1", head="resource: [0, banana]\n")
+    sweep("run", sweep.file, "--dry-run", code=2)
+    assert f"{sweep.file}: 'resource': 'banana' names no GPU" in sweep.err
+    sweep.write("echo {a}", "a: 1")
+    sweep.run("--dry-run", "-r", "0,apple", code=2)
+    for gpus in ("7", "0, 1", "GPU-8932f937", "MIG-GPU-8932f937/1/2"):
+        sweep.run("--dry-run", "-r", gpus)
+
+
+def test_values_that_may_not_be_meant_are_noted_and_not_changed(sweep: Sweep) -> None:
+    sweep.write("echo {a}", "a: [016, on, 1e-5, 0.00001]")
+    sweep.run("--dry-run")
+    assert "YAML reads 016 as 14, on as True" in sweep.err and "4 tasks" in sweep.err
+    assert "a has values that are equal as numbers: 1e-5, 1e-05" in sweep.err
+
+
 def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]")
     sweep.run("--debug")

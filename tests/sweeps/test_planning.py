@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,11 @@ from hypothesis import strategies as st
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
-from mmf_win.sweeps.folder import read_yaml
-from mmf_win.sweeps.planning import plan
+from mmf_win.sweeps.folder import SweepFolder, read_yaml
+from mmf_win.sweeps.planning import MOST_TASKS, all_tasks, plan
 from mmf_win.sweeps.task import LONGEST_NAME, joined
 from mmf_win.sweeps.templates import line, words
-from tests.worlds.sweeping import yaml
+from tests.worlds.sweeping import ended, yaml
 
 # Made for this test; it uses all that mlrunner 0.5.9 knows.
 EVERYTHING = """\
@@ -150,6 +151,39 @@ def test_a_sample_is_the_same_each_time_and_in_order() -> None:
     first, again = (plan(asked, sample=3).tasks for _ in range(2))
     assert len(first) == 3 and first == again
     assert [task.values["a"] for task in first] == sorted(task.values["a"] for task in first)
+
+
+@pytest.mark.parametrize("parameters", [12, 30], ids=["10^12", "10^30"])
+def test_a_grid_is_counted_before_it_is_built(parameters: int) -> None:
+    names = [f"p{n}" for n in range(parameters)]
+    listed = "".join(f"{name}: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n" for name in names)
+    asked = yaml(f"template: {{t: 'echo {' '.join(f'{{{name}}}' for name in names)}'}}\n---\n{listed}")
+    tasks = plan(asked, sample=5).tasks
+    assert len({task.key for task in tasks}) == 5 and tasks == plan(asked, sample=5).tasks
+    assert all([*task.values] == names for task in tasks)
+    for sample in (None, MOST_TASKS + 1):
+        with pytest.raises(UsageError, match=f"{sample or 10**parameters:,} combinations") as caught:
+            plan(asked, sample=sample)
+        assert "--sample" in str(caught.value.hint)
+
+
+def test_the_combinations_that_a_sample_draws_are_those_of_earlier_versions() -> None:
+    asked = yaml("template: {t: 'echo {a} {b} {c}'}\n---\na: [1, 2, 3]\nb: [x, y, z, w]\nc: [true, false]\n")
+    every = plan(asked).tasks
+    product = [(a, b, c) for a in (1, 2, 3) for b in "xyzw" for c in (True, False)]
+    assert [tuple(task.values.values()) for task in every] == product
+    drawn = sorted(random.Random(0).sample(range(24), 5))
+    assert [task.name for task in plan(asked, sample=5).tasks] == [every[n].name for n in drawn]
+
+
+def test_a_sample_of_a_grid_that_is_too_large_is_listed_by_what_has_begun(tmp_path: Path) -> None:
+    text = "template: {t: 'echo {a} {b}'}\n---\n" + "".join(
+        f"{name}: {list(range(1000))}\n" for name in ("a", "b")
+    )
+    sweep = SweepFolder(tmp_path)
+    sweep.specification.write_text(text, encoding="utf-8")
+    tasks = [ended(sweep, task) for task in plan(yaml(text), sample=2).tasks]
+    assert [task.name for task in all_tasks(sweep)] == [task.name for task in tasks]
 
 
 @pytest.mark.wide

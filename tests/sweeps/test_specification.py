@@ -10,7 +10,13 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.sweeps.grid import of_preset
 from mmf_win.sweeps.planning import plan
-from mmf_win.sweeps.specification import Choice, parse, read_text
+from mmf_win.sweeps.specification import (
+    Choice,
+    find_equal_numbers,
+    find_surprising_readings,
+    parse,
+    read_text,
+)
 from mmf_win.sweeps.templates import words
 from tests.worlds.sweeping import ROOT, yaml
 
@@ -39,6 +45,10 @@ WRONG = {
     "no value": (HEAD + "---\nlr: []\n", "lr has no value"),
     "a list for a choice": (HEAD + "---\n- 1\n", "document 2"),
     "one resource": (HEAD + "resource: 0\n---\nlr: 1\n", "'resource' must be a list"),
+    "a resource that is no GPU": (HEAD + "resource: [0, banana]\n---\nlr: 1\n", "'banana' names no GPU"),
+    "a GPU and a fruit": (HEAD + "resource: ['0,banana']\n---\nlr: 1\n", "'0,banana' names no GPU"),
+    "a GPU below 0": (HEAD + "resource: [-1]\n---\nlr: 1\n", "'-1' names no GPU"),
+    "a truth for a GPU": (HEAD + "resource: [on]\n---\nlr: 1\n", "'resource'"),
     "a shell of its own": (HEAD + "shell: bash\n---\nlr: 1\n", "true or false"),
     "a search without trials": (HEAD + "search: {parameters: {lr: [1]}}\n", "'trials'"),
     "a search for nothing": (HEAD + "search: {trials: 3}\n", "'parameters'"),
@@ -113,6 +123,28 @@ def test_a_typed_path_may_hold_what_marks_a_placeholder(typed: str) -> None:
     filled = words(asked.template["train"], task.values)
     assert filled == ["mmfw", "train", typed, "--data-dir", typed, "a[0].lr=1", "--seed", "7"]
     assert task.name == "Lr_1-Seed_7"
+
+
+def test_words_that_yaml_reads_as_something_else_are_found() -> None:
+    text = "template: {t: 'echo {a} on 016'}\n---\na: [016, 12:30, on, No, 0x1F, 1_000, 0b11, 1:2.5, -07]\n"
+    assert find_surprising_readings(text) == {
+        **{"016": 14, "12:30": 750, "on": True, "No": False, "0x1F": 31, "1_000": 1000},
+        **{"0b11": 3, "1:2.5": 62.5, "-07": -7},
+    }
+    plain = (
+        "a: [0, 10, 08, 1e-5, 0.5, -1, '016', \"on\", true, False, y, one, GPU-0, 1.0e-3, 0.0_1x, 10.0.0.1]\n"
+    )
+    assert find_surprising_readings(f"template: {{t: echo}}\n---\n{plain}") == {}
+
+
+def test_values_that_are_equal_as_numbers_are_found_and_stay_apart() -> None:
+    search = "search: {trials: 1, parameters: {c: [1, 1.0], d: {low: 1, high: 2}}}"
+    text = f"template: {{t: 'echo {{a}} {{b}}'}}\n{search}\n"
+    asked = yaml(f"{text}---\na: [1e-5, 0.00001, 2, x, x, nan, nan]\nb: [1, true]\n")
+    assert find_equal_numbers(asked) == {"a": ["1e-5", "1e-05"], "c": ["1", "1.0"]}
+    assert asked.choices[0].values["a"][:2] == ["1e-5", 1e-05]
+    typed = yaml(of_preset("demo", [], ["lr=1e-5,0.00001,2", "batch_size=16,16.0"], []))
+    assert find_equal_numbers(typed) == {"lr": ["1e-05", "1e-05"], "batch_size": ["16", "16.0"]}
 
 
 def test_the_guides_files_are_valid() -> None:
