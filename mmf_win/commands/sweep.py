@@ -41,6 +41,7 @@ from mmf_win.sweeps.table import cost, flat, lines
 from mmf_win.sweeps.task import Task, begun, joined, require_known
 from mmf_win.tracking import Models
 from mmf_win.tracking.sending import What
+from mmf_win.unpacking.staging import require_makeable
 from mmf_win.upstream.install import require_packages
 
 _MOST_SEEDS = 10_000
@@ -182,6 +183,8 @@ def run(
         if not dry_run and any(task.state == "running" for task in entered):
             raise busy
         entered = [task.anew(chosen) for task in entered]
+    if not cluster and any(words.split()[:1] == ["mmfw"] for words in asked.template.values()):
+        require_makeable(Places.resolve(data_dir, save_dir))  # one error now instead of one a task
     names_data = any("--data-dir" in command for command in asked.template.values())
     of_file = None if names_data or data_dir is None else data_dir.absolute()
     if of_file is not None and not of_file.is_dir():

@@ -21,7 +21,7 @@ from mmf_win.errors import DatasetError, InUseError, MmfError, MmfwError, Resour
 from mmf_win.files import free_space
 from mmf_win.paths import Places, presets_dir, tool_home
 from mmf_win.runs import fits, gpus
-from mmf_win.unpacking.staging import require_finished
+from mmf_win.unpacking.staging import require_finished, require_makeable
 from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
 
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
@@ -154,6 +154,10 @@ def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> 
         if not found["dataset"]["splits"] or not found["dataset"]["images"]:
             message = f"no Hateful Memes dataset in {places.dataset.root}"
             yield DatasetError(message, hint=where_to_get(places.dataset))
+    try:
+        require_makeable(places)
+    except MmfwError as error:
+        yield error
     for folder in found["folders"]:
         where, free = f"for {folder['name']} in {folder['path']}", folder["free"]
         if free is None:

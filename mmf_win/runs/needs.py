@@ -25,6 +25,7 @@ from mmf_win.runs.lookup import owner
 from mmf_win.runs.processes import require_even
 from mmf_win.runs.request import Job, Request, as_typed
 from mmf_win.runs.targets import Target
+from mmf_win.unpacking.staging import require_makeable
 from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, Tree, merge, put, resolve
 from mmf_win.upstream.install import Installed, changed_files, usable_mmf
@@ -63,6 +64,7 @@ def composed(first: Attempt, job: _J, whose: str) -> tuple[Attempt, _J, Tree]:
     together, and as :func:`mmf_win.runs.own_code.folder_of`; ``whose`` is what errors call the run or preset.
     """
     request, once, places = job.request, job.once, job.places
+    require_makeable(places)
     for path in (places.data_dir, places.save_dir, places.cache_dir, first.checkpoint):
         if not is_unicode(str(path)):
             raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")

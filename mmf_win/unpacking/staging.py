@@ -31,10 +31,11 @@ from tempfile import mkdtemp
 
 from mmf_win.console import Progress, size
 from mmf_win.errors import InUseError, ResourceError, UnfinishedInstallation, UsageError
-from mmf_win.files import flush, free_space, read_json, remove, rename, write_json
+from mmf_win.files import explain, flush, free_space, read_json, remove, rename, write_json
 from mmf_win.integrity.finding import repair_line
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import is_locked, locked
+from mmf_win.paths import Places
 
 _log = logging.getLogger(__name__)
 
@@ -215,6 +216,23 @@ def require_space(folder: Path, needed: int, chosen_by: str = "--data-dir") -> N
         message = f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free"
         hint = f"free some space, or choose a folder on another disk with {chosen_by}"
         raise ResourceError(message, hint=hint)
+
+
+def require_makeable(places: Places) -> None:
+    """Refuse a cache or data folder that MMF could not make as it starts; nothing is left of the attempt.
+
+    Raises ResourceError for a full disk, else DataError.
+    """
+    for folder, variable in ((places.cache_dir, "MMF_CACHE_DIR"), (places.data_dir, "MMF_DATA_DIR")):
+        try:
+            if not folder.exists():
+                nearest = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
+                probe = nearest / f".mmfw-{os.urandom(4).hex()}"
+                probe.mkdir()
+                probe.rmdir()
+        except OSError as error:
+            hint = f"let the variable {variable} name a folder that you can write to"
+            raise type(explain(error))(f"{folder}: cannot be made ({error.strerror})", hint=hint) from error
 
 
 def _remove(folder: Path) -> None:

@@ -157,3 +157,13 @@ def test_the_patches_are_listed_with_whether_they_are_active(mmfw: Mmfw) -> None
     assert patches["transformers-names"]["active"]
     assert all(patch["problem"] and patch["library"] for patch in patches.values())
     assert "transformers-names" in mmfw("doctor", "--compat")
+
+
+def test_a_cache_folder_that_cannot_be_made_is_missing(
+    home: Path, user_dir: Path, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = user_dir / "file" / "cache"
+    cache.parent.touch()
+    monkeypatch.setenv("MMF_CACHE_DIR", str(cache))
+    [missing] = [each for each in mmfw.json("doctor")["missing"] if "cannot be made" in each["what"]]
+    assert str(cache) in missing["what"] and "MMF_CACHE_DIR" in missing["hint"]

@@ -203,3 +203,23 @@ def test_a_wrong_word_is_an_error_before_there_is_a_run(
     assert message in tool.errors
     assert "Traceback" not in tool.errors
     assert not tool.save_dir.exists(), "there is a run"
+
+
+def test_a_cache_folder_that_cannot_be_made_is_refused_before_anything_starts(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tool.folder)
+    cache = tool.folder / "file" / "cache"
+    cache.parent.touch()
+    monkeypatch.setenv("MMF_CACHE_DIR", str(cache))
+    sweep = tool.folder / "sweep.yaml"
+    sweep.write_text("template: {t: 'mmfw train {p}'}\n---\np: any\n", encoding="utf-8")
+    preset = tool.preset("vilbert")
+    for words in (
+        ("train", preset),
+        ("train", preset, "--dry-run"),
+        ("sweep", "run", str(sweep), "-r", "cpu"),
+    ):
+        assert tool.code(*words) == 3
+        assert str(cache) in tool.errors and "MMF_CACHE_DIR" in tool.errors
+    assert not tool.save_dir.exists()

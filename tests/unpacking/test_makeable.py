@@ -1,0 +1,55 @@
+"""Cache and data folders that MMF could not make, on real file systems."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmf_win.errors import DataError, MmfwError, ResourceError
+from mmf_win.paths import Places
+from mmf_win.unpacking.staging import require_makeable
+from tests.worlds import mounts
+
+
+def _refused(cache: Path, data: Path) -> MmfwError:
+    with pytest.raises(MmfwError) as caught:
+        require_makeable(Places(cache, data, cache))
+    return caught.value
+
+
+def test_folders_that_exist_or_can_be_made_are_taken_and_nothing_is_left(tmp_path: Path) -> None:
+    require_makeable(Places(tmp_path, tmp_path / "a" / "b", tmp_path))
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("variable", ["MMF_CACHE_DIR", "MMF_DATA_DIR"])
+def test_a_folder_below_a_file_is_refused_with_its_variable(tmp_path: Path, variable: str) -> None:
+    file, folder = tmp_path / "file", tmp_path / "file" / "cache" / "mmf"
+    file.touch()
+    error = _refused(*([folder, tmp_path] if variable == "MMF_CACHE_DIR" else [tmp_path, folder]))
+    assert type(error) is DataError and str(folder) in str(error) and variable in str(error.hint)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows lets few users make a symbolic link")
+def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "cache"
+    link.symlink_to(tmp_path / "unmounted")
+    assert str(link) in str(_refused(link, tmp_path))
+
+
+def test_a_disk_that_may_only_be_read_is_enough_for_a_folder_that_exists(small_disk: Path) -> None:
+    existing = small_disk / "cache"
+    existing.mkdir()
+    mounts.remount(small_disk, "ro")
+    require_makeable(Places(existing, existing, existing))
+    error = _refused(small_disk / "other" / "cache", existing)
+    assert type(error) is DataError and "Read-only" in str(error)
+
+
+def test_a_full_disk_is_a_lack_of_resources(small_disk: Path) -> None:
+    mounts.remount(small_disk, "nr_inodes=2")
+    (small_disk / "file").touch()
+    error = _refused(small_disk / "cache", small_disk)
+    assert type(error) is ResourceError and "No space left" in str(error)
