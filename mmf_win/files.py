@@ -36,6 +36,7 @@ _HINTS = (
     (NO_ROOM, "free some space and run the same command again"),
     ({errno.EIO}, "check the disk or the network drive that it lies on, and run the same command again"),
     ({errno.ENOLCK}, _MOVE),
+    ({errno.EBUSY}, "if it is a mount, mount the folder above it instead"),
     (NO_RIGHT, "see who may read and write there, or name another folder"),
 )
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-

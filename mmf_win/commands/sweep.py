@@ -313,7 +313,7 @@ def _note(asked: Specification, text: str, orphans: Sequence[str], title: str | 
     if readings := specification.find_surprising_readings(text):
         told = ", ".join(f"{word} as {value}" for word, value in readings.items())
         say(f"note: YAML reads {told}; quote what is meant as a text")
-    for name, equal in specification.find_equal_numbers(asked).items():
+    for name, equal in grid.find_equal_numbers(asked).items():
         say(f"note: {name} has values that are equal as numbers: {', '.join(equal)}; remove repetitions")
     alike = sum(choice.title == title for choice in asked.choices)
     if title is not None and alike > 1:

@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -202,7 +203,12 @@ def discard(folder: Path, marker: str) -> None:
     """Remove a folder, or what a link leads to. What an interruption leaves lacks its name and ``marker``."""
     folder = folder.resolve()
     doomed = folder.with_name(f"{folder.name}.removed")
-    files.rename(folder, doomed)
+    try:
+        files.rename(folder, doomed)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        doomed = folder  # of a lower layer of an overlay file system, as in a Docker image
     files.remove(doomed / marker)
     files.remove_tree(doomed)
 

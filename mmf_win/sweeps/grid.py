@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from mmf_win.errors import UsageError
 from mmf_win.sweeps.folder import yaml_of
-from mmf_win.sweeps.specification import Values
+from mmf_win.sweeps.specification import Specification, Values
 
 SEED = "seed"
 SEEDS = (SEED, "training_seed")
@@ -61,6 +62,17 @@ def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:
         if "" in values:
             raise UsageError(f"{key}={text}: there is an empty value in the list", hint=f"{key}=VALUE,VALUE")
         found[key] = values
+    return found
+
+
+def find_equal_numbers(asked: Specification) -> dict[str, list[str]]:
+    """Return the parameters with a list in which some values are equal as numbers, and those values."""
+    found = {}
+    for name, values in (item for choice in asked.choices for item in choice.values.items()):
+        numbers = [number(str(value)) for value in values]
+        counts = Counter(each for each in numbers if not isinstance(each, str))
+        if same := [str(value) for value, each in zip(values, numbers, strict=True) if counts[each] > 1]:
+            found[name] = same
     return found
 
 

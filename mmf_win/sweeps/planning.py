@@ -6,7 +6,7 @@ import math
 import random
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -120,12 +120,11 @@ def _count(choices: Sequence[Choice], sample: int | None = None) -> int:
 
 
 def _combinations(choice: Choice, sample: int | None) -> Iterator[Values]:
-    count = _count([choice])
-    numbers: Collection[int] = range(_count([choice], sample))
-    if len(numbers) < count <= sys.maxsize:
-        numbers = random.Random(0).sample(range(count), len(numbers))
-    elif len(numbers) < count:  # more than Python draws a sample of
-        numbers = {random.Random(n).randrange(count) for n in numbers}
+    count, drawn, rng = _count([choice]), _count([choice], sample), random.Random(0)
+    numbers: Iterable[int] = range(count)
+    if drawn < count:  # Python's own samples are of sequences, which end at sys.maxsize
+        huge = count > sys.maxsize
+        numbers = {rng.randrange(count) for _ in range(drawn)} if huge else rng.sample(range(count), drawn)
     for number in sorted(numbers):
         values: Values = {}
         for name, listed in reversed(choice.values.items()):

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Hashable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
@@ -149,21 +147,6 @@ def find_surprising_readings(text: str) -> dict[str, Any]:
     plain = (token.value for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken) and token.plain)
     readings = {word: yaml.safe_load(word) for word in plain if _SURPRISING.fullmatch(word)}
     return {word: value for word, value in readings.items() if not isinstance(value, str)}
-
-
-def find_equal_numbers(specification: Specification) -> dict[str, list[str]]:
-    """Return the parameters with a list in which some values are equal as numbers, and those values."""
-    searched = specification.search.parameters if specification.search is not None else {}
-    found = {}
-    for lists in (*(choice.values for choice in specification.choices), searched):
-        for name, values in lists.items():
-            equal: dict[float, list[str]] = defaultdict(list)
-            for value in values if isinstance(values, list) else ():
-                with suppress(ValueError, OverflowError):  # text, or a number that is no float
-                    equal[math.nan if isinstance(value, bool) else float(value)].append(str(value))
-            if same := [text for texts in equal.values() if len(texts) > 1 for text in texts]:
-                found[name] = same
-    return found
 
 
 def _documents(text: str, path: Path) -> list[Any]:

@@ -8,6 +8,7 @@
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
         ├── old-xxxx/           what they replace, until all of them are in place
+        ├── elsewhere           the folders on other disks, behind links, that have a .mmfw-staging/, too
         └── installing          the moves, there from the first of them until the last
 
 Where ``installing`` is, nobody reads the files in the root. If its process has died, whoever works there next
@@ -28,10 +29,21 @@ from functools import partial
 from math import inf
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import TypeAlias
 
 from mmf_win.console import Progress, size
 from mmf_win.errors import InUseError, ResourceError, UnfinishedInstallation, UsageError
-from mmf_win.files import explain, flush, free_space, read_json, remove, rename, write_json
+from mmf_win.files import (
+    explain,
+    flush,
+    free_space,
+    naming,
+    read_json,
+    remove,
+    remove_tree,
+    rename,
+    write_json,
+)
 from mmf_win.integrity.finding import repair_line
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import is_locked, locked
@@ -39,9 +51,14 @@ from mmf_win.paths import Places
 
 _log = logging.getLogger(__name__)
 
-_INSTALLING = "installing"
+_INSTALLING, _ELSEWHERE = "installing", "elsewhere"
+_COPY = ".copy"
 _RESERVE = 64 << 20
 _FLUSHED_AT_ONCE = 8
+
+
+_Move: TypeAlias = "tuple[Path | None, Path, Path]"
+"""A new file or folder, its target, and where what was there is kept."""
 
 
 class Staging:
@@ -63,13 +80,16 @@ class Staging:
         # Not a folder of an earlier installation, which may still hold a file that somebody has open.
         kept = Path(mkdtemp(prefix="old-", dir=self.folder))
         moves = [(new, target) for new, target in moves if new is not None or os.path.lexists(target)]
-        names = [[path and path.relative_to(self._root).as_posix() for path in move] for move in moves]
+        prepared = self._prepare(moves, kept)
+        names = [[path and path.relative_to(self._root).as_posix() for path in move] for move in prepared]
         made: list[tuple[Path, Path]] = []
         write_json(self._installing, {"moves": names, "old": kept.name})
         try:
-            self._make(moves, kept, made)
+            self._make(prepared, made)
         except Exception:
             for old, new in reversed(made):
+                if new.name.endswith(_COPY) and os.path.lexists(old):
+                    remove_tree(old)  # of which a part may be removed
                 rename(new, old)  # should one fail, `installing` stays, and the next one makes all moves
             remove(self._installing)
             raise
@@ -79,20 +99,49 @@ class Staging:
         """Make the moves that are left where a process died between them."""
         with suppress(FileNotFoundError, KeyError, ValueError, TypeError):  # it is damaged, or not there
             noted = read_json(self._installing)
-            moves = [(new and self._root / new, self._root / target) for new, target in noted["moves"]]
-            self._make(moves, self.folder / noted["old"], [])
+            old = f"{self.folder.name}/{noted['old']}"  # an earlier mmfw kept all old files there
+            moves = [(*move, f"{old}/{number}")[:3] for number, move in enumerate(noted["moves"])]
+            root = self._root
+            self._make([(new and root / new, root / target, root / old) for new, target, old in moves], [])
             remove(self._installing)
 
-    def _make(
-        self, moves: Sequence[tuple[Path | None, Path]], kept: Path, made: list[tuple[Path, Path]]
-    ) -> None:
-        """Make the moves that are not made yet; move old files to ``kept``; add each rename to ``made``."""
+    def _prepare(self, moves: Sequence[tuple[Path | None, Path]], kept: Path) -> list[_Move]:
+        """Return moves that are renames within a disk, after copying what no rename can bring there.
+
+        That is a new file whose target is on another disk, behind a link, and an old folder of a lower layer
+        of an overlay file system, which no rename can take away.
+        """
+        parents = {target.parent for _, target in moves} - {self._root}
+        others = {parent: parent / self.folder.name for parent in parents if _is_on_other_disk(parent, kept)}
+        write_json(self.folder / _ELSEWHERE, [path.relative_to(self._root).as_posix() for path in others])
+        prepared: list[_Move] = []
+        copied = set[Path]()  # which a later move finds gone
         for number, (new, target) in enumerate(moves):
-            old = kept / str(number)
+            folder = others.get(target.parent, self.folder)
+            old = folder / kept.name / str(number)
+            old.parent.mkdir(parents=True, exist_ok=True)
+            if new is not None and target.parent in others:
+                new = _copy(new, old.with_name(f"{number}.new"))
+            if target not in copied and _crosses_disks(target, folder):
+                _copy(target, old.with_name(f"{number}{_COPY}"))
+                copied.add(target)
+            prepared.append((new, target, old))
+        return prepared
+
+    def _make(self, moves: Sequence[_Move], made: list[tuple[Path, Path]]) -> None:
+        """Make the moves that are not made yet; keep old files; add each rename to ``made``."""
+        for new, target, old in moves:
             if os.path.lexists(old) if new is None else not os.path.lexists(new):
                 continue  # it was made before
             target.parent.mkdir(parents=True, exist_ok=True)
-            if os.path.lexists(target):
+            copy = old.with_name(f"{old.name}{_COPY}")
+            if os.path.lexists(copy):
+                made.append((target, copy))
+                if os.path.lexists(target):
+                    remove_tree(target)
+                rename(copy, old)
+                made[-1] = (target, old)
+            elif os.path.lexists(target):
                 rename(target, old)
                 made.append((target, old))
             if new is not None:
@@ -235,11 +284,48 @@ def require_makeable(places: Places) -> None:
             raise type(explain(error))(f"{folder}: cannot be made ({error.strerror})", hint=hint) from error
 
 
+def _is_on_other_disk(parent: Path, kept: Path) -> bool:
+    """Return whether no rename brings what is beside the folder ``kept`` to ``parent``."""
+    probe = Path(
+        mkdtemp(dir=next(path for path in (parent, *parent.parents) if path.is_dir()), prefix=".mmfw-")
+    )
+    try:
+        return probe.stat().st_dev != kept.stat().st_dev or _crosses_disks(probe, kept.parent)
+    finally:
+        probe.rmdir()
+
+
+def _crosses_disks(path: Path, folder: Path) -> bool:
+    """Return whether ``path`` comes to ``folder`` only by a copy; as that holds files, nothing is renamed."""
+    try:
+        os.rename(path, folder)  # noqa: PTH104
+    except OSError as error:
+        return error.errno == errno.EXDEV
+    raise AssertionError(f"{folder} was empty")
+
+
+def _copy(source: Path, target: Path) -> Path:
+    """Copy a file or folder, have the disk write it, and return where it is."""
+    files = []
+    for path in (source, *sorted(source.rglob("*"))):  # shutil.copytree would collect errors, and go on
+        to = target / path.relative_to(source)
+        if path.is_dir() and not path.is_symlink():
+            to.mkdir()
+        else:
+            with naming(to):
+                files.append(Path(shutil.copy2(path, to, follow_symlinks=False)))
+    flush_all([file for file in files if not file.is_symlink()])
+    return target
+
+
 def _remove(folder: Path) -> None:
     """Remove a staging folder; what cannot be removed now is removed at the next start.
 
     Only ``installing`` stays, which may be damaged: without it, a part would be believed.
     """
+    with suppress(OSError, ValueError, TypeError):
+        for parent in read_json(folder / _ELSEWHERE):
+            shutil.rmtree(folder.parent / parent / folder.name, ignore_errors=True)
     for path in folder.glob("*"):
         if path.name != _INSTALLING:
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

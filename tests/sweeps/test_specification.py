@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import UsageError
-from mmf_win.sweeps.grid import of_preset
+from mmf_win.sweeps.grid import find_equal_numbers, of_preset
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.specification import (
     Choice,
-    find_equal_numbers,
     find_surprising_readings,
     parse,
     read_text,
@@ -138,10 +137,9 @@ def test_words_that_yaml_reads_as_something_else_are_found() -> None:
 
 
 def test_values_that_are_equal_as_numbers_are_found_and_stay_apart() -> None:
-    search = "search: {trials: 1, parameters: {c: [1, 1.0], d: {low: 1, high: 2}}}"
-    text = f"template: {{t: 'echo {{a}} {{b}}'}}\n{search}\n"
+    text = "template: {t: 'echo {a} {b}'}\n"
     asked = yaml(f"{text}---\na: [1e-5, 0.00001, 2, x, x, nan, nan]\nb: [1, true]\n")
-    assert find_equal_numbers(asked) == {"a": ["1e-5", "1e-05"], "c": ["1", "1.0"]}
+    assert find_equal_numbers(asked) == {"a": ["1e-5", "1e-05"]}
     assert asked.choices[0].values["a"][:2] == ["1e-5", 1e-05]
     typed = yaml(of_preset("demo", [], ["lr=1e-5,0.00001,2", "batch_size=16,16.0"], []))
     assert find_equal_numbers(typed) == {"lr": ["1e-05", "1e-05"], "batch_size": ["16", "16.0"]}
