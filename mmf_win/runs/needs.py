@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -30,6 +31,7 @@ from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, Tree, merge, put, resolve
 from mmf_win.upstream.install import Installed, changed_files, usable_mmf
 from mmf_win.upstream.notation import literal
+from mmf_win.upstream.settings import HARMFUL
 from mmf_win.upstream.versions import config_path
 
 _log = logging.getLogger(__name__)
@@ -52,7 +54,9 @@ def mmf_for(request: Request) -> Installed:
 
 @cache
 def _note_changes(mmf: Installed) -> None:
-    """Say once, however many predictions follow, that MMF is not as it was published."""
+    """Say once, however many predictions follow, what is not as usual: MMF, and variables of Python."""
+    if ignored := [name for name in HARMFUL if os.environ.get(name)]:
+        _log.warning("ignoring %s of the environment: the worker runs without", ", ".join(ignored))
     if changed := changed_files(mmf):
         _log.warning("changed or missing files of MMF: %d", len(changed))
 

@@ -124,14 +124,10 @@ class OptunaSearch:
 
     def _trials(self) -> list[Any]:
         """Return the trials that count; a choice of values that was refused or killed leaves others."""
-        tried = {task.trial for task in self._known.values()}
-
-        def counts(trial: Any) -> bool:
-            is_chosen = trial.params.keys() == self._asked.parameters.keys()
-            return bool(trial.params) and (is_chosen or trial.state.is_finished() or trial.number in tried)
-
-        found = self._study.get_trials(deepcopy=False)
-        return [trial for trial in found if counts(trial) and _REPEATS not in trial.user_attrs]
+        asked, tried = self._asked.parameters.keys(), {task.trial for task in self._known.values()}
+        found = (trial for trial in self._study.get_trials(deepcopy=False) if trial.params)
+        found = (trial for trial in found if _REPEATS not in trial.user_attrs)
+        return [t for t in found if t.params.keys() == asked or t.state.is_finished() or t.number in tried]
 
     def is_hopeless(self, task: Task, event: Event) -> bool:
         """Whether a task is to be stopped after a validation."""

@@ -15,6 +15,9 @@ from mmf_win.upstream.versions import has_key
 
 ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
+HARMFUL = ("PYTHONOPTIMIZE", "PYTHONTRACEMALLOC", "PYTHONWARNINGS")
+"""Variables that break the worker: libraries need docstrings and warn; tracing takes ten times as long."""
+
 
 def common(model: str, splits: Mapping[str, str], version: str, processes: int = 1) -> Tree:
     """What every run needs; ``processes`` share this machine.
@@ -115,7 +118,7 @@ def environment(
         "MMF_DATASET_ZOO": str(no_datasets()),
         # transformers would look for newer files of a model, and without a network wait for minutes.
         **({} if asks_hub else {"HF_HUB_OFFLINE": "1"}),
-        **{key: value for key, value in os.environ.items() if key != "MMFW_PASSWORD"},
+        **{key: value for key, value in os.environ.items() if key not in ("MMFW_PASSWORD", *HARMFUL)},
         "MMF_CACHE_DIR": str(places.cache_dir),
         "MMF_DATA_DIR": str(places.data_dir),
         "MMF_SAVE_DIR": str(save_dir),

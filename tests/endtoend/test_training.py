@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from mmf_win.files import read_json
+from mmf_win.paths import module_command
 from mmf_win.protocol import read_events
+from mmf_win.runs import attempts, needs
 from mmf_win.runs.scores import val_auroc
 from tests.endtoend.conftest import Tool, events, saved
 from tests.worlds import tiny_mmf
@@ -223,3 +225,16 @@ def test_a_cache_folder_that_cannot_be_made_is_refused_before_anything_starts(
         assert tool.code(*words) == 3
         assert str(cache) in tool.errors and "MMF_CACHE_DIR" in tool.errors
     assert not tool.save_dir.exists()
+
+
+@pytest.mark.wide
+def test_variables_of_python_that_break_the_worker_are_ignored(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harmful = {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONTRACEMALLOC": "5"}
+    for name, value in harmful.items():
+        monkeypatch.setenv(name, value)
+    needs._note_changes.cache_clear()
+    monkeypatch.setattr(attempts, "WORKER_COMMAND", module_command("mmf_win.worker.entry"))
+    assert tool.code("train", tool.preset("vilbert"), "--updates", "1") == 0
+    assert "ignoring PYTHONOPTIMIZE, PYTHONTRACEMALLOC, PYTHONWARNINGS" in tool.errors

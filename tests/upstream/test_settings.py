@@ -94,3 +94,11 @@ def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
     assert (env.get("HF_HUB_OFFLINE") == "1") == offline
     if offline:
         assert Path(env["MMF_DATASET_ZOO"]).is_file()
+
+
+def test_a_worker_starts_without_variables_of_python_that_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*settings.HARMFUL, "PYTHONHASHSEED"):
+        monkeypatch.setenv(name, "1")
+    assert environment(Places.resolve(), offline=True).keys() & {*settings.HARMFUL, "PYTHONHASHSEED"} == {
+        "PYTHONHASHSEED"
+    }
