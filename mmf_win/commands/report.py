@@ -12,8 +12,8 @@ from mmf_win.console import print_json, print_line, say
 from mmf_win.errors import UsageError
 from mmf_win.paths import expanded
 from mmf_win.runs import lookup
-from mmf_win.runs.folder import SPECIFICATION, SWEEPS, Run
-from mmf_win.sweeps.folder import find_sweep
+from mmf_win.runs.folder import Run
+from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.table import trained
 from mmf_win.upstream.install import require_packages
 
@@ -65,11 +65,10 @@ def command(
     settings: dict[Run, dict[str, Any]] = {}
     beside = save_dir
     for wanted in runs:
-        path = expanded(wanted)
-        if not ((path / SPECIFICATION).is_file() or path.parts[:-1] == (SWEEPS,)):
-            found.append(lookup.find_run(save_dir, wanted))
+        if (folder := lookup.sweep_meant(save_dir, wanted)) is None:
+            found += lookup.find_runs(save_dir, wanted)
             continue
-        of_sweep = trained(sweep := find_sweep(save_dir, wanted))
+        of_sweep = trained(sweep := SweepFolder(folder))
         if len(of_sweep) < (2 if len(runs) == 1 else 1):
             raise UsageError(f"{sweep.path}: too few of its tasks have trained so far to compare them")
         found, settings = [*found, *of_sweep], settings | of_sweep

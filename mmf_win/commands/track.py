@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import Progress, aligned, print_json, say
+from mmf_win.console import Progress, aligned, print_json, say, shell_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task, reading
-from mmf_win.runs.lookup import all_runs, find_run, sweep_named, with_sweeps
+from mmf_win.runs.lookup import find_runs, with_sweeps
 from mmf_win.tracking import Models
 from mmf_win.tracking.follower import following
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What, destinations, event_files
@@ -98,8 +98,10 @@ def push(
     """
     if not trackers:
         raise UsageError("no tracker is named", hint="`mmfw track push --to mlflow`, clearml or wandb")
-    found, sweep = usable(trackers, models, page), sweep_named(save_dir, name or "")
-    runs = all_runs(sweep) if sweep else [find_run(save_dir, name)]
+    found, runs = usable(trackers, models, page), find_runs(save_dir, name)
+    if not runs:
+        show = shell_line("mmfw", "sweep", "status", str(name), "--save-dir", save_dir)
+        raise UsageError(f"{name}: no task of this sweep has a run yet", hint=f"`{show}` shows its tasks")
     told = []
     with Progress("sending", len(runs) * len(found), "task") as progress:
         for run in runs:
@@ -131,13 +133,13 @@ Examples:
   mmfw track status
   mmfw track status mmbt_grid --json"""
 )
-@click.argument("name", required=False, metavar="[RUN]", shell_complete=options.completed_by("RUN"))
+@click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.completed_by("RUN"))
 @options.runs_dir
 @options.as_json
 def status(name: str | None, save_dir: Path, as_json: bool) -> None:
-    """Show what trackers have of each run, or of RUN."""
+    """Show what trackers have of each run, of RUN, or of the runs of SWEEP, as for `mmfw track push`."""
     told = []
-    for run in [find_run(save_dir, name)] if name else with_sweeps(save_dir):
+    for run in find_runs(save_dir, name) if name else with_sweeps(save_dir):
         sends = destinations(run)
         counts = {name: len(read_events(file)) for name, file in event_files(run).items()} if sends else {}
         for sent in sends:

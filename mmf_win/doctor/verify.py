@@ -56,16 +56,12 @@ def _meant(
 
 
 def _runs(save_dir: Path, name: str) -> list[Run]:
-    """The run of a name, or all of the sweep's."""
+    """Return the run of a name, or all of a sweep."""
     try:
-        return [lookup.find_run(save_dir, name)]
+        return lookup.find_runs(save_dir, name)
     except errors.NoRun as error:
-        if sweep := lookup.sweep_named(save_dir, name):
-            return lookup.all_runs(sweep)
         message = f"{name}: no part, preset or run of this name"
-        if meant := did_you_mean(name, [*PARTS, *presets.names()]):
-            raise errors.UsageError(message, hint=meant.strip()) from None
-        raise errors.NoRun(message, hint=error.hint) from None
+        raise errors.NoRun(message, hint=did_you_mean(name, PARTS).strip() or error.hint) from None
 
 
 def verify(

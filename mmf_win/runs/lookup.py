@@ -62,6 +62,32 @@ def sweep_named(save_dir: Path, wanted: str) -> Path | None:
     return next((place for place in places if (place / SPECIFICATION).is_file()), None)
 
 
+def sweep_meant(save_dir: Path, wanted: str) -> Path | None:
+    """Return the sweep that ``sweeps/NAME`` or its folder means; a bare name is that of a run or preset."""
+    is_bare = Path(wanted).name == wanted != ".."
+    return None if is_bare else sweep_named(save_dir, wanted)
+
+
+def find_runs(save_dir: Path, wanted: str | None) -> list[Run]:
+    """Return the runs of a sweep, as :func:`sweep_meant` finds it, else the run of :func:`find_run`.
+
+    Raises NoRun where there is neither.
+    """
+    if sweep := sweep_meant(save_dir, wanted or ""):
+        return all_runs(sweep)
+    try:
+        return [find_run(save_dir, wanted)]
+    except NoRun as error:
+        if not wanted:
+            raise
+        known, hint = [f"{SWEEPS}/{path.name}" for path in sweeps_in(save_dir)], error.hint
+        if sweep := sweep_named(save_dir, wanted):
+            hint = f"did you mean {name if (name := f'{SWEEPS}/{wanted}') in known else sweep}?"
+        elif near := did_you_mean(wanted, known):
+            hint = near.strip()
+        raise NoRun(f"{save_dir}: there is no run or sweep named {wanted}", hint=hint) from None
+
+
 def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
     """The runs that an id, a name, a time, or a run's or task's folder may mean, the newest first."""
     for path in (expanded(wanted).absolute(), save_dir / wanted) if wanted else ():

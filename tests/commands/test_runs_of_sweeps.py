@@ -12,7 +12,7 @@ import pytest
 from mmf_win.files import share, write_json
 from mmf_win.locking import locked
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import find_run, named
+from mmf_win.runs.lookup import find_run, find_runs, named
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import all_tasks, plan
 from mmf_win.sweeps.table import cost
@@ -98,14 +98,49 @@ def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: Mmfw, save: Pat
     assert "did you mean mmfw sweep run demo?" in mmfw("sweep", "demo", code=2)
 
 
-@pytest.mark.parametrize("words", [("predict",), ("runs", "show"), ("report",)], ids=" ".join)
+@pytest.mark.parametrize("words", [("predict",), ("runs", "show"), ("train", "--resume")], ids=" ".join)
 def test_a_sweep_where_a_run_is_meant_names_the_command_that_lists_them(
     mmfw: Mmfw, save: Path, words: tuple[str, ...]
 ) -> None:
-    pytest.importorskip("matplotlib")
     mmfw(*words, "grid", code=2)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     assert TASK in mmfw(*typed(command))
+
+
+@pytest.mark.parametrize("words", ["track status", "track push --to mlflow", "report", "verify", "repair"])
+def test_a_bare_name_is_never_that_of_a_sweep(
+    mmfw: Mmfw, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("mmf_win.commands.track.usable", lambda *_: [])
+    mmfw(*words.split(), "grid", code=2)
+    assert "did you mean sweeps/grid?" in mmfw.err
+    monkeypatch.chdir(save / "sweeps")
+    mmfw(*words.split(), "grid", code=2)
+    assert "did you mean sweeps/grid?" in mmfw.err, "though it is a folder here"
+    monkeypatch.chdir(save)
+    mmfw(*words.split(), "sweeps/gird", code=2)
+    assert "did you mean sweeps/grid?" in mmfw.err
+
+
+def test_a_sweep_without_runs_is_not_sent_in_silence(
+    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mmf_win.commands.track.usable", lambda *_: [])
+    (save / "sweeps" / "new").mkdir()
+    (save / "sweeps" / "new" / "sweep.yaml").write_text(_GRID, encoding="utf-8")
+    mmfw("track", "push", "sweeps/new", "--to", "mlflow", code=2)
+    [command] = re.findall("`mmfw (.*?)`", mmfw.err)
+    assert "no task of this sweep has a run yet" in mmfw.err and "4 tasks" in mmfw(*typed(command)) + mmfw.err
+
+
+def test_a_name_of_a_run_and_of_a_sweep_is_the_runs(mmfw: Mmfw, save: Path) -> None:
+    pytest.importorskip("matplotlib")
+    make(save / "sweeps" / "demo")
+    assert [run.id for run in find_runs(save, "demo")] == ["demo/2025-01-01T00-00-00"]
+    assert len(find_runs(save, "sweeps/demo")) == len(find_runs(save, str(save / "sweeps" / "demo"))) == 4
+    assert mmfw.json("report", "demo")["runs"] == ["demo/2025-01-01T00-00-00"]
+    assert len(mmfw.json("report", "sweeps/demo")["runs"]) == 4
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_what_makes_no_sense_is_one_error(
         (["sweep", "status"], "mmfw sweep run PRESET"),
         (["sweep", "table"], "mmfw sweep run PRESET"),
         (["sweep", "status", "nope"], "mmfw sweep run PRESET"),
-        (["report", "sweeps/nope"], "no such sweep"),
+        (["report", "sweeps/nope"], "no run or sweep named sweeps/nope"),
         (["report", ""], "run"),
     ],
 )
