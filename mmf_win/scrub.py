@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # As a path, an address has lost a slash, and on Windows turned the other.
-_ADDRESS = re.compile(r"(?i)((?<=[a-z]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
+_ADDRESS = re.compile(r"(?i)((?<=[a-z\d]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
 _HOST_AND_PORT = re.compile(r"[\w-]+\.[\w.-]+:\d+/")
 
 SECRET = (

@@ -39,6 +39,7 @@ from mmf_win.scrub import scrubber, without_secrets
         ("fetching HTTPS://me:hun@hunter2@example.org/a.zip", "example.org/a.zip"),
         ("fetching https://me:hun/hunter2@example.org/a.zip", "example.org/a.zip"),
         ("ssh://hunter2@example.org/a.zip", "example.org/a.zip"),
+        ("postgresql+psycopg2://me:hunter2@host/runs", "host/runs"),
     ],
 )
 @pytest.mark.parametrize("write", [str, lambda line: json.dumps({"kind": "note", "words": [line]})])

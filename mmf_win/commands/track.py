@@ -36,7 +36,7 @@ def command() -> None:
 
 
 def usable(names: Sequence[str], models: Models, page: bool) -> list[Tracker]:
-    """The trackers that are named, once it is sure that runs can be sent there, now or later.
+    """Return the named trackers that are not disabled, once it is sure that runs can be sent there.
 
     Raises:
         MmfError: a package is missing.
@@ -47,9 +47,11 @@ def usable(names: Sequence[str], models: Models, page: bool) -> list[Tracker]:
     found = [tracker(name) for name in dict.fromkeys(names)]
     for each in found:
         each.require_usable()
+        if each.note:
+            say(f"note: {each.note}")
     if page:
         require_packages("jinja2", "matplotlib", "pillow", "numpy")
-    return found
+    return [each for each in found if each.upload != "disabled"]
 
 
 def tracked(
@@ -98,7 +100,9 @@ def push(
     """
     if not trackers:
         raise UsageError("no tracker is named", hint="`mmfw track push --to mlflow`, clearml or wandb")
-    found, runs = usable(trackers, models, page), find_runs(save_dir, name)
+    if not (found := usable(trackers, models, page)):
+        raise UsageError("nothing is sent, since each tracker that is named is disabled")
+    runs = find_runs(save_dir, name)
     if not runs:
         show = shell_line("mmfw", "sweep", "status", str(name), "--save-dir", save_dir)
         raise UsageError(f"{name}: no task of this sweep has a run yet", hint=f"`{show}` shows its tasks")
@@ -115,7 +119,8 @@ def push(
         print_json(told)
     else:
         for each in told:
-            say(f"{each['run']}: {each['link']}{'' if each['new'] else ', which has all of it'}")
+            where = "" if each["upload"] == "server" else f" ({each['upload']})"
+            say(f"{each['run']}: {each['link']}{where}{'' if each['new'] else ', which has all of it'}")
 
 
 def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
@@ -148,7 +153,7 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
     if as_json:
         print_json(told)
     elif told:
-        columns = ("run", "tracker", "state", "events_left", "link", "error")
+        columns = ("run", "tracker", "upload", "state", "events_left", "link", "error")
         print(aligned(columns, [[each[column] for column in columns] for each in told]))
     else:
         say("nothing is sent so far; `mmfw track push --to mlflow` sends the newest run")

@@ -28,7 +28,7 @@ from mmf_win.runs.folder import Run, reading
 from mmf_win.scrub import without_secrets
 from mmf_win.signals import blocked
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What
-from mmf_win.tracking.tracker import Tracker, tracker, why
+from mmf_win.tracking.tracker import Tracker, tracker, when, why
 
 _log = logging.getLogger(__name__)
 
@@ -114,12 +114,13 @@ def _end(
             process.wait()
             _say_left(run, to, what, "there was no time to send all" if to.answers else "it does not answer")
         elif process.returncode:
-            _say_left(run, to, what, Sent.of(run, to).error or f"see {_log_of(run, to)}")
+            error = Sent.of(run, to).error
+            _say_left(run, to, what, error or f"see {_log_of(run, to)}", when(error) if error else "later")
 
 
-def _say_left(run: Run, to: Tracker, what: What, reason: str) -> None:
+def _say_left(run: Run, to: Tracker, what: What, reason: str, at: str = "later") -> None:
     push = shell_line("mmfw", "track", "push", run.path, "--to", to.name, *what.options)
-    _log.warning("%s lacks some of run %s: %s; `%s` sends it later", to.name, run.id, reason, push)
+    _log.warning("%s lacks some of run %s: %s; `%s` sends it %s", to.name, run.id, reason, push, at)
 
 
 def follow(run: Run, to: Tracker, what: What) -> int:

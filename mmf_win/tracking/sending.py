@@ -62,6 +62,7 @@ class Sent:
 
     Attributes:
         tracker, address: which one.
+        upload: where it lies; empty in notes of earlier versions, and before anything was sent.
         id, link: of the run there; None before there is one.
         events: file of events → how many of them.
         files: file, or what else may change → what it was like.
@@ -72,6 +73,7 @@ class Sent:
 
     tracker: str
     address: str
+    upload: str = ""
     id: str | None = None
     link: str | None = None
     events: dict[str, int] = field(default_factory=dict)
@@ -108,7 +110,8 @@ def destinations(run: Run) -> list[Sent]:
     for file in sorted(run.tracking.glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
             found.append(Sent(**known_fields(Sent, read_json(file))))
-    return found
+    # Earlier versions noted runs that W&B, which was offline or disabled, did not send: they have no link.
+    return [sent for sent in found if sent.link or sent.id is None]
 
 
 def event_files(run: Run) -> dict[str, Path]:
@@ -199,7 +202,7 @@ class Sender:
         found, link = self._tracker.open(about)
         self._is_open = True
         if found != self.sent.id:
-            self.sent = Sent(self.sent.tracker, self.sent.address, found, link)
+            self.sent = Sent(self.sent.tracker, self.sent.address, self._tracker.upload, found, link)
             self.sent.save(self._run)
 
     def _note(self, known: dict[str, Any], new: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from mmf_win.errors import UsageError
 from mmf_win.files import read_json, share, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import expanded
@@ -25,6 +26,7 @@ from mmf_win.tracking.tracker import OFFLINE, PROJECT, About, Point, Tracker
 
 _SERVER, _VERSION, _TAGS = "https://api.clear.ml", "2.13", "properties"
 _API_SERVER = re.compile(r'^[^#\n]*\bapi_server\s*[:=]\s*"?(http[^"\s,}]+)', re.MULTILINE)
+_KEY = re.compile(r'^[^#\n]*\baccess_key"?\s*[:=]\s*"?([^"\s,}]+)', re.MULTILINE)
 _STATES = {"running": "started", "done": "completed", "interrupted": "stopped", "killed": "stopped"}
 _TRIES = dict.fromkeys(("total", "connect", "read", "redirect", "status"), 1)
 _CONFIG = {
@@ -41,14 +43,22 @@ class Connection(Tracker):
     probe = ("/debug.ping", None, {"meta"})
 
     def __new__(cls) -> Connection:
-        off = os.environ.get("CLEARML_OFFLINE_MODE", "").lower() not in ("", "0", "false", "no", "off")
+        told = os.environ.get("CLEARML_OFFLINE_MODE") or os.environ.get("TRAINS_OFFLINE_MODE", "")
+        off = told.lower() not in ("", "0", "f", "false", "n", "no", "off")
         return super().__new__(_Offline if off else cls)
 
     def __init__(self) -> None:
-        self.server = os.environ.get(self.variable) or _configured() or _SERVER
+        self.server = os.environ.get(self.variable) or _configured(_API_SERVER) or _SERVER
         self.project = os.environ.get("CLEARML_PROJECT") or PROJECT
         self._session: Any = None
         self._task = ""
+
+    def require_settings(self) -> bool:
+        of = (f"{by}_{name}" for by in ("CLEARML", "TRAINS") for name in ("API_ACCESS_KEY", "AUTH_TOKEN"))
+        if not (any(map(os.environ.get, of)) or _configured(_KEY)):
+            hint = "run `clearml-init`, or set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY"
+            raise UsageError(f"there is no key of ClearML for {self.host}", hint=hint)
+        return True
 
     def open(self, about: About) -> tuple[str, str]:
         from clearml.backend_api import Session
@@ -127,9 +137,15 @@ class Connection(Tracker):
 class _Offline(Connection):
     """One folder a run."""
 
+    upload = "offline"
+    note = "ClearML is offline; `Task.import_offline_session(FOLDER)` of clearml sends each folder later"
+
     def __init__(self) -> None:
         super().__init__()
         self.server, self._folder = OFFLINE, Path()
+
+    def require_settings(self) -> bool:
+        return False
 
     def open(self, about: About) -> tuple[str, str]:
         cache = expanded(os.environ.get("CLEARML_CACHE_DIR") or "~/.clearml/cache").absolute()
@@ -188,10 +204,10 @@ def _said(answer: Any) -> Any:
     return said["data"]
 
 
-def _configured() -> str | None:
-    """The server that clearml's own file names; to import clearml takes a second."""
+def _configured(what: re.Pattern[str]) -> str | None:
+    """What clearml's own file says; to import clearml takes a second."""
     with suppress(OSError, UnicodeDecodeError):
         file = expanded(os.environ.get("CLEARML_CONFIG_FILE") or "~/clearml.conf")
-        found = _API_SERVER.search(file.read_text(encoding="utf-8"))
+        found = what.search(file.read_text(encoding="utf-8"))
         return found and found[1]
     return None

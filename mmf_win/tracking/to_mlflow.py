@@ -8,15 +8,20 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import UsageError
+from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import locked
+from mmf_win.paths import expanded
 from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker
 
 _KEY = "mmfw.key"
 _MOST_POINTS, _MOST_VALUES, _LONGEST = 1000, 100, 5000  # of one request, and of a value
+_FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _STATES = {"running": "RUNNING", "done": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
 
 
@@ -34,6 +39,11 @@ class Connection(Tracker):
     def __init__(self) -> None:
         self.server = os.environ.get(self.variable, "")
         self.project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        if local := re.fullmatch(r"(file:|sqlite:///)(?![/\\]|\w:|:memory:)(.+)", self.server):
+            self.server = local[1] + Path(local[2]).absolute().as_posix()  # of two folders, two addresses
+        self._kind = re.split("[:+]", self.server)[0]
+        if self._kind in ("file", "sqlite"):
+            self.upload, self.note = "local", f"{self.server} is a store on this machine, no server of MLflow"
         if not self.server:
             hint = f"`mlflow server` starts one, and {self.variable}=http://127.0.0.1:5000 names it"
             raise UsageError(f"no server of MLflow is named in {self.variable}", hint=hint)
@@ -43,6 +53,26 @@ class Connection(Tracker):
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # it may hold a password
         self._client: Any = None
         self._run = ""
+
+    def require_settings(self) -> bool:
+        kind = self._kind
+        if self.server in ("sqlite://", "sqlite:///:memory:"):
+            raise UsageError(f"{self.server} is kept in memory alone", hint=f"{self.variable}=sqlite:///FILE")
+        is_allowed = os.environ.get(_FOLDERS, "").lower() in ("true", "1")
+        if kind == "file" and not is_allowed:
+            hint = f"name a server or sqlite:///FILE, or set {_FOLDERS}=true"
+            raise UsageError(f"{self.address} is no server of mlflow, which refuses folders", hint=hint)
+        missing = [each for each in ("sqlalchemy", "alembic") if find_spec(each) is None]
+        if kind in _DATABASES and missing:
+            needs = f"for {self.address}, MLflow needs {' and '.join(missing)}"
+            raise MmfError(needs, hint=f"run `pip install {' '.join(missing)}`")
+        file = expanded(os.environ.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg")
+        given = map(os.environ.get, ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION"))
+        if kind == "databricks" and not (any(given) or file.is_file()):
+            hint = "set DATABRICKS_HOST and DATABRICKS_TOKEN, or run `databricks configure`"
+            raise UsageError("there is no key of Databricks", hint=hint)
+        plugins = {plugin.name for plugin in entry_points(group="mlflow.tracking_store")}
+        return kind not in {"file", "databricks", *_DATABASES, *(plugins - {"http", "https"})}
 
     def open(self, about: About) -> tuple[str, str]:
         from mlflow import MlflowClient

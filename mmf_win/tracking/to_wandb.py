@@ -7,14 +7,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from configparser import ConfigParser, Error
+from contextlib import suppress
 from glob import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mmf_win.tracking.tracker import OFFLINE, PROJECT, About, Point, Tracker
+from mmf_win.errors import UsageError
+from mmf_win.paths import expanded
+from mmf_win.tracking.tracker import OFFLINE, PROJECT, About, Point, Tracker, Upload
 
 _TO_BEGIN, _TO_END = 60.0, 1800.0  # seconds
+_MODES: dict[str, Upload] = {"online": "server", "shared": "server", "run": "server", "offline": "offline"}
+_MODES |= {"dryrun": "offline", "disabled": "disabled"}
+_NOTES = {
+    "disabled": "W&B is disabled, so nothing is sent there; WANDB_MODE=online sends",
+    "offline": "W&B is offline; `wandb sync RUN/tracking/wandb/offline-run-*` sends it later",
+}
 
 
 class Connection(Tracker):
@@ -28,10 +38,24 @@ class Connection(Tracker):
 
     def __init__(self) -> None:
         server = os.environ.get(self.variable) or "https://api.wandb.ai"
-        self.server = OFFLINE if os.environ.get("WANDB_MODE") == "offline" else server
+        self._mode = os.environ.get("WANDB_MODE") or _setting("mode") or "online"
+        self.upload = _MODES.get(self._mode, "server")
+        self.server = OFFLINE if self.upload == "offline" else server
+        self.note = _NOTES.get(self.upload, "")
         self.project = os.environ.get("WANDB_PROJECT") or PROJECT
         os.environ.setdefault("WANDB_SILENT", "true")  # else it prints, whatever its settings
         self._run, self._exit_code = None, 0
+
+    def require_settings(self) -> bool:
+        from requests.utils import get_netrc_auth  # here, as every training imports this module
+
+        if self._mode not in _MODES:
+            raise UsageError(f"W&B has no mode {self._mode}", hint=f"WANDB_MODE is {', '.join(_MODES)}")
+        given = map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
+        if self.upload == "server" and not (any(given) or _setting("api_key") or get_netrc_auth(self.server)):
+            hint = "run `wandb login`, or set WANDB_API_KEY"
+            raise UsageError(f"there is no key of W&B for {self.host}", hint=hint)
+        return self.upload == "server"
 
     def open(self, about: About) -> tuple[str, str]:
         import wandb
@@ -45,6 +69,8 @@ class Connection(Tracker):
         named: dict[str, Any] = {"id": about.key, "project": self.project, "name": about.name}
         group = about.parent.name if about.parent else None
         self._run = wandb.init(**named, group=group, resume="allow", dir=about.folder, settings=settings)
+        if self._run.disabled or self._run.offline != (self.upload == "offline"):
+            raise UsageError("W&B is offline or disabled", hint="see WANDB_MODE and the settings file of W&B")
         # Its own steps never go back, as updates do after a resume.
         self._run.define_metric("update", hidden=True)
         self._run.define_metric("*", step_metric="update")
@@ -69,3 +95,12 @@ class Connection(Tracker):
         run, self._run = self._run, None
         if run is not None:
             run.finish(self._exit_code)
+
+
+def _setting(name: str) -> str | None:
+    """Return what the settings files of W&B say, which ``wandb offline`` and ``wandb login`` write."""
+    config, root = ConfigParser(interpolation=None), expanded(os.environ.get("WANDB_DIR") or ".")
+    system = expanded(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
+    with suppress(Error, UnicodeDecodeError):
+        config.read([system / "settings", root / "wandb" / "settings", root / ".wandb" / "settings"])
+    return config.get("default", name, fallback=None)

@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.scrub import without_secrets
@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 PROJECT = "hateful-memes"
 """Where runs go if the tracker's own variable names no other experiment or project."""
 OFFLINE = "offline"
+Upload = Literal["server", "offline", "local", "disabled"]
+"""Where what is sent lies: on a server, in an offline folder, in a local store, or nowhere."""
 _TO_ANSWER, _MOST = 3.0, 1 << 20  # seconds, bytes
 
 
@@ -57,8 +59,8 @@ class Tracker(ABC):
 
     Methods raise whatever the package does. ``server`` is its address, or :data:`OFFLINE`; ``probe`` what to
     ask there without a key (a path, and what to post), and what the answer, an object in JSON, has of this.
-    ``answers`` is whether it did so. Where ``confirms`` is False, what a method sends is sure to have arrived
-    only after :meth:`close`.
+    ``answers`` is whether it did so. ``upload`` is where runs go, and ``note`` tells people more of it.
+    Where ``confirms`` is False, what a method sends is sure to have arrived only after :meth:`close`.
     """
 
     name: ClassVar[str]
@@ -68,6 +70,8 @@ class Tracker(ABC):
     server: str
     project: str
     answers = True
+    upload: Upload = "server"
+    note = ""
 
     @property
     def address(self) -> str:
@@ -78,6 +82,15 @@ class Tracker(ABC):
     def host(self) -> str:
         """Its server without a user and password, as the beginning of addresses."""
         return re.sub("(?<=//).*@", "", self.server).rstrip("/")
+
+    def require_settings(self) -> bool:
+        """Return whether its address is that of a web server, once nothing is missing to send there.
+
+        Raises:
+            MmfError: a package is missing.
+            UsageError: the address can never work, or there is no key for it.
+        """
+        return self.upload == "server"
 
     def require_usable(self) -> None:
         """See that its package is there, and that what answers at its address is one.
@@ -93,11 +106,10 @@ class Tracker(ABC):
         from urllib.request import Request, urlopen
 
         require_packages(self.name, extra=f"[{self.name}]")
+        if not self.require_settings():
+            return
         refused = UsageError(f"{self.address} is no server of {self.name}", hint=f"see {self.variable}")
-        scheme, is_address, _ = self.server.partition("://")
-        if scheme not in ("http", "https"):
-            if is_address or scheme in (OFFLINE, "databricks"):  # MLflow takes a database, too
-                return
+        if not self.server.startswith(("http://", "https://")):
             raise refused
         path, body, keys = self.probe
         try:
@@ -106,11 +118,15 @@ class Tracker(ABC):
                 with urlopen(request, timeout=_TO_ANSWER) as answer:
                     said = answer.read(_MOST)
             except HTTPError as error:
+                said = error.read(_MOST)
+                if b"Invalid Host header" in said:
+                    hint = f"`mlflow server --allowed-hosts {request.host}` allows it, or in the server's"
+                    hint += " environment MLFLOW_SERVER_ALLOWED_HOSTS"
+                    raise UsageError(f"{self.host} refuses the name {request.host}", hint=hint) from None
                 if error.code in (401, 403):
                     return
                 if error.code != 404:
                     raise
-                said = error.read(_MOST)
         except OSError as error:
             self.answers, reason = False, getattr(error, "reason", error)
             _log.warning("%s at %s does not answer: %s", self.name, without_secrets(self.server), reason)
@@ -154,7 +170,7 @@ class Tracker(ABC):
         except Exception as error:
             if isinstance(error, MmfwError) or getattr(error, "errno", None):  # of the disk
                 raise
-            hint = "run the same command again later"
+            hint = f"run the same command again {when(why(error))}"
             raise MmfError(f"{self.name} at {self.address}: {why(error)}", hint=hint) from None
 
 
@@ -164,6 +180,12 @@ def why(error: Exception) -> str:
     if re.search("Max retries exceeded|timed out|[Cc]onnection (refused|reset|aborted)", text):
         return "it does not answer"
     return text[:200] or type(error).__name__
+
+
+def when(reason: str) -> str:
+    """Return when a command that failed for this reason may work: with time alone, or not."""
+    passes = re.search(r"does not answer|\b(429|50[0234])\b|Service Unavailable", reason)
+    return "later" if passes else "once that is solved"
 
 
 def tracker(name: str) -> Tracker:

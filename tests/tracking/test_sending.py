@@ -269,3 +269,14 @@ def test_a_page_is_sent_only_when_it_is_asked_for(run: Run, tracker: RecordingTr
     assert "reports/page.html" not in tracker.files
     send(run, tracker, pages=True)
     assert tracker.files["reports/page.html"] == [b"<html>"]
+
+
+def test_a_note_of_an_earlier_version_of_what_wandb_did_not_send_is_passed_over(
+    run: Run, tracker: RecordingTracker
+) -> None:
+    send(run, tracker)
+    [note] = run.tracking.glob("*.json")
+    write_json(note, {**note_of(run), "link": None})
+    again = RecordingTracker()
+    assert destinations(run) == [] and send(run, again)
+    assert again.sent == tracker.sent

@@ -1,0 +1,229 @@
+"""Where runs go by the environment: what can never work is refused, and what is kept here is called so."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.tracking import to_mlflow
+from mmf_win.tracking.sending import destinations
+from mmf_win.tracking.to_mlflow import Connection
+from mmf_win.tracking.tracker import when
+from tests.tracking.conftest import follower
+from tests.tracking.test_wandb import folders
+from tests.worlds.mlflow_server import needs_server
+from tests.worlds.report_world import World
+from tests.worlds.tools import Mmfw, requires_package
+
+pytestmark = pytest.mark.wide
+needs_wandb, needs_clearml = requires_package("wandb"), requires_package("clearml")
+needs_mlflow = requires_package("mlflow")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without settings of any tracker, which is also the folder in which commands run."""
+    folder = tmp_path / "home"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("HOME", "USERPROFILE", "WANDB_CACHE_DIR", "WANDB_DATA_DIR", "WANDB_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(folder))
+    monkeypatch.setenv("CLEARML_CONFIG_FILE", str(folder / "clearml.conf"))
+    return folder
+
+
+def push(world: World, *words: object, code: int = 0) -> tuple[Any, str]:
+    """What ``mmfw track push`` tells, in a process of its own, and its notes."""
+    command = [sys.executable, "-m", "mmf_win", "track", "push", *map(str, words), "--json"]
+    done = subprocess.run(
+        [*command, "--save-dir", str(world.save)],
+        capture_output=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONUTF8": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+    return json.loads(done.stdout) if code == 0 else None, done.stderr
+
+
+@needs_wandb
+@pytest.mark.parametrize("by", ["WANDB_MODE=offline", "WANDB_MODE=dryrun", "wandb/settings", "settings"])
+def test_offline_a_folder_has_the_run_and_the_note_says_so(
+    world: World, home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run()
+    if "=" in by:
+        monkeypatch.setenv(*by.split("="))
+    else:
+        (home / by).parent.mkdir(exist_ok=True)
+        (home / by).write_text("[default]\nmode = offline\n", encoding="utf-8")
+    [told], said = push(world, "--to", "wandb")
+    [sent] = destinations(run)
+    assert told["upload"] == sent.upload == sent.address.split()[0] == "offline"
+    assert sent.link == str(run.tracking) and len(folders(run)) == 1
+    assert "W&B is offline; `wandb sync" in said
+
+
+@needs_wandb
+@pytest.mark.parametrize("by", ["WANDB_MODE=disabled", "wandb/settings"])
+def test_where_wandb_is_disabled_nothing_is_noted_as_sent(
+    world: World, home: Path, by: str, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+) -> None:
+    run = world.run()
+    if "=" in by:
+        monkeypatch.setenv(*by.split("="))
+    else:
+        (home / by).parent.mkdir()
+        (home / by).write_text("[default]\nmode = disabled\n", encoding="utf-8")
+    _, said = push(world, "--to", "wandb", code=2)
+    assert "nothing is sent" in said and "WANDB_MODE=online" in said
+    assert destinations(run) == [] and not run.tracking.exists()
+    assert follower("wandb", run).returncode == 3
+    assert all(not sent.events and sent.id is None for sent in destinations(run)), "nor by a follower"
+    mmfw("train", "mmbt_grid", "--data-dir", world.data / "none", "--track", "wandb", code=3)
+    assert "nothing is sent" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "it trains all the same"
+
+
+@needs_clearml
+@pytest.mark.parametrize("name", ["CLEARML_OFFLINE_MODE", "TRAINS_OFFLINE_MODE"])
+def test_offline_clearml_says_so(
+    world: World, home: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run()
+    monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CLEARML_CACHE_DIR", str(home))
+    [told], said = push(world, "--to", "clearml")
+    [sent] = destinations(run)
+    assert told["upload"] == sent.upload == "offline" and Path(told["link"]).parent == home / "offline"
+    assert "import_offline_session" in said
+
+
+@needs_mlflow
+def test_a_store_on_this_machine_is_called_so_and_is_another_in_another_folder(
+    world: World, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sqlalchemy")
+    run = world.run()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    [told], said = push(world, "--to", "mlflow")
+    assert told["upload"] == "local" and "is a store on this machine, no server" in said
+    assert str(home / "mlflow.db") in said and (home / "mlflow.db").is_file()
+    assert not push(world, "--to", "mlflow")[0][0]["new"]
+    (home / "other").mkdir()
+    monkeypatch.chdir(home / "other")
+    assert push(world, "--to", "mlflow")[0][0]["new"] and (home / "other" / "mlflow.db").is_file()
+    assert len(destinations(run)) == 2
+
+
+@needs_server
+def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_its_option(
+    world: World, server: str, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+) -> None:
+    run, port = world.run(), server.rpartition(":")[2]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
+    [told], _ = push(world, "--to", "mlflow")
+    assert told["upload"] == destinations(run)[0].upload == "server"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.1:{port}")
+    mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
+    assert f"`mlflow server --allowed-hosts 127.1:{port}`" in mmfw.err
+    assert "MLFLOW_SERVER_ALLOWED_HOSTS" in mmfw.err and "again later" not in mmfw.err
+
+
+@pytest.mark.parametrize(
+    ("tracker", "environ", "said"),
+    [
+        ("mlflow", "MLFLOW_TRACKING_URI=file:./runs", "MLFLOW_ALLOW_FILE_STORE=true"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite://", "in memory"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///:memory:", "in memory"),
+        ("mlflow", "MLFLOW_TRACKING_URI=foo://host", "is no server of mlflow"),
+        ("mlflow", "MLFLOW_TRACKING_URI=databricks", "DATABRICKS_TOKEN"),
+        ("mlflow", "MLFLOW_TRACKING_URI=databricks-uc", "is no server of mlflow"),
+        ("wandb", "WANDB_MODE=online", "WANDB_API_KEY"),
+        ("wandb", "WANDB_BASE_URL=http://127.0.0.1:9", "`wandb login`"),
+        ("wandb", "WANDB_MODE=Offline", "no mode Offline"),
+        ("clearml", "CLEARML_API_HOST=http://127.0.0.1:9", "`clearml-init`"),
+    ],
+)
+def test_what_can_never_work_is_refused_before_a_training(
+    mmfw: Mmfw, tracker: str, environ: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(tracker)
+    monkeypatch.setenv(*environ.split("="))
+    mmfw("train", "mmbt_grid", "--track", tracker, code=2)
+    assert said in mmfw.err and "later" not in mmfw.err and "dataset" not in mmfw.err
+
+
+@needs_mlflow
+def test_a_database_without_the_packages_for_it_names_them(
+    mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(to_mlflow, "find_spec", lambda name: None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://me:hunter2@host/db")
+    mmfw("train", "mmbt_grid", "--track", "mlflow", code=6)
+    assert "`pip install sqlalchemy alembic`" in mmfw.err and "hunter2" not in mmfw.err
+
+
+@needs_mlflow
+def test_a_folder_that_mlflow_is_told_to_allow_is_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.run()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:./runs")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    [told], _ = push(world, "--to", "mlflow")
+    assert told["upload"] == "local" and told["new"]
+
+
+@pytest.mark.parametrize("by", ["variable", "netrc", "settings"])
+def test_a_key_of_wandb_is_found_wherever_wandb_login_writes_it(
+    home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmf_win.tracking import to_wandb
+
+    if by == "variable":
+        monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
+    elif by == "netrc":
+        (home / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password k\n", encoding="utf-8")
+    else:
+        (home / "settings").write_text("[default]\napi_key = k\n", encoding="utf-8")
+    assert to_wandb.Connection().require_settings()
+
+
+@pytest.mark.parametrize("by", ["variable", "token", "file"])
+def test_a_key_of_clearml_is_found_wherever_clearml_looks(
+    home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mmf_win.tracking import to_clearml
+
+    if by == "file":
+        text = 'api {\n  credentials {"access_key" = "A", "secret_key" = "S"}\n}\n'
+        (home / "clearml.conf").write_text(text, encoding="utf-8")
+    else:
+        monkeypatch.setenv("CLEARML_AUTH_TOKEN" if by == "token" else "CLEARML_API_ACCESS_KEY", "k")
+    assert to_clearml.Connection().require_settings()
+
+
+@needs_mlflow
+def test_a_key_of_databricks_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")
+    monkeypatch.setenv("DATABRICKS_HOST", "http://127.0.0.1:9")
+    monkeypatch.setenv("DATABRICKS_TOKEN", "k")
+    assert not Connection().require_settings(), "it is not probed"
+
+
+@pytest.mark.parametrize(
+    ("reason", "passes"),
+    [
+        ("it does not answer", True),
+        ("API request failed with error code 503 != 200", True),
+        ("502 Bad Gateway", True),
+        ("error code 403: Permission denied", False),
+        ("Run with id=x not found", False),
+        ("Invalid API key", False),
+    ],
+)
+def test_only_what_passes_is_to_be_tried_again_later(reason: str, passes: bool) -> None:
+    assert (when(reason) == "later") == passes
