@@ -31,6 +31,7 @@ from mmf_win.runs.request import Once
 from mmf_win.sweeps.folder import find_sweep
 from mmf_win.sweeps.table import lines
 from mmf_win.tracking import Models
+from mmf_win.tracking.tracker import require_no_id
 from mmf_win.upstream.install import require_packages
 
 _ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--report", "trackers": "--track"}
@@ -171,7 +172,8 @@ def command(
     beside each prediction file. --json prints one object per prediction file, each on a line.
     """
     _require_one_kind(split, memes, image, text)
-    follow = click.get_current_context().with_resource(tracked(usable(trackers, models, page), models, page))
+    found = usable(trackers, models, page)
+    follow = click.get_current_context().with_resource(tracked(found, models, page))
     runs, overrides = split_words(words)
     require_predictable(overrides, given | {"features": features, "memes": memes, "image": image})
     others: dict[str, Any] = {"RUN": runs, "KEY=VALUE": overrides, "--checkpoint": checkpoint}
@@ -205,6 +207,8 @@ def command(
         raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")
     else:
         members = prediction.choose_checkpoints(save_dir, runs, checkpoint or ("best",))
+    if len({member.run for member in members}) > 1:
+        require_no_id(to.name for to in found)
     chosen = prediction.PredictionOptions(
         splits=split,
         memes=memes[0] if memes else None,

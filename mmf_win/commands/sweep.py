@@ -41,6 +41,7 @@ from mmf_win.sweeps.table import cost, flat, lines
 from mmf_win.sweeps.task import Task, begun, joined, require_known
 from mmf_win.tracking import Models
 from mmf_win.tracking.sending import What
+from mmf_win.tracking.tracker import require_no_id
 from mmf_win.unpacking.staging import require_makeable
 from mmf_win.upstream.install import require_packages
 
@@ -150,7 +151,7 @@ def run(
     """
     if not any(words[:1]):
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
-    usable(trackers, models, page)
+    require_no_id(to.name for to in usable(trackers, models, page))
     named = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
     track = [word for name in trackers if named for word in ("--track", name)]  # MMFW_TRACK they inherit
     track += What(models, page).options

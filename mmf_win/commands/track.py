@@ -20,7 +20,7 @@ from mmf_win.runs.lookup import find_runs, with_sweeps
 from mmf_win.tracking import Models
 from mmf_win.tracking.follower import following
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What, destinations, event_files
-from mmf_win.tracking.tracker import Tracker, tracker
+from mmf_win.tracking.tracker import Tracker, require_no_id, tracker
 from mmf_win.upstream.install import require_packages
 
 
@@ -106,6 +106,8 @@ def push(
     if not runs:
         show = shell_line("mmfw", "sweep", "status", str(name), "--save-dir", save_dir)
         raise UsageError(f"{name}: no task of this sweep has a run yet", hint=f"`{show}` shows its tasks")
+    if len(runs) > 1:
+        require_no_id(to.name for to in found)
     told = []
     with Progress("sending", len(runs) * len(found), "task") as progress:
         for run in runs:

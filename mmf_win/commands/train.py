@@ -20,13 +20,14 @@ from mmf_win.console import aligned, controls_escaped, duration, print_json, pri
 from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.paths import DatasetPaths, Places, expanded, name_part
 from mmf_win.runs import presets, training
-from mmf_win.runs.folder import SWEEPS, Run
+from mmf_win.runs.folder import SWEEPS, Run, is_task
 from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import named
 from mmf_win.runs.paper import PAPER, SPLITS, Published, published, why_none
 from mmf_win.runs.published_weights import weights_of
 from mmf_win.runs.request import Once
 from mmf_win.tracking import Models
+from mmf_win.tracking.tracker import require_no_id
 from mmf_win.upstream.install import find_mmf
 
 _TRACKING = ("trackers", "models", "page")
@@ -167,6 +168,8 @@ def command(
     require_trainable(overrides, chosen, resumes=(resume, init) != (None, None))
     found = usable(trackers, models, page)
     places = Places.resolve(data_dir, save_dir)
+    if is_task(places.save_dir):  # of a sweep, whose other tasks are sent, too
+        require_no_id(to.name for to in found)
     is_preset = preset is None or preset in presets.names() or expanded(preset).exists()
     if not is_preset and any(named(places.save_dir, preset)):
         again = shell_line("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)

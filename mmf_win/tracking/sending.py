@@ -159,7 +159,8 @@ class Sender:
             tags["resumed_at"] = ", ".join(map(str, self._resumed_at))
         described = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
         files = [due for due in self._files(between_models) if sent.files.get(due[0]) != due[2]]
-        if not new and not files and (described, now) == (sent.files.get("settings"), sent.state):
+        is_new = new or files or self._tracker.given_id not in (None, sent.id)
+        if not is_new and (described, now) == (sent.files.get("settings"), sent.state):
             return False
         if not self._is_open:
             self._open()
@@ -198,7 +199,8 @@ class Sender:
         parent = None if sweep is None else About(*sweep[:2], created, lock=sweep[2])
         named = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
         own = sha256(f"{'/'.join(named)} {created!r}".encode(errors="replace")).hexdigest()[:32]
-        about = About(own, self._run.id, created, parent, folder=self._run.tracking)
+        id_ = self._tracker.given_id or self.sent.id
+        about = About(own, self._run.id, created, parent, folder=self._run.tracking, id=id_)
         found, link = self._tracker.open(about)
         self._is_open = True
         if found != self.sent.id:

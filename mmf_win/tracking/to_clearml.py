@@ -22,7 +22,7 @@ from mmf_win.errors import UsageError
 from mmf_win.files import read_json, share, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import expanded
-from mmf_win.tracking.tracker import OFFLINE, PROJECT, About, Point, Tracker
+from mmf_win.tracking.tracker import OFFLINE, PROJECT, About, Point, Tracker, require_no_id
 
 _SERVER, _VERSION, _TAGS = "https://api.clear.ml", "2.13", "properties"
 _API_SERVER = re.compile(r'^[^#\n]*\bapi_server\s*[:=]\s*"?(http[^"\s,}]+)', re.MULTILINE)
@@ -104,7 +104,7 @@ class Connection(Tracker):
     def _found(self, project: str, about: About) -> str:
         """The id of the task: that of a queue's agent that runs this, else by the key; else it is made."""
         tag = f"mmfw:{about.key}"
-        if about.parent is None and about.lock is None and (given := os.environ.get("CLEARML_TASK_ID")):
+        if about.lock is None and (given := self.given_id):
             tags = {*self.ask("tasks.get_by_id", task=given)["task"].get("tags", []), tag}
             self.ask("tasks.edit", task=given, tags=sorted(tags), force=True)
             return given
@@ -145,6 +145,7 @@ class _Offline(Connection):
         self.server, self._folder = OFFLINE, Path()
 
     def require_settings(self) -> bool:
+        require_no_id([self.name])  # each folder becomes a task of its own
         return False
 
     def open(self, about: About) -> tuple[str, str]:

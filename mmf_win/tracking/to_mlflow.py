@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import locked
 from mmf_win.paths import expanded
+from mmf_win.tracking import RUN_IDS
 from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker
 
 _KEY = "mmfw.key"
@@ -78,11 +80,8 @@ class Connection(Tracker):
         from mlflow import MlflowClient
 
         self._client = self._client or MlflowClient()
-        experiment, tags = self._experiment(), {}
-        if about.parent is not None:
-            with locked(Path(str(about.parent.lock)), patience=60.0):
-                tags["mlflow.parentRunId"] = self._found(experiment, about.parent, {})
-        self._run = self._found(experiment, about, tags)
+        run = self._noted(about) or self._found(self._experiment(), about)
+        self._run, experiment = run.info.run_id, run.info.experiment_id
         return self._run, f"{self.host}/#/experiments/{experiment}/runs/{self._run}"
 
     def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
@@ -122,15 +121,32 @@ class Connection(Tracker):
                     raise  # else another follower was faster
         return str(found.experiment_id)
 
-    def _found(self, experiment: str, about: About, tags: dict[str, str]) -> str:
-        """The id of the run, which is made where there is none; a sweep is over at once."""
-        client, when = self._client, round(about.created * 1000)
+    def _noted(self, about: About) -> Any:
+        """Return the run that a variable names, or that was noted and is not deleted; else None."""
+        from mlflow.exceptions import MlflowException
+
+        with nullcontext() if self.given_id else suppress(MlflowException):
+            if about.id:
+                run = self._client.get_run(about.id)
+                if run.data.tags.get(_KEY, about.key) != about.key:
+                    message = f"{RUN_IDS[self.name]} names a run of another training"
+                    raise UsageError(message, hint=f"unset {RUN_IDS[self.name]}")
+                self._client.set_tag(about.id, _KEY, about.key)  # which a deleted run refuses
+                return run
+        return None
+
+    def _found(self, experiment: str, about: About) -> Any:
+        """Return the run with its key, which is made where there is none; a sweep is over at once."""
+        client, tags = self._client, {_KEY: about.key}
         for known in client.search_runs([experiment], f"tags.`{_KEY}` = '{about.key}'", max_results=1):
-            return str(known.info.run_id)
-        made = client.create_run(experiment, when, {_KEY: about.key, **tags}, about.name).info.run_id
+            return known
+        if about.parent is not None:
+            with locked(Path(str(about.parent.lock)), patience=60.0):
+                tags["mlflow.parentRunId"] = self._found(experiment, about.parent).info.run_id
+        made = client.create_run(experiment, round(about.created * 1000), tags, about.name)
         if about.lock:
-            client.set_terminated(made)
-        return str(made)
+            client.set_terminated(made.info.run_id)
+        return made
 
     def _log(self, kind: str, entity: str, values: Mapping[str, str]) -> None:
         from mlflow import entities

@@ -66,7 +66,9 @@ class Connection(Tracker):
         how: dict[str, Any] = {**dict.fromkeys(off, True), "host": "", "console": "off", "symlink": False}
         how |= {"init_timeout": _TO_BEGIN, "finish_timeout": _TO_END, "finish_timeout_raises": True}
         settings = wandb.Settings(x_save_requirements=False, **how)
-        named: dict[str, Any] = {"id": about.key, "project": self.project, "name": about.name}
+        for name in () if self.given_id else ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH"):
+            os.environ.pop(name, None)  # with an agent's, W&B ignores the id
+        named: dict[str, Any] = {"id": about.id or about.key, "project": self.project, "name": about.name}
         group = about.parent.name if about.parent else None
         self._run = wandb.init(**named, group=group, resume="allow", dir=about.folder, settings=settings)
         if self._run.disabled or self._run.offline != (self.upload == "offline"):
@@ -74,7 +76,7 @@ class Connection(Tracker):
         # Its own steps never go back, as updates do after a resume.
         self._run.define_metric("update", hidden=True)
         self._run.define_metric("*", step_metric="update")
-        return about.key, str(about.folder) if self.server == OFFLINE else self._run.url
+        return self._run.id, str(about.folder) if self.server == OFFLINE else self._run.url
 
     def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
         self._run.config.update(dict(settings), allow_val_change=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -16,6 +17,7 @@ from typing import ClassVar, Literal
 
 from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.scrub import without_secrets
+from mmf_win.tracking import RUN_IDS
 from mmf_win.upstream.install import require_packages
 
 _log = logging.getLogger(__name__)
@@ -43,7 +45,7 @@ class About:
     """A run, or a sweep: ``key`` are hexadecimal digits that no other has, ``name`` is for people.
 
     ``created`` is seconds since the epoch; ``lock`` the file that is locked while a sweep is made; ``folder``
-    is for what a tracker keeps of a run.
+    is for what a tracker keeps of a run; ``id`` is that which a variable or else the note has.
     """
 
     key: str
@@ -52,6 +54,7 @@ class About:
     parent: About | None = None
     lock: str | None = None
     folder: Path | None = None
+    id: str | None = None
 
 
 class Tracker(ABC):
@@ -77,6 +80,11 @@ class Tracker(ABC):
     def address(self) -> str:
         """Where runs go, with nothing secret."""
         return without_secrets(f"{self.server} {self.project}")
+
+    @property
+    def given_id(self) -> str | None:
+        """The id of the run that a variable names."""
+        return os.environ.get(RUN_IDS.get(self.name, "")) or None
 
     @property
     def host(self) -> str:
@@ -186,6 +194,13 @@ def when(reason: str) -> str:
     """Return when a command that failed for this reason may work: with time alone, or not."""
     passes = re.search(r"does not answer|\b(429|50[0234])\b|Service Unavailable", reason)
     return "later" if passes else "once that is solved"
+
+
+def require_no_id(names: Iterable[str]) -> None:
+    """Raise UsageError where a variable names one run of a tracker, for commands that send several."""
+    for variable in (RUN_IDS[name] for name in names):
+        if os.environ.get(variable):
+            raise UsageError(f"{variable} names one run, and several are sent", hint=f"unset {variable}")
 
 
 def tracker(name: str) -> Tracker:

@@ -1,0 +1,150 @@
+"""Variables that name the run to use at a tracker: one run takes it, and several are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mmf_win.runs.folder import Run
+from mmf_win.tracking.sending import Sender, What, destinations
+from mmf_win.tracking.tracker import tracker
+from tests.tracking.test_clearml import Stub, stub  # noqa: F401
+from tests.tracking.test_clearml import push as push_to_clearml
+from tests.tracking.test_destinations import home, push  # noqa: F401
+from tests.tracking.test_mlflow import send
+from tests.tracking.test_wandb import folders, of_kind, series, told
+from tests.worlds.mlflow_server import Seen, needs_server
+from tests.worlds.report_world import BEGAN, World
+from tests.worlds.tools import Mmfw, requires_package
+from tests.worlds.torch_files import checkpoint
+
+pytestmark = pytest.mark.wide
+needs_wandb, needs_clearml = requires_package("wandb"), requires_package("clearml")
+VARIABLES = {"mlflow": "MLFLOW_RUN_ID", "clearml": "CLEARML_TASK_ID", "wandb": "WANDB_RUN_ID"}
+
+
+def of_sweep(world: World) -> Path:
+    """A sweep of two runs."""
+    sweep = world.save / "sweeps" / "grid"
+    for number, task in enumerate(("lr=1", "lr=2")):
+        run = world.run(f"sweeps/grid/{task}/mmbt_grid", created=BEGAN + number)
+        (run.path.parents[1] / "param").write_text("lr: 1\n", encoding="utf-8")
+    (sweep / "sweep.yaml").write_text("template: {train: mmfw train x}\n---\nlr: [1, 2]\n", encoding="utf-8")
+    return sweep
+
+
+@needs_server
+def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
+    world: World, mlflow: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run()
+    assert send(run)
+    first = mlflow.run().info.run_id
+    experiment = mlflow.client.create_experiment(f"{mlflow.experiment} elsewhere")
+    named = mlflow.client.create_run(experiment, run_name="mine").info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", named)
+    assert send(run), "the other run has nothing of it"
+    [sent] = destinations(run)
+    assert sent.id == named and (sent.link or "").endswith(f"experiments/{experiment}/runs/{named}")
+    there = mlflow.client.get_run(named)
+    assert (there.info.run_name, there.info.status) == ("mine", "FINISHED")
+    assert len(mlflow.client.get_metric_history(named, "train/loss")) == 12
+    assert not send(run)
+    monkeypatch.delenv("MLFLOW_RUN_ID")
+    assert not send(run)
+    run.exit_file.unlink()
+    assert send(run), "it is killed now"
+    assert destinations(run)[0].id == named and mlflow.client.get_run(named).info.status == "KILLED"
+    assert mlflow.run().info.run_id == first
+
+
+@needs_server
+def test_a_run_of_mlflow_that_has_another_training_or_is_deleted_is_refused(
+    world: World, mlflow: Seen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, other = world.run(), world.run("other", created=BEGAN + 1)
+    assert send(run)
+    there = mlflow.run().info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", there)
+    with pytest.raises(Exception, match="MLFLOW_RUN_ID names a run of another training"):
+        send(other)
+    mlflow.client.delete_run(there)
+    (run.reports / "more.metrics.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(Exception, match="must be in the 'active'"):
+        send(run)
+    assert mlflow.runs() == [] and destinations(other) == []
+
+
+@needs_wandb
+def test_the_run_of_an_agent_of_wandb_is_used_and_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = world.run()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name, value in {"RUN_ID": "agent1", "SWEEP_ID": "sw33p", "PROJECT": "theirs"}.items():
+        monkeypatch.setenv(f"WANDB_{name}", value)
+    [sent], _ = push(world, "--to", "wandb")
+    [folder] = folders(run)
+    [about] = of_kind(folder, "run")
+    assert sent["id"] == about.run_id == "agent1" and (about.sweep_id, about.project) == ("sw33p", "theirs")
+    assert series(folder, "train/loss") == told(run, "loss")
+    monkeypatch.delenv("WANDB_RUN_ID")
+    assert not push(world, "--to", "wandb")[0][0]["new"]
+    run.exit_file.unlink()
+    [sent], _ = push(world, "--to", "wandb")
+    assert sent["id"] == "agent1" and len(folders(run)) == 2
+    assert {of_kind(each, "run")[0].run_id for each in folders(run)} == {"agent1"}
+
+
+@needs_wandb
+def test_without_its_run_a_sweep_of_wandb_makes_no_random_run(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.run()
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "sw33p")
+    to = tracker("wandb")
+    run.tracking.mkdir()
+    key = Sender(run, to, What())
+    [sent], _ = push(world, "--to", "wandb")
+    [about] = of_kind(folders(run)[0], "run")
+    assert about.run_id == sent["id"] and len(sent["id"]) == 32 and about.project == "hateful-memes"
+    assert key.sent.id is None and about.sweep_id == ""
+
+
+@pytest.mark.parametrize("name", VARIABLES)
+def test_a_named_run_is_refused_where_several_are_sent(
+    world: World, mmfw: Mmfw, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package, variable in VARIABLES.items():
+        pytest.importorskip(package)
+        monkeypatch.setenv(variable, "given" if package == name else "")
+    monkeypatch.setattr("mmf_win.tracking.tracker.Tracker.require_usable", lambda self: None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    sweep, other = of_sweep(world), world.run("other")
+    tasks = [Run(path) for path in sweep.glob("*/mmbt_grid/*")]
+    for run in tasks:
+        checkpoint(run.checkpoints / "best.ckpt", 20)
+    for words in (
+        ("track", "push", sweep, "--to", name),
+        ("predict", *(run.path for run in tasks), "--track", name),
+        ("sweep", "run", "mmbt_grid", "--seeds", "1-2", "--track", name, "--dry-run"),
+        ("train", "mmbt_grid", "--track", name, "--save-dir", sweep / "lr=1"),
+    ):
+        mmfw(*words, *(() if "train" in words else ("--save-dir", world.save)), code=2)
+        assert f"{VARIABLES[name]} names one run" in mmfw.err and f"unset {VARIABLES[name]}" in mmfw.err
+    assert destinations(other) == []
+
+
+@needs_clearml
+def test_a_task_that_is_named_is_used_for_a_run_of_a_sweep_and_refused_offline(
+    world: World,
+    stub: Stub,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_sweep(world)
+    given = stub._tasks_create(name="queued", tags=[], status="in_progress")["id"]
+    monkeypatch.setenv("CLEARML_TASK_ID", given)
+    [sent] = push_to_clearml(world, "sweeps/grid/lr=1")
+    assert sent["id"] == given == stub.task()["id"]
+    monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
+    assert "CLEARML_TASK_ID names one run" in push_to_clearml(world, "sweeps/grid/lr=1", code=2)
