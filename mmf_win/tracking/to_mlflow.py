@@ -41,11 +41,14 @@ class Connection(Tracker):
     def __init__(self) -> None:
         self.server = os.environ.get(self.variable, "")
         self.project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-        if local := re.fullmatch(r"(file:|sqlite:///)(?![/\\]|\w:|:memory:)(.+)", self.server):
+        if local := re.fullmatch(r"(file:|sqlite(?:\+\w+)?:///)(?![/\\]|\w:|:memory:)(.+)", self.server):
             self.server = local[1] + Path(local[2]).absolute().as_posix()  # of two folders, two addresses
-        self._kind = re.split("[:+]", self.server)[0]
+        self._kind = "file" if self.server[:1] in ("/", ".") else re.split("[:+]", self.server)[0]
         if self._kind in ("file", "sqlite"):
-            self.upload, self.note = "local", f"{self.server} is a store on this machine, no server of MLflow"
+            self.upload, self.note = (
+                "local",
+                f"no server has what goes to {self.server}, a store on this machine",
+            )
         if not self.server:
             hint = f"`mlflow server` starts one, and {self.variable}=http://127.0.0.1:5000 names it"
             raise UsageError(f"no server of MLflow is named in {self.variable}", hint=hint)
@@ -57,9 +60,9 @@ class Connection(Tracker):
         self._run = ""
 
     def require_settings(self) -> bool:
-        kind = self._kind
-        if self.server in ("sqlite://", "sqlite:///:memory:"):
-            raise UsageError(f"{self.server} is kept in memory alone", hint=f"{self.variable}=sqlite:///FILE")
+        kind, place = self._kind, self.server.partition(":///")[2]
+        if kind == "sqlite" and (place in ("", ":memory:") or Path(place).is_dir()):
+            raise UsageError(f"{self.server} names no file", hint=f"{self.variable}=sqlite:///FILE")
         is_allowed = os.environ.get(_FOLDERS, "").lower() in ("true", "1")
         if kind == "file" and not is_allowed:
             hint = f"name a server or sqlite:///FILE, or set {_FOLDERS}=true"

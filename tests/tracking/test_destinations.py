@@ -104,14 +104,15 @@ def test_offline_clearml_says_so(
 
 
 @needs_mlflow
+@pytest.mark.parametrize("scheme", ["sqlite", "sqlite+pysqlite"])
 def test_a_store_on_this_machine_is_called_so_and_is_another_in_another_folder(
-    world: World, home: Path, monkeypatch: pytest.MonkeyPatch
+    world: World, home: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sqlalchemy")
     run = world.run()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}:///mlflow.db")
     [told], said = push(world, "--to", "mlflow")
-    assert told["upload"] == "local" and "is a store on this machine, no server" in said
+    assert told["upload"] == "local" and "a store on this machine" in said
     assert str(home / "mlflow.db") in said and (home / "mlflow.db").is_file()
     assert not push(world, "--to", "mlflow")[0][0]["new"]
     (home / "other").mkdir()
@@ -138,8 +139,10 @@ def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_i
     ("tracker", "environ", "said"),
     [
         ("mlflow", "MLFLOW_TRACKING_URI=file:./runs", "MLFLOW_ALLOW_FILE_STORE=true"),
-        ("mlflow", "MLFLOW_TRACKING_URI=sqlite://", "in memory"),
-        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///:memory:", "in memory"),
+        ("mlflow", "MLFLOW_TRACKING_URI=./mlruns", "MLFLOW_ALLOW_FILE_STORE=true"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite://", "names no file"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///:memory:", "names no file"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///.", "names no file"),
         ("mlflow", "MLFLOW_TRACKING_URI=foo://host", "is no server of mlflow"),
         ("mlflow", "MLFLOW_TRACKING_URI=databricks", "DATABRICKS_TOKEN"),
         ("mlflow", "MLFLOW_TRACKING_URI=databricks-uc", "is no server of mlflow"),
