@@ -112,7 +112,7 @@ def test_a_bare_name_is_never_that_of_a_sweep(
     mmfw: Mmfw, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("mmf_win.commands.track.usable", lambda *_: [])
+    monkeypatch.setattr("mmf_win.commands.track.usable", lambda *_: ["a tracker"])
     mmfw(*words.split(), "grid", code=2)
     assert "did you mean sweeps/grid?" in mmfw.err
     monkeypatch.chdir(save / "sweeps")
@@ -126,7 +126,7 @@ def test_a_bare_name_is_never_that_of_a_sweep(
 def test_a_sweep_without_runs_is_not_sent_in_silence(
     mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmf_win.commands.track.usable", lambda *_: [])
+    monkeypatch.setattr("mmf_win.commands.track.usable", lambda *_: ["a tracker"])
     (save / "sweeps" / "new").mkdir()
     (save / "sweeps" / "new" / "sweep.yaml").write_text(_GRID, encoding="utf-8")
     mmfw("track", "push", "sweeps/new", "--to", "mlflow", code=2)
