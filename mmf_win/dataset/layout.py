@@ -157,15 +157,12 @@ def require_images(
             message = f"{source}: images are missing: {', '.join(counts)} ({first_few(shown)})"
             used = {images[row.img] for rows in splits.values() for row in rows if row.img in images}
             spare = sorted(set(pictures) - used)
-            advice = other_name(names, images)
-            if advice is None and len(spare) >= len(names):
+            advice = other_name(names, images) or complete(source)
+            if not other_name(names, images) and len(spare) >= len(names):
                 advice = (
-                    f"the names differ: {shown[0]!a} is wanted, and {spare[0]!a} is there; correct them, "
+                    f"the names differ: {shown[0]!a} is wanted, and {spare[0]!a} is there; correct them, or "
                 )
-                advice += (
-                    "or if the archive garbles them, unpack it with another program and convert the folder"
-                )
-            advice = advice or complete(source)
+                advice += "if the archive garbles them, unpack it with another program and convert the folder"
         raise DatasetError(message, hint=f"{advice}, or --allow-missing goes without them")
 
 
