@@ -24,7 +24,9 @@ WIDE_FILES = {
     "test_site.py": "needs the extra docs, playwright and a Chromium",
     "tracking/test_clearml.py": "needs the extra clearml",
     "tracking/test_datasets.py": "needs the extra clearml",
+    "tracking/test_destinations.py": "needs the extras mlflow, clearml and wandb",
     "tracking/test_mlflow.py": "needs the extra mlflow and its server",
+    "tracking/test_run_ids.py": "needs the extras mlflow, clearml and wandb",
     "tracking/test_wandb.py": "needs the extra wandb",
 }
 _RUNNERS = ("mmfw", "mmfw.json", "tool", "tool.code")
