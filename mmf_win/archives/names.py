@@ -60,18 +60,25 @@ def folded(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def find_twins(names: Iterable[str]) -> dict[str, str]:
-    """Names that would land on one file, or on a folder of others, each with the reason."""
+def group_alike(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return names by what is the same for those that look the same."""
     groups: dict[str, list[str]] = {}
     for name in names:
         groups.setdefault(folded(name), []).append(name)
+    return groups
+
+
+def find_twins(names: Iterable[str]) -> dict[str, str]:
+    """Names that would land on one file, or on a folder of others, each with the reason."""
+    groups = group_alike(names)
     folders = _folders(groups)
     twins: dict[str, str] = {}
     for key, group in groups.items():
         first, *others = dict.fromkeys(group)
         if others:
-            twins |= dict.fromkeys(others, f"it differs only by case from {first}")
-            twins[first] = f"it differs only by case from {others[0]}"
+            for name in (first, *others):
+                other = first if name != first else others[0]
+                twins[name] = f"to Windows and macOS, {name!a} is the same name as {other!a}"
         elif len(group) > 1:
             twins[first] = "the archive holds it twice"
         elif key in folders:

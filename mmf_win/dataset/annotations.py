@@ -21,6 +21,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +273,11 @@ def require_columns(where: str, columns: Iterable[str], *wanted: str) -> None:
 
 def advise_renaming(columns: Iterable[str], *wanted: str) -> str | None:
     """Return the advice to rename the columns that seem to be the ``wanted`` ones; None if none does."""
-    meant = [(c, key) for key in wanted for c in columns if c.lower() in (key, *_SYNONYMS[key])]
-    renamed = [f'{json.dumps(column)} to "{key}"' for column, key in meant if column != key]
+    meant: dict[str, str] = {}
+    for key, column in product(wanted, columns):
+        if column != key and column.lower() in (key, *_SYNONYMS[key]):
+            meant.setdefault(key, column)
+    renamed = [f'{json.dumps(column)} to "{key}"' for key, column in meant.items()]
     return f"rename {', '.join(renamed)}" if renamed else None
 
 

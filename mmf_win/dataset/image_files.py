@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmf_win.console import first_few
+from mmf_win.images import open_image
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.sniffing import HEAD, recognize_substitute
 
 _IEND = b"\0\0\0\0IEND\xae\x42\x60\x82"
 _JPEG, _EOI = b"\xff\xd8\xff", b"\xff\xd9"
 _GET_AGAIN = "its download or copy did not succeed; get it again"
-_CUT_OFF = "a picture that is cut off"
+_CUT_OFF = "a picture that is cut off or damaged"
 _NO_END = "a picture without its end mark, or with other data after it"
 _SAVE_AS = "save it as PNG or JPEG under the same name"
 
@@ -53,7 +54,7 @@ def find_flaw(path: Path) -> Flaw | None:
     finally:
         os.close(descriptor)
     if (
-        (head.startswith(b"\x89PNG") and tail == _IEND and size > 66)  # one pixel
+        (head.startswith(b"\x89PNG\r\n\x1a\n") and tail == _IEND and size > 66)  # one pixel
         or (head.startswith(_JPEG) and tail.endswith(_EOI))
         or (head.startswith(b"GIF8") and tail.endswith(b";"))
         or (head[8:12] == b"WEBP" and size == int.from_bytes(head[4:8], "little") + 8)
@@ -101,12 +102,9 @@ def _explain_other(path: Path, head: bytes) -> Flaw | None:
         return Flaw(*substitute)
     is_known = head.startswith((b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*", b"II+", b"MM\0"))
     try:
-        import PIL.Image
-
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with PIL.Image.open(path) as picture:
-                picture.load()
+            open_image(path)
         may_be_longer = head.startswith((b"\x89PNG", b"GIF8", b"RIFF"))
         return Flaw(_NO_END, _GET_AGAIN, is_usable=True) if may_be_longer else None
     except ImportError:

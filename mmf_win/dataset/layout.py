@@ -17,18 +17,20 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mmf_win.archives import Member
-from mmf_win.archives.names import folded
+from mmf_win.archives.names import folded, group_alike
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row
-from mmf_win.dataset.image_files import Flaw, advise, describe
 from mmf_win.errors import DatasetError
+from mmf_win.sniffing import CONVERT
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
 _VALIDATION = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
 _NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
 _ONE_OF_SEVERAL = re.compile(r"-\d{3}( \(\d+\))?$|[-_ .]part[-_ ]?\d+$", re.IGNORECASE)
+_ARCHIVE = re.compile(r"\.(zip|7z|rar|tar|t?gz|t?bz2|t?xz|zst|[0-9]{3}|z[0-9]{2})$", re.IGNORECASE)
 _README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
+_CONVERTED = "/datasets/hateful_memes/defaults/annotations"  # below a data folder
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
 
 
@@ -68,7 +70,7 @@ def find_layout(source: Path, members: Sequence[Member], without: Collection[Pat
     if "train" not in annotations:
         raise DatasetError(
             f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
-            hint=complete(source, f"it holds {first_few(names) or 'nothing'}"),
+            hint=complete(source, f"it holds {first_few(names) or 'nothing'}", names),
         )
     folder = annotations["train"].rpartition("/")[0]
     beside = [name for name in names if name.rpartition("/")[0] == folder]
@@ -88,14 +90,13 @@ def find_images(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         parts = name.split("/")
         places = [at for at, part in enumerate(parts[:-1]) if part.lower() == "img"]
-        if places and is_picture(name):
+        if places and _is_picture(name):
             *_, at = places
             folders.setdefault("/".join(parts[:at]), {})["/".join(["img", *parts[at + 1 :]])] = name
-    return max(folders.values(), key=len, default={})
+    return max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
 
 
-def is_picture(name: str) -> bool:
-    """Return whether a member is a picture by its name."""
+def _is_picture(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES and not _is_litter(name)
 
 
@@ -113,14 +114,6 @@ def match_alike(names: Collection[str]) -> Callable[[str], str | None]:
     return match
 
 
-def group_alike(names: Iterable[str]) -> dict[str, list[str]]:
-    """Return names by what is the same for those that look the same."""
-    groups: dict[str, list[str]] = {}
-    for name in names:
-        groups.setdefault(folded(name), []).append(name)
-    return groups
-
-
 def missing_splits(layout: Layout, readme: str) -> list[str]:
     """The splits that are not there, although the README names them, or others of the release are there.
 
@@ -131,46 +124,48 @@ def missing_splits(layout: Layout, readme: str) -> list[str]:
     return [split for split in SPLITS if split in named and split not in layout.annotations]
 
 
+def count_missing(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> str:
+    """Return how many images of each split are missing ("train 1 of 4, dev 2 of 2"); empty if none is."""
+    missing = {split: sum(row.img not in images for row in rows) for split, rows in splits.items()}
+    return ", ".join(f"{split} {count} of {len(splits[split])}" for split, count in missing.items() if count)
+
+
 def require_images(
     source: Path,
     splits: Mapping[str, Sequence[Row]],
     images: Mapping[str, str],
     written: Mapping[str, str],
-    pictures: Collection[str],
-    flaws: Mapping[str, Flaw] | None = None,
+    members: Iterable[str],
 ) -> None:
     """Raise DatasetError where images of rows are missing; it counts them in each split, and names a few.
 
-    Those with ``flaws`` are there, and cannot be used. The names are those ``written`` in the user's tables;
-    ``pictures`` are all that are there.
+    The names are those ``written`` in the user's tables; ``members`` are all files of the source.
     """
-    missing = {split: [r.img for r in rows if r.img not in images] for split, rows in splits.items()}
-    counts = [f"{split} {len(imgs)} of {len(splits[split])}" for split, imgs in missing.items() if imgs]
-    if counts:
-        names = sorted({img for imgs in missing.values() for img in imgs})
-        shown = [written.get(name, name) for name in names]
-        if flaws:
-            found = {written.get(name, name): flaws[name] for name in names}
-            message = f"{source}: images cannot be used: {', '.join(counts)} ({describe(found)})"
-            advice = advise(found)
-        else:
-            message = f"{source}: images are missing: {', '.join(counts)} ({first_few(shown)})"
-            used = {images[row.img] for rows in splits.values() for row in rows if row.img in images}
-            spare = sorted(set(pictures) - used)
-            advice = other_name(names, images) or complete(source)
-            if not other_name(names, images) and len(spare) >= len(names):
-                advice = (
-                    f"the names differ: {shown[0]!a} is wanted, and {spare[0]!a} is there; correct them, or "
-                )
-                advice += "if the archive garbles them, unpack it with another program and convert the folder"
-        raise DatasetError(message, hint=f"{advice}, or --allow-missing goes without them")
+    if not (counts := count_missing(splits, images)):
+        return
+    rows = [row.img for listed in splits.values() for row in listed]
+    names = sorted({written.get(image, image) for image in rows if image not in images})
+    spare = sorted({member for member in members if _is_picture(member)} - {images.get(img) for img in rows})
+    if any(f"/{member}".endswith(f"/{names[0]}") for member in spare):
+        advice = f"{names[0]!a} is there, but images of JSON Lines belong into a folder img: move them into "
+        advice += 'one, and write "img/…" into the rows'
+    elif len(spare) >= len(names):
+        advice = f"the names differ: {names[0]!a} is wanted, and {spare[0]!a} is there; correct them, or if "
+        advice += "the archive garbles them, unpack it with another program and convert the folder"
+    else:
+        advice = complete(source)
+    message = f"{source}: images are missing: {counts} ({first_few(names)})"
+    advice = other_name(names, images) or advice
+    raise DatasetError(message, hint=f"{advice}, or --allow-missing goes without them")
 
 
-def complete(source: Path, otherwise: str = "get a complete copy") -> str:
+def complete(source: Path, otherwise: str = "get a complete copy", members: Iterable[str] = ()) -> str:
     """Return the next step where something is missing; Google Drive makes several archives of one folder."""
+    if inner := [name for name in members if _ARCHIVE.search(name)]:
+        return f"unpack the archives in it ({first_few(inner)}) into one folder, then {CONVERT}"
     if source.is_dir() or not _ONE_OF_SEVERAL.search(source.stem):
         return otherwise
-    return "unpack all archives of this download into one folder, then run `mmfw convert FOLDER`"
+    return f"unpack all archives of this download into one folder, then {CONVERT}"
 
 
 def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
@@ -197,6 +192,7 @@ def _find_annotations(source: Path, names: Iterable[str]) -> tuple[dict[str, str
         if split in SPLITS and path.suffix.lower() in (".csv", ".jsonl"):
             folders.setdefault(str(path.parent), {}).setdefault(split, []).append(name)
     whole = sorted(folder for folder, splits in folders.items() if "train" in splits and len(splits) > 1)
+    whole = [folder for folder in whole if not folder.endswith(_CONVERTED)] or whole
     if len(whole) > 1:
         several = f"{source}: several datasets are in it: {first_few(whole)}"
         raise DatasetError(several, hint="convert one of them, as a folder or archive of its own")

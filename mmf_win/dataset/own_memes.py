@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmf_win.archives.names import folded
+from mmf_win.archives.names import folded, group_alike
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import (
     LARGEST_ID,
@@ -41,7 +41,7 @@ from mmf_win.dataset.annotations import (
     require_unique,
     whole_number,
 )
-from mmf_win.dataset.layout import group_alike, match_alike
+from mmf_win.dataset.layout import match_alike
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
 
@@ -83,7 +83,7 @@ def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
     @cache
     def look_for(path: Path) -> list[Path]:
         """Return the file or folder at a path, or all whose paths look the same."""
-        if path.exists() or path == path.parent:
+        if os.path.exists(path) or path == path.parent:  # noqa: PTH110 – pathlib raises for long names
             return [path]
         parents, name = look_for(path.parent), folded(path.name)
         return [parent / each for parent in parents for each in names_in(parent).get(name, [])]
@@ -236,7 +236,7 @@ def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if len(set(known)) < len(known) or {"img", "image"} <= set(known):
             raise DatasetError(f"{name}: a column is there twice: {', '.join(known)}", hint=_COLUMNS)
         if "text" not in known or not {"img", "image"} & set(known):
-            hint = advise_renaming(columns, *{"img", "text"}.difference(known)) or _COLUMNS
+            hint = advise_renaming(columns, *(key for key in ("img", "text") if key not in known)) or _COLUMNS
             raise DatasetError(f"{name}: its columns are {', '.join(columns)}", hint=hint)
         start = reader.line_num + 1
         for cells in reader:

@@ -11,12 +11,12 @@ from pathlib import Path
 from mmf_win.archives import Archive, Digest, open_archive
 from mmf_win.console import first_few, size
 from mmf_win.dataset.annotations import Row, keep_rows, read_objects, read_rows, require_labels
-from mmf_win.dataset.image_files import Flaw, describe, find_flaw
+from mmf_win.dataset.image_files import Flaw, advise, describe, find_flaw
 from mmf_win.dataset.layout import (
     Layout,
     complete,
+    count_missing,
     find_images,
-    is_picture,
     match_alike,
     missing_splits,
     require_images,
@@ -71,12 +71,12 @@ def unpack(
         if not images and (allow_missing or not layout.tables):
             hint = "images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it"
             message = f"{archive.path}: there are annotations in it, but no images"
-            raise DatasetError(message, hint=complete(archive.path, hint))
+            raise DatasetError(message, hint=complete(archive.path, hint, (m.name for m in archive.members)))
         written_rows = rows
         rows = {split: _match_images(listed, images, split) for split, listed in rows.items()}
         if not allow_missing:
-            pictures = [member.name for member in holder.members if is_picture(member.name)]
-            require_images(archive.path, rows, images, written, pictures)
+            members = (member.name for member in holder.members)
+            require_images(archive.path, rows, images, written, members)
         if layout.tables:
             require_names_apart(images, {row.img for listed in rows.values() for row in listed}, written)
         targets = {member: f"images/{image}" for image, member in images.items()}
@@ -87,8 +87,11 @@ def unpack(
     if converted is None:
         flaws = _find_unusable(images, files, here)
         images = {image: member for image, member in images.items() if image not in flaws}
-        if not allow_missing:
-            require_images(archive.path, rows, images, written, (), flaws)
+        if not allow_missing and (counts := count_missing(rows, images)):
+            named = {row.img for listed in rows.values() for row in listed}
+            used = {written.get(image, image): flaws[image] for image in sorted(named & flaws.keys())}
+            message = f"{archive.path}: images cannot be used: {counts} ({describe(used)})"
+            raise DatasetError(message, hint=f"{advise(used)}, or --allow-missing goes without them")
         if flaws:
             _log.warning("images that cannot be used, left out: %d (%s)", len(flaws), describe(flaws))
     for split, listed in rows.items():

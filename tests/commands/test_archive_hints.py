@@ -40,6 +40,12 @@ def one_of_two(folder: Path) -> Path:
     return hostile.plain_zip(folder / "memes-20240101T000000Z-001.zip", first)
 
 
+def both_of_two(folder: Path) -> Path:
+    """The folder of both, which were not unpacked."""
+    one_of_two(folder)
+    return folder
+
+
 def other_of_two(folder: Path) -> Path:
     """The other one, in which there are no annotations."""
     one_of_two(folder)
@@ -79,6 +85,7 @@ CASES: dict[Callable[[Path], Path], str] = {
     by_deflate64: "it is compressed by Deflate64, which mmfw does not read",
     split: "it is one part of a split archive",
     one_of_two: "images are missing",
+    both_of_two: "there is no train.jsonl",
     other_of_two: "there is no train.jsonl",
     without_images: "there are annotations in it, but no images",
     twice_packed: "there is no tar in it",

@@ -99,6 +99,25 @@ def test_an_incomplete_copy_is_still_called_so(user_dir: Path, places: Places) -
     assert "get a complete copy" in str(caught.value.hint)
 
 
+def test_an_image_is_named_as_it_stands_in_the_csv(user_dir: Path, places: Places) -> None:
+    files = dataset("https://example.org/img/a.png", "img/a.png", as_csv=True)
+    with pytest.raises(DatasetError, match=r"\(https://example\.org/img/a\.png\)") as caught:
+        convert(lay_out(files, user_dir / "a"), places)
+    assert 'where the annotations have "https://example.org/img/a.png"' in str(caught.value.hint)
+
+
+def test_images_of_json_lines_outside_of_img_are_told_where_they_belong(
+    user_dir: Path, places: Places
+) -> None:
+    with pytest.raises(
+        DatasetError, match=r"images are missing: train 1 of 2, .* \(images/a\.png\)"
+    ) as caught:
+        convert(lay_out(dataset("images/a.png", "images/a.png"), user_dir / "a"), places)
+    assert "'images/a.png' is there, but images of JSON Lines belong into a folder img" in str(
+        caught.value.hint
+    )
+
+
 @pytest.mark.parametrize("how", NAMES)
 def test_own_memes_find_images_whose_names_look_the_same(how: str, user_dir: Path) -> None:
     named, stored = NAMES[how]
@@ -114,3 +133,9 @@ def test_own_memes_with_two_images_that_could_be_meant_are_refused(user_dir: Pat
     with pytest.raises(DatasetError, match=r"1 of 1 images are missing: é\.png \(line 2\)") as caught:
         find_images(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
     assert str(caught.value.hint) == r"'\xe9.png' may be '\xc9.png' or '\xe9.PNG': write one of them"
+
+
+def test_a_text_in_the_column_of_images_is_no_system_error(user_dir: Path) -> None:
+    (user_dir / "memes.csv").write_text(f"img,text\n{'so long a text ' * 30},1.png\n", "utf-8")
+    with pytest.raises(DatasetError, match="1 of 1 images are missing"):
+        find_images(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")

@@ -79,7 +79,21 @@ def test_a_picture_is_refused_where_pillow_cannot_load_it(
 def test_a_download_of_the_right_size_that_ends_in_zeros_is_refused(format_: str, tmp_path: Path) -> None:
     whole = encode(format_)
     (tmp_path / "a").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
-    assert (flaw := find_flaw(tmp_path / "a")) and flaw.what == "a picture that is cut off"
+    assert (flaw := find_flaw(tmp_path / "a")) and flaw.what == "a picture that is cut off or damaged"
+
+
+def test_a_png_whose_line_ends_were_converted_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(encode("PNG").replace(b"\r\n", b"\n"))
+    assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
+
+
+def test_a_png_with_much_text_and_an_odd_end_is_usable_as_in_training(tmp_path: Path) -> None:
+    from PIL import PngImagePlugin
+
+    text = PngImagePlugin.PngInfo()
+    text.add_text("workflow", "x" * 3_000_000, zip=True)
+    (tmp_path / "a").write_bytes(encode("PNG", pnginfo=text) + b"\n")
+    assert (flaw := find_flaw(tmp_path / "a")) and flaw.is_usable
 
 
 def test_the_end_mark_of_a_thumbnail_is_not_that_of_its_jpeg(tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ def test_an_archive_of_something_else(user_dir: Path, places: Places) -> None:
     assert not places.data_dir.exists()
 
 
+def test_a_dataset_that_mmfw_has_written_below_another_is_left_aside(user_dir: Path) -> None:
+    source = lay_out(memes(top=""), user_dir / "set")
+    convert(source, Places(user_dir, source / "old", user_dir))
+    places = Places(user_dir, source / "new", user_dir)
+    convert(source, places)
+    assert tree(places.dataset.root) == laid_out(memes(top=""))
+
+
 def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places: Places) -> None:
     lay_out(memes(top="a/"), user_dir / "both")
     lay_out(memes(top="b/old/"), user_dir / "both")
@@ -122,6 +130,11 @@ def test_a_test_set_without_labels_is_noted(
             {"img": None, "image": "a"},
             ':1: there is no "img"; the columns are .*image',
             'rename "image" to "img"',
+        ),
+        (
+            {"img": None, "filename": "a", "path": "b"},
+            ':1: there is no "img"; the columns are ',
+            'rename "filename" to "img"',
         ),
         ({"text": None, "Caption": "a"}, ':1: there is no "text"', 'rename "Caption" to "text"'),
     ],
