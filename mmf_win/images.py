@@ -22,13 +22,8 @@ def open_image(path: Path, *, orient: bool = True) -> Image.Image:
 
     # Text of more than 1 MiB, such as a workflow of an image generator, is no reason to refuse a picture.
     PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY
-    try:
-        with Image.open(path) as image:
-            return to_rgb(image, orient=orient)
-    except ValueError as error:
-        if "MAX_TEXT" not in str(error):
-            raise
-        raise ValueError("its text chunks are too large: save it without metadata") from None
+    with Image.open(path) as image:
+        return to_rgb(image, orient=orient)
 
 
 def to_rgb(image: Image.Image, *, orient: bool = True) -> Image.Image:
@@ -48,25 +43,16 @@ def to_rgb(image: Image.Image, *, orient: bool = True) -> Image.Image:
 
     from PIL.Image import Transpose
 
-    turns = {
-        2: Transpose.FLIP_LEFT_RIGHT,
-        3: Transpose.ROTATE_180,
-        4: Transpose.FLIP_TOP_BOTTOM,
-        5: Transpose.TRANSPOSE,
-        6: Transpose.ROTATE_270,
-        7: Transpose.TRANSVERSE,
-        8: Transpose.ROTATE_90,
-    }
+    turns = [Transpose.FLIP_LEFT_RIGHT, Transpose.ROTATE_180, Transpose.FLIP_TOP_BOTTOM, Transpose.TRANSPOSE]
+    turns += [Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90]
     image.load()
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         rgb = image.convert("I").point(lambda value: value / 256).convert("L").convert("RGB")
     else:
         rgb = image.convert("RGB")
-    orientation = 1
     with suppress(Exception):  # EXIF that cannot be read says nothing
         orientation = image.getexif().get(0x0112, 1)
-    if not orient or orientation not in turns:
-        return rgb
-    turned = rgb.transpose(turns[orientation])
-    turned.info["orientation"] = orientation
-    return turned
+        if orient and orientation in range(2, 9):
+            rgb = rgb.transpose(turns[orientation - 2])
+            rgb.info["orientation"] = orientation
+    return rgb

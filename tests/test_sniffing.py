@@ -12,15 +12,15 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
     [
         (b"", "an empty file"),
         (POINTER, "a git-lfs pointer"),
-        (b"\xef\xbb\xbf\r\n<!DOCTYPE html><html>", "a web page"),
-        (b"<HTML><body>Sign in", "a web page"),
-        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code>", "a server's answer"),
-        (b'{"error": "expired"}', "a server's answer"),
-        (b'{\n  "message": "Not Found",\n', "a server's answer"),
-        (b"404: Not Found", "a server's answer"),
-        (b"Entry not found", "a server's answer"),
-        (b"<!-- saved from url=(0023)https://example.com/ -->", "a web page"),
-        (b"HTTP/1.1 403 Forbidden\r\n", "a server's answer"),
+        (b"\xef\xbb\xbf\r\n<!DOCTYPE html><html>", "a web page or a server's answer"),
+        (b"<HTML><body>Sign in", "a web page or a server's answer"),
+        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code>", "a web page or a server's answer"),
+        (b'{"error": "expired"}', "a web page or a server's answer"),
+        (b'{\n  "message": "Not Found",\n', "a web page or a server's answer"),
+        (b"404: Not Found", "a web page or a server's answer"),
+        (b"Entry not found", "a web page or a server's answer"),
+        (b"<!-- saved from url=(0023)https://example.com/ -->", "a web page or a server's answer"),
+        (b"HTTP/1.1 403 Forbidden\r\n", "a web page or a server's answer"),
         (b"BZh91AY&SY", "a file compressed by bzip2"),
         (b"\xfd7zXZ\0\0\x04", "a file compressed by xz"),
         (b"\x28\xb5\x2f\xfd\x04", "a file compressed by Zstandard"),
@@ -30,7 +30,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12
 )
 def test_what_is_no_data_is_recognized(head: bytes, kind: str) -> None:
     substitute = recognize_substitute(head)
-    assert substitute is not None and substitute.kind == kind and substitute.hint
+    assert substitute is not None and substitute[0] == kind and substitute[1]
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ MOST_DICTIONARY = 256 << 20
 """Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this."""
 
 GET_AGAIN = "the file may be incomplete or damaged; get it again"
-_RENAME = f"unpack it if it is an archive, rename or remove this file, then {CONVERT}"
+_RENAME = f"rename or remove this file, after unpacking an archive, then {CONVERT}"
 
 
 class Digest(Protocol):

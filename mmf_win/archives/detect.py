@@ -54,7 +54,8 @@ def _open(path: Path, ask: Ask | None, *, listed: bool) -> Archive:
     with path.open("rb") as file:
         head = file.read(HEAD)
     if found := recognize_substitute(head):
-        raise unsupported(path, f"this is {found.kind}, not a zip, 7z or tar", hint=found.hint)
+        kind, hint = found
+        raise unsupported(path, f"this is {kind}, not a zip, 7z or tar", hint=hint)
     if head.startswith(_ZIP):
         return ZipArchive(path, ask)
     if head.startswith(_SEVEN_ZIP):

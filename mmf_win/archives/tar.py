@@ -13,17 +13,7 @@ from pathlib import Path
 from posixpath import normpath
 from typing import Any
 
-from mmf_win.archives.base import (
-    BLOCK,
-    GET_AGAIN,
-    INFLATE_ERROR,
-    Archive,
-    Choose,
-    Extracted,
-    Member,
-    unsupported,
-    write,
-)
+from mmf_win.archives.base import BLOCK, GET_AGAIN, INFLATE_ERROR, Archive, Choose, Extracted, Member, write
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.console import Progress
 from mmf_win.sniffing import CONVERT, UNPACK, UNPACK_TWICE
@@ -160,10 +150,10 @@ class TarArchive(Archive):
                 raise
             self._require_unchanged()
             kind = "tar.gz" if self._is_packed else "tar"
-            reason = f"not a valid {kind}: {error}"
-            raise unsupported(
-                self.path, reason, hint=UNPACK_TWICE if _NO_TAR in reason else GET_AGAIN
-            ) from error
+            refusal = self._error(f"not a valid {kind}: {error}")
+            if _NO_TAR in str(error):
+                refusal.hint = UNPACK_TWICE
+            raise refusal from error
 
 
 class _Tar(tarfile.TarFile):

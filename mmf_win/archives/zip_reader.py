@@ -6,8 +6,9 @@ import bz2
 import lzma
 import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,10 @@ class ZipMember(Member):
         """Bytes in the archive."""
         return self.info.compress_size
 
-    def make_decoder(self) -> Inflater | Decoder | None:
-        """Return a decoder of its compressed data; None for data that is stored as it is."""
+    def make_decoder(self) -> Decoder:
+        """Return a new decoder of its compressed data."""
         method = self.aes.method if self.aes else self.info.compress_type
-        if method == zipfile.ZIP_BZIP2:
-            return Decoder(None)
-        if method == zipfile.ZIP_LZMA:
-            return Decoder(-1 if self.info.flag_bits & _HAS_END_MARKER else self.size)
-        return Inflater() if method == zipfile.ZIP_DEFLATED else None
+        return Decoder(method, -1 if self.info.flag_bits & _HAS_END_MARKER else self.size)
 
 
 class ZipReader:
@@ -66,14 +63,10 @@ class ZipReader:
     def content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's own bytes; see :meth:`packed`."""
         decoder = member.make_decoder()
-        if decoder is None:
-            yield from self.packed(member)
-            return
         try:
             # To its end even when all is unpacked: an AES member's MAC comes last.
             for block in self.packed(member):
                 yield from decoder.feed(block)
-            yield decoder.flush()
         except INFLATE_ERROR as error:
             raise undecodable(self._path, error, member) from error
 
@@ -160,50 +153,42 @@ class ZipReader:
         return PasswordError(f"{self._path}: the password does not open member {member.name}", hint=hint)
 
 
-class Inflater:
-    """Unpacks one raw deflate stream, never more than 1 MiB at once."""
-
-    def __init__(self) -> None:
-        self._stream = zlib_ng.decompressobj(wbits=-15)
-
-    def feed(self, packed: bytes | memoryview) -> Iterator[bytes]:
-        """What the next piece of the stream unpacks to; nothing once the stream has ended."""
-        while len(packed) and not self._stream.eof:
-            yield self._stream.decompress(packed, BLOCK)
-            packed = self._stream.unconsumed_tail
-
-    def flush(self) -> bytes:
-        """What is left at the end."""
-        return bytes(self._stream.flush())
-
-
 class Decoder:
-    """Unpacks one stream of bzip2, or of LZMA, which has a size; otherwise as :class:`Inflater`.
+    """Unpacks the data of one member, never more than 1 MiB at once.
 
-    Source: APPNOTE 5.8.8. The version of an SDK and the size of LZMA's properties stand before these. A .lzma
-    file has the unpacked size after them instead, which is -1 where a marker ends the stream.
+    Args:
+        method: of compression, as in :mod:`zipfile`.
+        size: of the unpacked data; -1 where a marker ends it. Only LZMA needs it: a zip has the version of
+            an SDK and the size of the properties before these (APPNOTE 5.8.8), a .lzma file this size behind.
     """
 
-    def __init__(self, size: int | None) -> None:
-        self._size = b"" if size is None else struct.pack("<q", size)
-        limit = MOST_DICTIONARY + BLOCK
-        self._stream: Any = bz2.BZ2Decompressor() if size is None else lzma.LZMADecompressor(memlimit=limit)
+    def __init__(self, method: int, size: int) -> None:
+        streams: dict[int, Callable[[], Any]] = {
+            zipfile.ZIP_DEFLATED: partial(zlib_ng.decompressobj, wbits=-15),
+            zipfile.ZIP_BZIP2: bz2.BZ2Decompressor,
+            zipfile.ZIP_LZMA: partial(lzma.LZMADecompressor, memlimit=MOST_DICTIONARY + BLOCK),
+        }
+        self._stream = streams[method]() if method in streams else None
+        self._size = struct.pack("<q", size) if method == zipfile.ZIP_LZMA else b""
 
-    def feed(self, packed: bytes | memoryview) -> Iterator[bytes]:
-        """As of :class:`Inflater`; the first piece of LZMA holds its whole header."""
+    def feed(self, packed: bytes | memoryview) -> Iterator[bytes | memoryview]:
+        """Yield what the next piece unpacks to; nothing once the data has ended.
+
+        The first piece of LZMA must hold its whole header.
+        """
+        if self._stream is None:
+            yield packed
+            return
         if len(packed) and self._size:
             packed, self._size = bytes(packed[4:9]) + self._size + bytes(packed[9:]), b""
-        while not self._stream.eof and (len(packed) or not self._stream.needs_input):
+        block = b""
+        while not self._stream.eof and (len(packed) or block):  # an empty block: nothing is left to come
             try:
                 block = self._stream.decompress(packed, BLOCK)
             except (OSError, lzma.LZMAError) as error:
                 raise INFLATE_ERROR(str(error)) from error
+            packed = getattr(self._stream, "unconsumed_tail", b"")  # others keep it themselves
             yield block
-            packed = b""
-
-    def flush(self) -> bytes:
-        """Return nothing: all was unpacked before."""
-        return b""
 
 
 def undecodable(path: Path, error: Exception, member: Member) -> ArchiveError:

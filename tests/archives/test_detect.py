@@ -55,7 +55,10 @@ def test_the_content_decides_not_the_suffix(write: Callable[[Path], object], use
             "this is a git-lfs pointer",
         ),
         (b"Rar!\x1a\x07\x01\0", "this is a RAR archive"),
-        (b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>", "this is a server's answer"),
+        (
+            b"<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>",
+            "this is a web page or a server's answer",
+        ),
         (b"\x28\xb5\x2f\xfd" + bytes(100), "this is a file compressed by Zstandard"),
         (b"just text", "not an archive"),
         (b"\n<!DOCTYPE html><html>please log in", "this is a web page"),

@@ -163,6 +163,12 @@ def test_listing_a_compressed_tar_tells_how_far_it_is_fake_interval(
     assert "Listing: 100%" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["404.png", "401/a", "not found.txt", "<error>", "BZh"])
+def test_a_tar_is_not_taken_for_what_the_name_of_its_first_member_says(name: str, user_dir: Path) -> None:
+    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member(name))
+    assert [member.name for member in open_archive(path).members] == [name]
+
+
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [

@@ -23,11 +23,9 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsiz
 NO_PICTURES = {
     "an empty file": b"",
     "a git-lfs pointer": POINTER,
-    "a web page": b"<!DOCTYPE html><html><body>Sign in</body></html>",
-    "a text file": b"see the other folder\n",
-    "not a picture": bytes(500),
-    "an SVG drawing": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
-    "a picture or video of a kind that is not read (HEIC or the like)": b"\0\0\0\x18ftypheic" + bytes(90),
+    "a web page or a server's answer": b"<!DOCTYPE html><html><body>Sign in</body></html>",
+    "not a picture": b"see the other folder\n",
+    "a picture or video of a kind that is not read": b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"/>',
 }
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "MPO")
 
@@ -50,6 +48,12 @@ def is_read_by_pillow(content: bytes) -> bool:
     except (OSError, SyntaxError, ValueError):
         return False
     return True
+
+
+@pytest.mark.parametrize("content", [b"\0\0\0\x18ftypheic" + bytes(90), bytes(500)], ids=["HEIC", "zeros"])
+def test_what_pillow_does_not_know_is_no_picture(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(content)
+    assert (flaw := find_flaw(tmp_path / "a")) and not flaw.is_usable
 
 
 @pytest.mark.parametrize("format_", FORMATS)
