@@ -18,7 +18,7 @@ import codecs
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -68,6 +68,7 @@ class Row:
         label: 1 hateful, 0 not, None where the split was published without labels.
         line: where it stands in its file, counted from 1; in a JSON list, which of its items it is.
         own_id: what the user calls the meme, where that is not its id.
+        written_img: how the user's table names the image, where that is not ``img``.
     """
 
     id: int
@@ -76,6 +77,12 @@ class Row:
     label: int | None
     line: int
     own_id: str | None = None
+    written_img: str | None = None
+
+    @property
+    def shown_img(self) -> str:
+        """The image's name in messages."""
+        return self.written_img or self.img
 
     @property
     def shown_id(self) -> str:
@@ -111,14 +118,12 @@ def count_rows(path: Path) -> int:
 def keep_rows(path: Path, rows: list[Row]) -> None:
     """Rewrite the file at ``path`` so that it has only the lines of ``rows``, with their images' names."""
     images = {row.line: row.img for row in rows}
-    lines = []
-    for number, line in _lines(path, str(path)):
-        if number in images:
-            value = json.loads(line)
-            is_same = value["img"] == images[number]
-            new = line if is_same else json.dumps(value | {"img": images[number]}, ensure_ascii=False)
-            lines.append(f"{new}\n")
-    path.write_text("".join(lines), encoding="utf-8", newline="\n")
+    kept = [(json.loads(line), line, images[n]) for n, line in _lines(path, str(path)) if n in images]
+    lines = [
+        line if value["img"] == image else json.dumps(value | {"img": image}, ensure_ascii=False)
+        for value, line, image in kept
+    ]
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
 
 def objects_for_mmf(path: Path) -> list[dict[str, Any]]:
@@ -264,14 +269,14 @@ def is_unicode(text: str) -> bool:
     return re.search(r"[\ud800-\udfff]", text) is None
 
 
-def require_columns(where: str, columns: Iterable[str], *wanted: str) -> None:
+def require_columns(where: str, columns: Iterable[str], *wanted: str, hint: str = _OF_LINES) -> None:
     """Raise DatasetError where a ``wanted`` column is missing; it names those that there are."""
     if missing := [key for key in wanted if key not in columns]:
         message = f'{where}: there is no "{missing[0]}"; the columns are {", ".join(columns)}'
-        raise DatasetError(message, hint=advise_renaming(columns, *missing) or _OF_LINES)
+        raise DatasetError(message, hint=_advise_renaming(columns, *missing) or hint)
 
 
-def advise_renaming(columns: Iterable[str], *wanted: str) -> str | None:
+def _advise_renaming(columns: Iterable[str], *wanted: str) -> str | None:
     """Return the advice to rename the columns that seem to be the ``wanted`` ones; None if none does."""
     meant: dict[str, str] = {}
     for key, column in product(wanted, columns):
@@ -281,17 +286,23 @@ def advise_renaming(columns: Iterable[str], *wanted: str) -> str | None:
     return f"rename {', '.join(renamed)}" if renamed else None
 
 
-def require_labels(shown: str, split: str, rows: Sequence[Row], columns: Sequence[str]) -> None:
-    """Raise DatasetError where rows have no label, unless they are those of a test split."""
-    without = [row for row in rows if row.label is None]
-    advice = advise_renaming(columns, "label")
-    told = f"{shown}: no row has a label; the columns are {', '.join(columns)}"
-    if without and len(without) < len(rows):
-        told = f"{shown}:{without[0].line}: no label, as {len(without)} of {len(rows)} rows"
+def require_labels(shown: str, split: str, rows: Sequence[Row], columns: Collection[str] = ()) -> None:
+    """Raise DatasetError where rows have no label, unless they are those of a test split.
+
+    ``columns`` are those of the first row, for the advice.
+    """
+    without = [row.line for row in rows if row.label is None]
+    if not without:
+        return
+    told = f"{shown}:{without[0]}: no label, as {len(without)} of {len(rows)} rows"
+    advice = _advise_renaming(columns, "label")
+    if len(without) < len(rows):
         advice = "write 0 or 1 into them, or take them out"
-    if without and not split.startswith("test"):
+    elif columns:
+        told += f"; the columns are {', '.join(columns)}"
+    if not split.startswith("test"):
         raise DatasetError(told, hint=advice or f"training and validation need labels; {_ONE_LABEL}")
-    if without and advice:
+    if advice:
         _log.warning("%s, so %s counts as a split without labels; %s", told, split, advice)
 
 

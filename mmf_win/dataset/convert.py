@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from filecmp import cmp
-from itertools import combinations, count
+from itertools import combinations
 from pathlib import Path
 
 from mmf_win.archives import Archive, Ask, open_archive
@@ -154,27 +154,29 @@ def _keep_own_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -
     DatasetError where there are some that the new one lacks, and no list tells whose they are.
     """
     converted = manifest.files if manifest else {}
-    there = [path.relative_to(paths.root) for path in (paths.images / "img").rglob("*") if path.is_file()]
-    own = [name for name in there if name.as_posix() not in converted]
-    kept = [name for name in own if not (new / name).exists()]
-    if kept and manifest is None:
+    files = [*(paths.images / "img").rglob("*"), *paths.annotations.glob("*.jsonl")]
+    own = [file.relative_to(paths.root) for file in files if file.is_file()]
+    own = [name for name in own if name.as_posix() not in converted]
+    lost = [name for name in own if name.parts[0] == "images" and not (new / name).exists()]
+    if manifest is None and lost:
         raise DatasetError(
-            f"{paths.images / 'img'}: {len(kept)} of its files would be lost "
-            f"({first_few([name.name for name in kept])}), and no list tells which of them are yours",
+            f"{paths.images / 'img'}: {len(lost)} of its files would be lost "
+            f"({first_few([name.name for name in lost])}), and no list tells which of them are yours",
             hint="move the folder away, and run the same command again",
         )
-    for name in kept:
-        (new / name).parent.mkdir(parents=True, exist_ok=True)
-        share(paths.root / name, new / name)
-    if manifest is not None:
-        own += [file.relative_to(paths.root) for file in paths.annotations.glob("*.jsonl")]
-    for name in own:
-        is_taken = manifest is not None and name.as_posix() not in converted and name not in kept
-        if is_taken and (new / name).exists() and not cmp(paths.root / name, new / name, shallow=False):
-            others = (name.with_name(f"{name.name}.old-{number}") for number in count(1))
-            other = next(o for o in others if not (paths.root / o).exists() and not (new / o).exists())
-            share(paths.root / name, new / other)
-            _log.warning("%s: this file of yours is now called %s", paths.root / name, other.name)
+    for name in own if manifest else ():
+        kept, number = name, 0
+        while any(
+            place.exists() and not cmp(paths.root / name, place, shallow=False)
+            for place in (new / kept, paths.root / kept)
+        ):
+            number += 1
+            kept = name.with_name(f"{name.name}.old-{number}")
+        if kept != name or name in lost:
+            (new / kept).parent.mkdir(parents=True, exist_ok=True)
+            share(paths.root / name, new / kept)
+        if kept != name:
+            _log.warning("%s: this file of yours is now called %s", paths.root / name, kept.name)
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:

@@ -26,10 +26,8 @@ from mmf_win.sniffing import CONVERT
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
 _VALIDATION = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
-_NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
 _ONE_OF_SEVERAL = re.compile(r"-\d{3}( \(\d+\))?$|[-_ .]part[-_ ]?\d+$", re.IGNORECASE)
 _ARCHIVE = re.compile(r"\.(zip|7z|rar|tar|t?gz|t?bz2|t?xz|zst|[0-9]{3}|z[0-9]{2})$", re.IGNORECASE)
-_README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
 _CONVERTED = "/datasets/hateful_memes/defaults/annotations"  # below a data folder
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
 
@@ -43,14 +41,12 @@ class Layout:
         images: name as the annotations give it (``img/01235.png``) → member.
         packed_images: the member that is an archive of the images, where they are not members themselves.
         ignored: splits as CSV beside the same as JSON Lines.
-        readme: the member beside the annotations that says what belongs to the set.
     """
 
     annotations: dict[str, str]
     images: dict[str, str]
     packed_images: str | None
     ignored: tuple[str, ...] = ()
-    readme: str | None = None
 
     @property
     def tables(self) -> dict[str, str]:
@@ -80,8 +76,7 @@ def find_layout(source: Path, members: Sequence[Member], without: Collection[Pat
     images = find_images(names)
     inner = (name for name in names if name.rpartition("/")[2].lower() in _PACKED_IMAGES)
     packed = min(inner, key=_depth, default=None)
-    readmes = (name for name in beside if _README.fullmatch(name.rpartition("/")[2]))
-    return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
+    return Layout(annotations, images, None if images else packed, ignored)
 
 
 def find_images(names: Iterable[str]) -> dict[str, str]:
@@ -114,14 +109,10 @@ def match_alike(names: Collection[str]) -> Callable[[str], str | None]:
     return match
 
 
-def missing_splits(layout: Layout, readme: str) -> list[str]:
-    """The splits that are not there, although the README names them, or others of the release are there.
-
-    Of a release, the README may also tell about the first phase.
-    """
+def missing_splits(layout: Layout) -> list[str]:
+    """Return the splits of the release that are not there, although others are."""
     is_release = _RELEASE & (layout.annotations.keys() - layout.tables.keys())
-    named = _RELEASE if is_release else set(_NAMED.findall(readme))
-    return [split for split in SPLITS if split in named and split not in layout.annotations]
+    return [split for split in SPLITS if is_release and split in _RELEASE - layout.annotations.keys()]
 
 
 def count_missing(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> str:
@@ -134,18 +125,17 @@ def require_images(
     source: Path,
     splits: Mapping[str, Sequence[Row]],
     images: Mapping[str, str],
-    written: Mapping[str, str],
     members: Iterable[str],
 ) -> None:
     """Raise DatasetError where images of rows are missing; it counts them in each split, and names a few.
 
-    The names are those ``written`` in the user's tables; ``members`` are all files of the source.
+    The names are those of the user's tables; ``members`` are all files of the source.
     """
     if not (counts := count_missing(splits, images)):
         return
-    rows = [row.img for listed in splits.values() for row in listed]
-    names = sorted({written.get(image, image) for image in rows if image not in images})
-    spare = sorted({member for member in members if _is_picture(member)} - {images.get(img) for img in rows})
+    rows = [row for listed in splits.values() for row in listed]
+    names = sorted({row.shown_img for row in rows if row.img not in images})
+    spare = sorted({name for name in members if _is_picture(name)} - {images.get(row.img) for row in rows})
     if any(f"/{member}".endswith(f"/{names[0]}") for member in spare):
         advice = f"{names[0]!a} is there, but images of JSON Lines belong into a folder img: move them into "
         advice += 'one, and write "img/…" into the rows'

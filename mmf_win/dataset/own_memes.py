@@ -31,13 +31,11 @@ from mmf_win.console import first_few
 from mmf_win.dataset.annotations import (
     LARGEST_ID,
     Row,
-    advise_renaming,
     label_of,
     must_be,
     read_objects,
     read_text,
     require_columns,
-    require_labels,
     require_unique,
     whole_number,
 )
@@ -59,13 +57,17 @@ def read_table(path: Path, *, shown: str | None = None) -> list[Row]:
     name = shown or str(path)
     if path.suffix.lower() not in (".csv", ".jsonl"):
         raise DatasetError(f"{name}: neither a .csv nor a .jsonl file", hint=_COLUMNS)
-    is_csv = path.suffix.lower() == ".csv"
-    rows = _csv_rows(name, read_text(path, name)) if is_csv else read_objects(path, name)
-    memes = [_meme(f"{name}:{line}", number, line, row) for number, (line, row) in enumerate(rows, 1)]
+    rows = enumerate(_records(path, name), 1)
+    memes = [_meme(f"{name}:{line}", number, line, row) for number, (line, row) in rows]
     if not memes:
         raise DatasetError(f"{name}: there are no memes in it", hint=_COLUMNS)
     require_unique(name, ((meme.own_id, meme.line) for meme in memes if meme.own_id is not None))
     return memes
+
+
+def read_columns(path: Path, shown: str) -> list[str]:
+    """Return the columns of a table, or the keys of its first object if it is JSON Lines."""
+    return list(next(_records(path, shown), (0, {}))[1])
 
 
 def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
@@ -135,7 +137,7 @@ def read_tables(
     source: Path,
     names: Collection[str],
     taken: Collection[int],
-) -> tuple[dict[str, list[Row]], dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
     """The rows of CSV files, with ids and names of images as MMF has them.
 
     Args:
@@ -146,7 +148,7 @@ def read_tables(
         taken: ids that other splits have.
 
     Returns:
-        the rows; image → name of its file, for those that were found; and image → how the table names it.
+        the rows; and image → name of its file, for those that were found.
 
     Raises:
         DatasetError: a file or a row cannot be used; it names file and line.
@@ -155,15 +157,10 @@ def read_tables(
     images: dict[str, str] = {}
     unnumbered: dict[str, list[Row]] = {}
     match = match_alike(names)
-    written: dict[str, str] = {}
     for split, member in tables.items():
         shown = f"{source}: {member}"
         memes = read_table(staged[split], shown=shown)
-        _, first = next(_csv_rows(shown, read_text(staged[split], shown)))
-        require_labels(shown, split, memes, list(first))
-        in_layout = [_in_layout(meme, member, shown, match, images) for meme in memes]
-        written |= {placed.img: meme.img for meme, placed in zip(memes, in_layout, strict=True)}
-        memes = in_layout
+        memes = [_in_layout(meme, member, shown, match, images) for meme in memes]
         if any(whole_number(meme.own_id) is None for meme in memes):
             unnumbered[split] = memes
             continue
@@ -179,7 +176,7 @@ def read_tables(
             replace(row, id=start + numbers.setdefault((row.own_id, row.img), len(numbers) + 1))
             for row in with_own_ids(memes)
         ]
-    return rows, images, written
+    return rows, images
 
 
 def _in_layout(
@@ -202,25 +199,31 @@ def _in_layout(
         if other != found:
             message = f"{shown}:{meme.line}: {found} and {other} would both become {image}"
             raise DatasetError(message, hint="rename one of the two files, also in the table")
-    return replace(meme, img=image)
+    return replace(meme, img=image, written_img=meme.img)
 
 
-def require_names_apart(images: Collection[str], named: Collection[str], written: Mapping[str, str]) -> None:
+def require_names_apart(images: Collection[str], rows: Iterable[Row]) -> None:
     """Refuse images that differ in their suffix alone, since region features go by the rest of the name.
 
     MMF without mmfw also confuses the images themselves: see ``get_possible_image_paths`` in
-    mmf/datasets/databases/image_database.py. Raises DatasetError where one of two such is ``named`` by a row.
+    mmf/datasets/databases/image_database.py. Raises DatasetError where one of ``rows`` names one of two such.
     """
     by_name: dict[str, str] = {}
+    named = {row.img: row.shown_img for row in rows}
     for image in sorted(images):
         other = by_name.setdefault(posixpath.splitext(image)[0], image)
-        if other != image and {image, other} & set(named):
-            pair = " and ".join(written.get(each, each) for each in (other, image))
+        if other != image and {image, other} & named.keys():
+            pair = " and ".join(named.get(each, each) for each in (other, image))
             raise DatasetError(
                 f"the images {pair} differ only in their suffix, by which MMF does not tell region features "
                 "apart, nor without mmfw the images",
                 hint="rename one of them, or take it out",
             )
+
+
+def _records(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    is_csv = path.suffix.lower() == ".csv"
+    return _csv_rows(shown, read_text(path, shown)) if is_csv else read_objects(path, shown)
 
 
 def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -235,9 +238,7 @@ def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
         known = [column for column in columns if column in ("img", "image", "text", "id", "label")]
         if len(set(known)) < len(known) or {"img", "image"} <= set(known):
             raise DatasetError(f"{name}: a column is there twice: {', '.join(known)}", hint=_COLUMNS)
-        if "text" not in known or not {"img", "image"} & set(known):
-            hint = advise_renaming(columns, *(key for key in ("img", "text") if key not in known)) or _COLUMNS
-            raise DatasetError(f"{name}: its columns are {', '.join(columns)}", hint=hint)
+        require_columns(name, columns, "image" if "image" in known else "img", "text", hint=_COLUMNS)
         start = reader.line_num + 1
         for cells in reader:
             line, start = start, reader.line_num + 1

@@ -6,11 +6,12 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from mmf_win.archives import Archive, Digest, open_archive
 from mmf_win.console import first_few, size
-from mmf_win.dataset.annotations import Row, keep_rows, read_objects, read_rows, require_labels
+from mmf_win.dataset.annotations import Row, keep_rows, read_rows, require_labels
 from mmf_win.dataset.image_files import Flaw, advise, describe, find_flaw
 from mmf_win.dataset.layout import (
     Layout,
@@ -21,7 +22,7 @@ from mmf_win.dataset.layout import (
     missing_splits,
     require_images,
 )
-from mmf_win.dataset.own_memes import read_tables, require_names_apart, write_annotations
+from mmf_win.dataset.own_memes import read_columns, read_tables, require_names_apart, write_annotations
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import remove
 from mmf_win.integrity.digest import file_digest
@@ -29,7 +30,6 @@ from mmf_win.integrity.manifest import Entry
 from mmf_win.unpacking.extract import unpack_chosen
 from mmf_win.unpacking.staging import Staging
 
-_MOST_README = 1 << 20
 _MOST_ANNOTATIONS = 16 << 20  # a split; those of the release have less than 2 MiB, and are read into memory
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def unpack(
         DatasetError: the parts disagree.
         ResourceError: the images do not fit on the disk.
     """
-    rows, own_images, written = _unpack_annotations(archive, layout, here)
+    rows, own_images = _unpack_annotations(archive, layout, here)
     if only is None:
         rows = _require_splits(archive, layout, rows, here, allow_missing=allow_missing)
     with _image_archive(archive, layout, here, digest) as (holder, images):
@@ -76,9 +76,9 @@ def unpack(
         rows = {split: _match_images(listed, images, split) for split, listed in rows.items()}
         if not allow_missing:
             members = (member.name for member in holder.members)
-            require_images(archive.path, rows, images, written, members)
+            require_images(archive.path, rows, images, members)
         if layout.tables:
-            require_names_apart(images, {row.img for listed in rows.values() for row in listed}, written)
+            require_names_apart(images, chain(*rows.values()))
         targets = {member: f"images/{image}" for image, member in images.items()}
         if converted is not None:
             images = {image: member for image, member in images.items() if targets[member] in converted}
@@ -88,8 +88,7 @@ def unpack(
         flaws = _find_unusable(images, files, here)
         images = {image: member for image, member in images.items() if image not in flaws}
         if not allow_missing and (counts := count_missing(rows, images)):
-            named = {row.img for listed in rows.values() for row in listed}
-            used = {written.get(image, image): flaws[image] for image in sorted(named & flaws.keys())}
+            used = {row.shown_img: flaws[row.img] for row in chain(*rows.values()) if row.img in flaws}
             message = f"{archive.path}: images cannot be used: {counts} ({describe(used)})"
             raise DatasetError(message, hint=f"{advise(used)}, or --allow-missing goes without them")
         if flaws:
@@ -110,11 +109,11 @@ def unpack(
 def _match_images(rows: Sequence[Row], images: Collection[str], split: str) -> list[Row]:
     """Return the rows with the names of images as their files have them."""
     match = match_alike(images)
-    matched = [r if r.img in images else replace(r, img=match(r.img) or r.img) for r in rows]
-    if differ := [(old.img, new.img) for old, new in zip(rows, matched, strict=True) if old != new]:
+    found = {row.img: img for row in rows if row.img not in images and (img := match(row.img))}
+    if found:
         told = "%s: images whose names differ in case or Unicode form: %d (such as %a for %a)"
-        _log.warning(told, split, len(differ), *differ[0])
-    return matched
+        _log.warning(told, split, len(found), *next(iter(found.items())))
+    return [replace(r, img=found[r.img], written_img=r.img) if r.img in found else r for r in rows]
 
 
 def _find_unusable(images: Collection[str], files: dict[str, Entry], here: Staging) -> dict[str, Flaw]:
@@ -132,16 +131,10 @@ def _require_splits(
     archive: Archive, layout: Layout, splits: dict[str, list[Row]], here: Staging, *, allow_missing: bool
 ) -> dict[str, list[Row]]:
     """The splits that have rows, unless the set lacks one, as a copy does that was damaged or cut down."""
-    readme = ""
-    sizes = {member.name: member.size for member in archive.members if member.problem is None}
-    if layout.readme is not None and sizes.get(layout.readme, _MOST_README) < _MOST_README:
-        unpack_chosen(archive, {layout.readme: "README"}.get, here, "Reading", enough=1)
-        readme = (here.new / "README").read_text(encoding="utf-8", errors="replace")
-        remove(here.new / "README")
     empty = [split for split, rows in splits.items() if not rows]
     if "train" in empty:
         raise DatasetError(f"{archive.path}: there are no memes in train", hint=complete(archive.path))
-    if missing := [*missing_splits(layout, readme), *empty]:
+    if missing := [*missing_splits(layout), *empty]:
         message = f"{archive.path}: splits are missing or empty: {', '.join(missing)}"
         if not allow_missing:
             raise DatasetError(
@@ -155,11 +148,10 @@ def _require_splits(
 
 def _unpack_annotations(
     archive: Archive, layout: Layout, here: Staging
-) -> tuple[dict[str, list[Row]], dict[str, str], dict[str, str]]:
+) -> tuple[dict[str, list[Row]], dict[str, str]]:
     """Write the annotations before the images: what is wrong with them shows within a second.
 
-    Returned are the rows of each split; image → member, for those that the user's own tables name; and image
-    → how these name it.
+    Returned are the rows of each split; and image → member, for those that the user's own tables name.
     """
     for name in layout.ignored:
         _log.warning("%s is left aside, since the same split is there as .jsonl", name)
@@ -173,22 +165,19 @@ def _unpack_annotations(
     names |= {split: f"annotations/{split}.csv" for split in tables}
     targets = {member: names[split] for split, member in layout.annotations.items()}
     unpack_chosen(archive, targets.get, here, "Reading the annotations", enough=len(targets))
-    rows = {}
-    for split, member in layout.annotations.items():
-        if split not in tables:
-            path, shown = here.new / names[split], f"{archive.path}: {member}"
-            rows[split] = read_rows(path, shown=shown)
-            columns = next(read_objects(path, shown), (0, {}))[1]
-            require_labels(shown, split, rows[split], list(columns))
-    staged = {split: here.new / names[split] for split in tables}
-    taken = {row.id for listed in rows.values() for row in listed}
-    own, images, written = read_tables(staged, tables, archive.path, sizes, taken)
+    files = {split: here.new / name for split, name in names.items()}
+    shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
+    rows = {split: read_rows(files[split], shown=shown[split]) for split in files if split not in tables}
+    taken = {row.id for row in chain(*rows.values())}
+    own, images = read_tables(files, tables, archive.path, sizes, taken)
+    for split, listed in (rows | own).items():
+        require_labels(shown[split], split, listed, read_columns(files[split], shown[split]))
     for split, listed in own.items():
-        remove(staged[split])
-        path = staged[split].with_suffix(".jsonl")
-        write_annotations(path, listed)
-        rows[split] = read_rows(path, shown=f"{archive.path}: {tables[split]}")
-    return {split: rows[split] for split in layout.annotations}, images, written
+        remove(files[split])
+        write_annotations(path := files[split].with_suffix(".jsonl"), listed)
+        pairs = zip(read_rows(path, shown=shown[split]), listed, strict=True)
+        rows[split] = [replace(row, written_img=own_row.written_img) for row, own_row in pairs]
+    return {split: rows[split] for split in layout.annotations}, images
 
 
 @contextmanager

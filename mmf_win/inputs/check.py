@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import first_few, shell_line, with_rest_counted
-from mmf_win.dataset.annotations import Row, keep_rows, read_rows
+from mmf_win.dataset.annotations import Row, keep_rows, read_rows, require_labels
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.image_files import Flaw, advise, find_unusable, judged_files
 from mmf_win.dataset.layout import other_name
@@ -105,7 +105,9 @@ def check(
     files = {slot: paths[0] for slot, paths in named.items() if len(paths) == 1}
     rows = {slot: read_rows(path) for slot, path in files.items()}
     for slot in rows.keys() - {"test"}:
-        _require_labels(files[slot], rows[slot])
+        if not rows[slot]:
+            raise DatasetError(f"{files[slot]}: there are no memes in it")
+        require_labels(str(files[slot]), slot, rows[slot])
     predicts, root = "train" not in slots, places.dataset.root
     kept = _rows_left(root, dataset, files, rows, predicts=predicts, allow_missing=allow_missing)
     return Inputs(
@@ -238,16 +240,6 @@ def _data(paths: DatasetPaths, file: Path, rows: int, kept: int) -> dict[str, An
     full = None if is_own else coverage(paths, file.stem).full_rows
     read = Coverage(file.stem, kept, rows if full is None and kept < rows else full)
     return {**asdict(read), "sha256": file_digest(file).hex()}
-
-
-def _require_labels(path: Path, rows: Sequence[Row]) -> None:
-    """Refuse to train on, or to validate with, rows without labels."""
-    if not rows:
-        raise DatasetError(f"{path}: there are no memes in it")
-    unlabelled = [row for row in rows if row.label is None]
-    if unlabelled:
-        message = f"{path}:{unlabelled[0].line}: no label, as {len(unlabelled)} of {len(rows)} rows"
-        raise DatasetError(message, hint="training and validation need the label 0 or 1 in every row")
 
 
 def _without_images(

@@ -76,7 +76,7 @@ def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places:
 @pytest.mark.parametrize(
     ("split", "column", "told"),
     [
-        ("dev", "hateful", "train.csv: no row has a label; the columns are image, text, hateful"),
+        ("dev", "hateful", "train.csv:2: no label, as 2 of 2 rows; the columns are image, text, hateful"),
         ("val", "label", "val.csv: no split has this name"),
         ("Validation", "label", "Validation.csv: no split has this name"),
     ],
@@ -106,7 +106,7 @@ def test_a_test_set_without_labels_is_noted(
     named = {"train": "label", "dev": "label", "test": "hateful"}
     files = {f"{split}.csv": table.format(column).encode() for split, column in named.items()}
     convert(lay_out({**files, "1.png": image(1), "2.png": image(2)}, user_dir / "own"), places)
-    assert "test.csv: no row has a label; the columns are image, text, hateful" in caplog.text
+    assert "test.csv:2: no label, as 2 of 2 rows; the columns are image, text, hateful" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_a_test_set_without_labels_is_noted(
     [
         (
             {"label": None},
-            ": no row has a label; the columns are id, img, text",
+            ":1: no label, as 3 of 3 rows; the columns are id, img, text",
             "a label, 0 or 1|need labels",
         ),
         (
             {"label": None, "gold_hate": 1},
-            ": no row has a label; .*gold_hate",
+            ":1: no label, as 3 of 3 rows; .*gold_hate",
             'rename "gold_hate" to "label"',
         ),
-        ({"label": None, "hateful": 1}, ": no row has a label", 'rename "hateful" to "label"'),
-        ({"label": None, "labels": [0, 1]}, ": no row has a label", 'rename "labels" to "label"'),
+        ({"label": None, "hateful": 1}, ":1: no label, as 3 of 3 rows", 'rename "hateful" to "label"'),
+        ({"label": None, "labels": [0, 1]}, ":1: no label, as 3 of 3 rows", 'rename "labels" to "label"'),
         ({"label": [0, 1, 1]}, r':1: "label" must be 0 or 1, not \[0, 1, 1\]', "that of most"),
         ({"id": "covid_1"}, ':1: "id" must be a whole number', "as CSV"),
         (
@@ -170,19 +170,17 @@ def test_annotations_without_images(user_dir: Path, places: Places) -> None:
         convert(hostile.plain_zip(user_dir / "a.zip", files), places)
 
 
-def without(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
-    files = memes({name: ids for name, ids in splits.items() if name != split})
-    return files | {"hateful_memes/README.md": readme.encode()}
+def without(split: str, splits: Mapping[str, range]) -> Files:
+    return memes({name: ids for name, ids in splits.items() if name != split})
 
 
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
         (without("dev_unseen", RELEASE), "dev_unseen"),
-        (without("test", PHASE_1, "`train.jsonl`, `dev.jsonl` and `test.jsonl`"), "test"),
         (memes() | {"hateful_memes/dev_seen.jsonl": b"\n"}, "dev_seen"),
     ],
-    ids=["others of the release are there", "the README names it", "it has no rows"],
+    ids=["others of the release are there", "it has no rows"],
 )
 def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
     files: Files, missing: str, user_dir: Path, places: Places
@@ -196,7 +194,7 @@ def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
 
 
 def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, places: Places) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", without("test", PHASE_1, "My own memes."))
+    path = hostile.plain_zip(user_dir / "a.zip", without("test", PHASE_1))
     assert list(convert(path, places).splits) == ["train", "dev"]
 
 
