@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from mmf_win.archives.base import INFLATE_ERROR, Extracted, Output, write
-from mmf_win.archives.zip_reader import ZipMember, ZipReader, undecodable
+from mmf_win.archives.base import Extracted, Output, write
+from mmf_win.archives.zip_reader import Decoder, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.threads import Advance, ThreadGroup, worker_count
 
@@ -147,7 +147,7 @@ class _Stream:
         self._worker, self._member = worker, member
         self._offset = worker.reader.data_offset(member)
         self._output: Output | None = None
-        self._decoder = member.make_decoder()
+        self._decoder = Decoder(worker.path, member)
         self.keys = worker.keys
         self.left = member.packed_size
         self.start = self.size = 0
@@ -167,11 +167,8 @@ class _Stream:
             worker.reader.check_header(member, plain)
             plain = plain[HEADER_SIZE:]
             self._output = Output(worker.path, member, worker.targets[member], worker.group.advance)
-        try:
-            for block in self._decoder.feed(plain):
-                self._output.write(block)
-        except INFLATE_ERROR as error:
-            raise undecodable(worker.path, error, member) from error
+        for block in self._decoder.feed(plain):
+            self._output.write(block)
         if not self.left:
             worker.group.report(self._output.finish())
 

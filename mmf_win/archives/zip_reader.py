@@ -41,11 +41,6 @@ class ZipMember(Member):
         """Bytes in the archive."""
         return self.info.compress_size
 
-    def make_decoder(self) -> Decoder:
-        """Return a new decoder of its compressed data."""
-        method = self.aes.method if self.aes else self.info.compress_type
-        return Decoder(method, -1 if self.info.flag_bits & _HAS_END_MARKER else self.size)
-
 
 class ZipReader:
     """Reads members, one at a time, through a file handle of its own, so each thread has one."""
@@ -62,13 +57,10 @@ class ZipReader:
 
     def content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's own bytes; see :meth:`packed`."""
-        decoder = member.make_decoder()
-        try:
-            # To its end even when all is unpacked: an AES member's MAC comes last.
-            for block in self.packed(member):
-                yield from decoder.feed(block)
-        except INFLATE_ERROR as error:
-            raise undecodable(self._path, error, member) from error
+        decoder = Decoder(self._path, member)
+        # To its end even when all is unpacked: an AES member's MAC comes last.
+        for block in self.packed(member):
+            yield from decoder.feed(block)
 
     def packed(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's bytes as they were compressed, decrypted. Each block is good until the next one.
@@ -156,25 +148,27 @@ class ZipReader:
 class Decoder:
     """Unpacks the data of one member, never more than 1 MiB at once.
 
-    Args:
-        method: of compression, as in :mod:`zipfile`.
-        size: of the unpacked data; -1 where a marker ends it. Only LZMA needs it: a zip has the version of
-            an SDK and the size of the properties before these (APPNOTE 5.8.8), a .lzma file this size behind.
+    Source for LZMA: APPNOTE 5.8.8. The version of an SDK and the size of the properties stand before these. A
+    .lzma file has the unpacked size behind them instead, which is -1 where a marker ends the data.
     """
 
-    def __init__(self, method: int, size: int) -> None:
+    def __init__(self, path: Path, member: ZipMember) -> None:
+        self._path, self._member = path, member
+        method = member.aes.method if member.aes else member.info.compress_type
         streams: dict[int, Callable[[], Any]] = {
             zipfile.ZIP_DEFLATED: partial(zlib_ng.decompressobj, wbits=-15),
             zipfile.ZIP_BZIP2: bz2.BZ2Decompressor,
             zipfile.ZIP_LZMA: partial(lzma.LZMADecompressor, memlimit=MOST_DICTIONARY + BLOCK),
         }
         self._stream = streams[method]() if method in streams else None
+        size = -1 if member.info.flag_bits & _HAS_END_MARKER else member.size
         self._size = struct.pack("<q", size) if method == zipfile.ZIP_LZMA else b""
 
     def feed(self, packed: bytes | memoryview) -> Iterator[bytes | memoryview]:
         """Yield what the next piece unpacks to; nothing once the data has ended.
 
-        The first piece of LZMA must hold its whole header.
+        The first piece of LZMA must hold its whole header. Raises ArchiveError where the data is damaged, or
+        takes too much memory.
         """
         if self._stream is None:
             yield packed
@@ -185,15 +179,10 @@ class Decoder:
         while not self._stream.eof and (len(packed) or block):  # an empty block: nothing is left to come
             try:
                 block = self._stream.decompress(packed, BLOCK)
-            except (OSError, lzma.LZMAError) as error:
-                raise INFLATE_ERROR(str(error)) from error
+            except (INFLATE_ERROR, OSError, lzma.LZMAError) as error:
+                if "Memory usage limit" in str(error):  # of liblzma
+                    reason = f"it takes more than {MOST_DICTIONARY >> 20} MiB of memory to unpack"
+                    raise unsupported(self._path, reason, self._member.name) from error
+                raise damaged(self._path, "its compressed data is damaged", self._member.name) from error
             packed = getattr(self._stream, "unconsumed_tail", b"")  # others keep it themselves
             yield block
-
-
-def undecodable(path: Path, error: Exception, member: Member) -> ArchiveError:
-    """Return the error for a member that its decoder has refused."""
-    if "Memory usage limit" in str(error):  # of liblzma
-        reason = f"it takes more than {MOST_DICTIONARY >> 20} MiB of memory to unpack"
-        return unsupported(path, reason, member.name)
-    return damaged(path, "its compressed data is damaged", member.name)

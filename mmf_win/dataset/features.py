@@ -66,8 +66,8 @@ def extract_features(
     try:
         extract_verified(archive, features, ask=ask, choose=choose_features, check=check, replaces=[marker])
     except ArchiveError as error:
-        hint = (error.hint or "").replace(" convert F", " features extract F")
-        raise ArchiveError(str(error), hint=hint or None) from error
+        error.hint = error.hint and error.hint.replace(" convert F", " features extract F")
+        raise
     if version is not None:
         mark_built(marker, version)
     return (features / _DATA).parent

@@ -60,8 +60,7 @@ def find_layout(source: Path, members: Sequence[Member], without: Collection[Pat
     Raises DatasetError where there is no ``train.jsonl`` or ``train.csv``, or several, or an unknown split.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
-    for prefix in [f"{folder.relative_to(source).as_posix()}/" for folder in without]:
-        names = [name for name in names if not name.startswith(prefix)]
+    names = [name for name in names if not any(folder in (source / name).parents for folder in without)]
     annotations, ignored = _find_annotations(source, names)
     if "train" not in annotations:
         raise DatasetError(

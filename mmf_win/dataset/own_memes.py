@@ -39,7 +39,7 @@ from mmf_win.dataset.annotations import (
     require_unique,
     whole_number,
 )
-from mmf_win.dataset.layout import match_alike
+from mmf_win.dataset.layout import match_alike, other_name
 from mmf_win.errors import DatasetError
 from mmf_win.files import json_bytes
 
@@ -94,11 +94,9 @@ def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
     if missing := [meme for meme in memes if len(images[meme.img]) != 1]:
         names = first_few([f"{meme.img} (line {meme.line})" for meme in missing])
         message = f"{table}: {len(missing)} of {len(memes)} images are missing: {names}"
-        hint = f"relative paths begin at {folder.absolute()}"
-        for meme in missing:
-            if twins := [ascii(each.name) for each in images[meme.img]]:
-                hint = f"{meme.img!a} may be {' or '.join(sorted(twins))}: write one of them"
-        raise DatasetError(message, hint=hint)
+        twins = (os.path.relpath(each, folder) for meme in missing for each in images[meme.img])
+        hint = other_name((meme.img for meme in missing), sorted(name.replace("\\", "/") for name in twins))
+        raise DatasetError(message, hint=hint or f"relative paths begin at {folder.absolute()}")
     return [replace(meme, img=images[meme.img][0].absolute().as_posix()) for meme in memes]
 
 

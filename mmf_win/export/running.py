@@ -38,11 +38,9 @@ _IMPORT = "\n    from mmf_win.images import open_image\n"
 
 def write_script(path: Path) -> None:
     """Write ``run.py`` for a Python without mmfw: with the functions that open pictures, not their import."""
-    script, functions = SCRIPT.read_text(encoding="utf-8"), getsource(images.open_image) + "\n\n"
-    functions += getsource(images.to_rgb)
-    first = "class Model:"
-    text = script.replace(_IMPORT, "").replace(first, f"{functions}\n\n{first}", 1)
-    write_bytes(path, text.encode())
+    functions = "\n\n".join(map(getsource, (images.open_image, images.to_rgb)))
+    script = SCRIPT.read_text(encoding="utf-8").replace(_IMPORT, "")
+    write_bytes(path, script.replace("class Model:", f"{functions}\n\nclass Model:", 1).encode())
 
 
 def run_model(

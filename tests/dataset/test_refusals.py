@@ -198,13 +198,6 @@ def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, places: 
     assert list(convert(path, places).splits) == ["train", "dev"]
 
 
-def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
-    user_dir: Path, places: Places
-) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", without("", RELEASE, "Once `dev.jsonl` and `test.jsonl`."))
-    assert convert(path, places).splits.keys() == RELEASE.keys()
-
-
 def test_nothing_to_train_with_is_never_allowed(user_dir: Path, places: Places) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", memes() | {"hateful_memes/train.jsonl": b""})
     with pytest.raises(DatasetError, match="no memes in train"):
