@@ -39,7 +39,7 @@ MOST_DICTIONARY = 256 << 20
 """Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this."""
 
 GET_AGAIN = "the file may be incomplete or damaged; get it again"
-_RENAME = f"rename or remove this file, after unpacking an archive, then {CONVERT}"
+_RENAME = f"rename or remove this file, then {CONVERT}"
 
 
 class Digest(Protocol):
@@ -197,14 +197,14 @@ class Archive(ABC):
             return False
         return member.crc32 in (None, crc)
 
-    @staticmethod
-    def _with_problems(members: Iterable[M]) -> list[M]:
+    def _with_problems(self, members: Iterable[M]) -> list[M]:
         """``members``, with those marked whose names clash or cannot be written everywhere."""
         listed = list(members)
         twins = find_twins(member.name for member in listed)
+        hint = _RENAME if self.path.is_dir() else f"unpack it, {_RENAME}"
         for at, member in enumerate(listed):
             if not member.problem and (problem := naming_problem(member.name) or twins.get(member.name)):
-                listed[at] = replace(member, problem=problem, hint=_RENAME)
+                listed[at] = replace(member, problem=problem, hint=hint)
         return listed
 
     def _error(self, reason: str, member: str | None = None) -> ArchiveError:

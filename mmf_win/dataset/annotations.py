@@ -40,7 +40,7 @@ _OF_CSV = "let its name end in .csv; a conversion, and a prediction of memes of 
 _OF_LINES = 'each line is one JSON object: {"id": 1, "img": "img/1.png", "text": "…", "label": 0}'
 _AS_UTF8 = "save it as UTF-8; Excel calls that “CSV UTF-8”"
 _OWN_IDS = "save the table as CSV, whose ids may be any text, with the columns id, img, text and label"
-_ONE_LABEL = "write the number 1 for hateful, 0 for not; of several opinions of a meme, take that of most"
+_ONE_LABEL = "write 1 for hateful, 0 for not, without quotes; of several votes on a meme, take the majority"
 _SYNONYMS = {
     "id": ("meme_id", "image_id", "uid", "index"),
     "img": ("image", "image_path", "img_path", "file", "filename", "file_name", "image_name", "path"),

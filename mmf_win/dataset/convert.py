@@ -92,7 +92,7 @@ def convert(
     """
     started = time.monotonic()
     source = source.absolute()
-    paths, ours = places.dataset, _folders_of_mmfw(source, places)
+    paths, ours = places.dataset, _list_mmfw_folders(source, places)
     interrupted = not finish_installation(paths.root)
     known = noted(paths.root)
     same = known is not None and known.source is not None and known.source.is_same(source, without=ours)
@@ -140,7 +140,7 @@ def convert(
         return result
 
 
-def _folders_of_mmfw(source: Path, places: Places) -> tuple[Path, ...]:
+def _list_mmfw_folders(source: Path, places: Places) -> tuple[Path, ...]:
     """Return the folders in a source folder that hold what mmfw and MMF have written."""
     data, written = places.data_dir, (places.cache_dir, places.save_dir)
     folders = (data / "datasets", data / "models", *written)
@@ -220,7 +220,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     source = archive or archive_of(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
     opened = open_archive(source, ask)
-    layout = find_layout(source, opened.members, _folders_of_mmfw(source, places))
+    layout = find_layout(source, opened.members, _list_mmfw_folders(source, places))
     opened.check_password()
     with staging(paths.root) as here:
         only, kept = set(names), manifest.files

@@ -1,4 +1,4 @@
-"""Files that lie where a picture should: is it one, and does it reach its end?
+"""Checks of the files where pictures should be: whether they are pictures, and reach their end.
 
 Only the first and last bytes of most files are read; Pillow loads those with an unusual start or end. Damage
 inside a picture is not noticed here.
@@ -67,7 +67,7 @@ def find_flaw(path: Path) -> Flaw | None:
             raise EOFError  # Pillow has made the rest of the picture grey
     except ImportError:
         if head.startswith(_PICTURES):
-            return Flaw("a picture that only Pillow can judge", "run `pip install pillow`")
+            return Flaw("a picture that cannot be checked without Pillow", "run `pip install pillow`")
     except Exception:  # Pillow raises whatever a file leads it to
         if head.startswith(_PICTURES):
             return Flaw("a picture that is cut off or damaged", GET_AGAIN)
@@ -91,7 +91,7 @@ def find_unusable(paths: Mapping[str, Path], judged: Collection[Path] = ()) -> d
     return found
 
 
-def judged_files(manifest: Manifest | None) -> set[Path]:
+def list_judged_files(manifest: Manifest | None) -> set[Path]:
     """Return the files that were found to be pictures when they were converted."""
     if manifest is None or manifest.was_changed or not manifest.result.get("judged_images"):
         return set()

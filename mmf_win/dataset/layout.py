@@ -65,7 +65,7 @@ def find_layout(source: Path, members: Sequence[Member], without: Collection[Pat
     if "train" not in annotations:
         raise DatasetError(
             f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
-            hint=complete(source, f"it holds {first_few(names) or 'nothing'}", names),
+            hint=suggest(source, f"it holds {first_few(names) or 'nothing'}", names),
         )
     folder = annotations["train"].rpartition("/")[0]
     beside = [name for name in names if name.rpartition("/")[0] == folder]
@@ -136,19 +136,19 @@ def require_images(
     names = sorted({row.shown_img for row in rows if row.img not in images})
     spare = sorted({name for name in members if _is_picture(name)} - {images.get(row.img) for row in rows})
     if any(f"/{member}".endswith(f"/{names[0]}") for member in spare):
-        advice = f"{names[0]!a} is there, but images of JSON Lines belong into a folder img: move them into "
+        advice = f"{names[0]!a} is there, but images of JSON Lines belong in a folder img: move them into "
         advice += 'one, and write "img/…" into the rows'
     elif len(spare) >= len(names):
         advice = f"the names differ: {names[0]!a} is wanted, and {spare[0]!a} is there; correct them, or if "
         advice += "the archive garbles them, unpack it with another program and convert the folder"
     else:
-        advice = complete(source)
+        advice = suggest(source)
     message = f"{source}: images are missing: {counts} ({first_few(names)})"
     advice = other_name(names, images) or advice
     raise DatasetError(message, hint=f"{advice}, or --allow-missing goes without them")
 
 
-def complete(source: Path, otherwise: str = "get a complete copy", members: Iterable[str] = ()) -> str:
+def suggest(source: Path, otherwise: str = "get a complete copy", members: Iterable[str] = ()) -> str:
     """Return the next step where something is missing; Google Drive makes several archives of one folder."""
     if inner := [name for name in members if _ARCHIVE.search(name)]:
         return f"unpack the archives in it ({first_few(inner)}) into one folder, then {CONVERT}"

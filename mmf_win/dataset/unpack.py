@@ -15,12 +15,12 @@ from mmf_win.dataset.annotations import Row, keep_rows, read_rows, require_label
 from mmf_win.dataset.image_files import Flaw, advise, describe, find_flaw
 from mmf_win.dataset.layout import (
     Layout,
-    complete,
     count_missing,
     find_images,
     match_alike,
     missing_splits,
     require_images,
+    suggest,
 )
 from mmf_win.dataset.own_memes import read_columns, read_tables, require_names_apart, write_annotations
 from mmf_win.errors import ArchiveError, DatasetError
@@ -71,7 +71,7 @@ def unpack(
         if not images and (allow_missing or not layout.tables):
             hint = "images are expected in a folder img or in img.tar.gz, beside train.jsonl or below it"
             message = f"{archive.path}: there are annotations in it, but no images"
-            raise DatasetError(message, hint=complete(archive.path, hint, (m.name for m in archive.members)))
+            raise DatasetError(message, hint=suggest(archive.path, hint, (m.name for m in archive.members)))
         written_rows = rows
         rows = {split: _match_images(listed, images, split) for split, listed in rows.items()}
         if not allow_missing:
@@ -97,7 +97,7 @@ def unpack(
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
         if not kept and converted is None:
-            what = f"no row of {split} has a usable image ({first_few([row.img for row in listed])})"
+            what = f"no row of {split} has a usable image ({first_few([row.shown_img for row in listed])})"
             hint = f"get a complete copy, or take {split} out of this one to go without that split"
             raise DatasetError(f"{archive.path}: {what}", hint=hint)
         if kept != written_rows[split]:
@@ -113,7 +113,7 @@ def _match_images(rows: Sequence[Row], images: Collection[str], split: str) -> l
     if found:
         told = "%s: images whose names differ in case or Unicode form: %d (such as %a for %a)"
         _log.warning(told, split, len(found), *next(iter(found.items())))
-    return [replace(r, img=found[r.img], written_img=r.img) if r.img in found else r for r in rows]
+    return [replace(r, img=found[r.img], written_img=r.shown_img) if r.img in found else r for r in rows]
 
 
 def _find_unusable(images: Collection[str], files: dict[str, Entry], here: Staging) -> dict[str, Flaw]:
@@ -133,13 +133,12 @@ def _require_splits(
     """The splits that have rows, unless the set lacks one, as a copy does that was damaged or cut down."""
     empty = [split for split, rows in splits.items() if not rows]
     if "train" in empty:
-        raise DatasetError(f"{archive.path}: there are no memes in train", hint=complete(archive.path))
+        raise DatasetError(f"{archive.path}: there are no memes in train", hint=suggest(archive.path))
     if missing := [*missing_splits(layout), *empty]:
         message = f"{archive.path}: splits are missing or empty: {', '.join(missing)}"
         if not allow_missing:
-            raise DatasetError(
-                message, hint=f"{complete(archive.path)}, or --allow-missing goes without them"
-            )
+            hint = f"{suggest(archive.path)}, or --allow-missing goes without them"
+            raise DatasetError(message, hint=hint)
         _log.warning("%s", message)
     for split in empty:
         remove(here.new / "annotations" / f"{split}.jsonl")

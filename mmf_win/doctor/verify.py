@@ -10,7 +10,7 @@ from pathlib import Path
 from mmf_win import errors
 from mmf_win.console import did_you_mean, shell_line
 from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
-from mmf_win.dataset.image_files import advise, find_unusable, judged_files
+from mmf_win.dataset.image_files import advise, find_unusable, list_judged_files
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.inputs.fetch import fetch
 from mmf_win.inputs.given import Input
@@ -139,7 +139,7 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
         return replace(finding, state="damaged", problems=(str(error),))
     against = manifest.verified_against
     images = {name: manifest.folder / name for name in manifest.files if name.startswith("images/")}
-    if not wrong and (flaws := find_unusable(images, judged_files(manifest))):
+    if not wrong and (flaws := find_unusable(images, list_judged_files(manifest))):
         again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(places.data_dir))
         hint = f"{advise(flaws)}, then `{again}`, with --allow-missing to go without them"
         refusal = errors.DatasetError(f"{len(flaws)} of the images cannot be used", hint=hint)

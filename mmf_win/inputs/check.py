@@ -14,7 +14,7 @@ from typing import Any
 from mmf_win.console import first_few, shell_line, with_rest_counted
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows, require_labels
 from mmf_win.dataset.coverage import Coverage, coverage
-from mmf_win.dataset.image_files import Flaw, advise, find_unusable, judged_files
+from mmf_win.dataset.image_files import Flaw, advise, find_unusable, list_judged_files
 from mmf_win.dataset.layout import other_name
 from mmf_win.errors import CheckpointError, DataError, DatasetError
 from mmf_win.inputs.fetch import fetch
@@ -191,7 +191,7 @@ def _rows_left(
     """Compare the rows with what there is of them; return those that are left where some are missing."""
     absent: dict[str, list[Row]] = {}
     flaws: dict[str, Flaw] = {}
-    judged = judged_files(undamaged(root))
+    judged = list_judged_files(undamaged(root))
     keys = {lmdb: image_keys(lmdb) for lmdb in lmdbs_of(dataset, list(rows))}
     for slot, listed in rows.items():
         gone: list[Row] = []

@@ -171,10 +171,7 @@ def test_a_name_that_not_every_system_takes_is_not_damage(user_dir: Path) -> Non
     path = hostile.zip_with_twins(user_dir / "a.zip", "x", "X", "aux.png")
     for name in ("x", "aux.png"):
         error = refused(path, name, user_dir / "out")
-        assert (
-            error.hint
-            == "rename or remove this file, after unpacking an archive, then run `mmfw convert FOLDER`"
-        )
+        assert error.hint == "unpack it, rename or remove this file, then run `mmfw convert FOLDER`"
 
 
 def test_a_wrong_checksum_is_damage(user_dir: Path) -> None:

@@ -113,7 +113,7 @@ def test_images_of_json_lines_outside_of_img_are_told_where_they_belong(
         DatasetError, match=r"images are missing: train 1 of 2, .* \(images/a\.png\)"
     ) as caught:
         convert(lay_out(dataset("images/a.png", "images/a.png"), user_dir / "a"), places)
-    assert "'images/a.png' is there, but images of JSON Lines belong into a folder img" in str(
+    assert "'images/a.png' is there, but images of JSON Lines belong in a folder img" in str(
         caught.value.hint
     )
 

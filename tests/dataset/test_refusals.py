@@ -124,7 +124,7 @@ def test_a_test_set_without_labels_is_noted(
         ),
         ({"label": None, "hateful": 1}, ":1: no label, as 3 of 3 rows", 'rename "hateful" to "label"'),
         ({"label": None, "labels": [0, 1]}, ":1: no label, as 3 of 3 rows", 'rename "labels" to "label"'),
-        ({"label": [0, 1, 1]}, r':1: "label" must be 0 or 1, not \[0, 1, 1\]', "that of most"),
+        ({"label": [0, 1, 1]}, r':1: "label" must be 0 or 1, not \[0, 1, 1\]', "take the majority"),
         ({"id": "covid_1"}, ':1: "id" must be a whole number', "as CSV"),
         (
             {"img": None, "image": "a"},
