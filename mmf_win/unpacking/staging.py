@@ -8,7 +8,7 @@
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
         ├── old-xxxx/           what they replace, until all of them are in place
-        ├── elsewhere           the folders on other disks, behind links, that have a .mmfw-staging/, too
+        ├── elsewhere           the folders of the targets, which have a .mmfw-staging/ for a while, too
         └── installing          the moves, there from the first of them until the last
 
 Where ``installing`` is, nobody reads the files in the root. If its process has died, whoever works there next
@@ -112,8 +112,13 @@ class Staging:
         of an overlay file system, which no rename can take away.
         """
         parents = {target.parent for _, target in moves} - {self._root}
-        others = {parent: parent / self.folder.name for parent in parents if _is_on_other_disk(parent, kept)}
-        write_json(self.folder / _ELSEWHERE, [path.relative_to(self._root).as_posix() for path in others])
+        write_json(self.folder / _ELSEWHERE, [path.relative_to(self._root).as_posix() for path in parents])
+        others: dict[Path, Path] = {}
+        for parent in parents:
+            folder = parent / self.folder.name
+            folder.mkdir(parents=True, exist_ok=True)
+            if folder.stat().st_dev != kept.stat().st_dev or _crosses_disks(folder, self.folder):
+                others[parent] = folder
         prepared: list[_Move] = []
         copied = set[Path]()  # which a later move finds gone
         for number, (new, target) in enumerate(moves):
@@ -284,17 +289,6 @@ def require_makeable(places: Places) -> None:
             raise type(explain(error))(f"{folder}: cannot be made ({error.strerror})", hint=hint) from error
 
 
-def _is_on_other_disk(parent: Path, kept: Path) -> bool:
-    """Return whether no rename brings what is beside the folder ``kept`` to ``parent``."""
-    probe = Path(
-        mkdtemp(dir=next(path for path in (parent, *parent.parents) if path.is_dir()), prefix=".mmfw-")
-    )
-    try:
-        return probe.stat().st_dev != kept.stat().st_dev or _crosses_disks(probe, kept.parent)
-    finally:
-        probe.rmdir()
-
-
 def _crosses_disks(path: Path, folder: Path) -> bool:
     """Return whether ``path`` comes to ``folder`` only by a copy; as that holds files, nothing is renamed."""
     try:
@@ -323,11 +317,15 @@ def _remove(folder: Path) -> None:
 
     Only ``installing`` stays, which may be damaged: without it, a part would be believed.
     """
+    others: list[Path] = []
     with suppress(OSError, ValueError, TypeError):
-        for parent in read_json(folder / _ELSEWHERE):
-            shutil.rmtree(folder.parent / parent / folder.name, ignore_errors=True)
+        others = [folder.parent / parent / folder.name for parent in read_json(folder / _ELSEWHERE)]
+    for other in others:
+        shutil.rmtree(other, ignore_errors=True)
+    kept = {_INSTALLING, *(_ELSEWHERE for other in others if other.exists())}
     for path in folder.glob("*"):
-        if path.name != _INSTALLING:
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if path.name not in kept:
+            with suppress(OSError):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink()
     with suppress(OSError):
         folder.rmdir()

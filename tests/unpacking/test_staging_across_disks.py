@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -142,6 +144,41 @@ def test_a_process_that_dies_at_any_step_leaves_the_rest_to_the_next(
             break
         _copy_of(root, saved)
     assert last > 5
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_a_process_that_is_killed_before_the_moves_leaves_nothing_among_the_images(
+    last: int, root: Path
+) -> None:
+    script = f"""if True:
+        import itertools, os, pathlib, sys
+        from tests.unpacking.test_staging_across_disks import install
+        renames = itertools.count(1)
+        def kill(event, arguments):
+            if event == "os.rename" and next(renames) == {last}:
+                os._exit(9)
+        sys.addaudithook(kill)
+        install(pathlib.Path(sys.argv[1]))"""
+    assert subprocess.run([sys.executable, "-c", script, str(root)], check=False).returncode == 9
+    finish_installation(root)
+    assert contents(root) == OLD
+    assert not [*(root / "images").rglob(".mmfw-*")]
+
+
+def test_what_cannot_be_removed_on_another_disk_is_removed_by_the_next_installation(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: bool) -> None:  # as Windows does where a file in it is open
+        if path.name != ".mmfw-staging":
+            remove(path, **options)
+
+    remove = shutil.rmtree
+    with monkeypatch.context() as context:
+        context.setattr(shutil, "rmtree", refuse)
+        install(root)
+    with staging(root):
+        pass
+    assert not [*(root / "images").rglob(".mmfw-*"), *root.rglob(".mmfw-staging")]
 
 
 def test_a_folder_is_removed_in_a_lower_layer_too(root: Path) -> None:
