@@ -37,6 +37,7 @@ _HINTS = (
     ({errno.EIO}, "check the disk or the network drive that it lies on, and run the same command again"),
     ({errno.ENOLCK}, _MOVE),
     ({errno.EBUSY}, "if it is a mount, mount the folder above it instead"),
+    ({errno.EEXIST}, "remove what has this name or, if it is a link, mount the disk that it leads to"),
     (NO_RIGHT, "see who may read and write there, or name another folder"),
 )
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-

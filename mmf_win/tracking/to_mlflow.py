@@ -9,8 +9,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
+from importlib import import_module
 from importlib.metadata import entry_points
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import locked
 from mmf_win.paths import expanded
 from mmf_win.tracking import RUN_IDS
-from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker
+from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker, why
 
 _KEY = "mmfw.key"
 _MOST_POINTS, _MOST_VALUES, _LONGEST = 1000, 100, 5000  # of one request, and of a value
@@ -43,12 +43,11 @@ class Connection(Tracker):
         self.project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
         if local := re.fullmatch(r"(file:|sqlite(?:\+\w+)?:///)(?![/\\]|\w:|:memory:)(.+)", self.server):
             self.server = local[1] + Path(local[2]).absolute().as_posix()  # of two folders, two addresses
-        self._kind = "file" if self.server[:1] in ("/", ".") else re.split("[:+]", self.server)[0]
+        scheme = re.match(r"databricks$|\w[\w.-]+(?=[+:])", self.server)
+        self._kind = scheme[0] if scheme else "file"
         if self._kind in ("file", "sqlite"):
-            self.upload, self.note = (
-                "local",
-                f"no server has what goes to {self.server}, a store on this machine",
-            )
+            self.upload = "local"
+            self.note = f"no server has what goes to {self.server}, a store on this machine"
         if not self.server:
             hint = f"`mlflow server` starts one, and {self.variable}=http://127.0.0.1:5000 names it"
             raise UsageError(f"no server of MLflow is named in {self.variable}", hint=hint)
@@ -67,10 +66,8 @@ class Connection(Tracker):
         if kind == "file" and not is_allowed:
             hint = f"name a server or sqlite:///FILE, or set {_FOLDERS}=true"
             raise UsageError(f"{self.address} is no server of mlflow, which refuses folders", hint=hint)
-        missing = [each for each in ("sqlalchemy", "alembic") if find_spec(each) is None]
-        if kind in _DATABASES and missing:
-            needs = f"for {self.address}, MLflow needs {' and '.join(missing)}"
-            raise MmfError(needs, hint=f"run `pip install {' '.join(missing)}`")
+        if kind in _DATABASES:
+            self._require_driver()
         file = expanded(os.environ.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg")
         given = map(os.environ.get, ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION"))
         if kind == "databricks" and not (any(given) or file.is_file()):
@@ -78,6 +75,17 @@ class Connection(Tracker):
             raise UsageError("there is no key of Databricks", hint=hint)
         plugins = {plugin.name for plugin in entry_points(group="mlflow.tracking_store")}
         return kind not in {"file", "databricks", *_DATABASES, *(plugins - {"http", "https"})}
+
+    def _require_driver(self) -> None:
+        """Import what a database needs; nothing is opened yet."""
+        try:
+            import_module("alembic")
+            import_module("sqlalchemy").create_engine(self.server)
+        except ImportError as error:
+            hint = "run `pip install sqlalchemy alembic`, and install the driver of the database"
+            raise MmfError(f"{self.address} needs the package {error.name}", hint=hint) from None
+        except Exception as error:  # of SQLAlchemy: no address, or no such database
+            raise UsageError(f"{self.address}: {why(error)}", hint=f"correct {self.variable}") from None
 
     def open(self, about: About) -> tuple[str, str]:
         from mlflow import MlflowClient

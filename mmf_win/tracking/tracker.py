@@ -116,8 +116,9 @@ class Tracker(ABC):
         require_packages(self.name, extra=f"[{self.name}]")
         if not self.require_settings():
             return
-        refused = UsageError(f"{self.address} is no server of {self.name}", hint=f"see {self.variable}")
-        if not self.server.startswith(("http://", "https://")):
+        hint = f"set {self.variable} to the address of one, http://HOST:PORT or https://HOST"
+        refused = UsageError(f"{self.address} is no server of {self.name}", hint=hint)
+        if not re.match("https?://[^/]", self.server, re.IGNORECASE):
             raise refused
         path, body, keys = self.probe
         try:
@@ -200,7 +201,8 @@ def require_no_id(names: Iterable[str]) -> None:
     """Raise UsageError where a variable names one run of a tracker, for commands that send several."""
     for variable in (RUN_IDS[name] for name in names):
         if os.environ.get(variable):
-            raise UsageError(f"{variable} names one run, and several are sent", hint=f"unset {variable}")
+            message = f"{variable} names one run, and this command sends several or makes a new one"
+            raise UsageError(message, hint=f"unset {variable}")
 
 
 def tracker(name: str) -> Tracker:

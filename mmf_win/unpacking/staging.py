@@ -83,7 +83,7 @@ class Staging:
         prepared = self._prepare(moves, kept)
         names = [[path and path.relative_to(self._root).as_posix() for path in move] for move in prepared]
         made: list[tuple[Path, Path]] = []
-        write_json(self._installing, {"moves": names, "old": kept.name})
+        write_json(self._installing, {"moves": names})
         try:
             self._make(prepared, made)
         except Exception:
@@ -99,10 +99,8 @@ class Staging:
         """Make the moves that are left where a process died between them."""
         with suppress(FileNotFoundError, KeyError, ValueError, TypeError):  # it is damaged, or not there
             noted = read_json(self._installing)
-            old = f"{self.folder.name}/{noted['old']}"  # an earlier mmfw kept all old files there
-            moves = [(*move, f"{old}/{number}")[:3] for number, move in enumerate(noted["moves"])]
-            root = self._root
-            self._make([(new and root / new, root / target, root / old) for new, target, old in moves], [])
+            moves = [[path and self._root / path for path in move] for move in noted["moves"]]
+            self._make([(new, target, old) for new, target, old in moves], [])
             remove(self._installing)
 
     def _prepare(self, moves: Sequence[tuple[Path | None, Path]], kept: Path) -> list[_Move]:
@@ -278,12 +276,10 @@ def require_makeable(places: Places) -> None:
     Raises ResourceError for a full disk, else DataError.
     """
     for folder, variable in ((places.cache_dir, "MMF_CACHE_DIR"), (places.data_dir, "MMF_DATA_DIR")):
+        nearest = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
         try:
-            if not folder.exists():
-                nearest = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
-                probe = nearest / f".mmfw-{os.urandom(4).hex()}"
-                probe.mkdir()
-                probe.rmdir()
+            if not folder.is_dir():
+                Path(mkdtemp(prefix=".mmfw-", dir=nearest)).rmdir()
         except OSError as error:
             hint = f"let the variable {variable} name a folder that you can write to"
             raise type(explain(error))(f"{folder}: cannot be made ({error.strerror})", hint=hint) from error

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from mmf_win.tracking import to_mlflow
 from mmf_win.tracking.sending import destinations
 from mmf_win.tracking.to_mlflow import Connection
 from mmf_win.tracking.tracker import when
@@ -143,7 +142,12 @@ def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_i
         ("mlflow", "MLFLOW_TRACKING_URI=sqlite://", "names no file"),
         ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///:memory:", "names no file"),
         ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///.", "names no file"),
+        ("mlflow", "MLFLOW_TRACKING_URI=mlruns", "MLFLOW_ALLOW_FILE_STORE=true"),
+        ("mlflow", "MLFLOW_TRACKING_URI=C:\\mlruns", "MLFLOW_ALLOW_FILE_STORE=true"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite+foo:///runs.db", "sqlalchemy.dialects:sqlite.foo"),
         ("mlflow", "MLFLOW_TRACKING_URI=foo://host", "is no server of mlflow"),
+        ("mlflow", "MLFLOW_TRACKING_URI=http://", "http://HOST:PORT"),
+        ("mlflow", "MLFLOW_TRACKING_URI=localhost:5000", "http://HOST:PORT"),
         ("mlflow", "MLFLOW_TRACKING_URI=databricks", "DATABRICKS_TOKEN"),
         ("mlflow", "MLFLOW_TRACKING_URI=databricks-uc", "is no server of mlflow"),
         ("wandb", "WANDB_MODE=online", "WANDB_API_KEY"),
@@ -162,13 +166,15 @@ def test_what_can_never_work_is_refused_before_a_training(
 
 
 @needs_mlflow
-def test_a_database_without_the_packages_for_it_names_them(
-    mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("package", ["alembic", "sqlalchemy", "psycopg2"])
+def test_a_database_without_a_package_for_it_names_it(
+    package: str, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(to_mlflow, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://me:hunter2@host/db")
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=6)
-    assert "`pip install sqlalchemy alembic`" in mmfw.err and "hunter2" not in mmfw.err
+    assert f"needs the package {package}" in mmfw.err and "hunter2" not in mmfw.err
+    assert "`pip install sqlalchemy alembic`" in mmfw.err
 
 
 @needs_mlflow

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import DataError, MmfwError, ResourceError
+from mmf_win.files import explain
 from mmf_win.paths import Places
-from mmf_win.unpacking.staging import require_makeable
+from mmf_win.unpacking.staging import require_makeable, staging
 from tests.worlds import mounts
 
 
@@ -25,8 +26,11 @@ def test_folders_that_exist_or_can_be_made_are_taken_and_nothing_is_left(tmp_pat
 
 
 @pytest.mark.parametrize("variable", ["MMF_CACHE_DIR", "MMF_DATA_DIR"])
-def test_a_folder_below_a_file_is_refused_with_its_variable(tmp_path: Path, variable: str) -> None:
-    file, folder = tmp_path / "file", tmp_path / "file" / "cache" / "mmf"
+@pytest.mark.parametrize("below", ["", "cache/mmf"])
+def test_a_file_in_place_of_a_folder_is_refused_with_its_variable(
+    tmp_path: Path, variable: str, below: str
+) -> None:
+    file, folder = tmp_path / "file", tmp_path / "file" / below
     file.touch()
     error = _refused(*([folder, tmp_path] if variable == "MMF_CACHE_DIR" else [tmp_path, folder]))
     assert type(error) is DataError and str(folder) in str(error) and variable in str(error.hint)
@@ -53,3 +57,13 @@ def test_a_full_disk_is_a_lack_of_resources(small_disk: Path) -> None:
     (small_disk / "file").touch()
     error = _refused(small_disk / "cache", small_disk)
     assert type(error) is ResourceError and "No space left" in str(error)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows lets few users make a symbolic link")
+def test_where_a_link_leads_nowhere_the_hint_names_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "images").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(OSError, match="exists") as caught, staging(tmp_path) as here:
+        (here.new / "1").touch()
+        here.install([(here.new / "1", tmp_path / "images" / "1")])
+    error = explain(caught.value)
+    assert str(tmp_path / "images") in str(error) and "mount the disk" in str(error.hint)
