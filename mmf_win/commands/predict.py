@@ -208,7 +208,7 @@ def command(
     else:
         members = prediction.choose_checkpoints(save_dir, runs, checkpoint or ("best",))
     if len({member.run for member in members}) > 1:
-        require_no_id(to.name for to in found)
+        require_no_id(found)
     chosen = prediction.PredictionOptions(
         splits=split,
         memes=memes[0] if memes else None,

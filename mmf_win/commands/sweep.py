@@ -151,7 +151,7 @@ def run(
     """
     if not any(words[:1]):
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
-    require_no_id(to.name for to in usable(trackers, models, page))
+    require_no_id(usable(trackers, models, page))
     named = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
     track = [word for name in trackers if named for word in ("--track", name)]  # MMFW_TRACK they inherit
     track += What(models, page).options

@@ -107,7 +107,7 @@ def push(
         show = shell_line("mmfw", "sweep", "status", str(name), "--save-dir", save_dir)
         raise UsageError(f"{name}: no task of this sweep has a run yet", hint=f"`{show}` shows its tasks")
     if len(runs) > 1:
-        require_no_id(to.name for to in found)
+        require_no_id(found)
     told = []
     with Progress("sending", len(runs) * len(found), "task") as progress:
         for run in runs:

@@ -169,7 +169,7 @@ def command(
     found = usable(trackers, models, page)
     places = Places.resolve(data_dir, save_dir)
     if is_task(places.save_dir):  # of a sweep, whose other tasks are sent, too
-        require_no_id(to.name for to in found)
+        require_no_id(found)
     is_preset = preset is None or preset in presets.names() or expanded(preset).exists()
     if not is_preset and any(named(places.save_dir, preset)):
         again = shell_line("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)

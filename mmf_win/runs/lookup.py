@@ -80,12 +80,11 @@ def find_runs(save_dir: Path, wanted: str | None) -> list[Run]:
     except NoRun as error:
         if not wanted:
             raise
-        known, hint = [f"{SWEEPS}/{path.name}" for path in sweeps_in(save_dir)], error.hint
-        if sweep := sweep_named(save_dir, wanted):
-            hint = f"did you mean {name if (name := f'{SWEEPS}/{wanted}') in known else sweep}?"
-        elif near := did_you_mean(wanted, known):
-            hint = near.strip()
-        raise NoRun(f"{save_dir}: there is no run or sweep named {wanted}", hint=hint) from None
+        sweeps = [f"{SWEEPS}/{path.name}" for path in sweeps_in(save_dir)]
+        named_so = [sweep for sweep in sweeps if sweep == f"{SWEEPS}/{wanted}"]
+        near = f"did you mean {named_so[0]}?" if named_so else did_you_mean(wanted, sweeps).strip()
+        message = f"{save_dir}: there is no run or sweep named {wanted}"
+        raise NoRun(message, hint=near or error.hint) from None
 
 
 def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:

@@ -29,9 +29,6 @@ ELSEWHERE = "-o chooses another folder"
 """What to do where a folder has the results of another sweep."""
 
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
-_SURPRISING = re.compile(
-    r"(?i)on|off|yes|no|[-+]?(0[0-7_]+|0b[01_]+|0x[\da-f_]+|\d+_[\d_]*|\d[\d_]*(:\d+)+(\.[\d_]*)?)"
-)
 _KEYS = ("template", "default", "alias", "resource", "shell", "search")
 
 
@@ -145,8 +142,10 @@ def find_surprising_readings(text: str) -> dict[str, Any]:
     import yaml
 
     plain = (token.value for token in yaml.scan(text) if isinstance(token, yaml.ScalarToken) and token.plain)
-    readings = {word: yaml.safe_load(word) for word in plain if _SURPRISING.fullmatch(word)}
-    return {word: value for word, value in readings.items() if not isinstance(value, str)}
+    loader: Any = yaml.SafeLoader("")
+    tags = {word: loader.resolve(yaml.ScalarNode, word, (True, False)) for word in plain}
+    readings = {word: yaml.safe_load(word) for word, tag in tags.items() if tag.endswith((":int", ":bool"))}
+    return {word: value for word, value in readings.items() if str(value).lower() != word.lower().lstrip("+")}
 
 
 def _documents(text: str, path: Path) -> list[Any]:

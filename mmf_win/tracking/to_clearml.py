@@ -40,11 +40,12 @@ class Connection(Tracker):
 
     name = "clearml"
     variable = "CLEARML_API_HOST"
+    id_variable = "CLEARML_TASK_ID"
     probe = ("/debug.ping", None, {"meta"})
 
     def __new__(cls) -> Connection:
-        told = os.environ.get("CLEARML_OFFLINE_MODE") or os.environ.get("TRAINS_OFFLINE_MODE", "")
-        off = told.lower() not in ("", "0", "f", "false", "n", "no", "off")
+        told = os.environ.get("CLEARML_OFFLINE_MODE", "").lower()
+        off = told not in ("", "0", "f", "false", "n", "no", "off")
         return super().__new__(_Offline if off else cls)
 
     def __init__(self) -> None:
@@ -54,8 +55,8 @@ class Connection(Tracker):
         self._task = ""
 
     def require_settings(self) -> bool:
-        of = (f"{by}_{name}" for by in ("CLEARML", "TRAINS") for name in ("API_ACCESS_KEY", "AUTH_TOKEN"))
-        if not (any(map(os.environ.get, of)) or _configured(_KEY)):
+        given = map(os.environ.get, ("CLEARML_API_ACCESS_KEY", "CLEARML_AUTH_TOKEN"))
+        if not (any(given) or _configured(_KEY)):
             hint = "run `clearml-init`, or set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY"
             raise UsageError(f"there is no key of ClearML for {self.host}", hint=hint)
         return True
@@ -145,7 +146,7 @@ class _Offline(Connection):
         self.server, self._folder = OFFLINE, Path()
 
     def require_settings(self) -> bool:
-        require_no_id([self.name])  # each folder becomes a task of its own
+        require_no_id([self])  # each folder becomes a task of its own
         return False
 
     def open(self, about: About) -> tuple[str, str]:

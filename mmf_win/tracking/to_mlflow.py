@@ -17,7 +17,6 @@ from typing import Any
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import locked
 from mmf_win.paths import expanded
-from mmf_win.tracking import RUN_IDS
 from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker, why
 
 _KEY = "mmfw.key"
@@ -32,6 +31,7 @@ class Connection(Tracker):
 
     name = "mlflow"
     variable = "MLFLOW_TRACKING_URI"
+    id_variable = "MLFLOW_RUN_ID"
     probe = (
         "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default",
         None,
@@ -140,8 +140,8 @@ class Connection(Tracker):
             if about.id:
                 run = self._client.get_run(about.id)
                 if run.data.tags.get(_KEY, about.key) != about.key:
-                    message = f"{RUN_IDS[self.name]} names a run of another training"
-                    raise UsageError(message, hint=f"unset {RUN_IDS[self.name]}")
+                    message = f"{self.id_variable} names a run of another training"
+                    raise UsageError(message, hint=f"unset {self.id_variable}")
                 self._client.set_tag(about.id, _KEY, about.key)  # which a deleted run refuses
                 return run
         return None

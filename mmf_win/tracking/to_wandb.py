@@ -33,6 +33,7 @@ class Connection(Tracker):
     _run: Any
     name = "wandb"
     variable = "WANDB_BASE_URL"
+    id_variable = "WANDB_RUN_ID"
     confirms = False  # what its own process has not written yet is lost where that is killed
     probe = ("/graphql", b'{"query": "{ __typename }"}', {"data", "errors"})
 

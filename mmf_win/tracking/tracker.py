@@ -17,7 +17,6 @@ from typing import ClassVar, Literal
 
 from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.scrub import without_secrets
-from mmf_win.tracking import RUN_IDS
 from mmf_win.upstream.install import require_packages
 
 _log = logging.getLogger(__name__)
@@ -68,6 +67,7 @@ class Tracker(ABC):
 
     name: ClassVar[str]
     variable: ClassVar[str]
+    id_variable: ClassVar[str]
     probe: ClassVar[tuple[str, bytes | None, set[str]]]
     confirms: ClassVar[bool] = True
     server: str
@@ -83,8 +83,8 @@ class Tracker(ABC):
 
     @property
     def given_id(self) -> str | None:
-        """The id of the run that a variable names."""
-        return os.environ.get(RUN_IDS.get(self.name, "")) or None
+        """The id of the run that :attr:`id_variable` names, to use where a command sends exactly one."""
+        return os.environ.get(self.id_variable) or None
 
     @property
     def host(self) -> str:
@@ -197,12 +197,12 @@ def when(reason: str) -> str:
     return "later" if passes else "once that is solved"
 
 
-def require_no_id(names: Iterable[str]) -> None:
+def require_no_id(trackers: Iterable[Tracker]) -> None:
     """Raise UsageError where a variable names one run of a tracker, for commands that send several."""
-    for variable in (RUN_IDS[name] for name in names):
-        if os.environ.get(variable):
-            message = f"{variable} names one run, and this command sends several or makes a new one"
-            raise UsageError(message, hint=f"unset {variable}")
+    for to in trackers:
+        if to.given_id:
+            message = f"{to.id_variable} names one run, and this command sends several or makes a new one"
+            raise UsageError(message, hint=f"unset {to.id_variable}")
 
 
 def tracker(name: str) -> Tracker:

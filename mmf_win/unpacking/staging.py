@@ -8,7 +8,7 @@
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
         ├── old-xxxx/           what they replace, until all of them are in place
-        ├── elsewhere           the folders of the targets, which have a .mmfw-staging/ for a while, too
+        ├── elsewhere           the other folders with targets; each has a .mmfw-staging/old-xxxx/ of its own
         └── installing          the moves, there from the first of them until the last
 
 Where ``installing`` is, nobody reads the files in the root. If its process has died, whoever works there next
@@ -104,28 +104,22 @@ class Staging:
             remove(self._installing)
 
     def _prepare(self, moves: Sequence[tuple[Path | None, Path]], kept: Path) -> list[_Move]:
-        """Return moves that are renames within a disk, after copying what no rename can bring there.
+        """Return moves that are renames within a disk, after copying what no rename can move.
 
-        That is a new file whose target is on another disk, behind a link, and an old folder of a lower layer
-        of an overlay file system, which no rename can take away.
+        That is a new file whose target is on another disk, behind a link, and an old folder in a lower layer
+        of an overlay file system. Old files are kept in a staging folder next to them.
         """
         parents = {target.parent for _, target in moves} - {self._root}
         write_json(self.folder / _ELSEWHERE, [path.relative_to(self._root).as_posix() for path in parents])
-        others: dict[Path, Path] = {}
-        for parent in parents:
-            folder = parent / self.folder.name
-            folder.mkdir(parents=True, exist_ok=True)
-            if folder.stat().st_dev != kept.stat().st_dev or _crosses_disks(folder, self.folder):
-                others[parent] = folder
         prepared: list[_Move] = []
         copied = set[Path]()  # which a later move finds gone
         for number, (new, target) in enumerate(moves):
-            folder = others.get(target.parent, self.folder)
-            old = folder / kept.name / str(number)
+            old = staging_folder(target.parent) / kept.name / str(number)
             old.parent.mkdir(parents=True, exist_ok=True)
-            if new is not None and target.parent in others:
+            is_elsewhere = old.parent.stat().st_dev != kept.stat().st_dev
+            if new is not None and (is_elsewhere or _crosses_disks(old.parent, self.folder)):
                 new = _copy(new, old.with_name(f"{number}.new"))
-            if target not in copied and _crosses_disks(target, folder):
+            if target not in copied and _crosses_disks(target, old.parents[1]):
                 _copy(target, old.with_name(f"{number}{_COPY}"))
                 copied.add(target)
             prepared.append((new, target, old))
@@ -286,7 +280,7 @@ def require_makeable(places: Places) -> None:
 
 
 def _crosses_disks(path: Path, folder: Path) -> bool:
-    """Return whether ``path`` comes to ``folder`` only by a copy; as that holds files, nothing is renamed."""
+    """Return whether no rename can move ``path`` to where ``folder`` is, which must not be empty."""
     try:
         os.rename(path, folder)  # noqa: PTH104
     except OSError as error:

@@ -23,6 +23,7 @@ class RecordingTracker(Tracker):
     """
 
     name = "recording"
+    id_variable = "RECORDING_RUN_ID"
     variable = "RECORDING_TRACKER"
     probe = ("/", None, set())
     server = "offline"
