@@ -8,7 +8,7 @@
         ├── new/                files being written
         ├── SHA256SUMS          their manifest, once all of them are complete
         ├── old-xxxx/           what they replace, until all of them are in place
-        ├── elsewhere           the other folders with targets; each has a .mmfw-staging/old-xxxx/ of its own
+        ├── elsewhere           .mmfw-staging/old-xxxx/ in the other folders that have targets
         └── installing          the moves, there from the first of them until the last
 
 Where ``installing`` is, nobody reads the files in the root. If its process has died, whoever works there next
@@ -110,7 +110,8 @@ class Staging:
         of an overlay file system. Old files are kept in a staging folder next to them.
         """
         parents = {target.parent for _, target in moves} - {self._root}
-        write_json(self.folder / _ELSEWHERE, [path.relative_to(self._root).as_posix() for path in parents])
+        kept_there = [staging_folder(parent.relative_to(self._root)) / kept.name for parent in parents]
+        write_json(self.folder / _ELSEWHERE, [folder.as_posix() for folder in kept_there])
         prepared: list[_Move] = []
         copied = set[Path]()  # which a later move finds gone
         for number, (new, target) in enumerate(moves):
@@ -309,10 +310,12 @@ def _remove(folder: Path) -> None:
     """
     others: list[Path] = []
     with suppress(OSError, ValueError, TypeError):
-        others = [folder.parent / parent / folder.name for parent in read_json(folder / _ELSEWHERE)]
+        others = [folder.parent / path for path in read_json(folder / _ELSEWHERE)]
     for other in others:
         shutil.rmtree(other, ignore_errors=True)
-    kept = {_INSTALLING, *(_ELSEWHERE for other in others if other.exists())}
+        with suppress(OSError):  # another root may share that folder, by a link
+            other.parent.rmdir()
+    kept = {_INSTALLING, *(_ELSEWHERE for other in others if other.parent.exists())}
     for path in folder.glob("*"):
         if path.name not in kept:
             with suppress(OSError):

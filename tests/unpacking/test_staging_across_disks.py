@@ -165,11 +165,19 @@ def test_a_process_that_is_killed_before_the_moves_leaves_nothing_among_the_imag
     assert not [*(root / "images").rglob(".mmfw-*")]
 
 
+def test_what_another_installation_keeps_in_a_shared_folder_stays(root: Path) -> None:
+    kept = staging_folder(root / "images") / "old-other" / "0"
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    install(root)
+    assert [*(root / "images").rglob(".mmfw-*/**/*")] == [kept.parent, kept]
+
+
 def test_what_cannot_be_removed_on_another_disk_is_removed_by_the_next_installation(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(path: Path, **options: bool) -> None:  # as Windows does where a file in it is open
-        if path.name != ".mmfw-staging":
+        if not path.name.startswith("old-"):
             remove(path, **options)
 
     remove = shutil.rmtree
