@@ -220,7 +220,7 @@ def run(
     if search_for is not None:
         require_packages("optuna", extra="[search]")  # before there is a folder
     folder.path.mkdir(parents=True, exist_ok=True)
-    removed = InUseError(f"another mmfw removes {folder.path}")
+    removed = InUseError(f"another mmfw is removing {folder.path}")
     click.get_current_context().with_resource(locked(folder.drivers, shared=True, refused=removed))
     search = None if search_for is None else OptunaSearch(asked, folder, [*entered, *before])
     # Another command may have added choices meanwhile.
@@ -313,9 +313,9 @@ def _note(asked: Specification, text: str, orphans: Sequence[str], title: str | 
         say(f"note: no command uses {', '.join(orphans)}; they only name folders")
     if readings := specification.find_surprising_readings(text):
         told = ", ".join(f"{word} as {value}" for word, value in readings.items())
-        say(f"note: YAML reads {told}; quote what is meant as a text")
+        say(f"note: YAML reads {told}; quote a value to keep it as text")
     for name, equal in grid.find_equal_numbers(asked).items():
-        say(f"note: {name} has values that are equal as numbers: {', '.join(equal)}; remove repetitions")
+        say(f"note: {name} has values that are equal as numbers, each a task: {', '.join(equal)}")
     alike = sum(choice.title == title for choice in asked.choices)
     if title is not None and alike > 1:
         say(f"note: {alike} choices have the title {title}, and all of them run")

@@ -133,7 +133,7 @@ def parse(text: str, path: Path) -> Specification:
 def require_resource(resource: str, where: str = "") -> None:
     """Raise UsageError for what is neither GPUs, by their numbers or UUIDs, nor ``cpu``."""
     if resource != CPU and not all(_GPU.fullmatch(gpu.strip()) for gpu in resource.split(",")):
-        hint = "a slot is a GPU, as 0, several, as 0,1, or cpu"
+        hint = "a slot is one GPU, such as 0, several GPUs, such as 0,1, or cpu"
         raise UsageError(f"{where}{resource!r} names no GPU", hint=hint)
 
 

@@ -112,15 +112,14 @@ def _end(
         if process.poll() is None:
             process.kill()
             process.wait()
-            _say_left(run, to, what, "there was no time to send all" if to.answers else "it does not answer")
+            _say_left(run, to, what, "it had no time to send all" if to.answers else "it does not answer")
         elif process.returncode:
-            error = Sent.of(run, to).error
-            _say_left(run, to, what, error or f"see {_log_of(run, to)}", when(error) if error else "later")
+            _say_left(run, to, what, Sent.of(run, to).error or f"see {_log_of(run, to)}")
 
 
-def _say_left(run: Run, to: Tracker, what: What, reason: str, at: str = "later") -> None:
+def _say_left(run: Run, to: Tracker, what: What, reason: str) -> None:
     push = shell_line("mmfw", "track", "push", run.path, "--to", to.name, *what.options)
-    _log.warning("%s lacks some of run %s: %s; `%s` sends it %s", to.name, run.id, reason, push, at)
+    _log.warning("%s lacks some of run %s: %s; `%s` sends it %s", to.name, run.id, reason, push, when(reason))
 
 
 def follow(run: Run, to: Tracker, what: What) -> int:

@@ -58,7 +58,7 @@ class Connection(Tracker):
         given = map(os.environ.get, ("CLEARML_API_ACCESS_KEY", "CLEARML_AUTH_TOKEN"))
         if not (any(given) or _configured(_KEY)):
             hint = "run `clearml-init`, or set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY"
-            raise UsageError(f"there is no key of ClearML for {self.host}", hint=hint)
+            raise UsageError(f"there is no ClearML API key for {self.host}", hint=hint)
         return True
 
     def open(self, about: About) -> tuple[str, str]:

@@ -47,7 +47,7 @@ class Connection(Tracker):
         self._kind = scheme[0] if scheme else "file"
         if self._kind in ("file", "sqlite"):
             self.upload = "local"
-            self.note = f"no server has what goes to {self.server}, a store on this machine"
+            self.note = f"runs go to {self.server}, a store on this machine, and to no server"
         if not self.server:
             hint = f"`mlflow server` starts one, and {self.variable}=http://127.0.0.1:5000 names it"
             raise UsageError(f"no server of MLflow is named in {self.variable}", hint=hint)
@@ -65,14 +65,14 @@ class Connection(Tracker):
         is_allowed = os.environ.get(_FOLDERS, "").lower() in ("true", "1")
         if kind == "file" and not is_allowed:
             hint = f"name a server or sqlite:///FILE, or set {_FOLDERS}=true"
-            raise UsageError(f"{self.address} is no server of mlflow, which refuses folders", hint=hint)
+            raise UsageError(f"{self.address} is no server of mlflow, and MLflow refuses folders", hint=hint)
         if kind in _DATABASES:
             self._require_driver()
         file = expanded(os.environ.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg")
         given = map(os.environ.get, ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION"))
         if kind == "databricks" and not (any(given) or file.is_file()):
             hint = "set DATABRICKS_HOST and DATABRICKS_TOKEN, or run `databricks configure`"
-            raise UsageError("there is no key of Databricks", hint=hint)
+            raise UsageError("there are no Databricks credentials", hint=hint)
         plugins = {plugin.name for plugin in entry_points(group="mlflow.tracking_store")}
         return kind not in {"file", "databricks", *_DATABASES, *(plugins - {"http", "https"})}
 

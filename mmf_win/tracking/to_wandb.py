@@ -22,7 +22,7 @@ _TO_BEGIN, _TO_END = 60.0, 1800.0  # seconds
 _MODES: dict[str, Upload] = {"online": "server", "shared": "server", "run": "server", "offline": "offline"}
 _MODES |= {"dryrun": "offline", "disabled": "disabled"}
 _NOTES = {
-    "disabled": "W&B is disabled, so nothing is sent there; WANDB_MODE=online sends",
+    "disabled": "W&B is disabled, so nothing is sent there; set WANDB_MODE=online to send",
     "offline": "W&B is offline; `wandb sync RUN/tracking/wandb/offline-run-*` sends it later",
 }
 
@@ -55,7 +55,7 @@ class Connection(Tracker):
         given = map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
         if self.upload == "server" and not (any(given) or _setting("api_key") or get_netrc_auth(self.server)):
             hint = "run `wandb login`, or set WANDB_API_KEY"
-            raise UsageError(f"there is no key of W&B for {self.host}", hint=hint)
+            raise UsageError(f"there is no W&B API key for {self.host}", hint=hint)
         return self.upload == "server"
 
     def open(self, about: About) -> tuple[str, str]:

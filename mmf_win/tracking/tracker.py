@@ -193,7 +193,7 @@ def why(error: Exception) -> str:
 
 def when(reason: str) -> str:
     """Return when a command that failed for this reason may work: with time alone, or not."""
-    passes = re.search(r"does not answer|\b(429|50[0234])\b|Service Unavailable", reason)
+    passes = re.search(r"does not answer|no time|\b(429|50[0234])\b|Service Unavailable", reason)
     return "later" if passes else "once that is solved"
 
 

@@ -266,7 +266,7 @@ def require_space(folder: Path, needed: int, chosen_by: str = "--data-dir") -> N
 
 
 def require_makeable(places: Places) -> None:
-    """Refuse a cache or data folder that MMF could not make as it starts; nothing is left of the attempt.
+    """Refuse a cache or data folder that MMF could not create when it starts; leave nothing behind.
 
     Raises ResourceError for a full disk, else DataError.
     """
@@ -276,8 +276,9 @@ def require_makeable(places: Places) -> None:
             if not folder.is_dir():
                 Path(mkdtemp(prefix=".mmfw-", dir=nearest)).rmdir()
         except OSError as error:
-            hint = f"let the variable {variable} name a folder that you can write to"
-            raise type(explain(error))(f"{folder}: cannot be made ({error.strerror})", hint=hint) from error
+            hint = f"set {variable} to a folder that you can write to"
+            message = f"{folder}: cannot be created ({error.strerror})"
+            raise type(explain(error))(message, hint=hint) from error
 
 
 def _crosses_disks(path: Path, folder: Path) -> bool:

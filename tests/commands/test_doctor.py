@@ -165,5 +165,5 @@ def test_a_cache_folder_that_cannot_be_made_is_missing(
     cache = user_dir / "file" / "cache"
     cache.parent.touch()
     monkeypatch.setenv("MMF_CACHE_DIR", str(cache))
-    [missing] = [each for each in mmfw.json("doctor")["missing"] if "cannot be made" in each["what"]]
+    [missing] = [each for each in mmfw.json("doctor")["missing"] if "cannot be created" in each["what"]]
     assert str(cache) in missing["what"] and "MMF_CACHE_DIR" in missing["hint"]
