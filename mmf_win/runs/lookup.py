@@ -73,18 +73,8 @@ def find_runs(save_dir: Path, wanted: str | None) -> list[Run]:
 
     Raises NoRun where there is neither.
     """
-    if sweep := sweep_meant(save_dir, wanted or ""):
-        return all_runs(sweep)
-    try:
-        return [find_run(save_dir, wanted)]
-    except NoRun as error:
-        if not wanted:
-            raise
-        sweeps = [f"{SWEEPS}/{path.name}" for path in sweeps_in(save_dir)]
-        named_so = [sweep for sweep in sweeps if sweep == f"{SWEEPS}/{wanted}"]
-        near = f"did you mean {named_so[0]}?" if named_so else did_you_mean(wanted, sweeps).strip()
-        message = f"{save_dir}: there is no run or sweep named {wanted}"
-        raise NoRun(message, hint=near or error.hint) from None
+    sweep = sweep_meant(save_dir, wanted or "")
+    return all_runs(sweep) if sweep else [find_run(save_dir, wanted)]
 
 
 def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
@@ -155,12 +145,14 @@ def _instead(save_dir: Path, wanted: str | None) -> str:
     """What to do where there is no such run."""
     if wanted and sweep_named(save_dir, wanted):
         lists = shell_line("mmfw", "runs", "--sweep", wanted, "--save-dir", save_dir)
-        return f"{wanted} is a sweep; `{lists}` lists its runs"
+        name = f"{SWEEPS}/{Path(wanted).name}"
+        return f"did you mean {name}? {wanted} is a sweep, and `{lists}` lists its runs"
     if wanted is None or wanted in presets.names():
         return f"`{shell_line('mmfw', 'train', wanted or 'PRESET', '--save-dir', save_dir)}` makes one"
     if wanted.endswith((".ckpt", ".pth", ".pt")):
         return f"`{shell_line('mmfw', 'predict', '--checkpoint', wanted)}` predicts with a checkpoint"
     names = [*(run.path.parent.name for run in all_runs(save_dir)), *presets.names()]
+    names += [f"{SWEEPS}/{path.name}" for path in sweeps_in(save_dir)]
     lists = shell_line("mmfw", "runs", "--save-dir", save_dir)
     return f"{did_you_mean(wanted, names)}`{lists}` lists the runs"
 

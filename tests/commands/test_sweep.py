@@ -164,7 +164,7 @@ def test_values_that_may_not_be_meant_are_noted_and_not_changed(sweep: Sweep) ->
     sweep.write("echo {a}", "a: [016, on, 1e-5, 0.00001]")
     sweep.run("--dry-run")
     assert "YAML reads 016 as 14, on as True" in sweep.err and "4 tasks" in sweep.err
-    assert "a has values that are equal as numbers: 1e-5, 1e-05" in sweep.err
+    assert "a has values that are equal as numbers, each a task: 1e-5, 1e-05" in sweep.err
 
 
 def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
@@ -217,7 +217,7 @@ def test_what_makes_no_sense_is_one_error(
         (["sweep", "status"], "mmfw sweep run PRESET"),
         (["sweep", "table"], "mmfw sweep run PRESET"),
         (["sweep", "status", "nope"], "mmfw sweep run PRESET"),
-        (["report", "sweeps/nope"], "no run or sweep named sweeps/nope"),
+        (["report", "sweeps/nope"], "no run named sweeps/nope"),
         (["report", ""], "run"),
     ],
 )
