@@ -73,8 +73,14 @@ def find_runs(save_dir: Path, wanted: str | None) -> list[Run]:
 
     Raises NoRun where there is neither.
     """
-    sweep = sweep_meant(save_dir, wanted or "")
-    return all_runs(sweep) if sweep else [find_run(save_dir, wanted)]
+    if sweep := sweep_meant(save_dir, wanted or ""):
+        return all_runs(sweep)
+    try:
+        return [find_run(save_dir, wanted)]
+    except NoRun as error:
+        name = f"{SWEEPS}/{wanted}"
+        hint = f"did you mean {name}?" if (save_dir / name / SPECIFICATION).is_file() else error.hint
+        raise NoRun(str(error), hint=hint) from None
 
 
 def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
@@ -145,8 +151,7 @@ def _instead(save_dir: Path, wanted: str | None) -> str:
     """What to do where there is no such run."""
     if wanted and sweep_named(save_dir, wanted):
         lists = shell_line("mmfw", "runs", "--sweep", wanted, "--save-dir", save_dir)
-        name = f"{SWEEPS}/{Path(wanted).name}"
-        return f"did you mean {name}? {wanted} is a sweep, and `{lists}` lists its runs"
+        return f"{wanted} is a sweep; `{lists}` lists its runs"
     if wanted is None or wanted in presets.names():
         return f"`{shell_line('mmfw', 'train', wanted or 'PRESET', '--save-dir', save_dir)}` makes one"
     if wanted.endswith((".ckpt", ".pth", ".pt")):

@@ -123,6 +123,14 @@ def test_a_bare_name_is_never_that_of_a_sweep(
     assert "did you mean sweeps/grid?" in mmfw.err
 
 
+@pytest.mark.usefixtures("save")
+@pytest.mark.parametrize("words", ["runs show", "predict", "train --resume"])
+def test_a_command_for_one_run_tells_how_to_list_those_of_a_sweep(mmfw: Mmfw, words: str) -> None:
+    for name in ("grid", "sweeps/grid"):
+        mmfw(*words.split(), name, code=2)
+        assert f"{name} is a sweep; `mmfw runs --sweep {name}" in mmfw.err and "did you mean" not in mmfw.err
+
+
 def test_a_sweep_without_runs_is_not_sent_in_silence(
     mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
