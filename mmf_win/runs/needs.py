@@ -56,9 +56,7 @@ def mmf_for(request: Request) -> Installed:
 def _note_changes(mmf: Installed) -> None:
     """Say once, however many predictions follow, what is not as usual: MMF, and variables of Python."""
     if ignored := [name for name in HARMFUL if os.environ.get(name)]:
-        _log.warning(
-            "ignoring %s from the environment, which would break or slow the training", ", ".join(ignored)
-        )
+        _log.warning("ignoring %s, which would break or slow the training", ", ".join(ignored))
     if changed := changed_files(mmf):
         _log.warning("changed or missing files of MMF: %d", len(changed))
 

@@ -62,8 +62,7 @@ class Connection(Tracker):
         kind, place = self._kind, self.server.partition(":///")[2]
         if kind == "sqlite" and (place in ("", ":memory:") or Path(place).is_dir()):
             raise UsageError(f"{self.server} names no file", hint=f"{self.variable}=sqlite:///FILE")
-        is_allowed = os.environ.get(_FOLDERS, "").lower() in ("true", "1")
-        if kind == "file" and not is_allowed:
+        if kind == "file" and os.environ.get(_FOLDERS, "").lower() not in ("true", "1"):
             hint = f"name a server or sqlite:///FILE, or set {_FOLDERS}=true"
             raise UsageError(f"{self.address} is no server of mlflow, and MLflow refuses folders", hint=hint)
         if kind in _DATABASES:
