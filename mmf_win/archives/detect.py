@@ -41,8 +41,13 @@ def open_archive(path: Path, ask: Ask | None = None, *, listed: bool = True) -> 
         return FolderArchive(path)
     if not path.is_file():
         raise ArchiveError(f"{path}: no such file or folder")
+    with path.open("rb") as file:
+        head = file.read(HEAD)
+    if found := recognize_substitute(head):
+        kind, hint = found
+        raise unsupported(path, f"this is {kind}, not a zip, 7z or tar", hint=hint)
     try:
-        return _open(path, ask, listed=listed)
+        return _open(path, head, ask, listed=listed)
     except ArchiveError as error:
         if re.fullmatch(r"\.(\d|z)\d\d", path.suffix, re.IGNORECASE):
             first = ".zip" if path.suffix[1] in "zZ" else ".001"
@@ -50,12 +55,7 @@ def open_archive(path: Path, ask: Ask | None = None, *, listed: bool = True) -> 
         raise
 
 
-def _open(path: Path, ask: Ask | None, *, listed: bool) -> Archive:
-    with path.open("rb") as file:
-        head = file.read(HEAD)
-    if found := recognize_substitute(head):
-        kind, hint = found
-        raise unsupported(path, f"this is {kind}, not a zip, 7z or tar", hint=hint)
+def _open(path: Path, head: bytes, ask: Ask | None, *, listed: bool) -> Archive:
     if head.startswith(_ZIP):
         return ZipArchive(path, ask)
     if head.startswith(_SEVEN_ZIP):

@@ -180,7 +180,7 @@ def run(
     if failed:
         entered = [task for task in entered if task.state == "failed"]
     if force:
-        busy = InUseError(f"another driver works on {folder.path}, which may not run all again now")
+        busy = InUseError(f"{folder.path}: another mmfw sweep run still works on it")
         if not dry_run and any(task.state == "running" for task in entered):
             raise busy
         entered = [task.anew(chosen) for task in entered]

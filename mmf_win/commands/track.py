@@ -144,7 +144,7 @@ Examples:
 @options.runs_dir
 @options.as_json
 def status(name: str | None, save_dir: Path, as_json: bool) -> None:
-    """Show what trackers have of each run, of RUN, or of the runs of SWEEP, as for `mmfw track push`."""
+    """Show what was sent of all runs, of RUN, or of SWEEP, named as for `mmfw track push`."""
     told = []
     for run in find_runs(save_dir, name) if name else with_sweeps(save_dir):
         sends = destinations(run)

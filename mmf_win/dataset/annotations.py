@@ -40,7 +40,7 @@ _OF_CSV = "let its name end in .csv; a conversion, and a prediction of memes of 
 _OF_LINES = 'each line is one JSON object: {"id": 1, "img": "img/1.png", "text": "…", "label": 0}'
 _AS_UTF8 = "save it as UTF-8; Excel calls that “CSV UTF-8”"
 _OWN_IDS = "save the table as CSV, whose ids may be any text, with the columns id, img, text and label"
-_ONE_LABEL = "write 1 for hateful, 0 for not, without quotes; of several votes on a meme, take the majority"
+_ONE_LABEL = "write 1 for hateful, 0 for not, without quotes; if a meme has several labels, take the majority"
 _SYNONYMS = {
     "id": ("meme_id", "image_id", "uid", "index"),
     "img": ("image", "image_path", "img_path", "file", "filename", "file_name", "image_name", "path"),
@@ -294,16 +294,16 @@ def require_labels(shown: str, split: str, rows: Sequence[Row], columns: Collect
     without = [row.line for row in rows if row.label is None]
     if not without:
         return
-    told = f"{shown}:{without[0]}: no label, as {len(without)} of {len(rows)} rows"
+    told = f"{shown}:{without[0]}: {len(without)} of {len(rows)} rows have no label"
     advice = _advise_renaming(columns, "label")
     if len(without) < len(rows):
-        advice = "write 0 or 1 into them, or take them out"
+        advice = "give these rows the label 0 or 1, or remove them"
     elif columns:
         told += f"; the columns are {', '.join(columns)}"
     if not split.startswith("test"):
         raise DatasetError(told, hint=advice or f"training and validation need labels; {_ONE_LABEL}")
     if advice:
-        _log.warning("%s, so %s counts as a split without labels; %s", told, split, advice)
+        _log.warning("%s; %s is used as a split without labels (to change that, %s)", told, split, advice)
 
 
 def must_be(where: str, key: str, wanted: str, value: object, hint: str | None = None) -> DatasetError:

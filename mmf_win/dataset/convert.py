@@ -176,7 +176,11 @@ def _keep_own_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -
             (new / kept).parent.mkdir(parents=True, exist_ok=True)
             share(paths.root / name, new / kept)
         if kept != name:
-            _log.warning("%s: this file of yours is now called %s", paths.root / name, kept.name)
+            _log.warning(
+                "%s: your file was renamed to %s, since the new dataset has a file of this name",
+                paths.root / name,
+                kept.name,
+            )
 
 
 def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:

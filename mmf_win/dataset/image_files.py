@@ -21,6 +21,7 @@ from mmf_win.sniffing import GET_AGAIN, HEAD, recognize_substitute
 
 _PNG, _IEND = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xae\x42\x60\x82"
 _JPEG, _EOI = b"\xff\xd8\xff", b"\xff\xd9"
+_REPLACE = "put the picture itself in its place"
 _WITH_END_MARK = (b"\x89PNG", _JPEG, b"GIF8", b"RIFF")
 _PICTURES = (*_WITH_END_MARK, b"BM", b"II*", b"II+", b"MM\0")
 
@@ -58,7 +59,8 @@ def find_flaw(path: Path) -> Flaw | None:
         return None
     is_drawing = b"<svg" in head
     if not is_drawing and (substitute := recognize_substitute(head)):
-        return Flaw(*substitute)
+        kind, hint = substitute
+        return Flaw(kind, _REPLACE if hint.startswith("unpack") else hint)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -78,7 +80,7 @@ def find_flaw(path: Path) -> Flaw | None:
         return Flaw(
             "a picture or video of a kind that is not read", "save it as PNG or JPEG under the same name"
         )
-    return Flaw("not a picture", "put the picture itself in its place")
+    return Flaw("not a picture", _REPLACE)
 
 
 def find_unusable(paths: Mapping[str, Path], judged: Collection[Path] = ()) -> dict[str, Flaw]:

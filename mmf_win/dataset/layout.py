@@ -139,13 +139,15 @@ def require_images(
         advice = f"{names[0]!a} is there, but images of JSON Lines belong in a folder img: move them into "
         advice += 'one, and write "img/…" into the rows'
     elif len(spare) >= len(names):
-        advice = f"the names differ: {names[0]!a} is wanted, and {spare[0]!a} is there; correct them, or if "
-        advice += "the archive garbles them, unpack it with another program and convert the folder"
+        advice = (
+            f"{names[0]!a} is wanted, and no row names {spare[0]!a}: if only names are wrong, correct them; "
+        )
+        advice += "if the archive garbles names, unpack it with another program and convert the folder"
     else:
         advice = suggest(source)
     message = f"{source}: images are missing: {counts} ({first_few(names)})"
     advice = other_name(names, images) or advice
-    raise DatasetError(message, hint=f"{advice}, or --allow-missing goes without them")
+    raise DatasetError(message, hint=f"{advice}, or use --allow-missing to leave these memes out")
 
 
 def suggest(source: Path, otherwise: str = "get a complete copy", members: Iterable[str] = ()) -> str:
@@ -165,7 +167,7 @@ def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
     alike = group_alike(images)
     for name in missing:
         if len(twins := alike.get(folded(name), [])) > 1:
-            return f"{name!a} may be {' or '.join(map(ascii, twins))}: write one of them"
+            return f"{name!a} matches {' and '.join(map(ascii, twins))}: write one of these names"
         image = there.get(name.replace("\\", "/").rpartition("/")[2].lstrip("0"))
         if image is not None and image != name:
             return f'this image is there: write "{image}" where the annotations have {json.dumps(name)}'

@@ -212,11 +212,8 @@ def require_names_apart(images: Collection[str], rows: Iterable[Row]) -> None:
         other = by_name.setdefault(posixpath.splitext(image)[0], image)
         if other != image and {image, other} & named.keys():
             pair = " and ".join(named.get(each, each) for each in (other, image))
-            raise DatasetError(
-                f"the images {pair} differ only in their suffix, by which MMF does not tell region features "
-                "apart, nor without mmfw the images",
-                hint="rename one of them, or take it out",
-            )
+            message = f"the images {pair} differ only in their suffix, which MMF ignores"
+            raise DatasetError(message, hint="rename or remove one of them, in the table too")
 
 
 def _records(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -90,7 +90,9 @@ def unpack(
         if not allow_missing and (counts := count_missing(rows, images)):
             used = {row.shown_img: flaws[row.img] for row in chain(*rows.values()) if row.img in flaws}
             message = f"{archive.path}: images cannot be used: {counts} ({describe(used)})"
-            raise DatasetError(message, hint=f"{advise(used)}, or --allow-missing goes without them")
+            raise DatasetError(
+                message, hint=f"{advise(used)}, or use --allow-missing to leave these memes out"
+            )
         if flaws:
             _log.warning("images that cannot be used, left out: %d (%s)", len(flaws), describe(flaws))
     for split, listed in rows.items():
@@ -98,7 +100,9 @@ def unpack(
         kept = [row for row in listed if row.img in images]
         if not kept and converted is None:
             what = f"no row of {split} has a usable image ({first_few([row.shown_img for row in listed])})"
-            hint = f"get a complete copy, or take {split} out of this one to go without that split"
+            hint = suggest(archive.path)
+            if split != "train":
+                hint += f", or delete the annotations of {split} and convert again"
             raise DatasetError(f"{archive.path}: {what}", hint=hint)
         if kept != written_rows[split]:
             keep_rows(here.new / name, kept)
@@ -111,8 +115,9 @@ def _match_images(rows: Sequence[Row], images: Collection[str], split: str) -> l
     match = match_alike(images)
     found = {row.img: img for row in rows if row.img not in images and (img := match(row.img))}
     if found:
-        told = "%s: images whose names differ in case or Unicode form: %d (such as %a for %a)"
-        _log.warning(told, split, len(found), *next(iter(found.items())))
+        wanted, used = next(iter(found.items()))
+        told = "%s: %d images have other names in case or Unicode form (%a is used for %a)"
+        _log.warning(told, split, len(found), used, wanted)
     return [replace(r, img=found[r.img], written_img=r.shown_img) if r.img in found else r for r in rows]
 
 
@@ -137,7 +142,7 @@ def _require_splits(
     if missing := [*missing_splits(layout), *empty]:
         message = f"{archive.path}: splits are missing or empty: {', '.join(missing)}"
         if not allow_missing:
-            hint = f"{suggest(archive.path)}, or --allow-missing goes without them"
+            hint = f"{suggest(archive.path)}, or use --allow-missing to leave these memes out"
             raise DatasetError(message, hint=hint)
         _log.warning("%s", message)
     for split in empty:

@@ -222,8 +222,8 @@ def _rows_left(
     elif any("\\" in image for image in images):
         hint = "the paths of images need / instead of \\, on Windows too"
     if hint or not allow_missing:
-        get = advise(flaws) if flaws else "get complete ones"
-        raise DatasetError(message, hint=hint or f"{get}, or --allow-missing goes without them")
+        get = f"{advise(flaws)}, then convert again" if flaws else "get complete ones"
+        raise DatasetError(message, hint=hint or f"{get}, or use --allow-missing to leave these memes out")
     _log.warning("%s; these rows are left out", message)
     kept = {}
     for slot, gone in absent.items():

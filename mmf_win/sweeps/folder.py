@@ -93,7 +93,7 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
 def remove_sweep(sweep: SweepFolder) -> None:
     """Remove a sweep's folder. Raises InUseError or, where something else lies in it, UsageError."""
     own = (SPECIFICATION, sweep.drivers.name, "optuna.", "tracking.", "comparison_", "ensembles")
-    with locked(sweep.drivers, refused=InUseError(f"a driver works on {sweep.path}")):
+    with locked(sweep.drivers, refused=InUseError(f"{sweep.path}: mmfw sweep run still works on it")):
         pass
     for path in sweep.path.iterdir():
         task = TaskFolder(path)

@@ -63,8 +63,8 @@ class Connection(Tracker):
         if kind == "sqlite" and (place in ("", ":memory:") or Path(place).is_dir()):
             raise UsageError(f"{self.server} names no file", hint=f"{self.variable}=sqlite:///FILE")
         if kind == "file" and os.environ.get(_FOLDERS, "").lower() not in ("true", "1"):
-            hint = f"name a server or sqlite:///FILE, or set {_FOLDERS}=true"
-            raise UsageError(f"{self.address} is no server of mlflow, and MLflow refuses folders", hint=hint)
+            message = f"{self.server}: MLflow writes to no folder, unless {_FOLDERS}=true is set"
+            raise UsageError(message, hint=f"set {self.variable} to a server or to sqlite:///FILE")
         if kind in _DATABASES:
             self._require_driver()
         file = expanded(os.environ.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg")

@@ -51,7 +51,8 @@ class Connection(Tracker):
         from requests.utils import get_netrc_auth  # here, as every training imports this module
 
         if self._mode not in _MODES:
-            raise UsageError(f"W&B has no mode {self._mode}", hint=f"WANDB_MODE is {', '.join(_MODES)}")
+            hint = "set WANDB_MODE to online, offline or disabled"
+            raise UsageError(f"W&B has no mode {self._mode}", hint=hint)
         given = map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
         if self.upload == "server" and not (any(given) or _setting("api_key") or get_netrc_auth(self.server)):
             hint = "run `wandb login`, or set WANDB_API_KEY"
@@ -73,7 +74,7 @@ class Connection(Tracker):
         group = about.parent.name if about.parent else None
         self._run = wandb.init(**named, group=group, resume="allow", dir=about.folder, settings=settings)
         if self._run.disabled or self._run.offline != (self.upload == "offline"):
-            raise UsageError("W&B is offline or disabled", hint="see WANDB_MODE and the settings file of W&B")
+            raise UsageError("W&B is offline or disabled", hint="run `wandb online`, and unset WANDB_MODE")
         # Its own steps never go back, as updates do after a resume.
         self._run.define_metric("update", hidden=True)
         self._run.define_metric("*", step_metric="update")

@@ -129,9 +129,12 @@ class Tracker(ABC):
             except HTTPError as error:
                 said = error.read(_MOST)
                 if b"Invalid Host header" in said:
-                    hint = f"`mlflow server --allowed-hosts {request.host}` allows it, or in the server's"
-                    hint += " environment MLFLOW_SERVER_ALLOWED_HOSTS"
-                    raise UsageError(f"{self.host} refuses the name {request.host}", hint=hint) from None
+                    hint = (
+                        f"restart it with `mlflow server --allowed-hosts {request.host},localhost:*` and the "
+                    )
+                    hint += "other names that it is used by"
+                    message = f"the server at {self.host} does not accept the host name {request.host}"
+                    raise UsageError(message, hint=hint) from None
                 if error.code in (401, 403):
                     return
                 if error.code != 404:
@@ -194,7 +197,7 @@ def why(error: Exception) -> str:
 def when(reason: str) -> str:
     """Return when a command that failed for this reason may work: with time alone, or not."""
     passes = re.search(r"does not answer|no time|\b(429|50[0234])\b|Service Unavailable", reason)
-    return "later" if passes else "once that is solved"
+    return "later" if passes else "once this is fixed"
 
 
 def require_no_id(trackers: Iterable[Tracker]) -> None:

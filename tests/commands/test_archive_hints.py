@@ -119,7 +119,7 @@ def test_a_copy_that_is_not_one_of_several_is_to_be_replaced(user_dir: Path, mmf
     path = one_of_two(user_dir)
     shutil.copy(path, user_dir / "memes-v2.zip")
     mmfw("convert", user_dir / "memes-v2.zip", "--data-dir", user_dir / "data", code=3)
-    assert "hint: get a complete copy, or --allow-missing goes without them" in mmfw.err
+    assert "hint: get a complete copy, or use --allow-missing to leave these memes out" in mmfw.err
 
 
 def test_features_in_an_archive_that_is_not_read_are_extracted_from_a_folder(

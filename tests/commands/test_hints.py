@@ -97,7 +97,6 @@ _DEMO = "test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted"
 _ARCHIVE = "test_a_refused_archive_of_memes_is_converted_as_its_hint_says"
 ELSEWHERE = {
     "sniffing: mmfw convert": _ARCHIVE,
-    "dataset/layout: mmfw convert": _ARCHIVE,
     "commands/track: mmfw sweep": "test_a_sweep_without_runs_is_not_sent_in_silence",
     "commands/track: mmfw track": "test_what_a_run_leaves_is_sent_once",
     "tracking/follower: mmfw track": "test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its"

@@ -135,7 +135,7 @@ def test_what_is_no_picture_is_refused_as_a_missing_one_is(kind: str, user_dir: 
     with pytest.raises(DatasetError) as caught:
         convert(source, places)
     assert str(caught.value) == f"{source}: images cannot be used: train 1 of 6 (img/00002.png: {kind})"
-    assert "--allow-missing goes without them" in str(caught.value.hint)
+    assert "use --allow-missing to leave these memes out" in str(caught.value.hint)
     assert ("git lfs pull" in str(caught.value.hint)) == (kind == "a git-lfs pointer")
     assert not places.dataset.annotations.exists()
 
@@ -159,7 +159,7 @@ def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, plac
     path = plain_zip(user_dir / "a.zip", {**memes(PHASE_1), **gone})
     with pytest.raises(DatasetError, match=r"no row of dev has a usable image \(img/00007\.png, ") as caught:
         convert(path, places, allow_missing=True)
-    assert "take dev out" in str(caught.value.hint)
+    assert "delete the annotations of dev" in str(caught.value.hint)
     assert not places.dataset.annotations.exists()
 
 

@@ -160,7 +160,7 @@ def test_missing_images_are_named_or_left_out(user_dir: Path, places: Places) ->
     ("train", "match"),
     [
         (b'img,text,label\na.png,"x\ny",0\na.png,x,true\n', r"train\.csv:4: .*label"),
-        (b"img,text,label\na.png,x,0\na.png,y,\n", r"train\.csv:3: no label"),
+        (b"img,text,label\na.png,x,0\na.png,y,\n", r"train\.csv:3: 1 of 2 rows have no label"),
         (b"id,img,text,label\n7,a.png,x,0\n07,a.png,y,1\n", r"train\.csv:3: id 7 is already in line 2"),
         (b"id,img,text,label\n99999999999,a.png,x,0\n", r"train\.csv:2: .*at most"),
         (b"img,text\na.png\xff,x\n", r"train\.csv: not a text file in UTF-8"),
@@ -225,7 +225,7 @@ def test_a_forced_conversion_keeps_a_users_own_split_and_image_aside(
     assert kept.read_bytes() == own
     assert picture.read_bytes() == image(99)
     assert picture.with_name("00099.png.old-1").read_bytes() == image(1)
-    assert ("this file of yours is now called dev.jsonl.old-1" in caplog.text) == is_taken
+    assert ("your file was renamed to dev.jsonl.old-1" in caplog.text) == is_taken
     assert splits_on_disk(places.dataset) == ["train", "dev", "test", *([] if is_taken else ["mine"])]
     assert len(list(places.dataset.root.rglob("*.old-*"))) == 1 + is_taken
     assert verify_dataset(places.dataset, full=True) == []

@@ -76,7 +76,7 @@ def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places:
 @pytest.mark.parametrize(
     ("split", "column", "told"),
     [
-        ("dev", "hateful", "train.csv:2: no label, as 2 of 2 rows; the columns are image, text, hateful"),
+        ("dev", "hateful", "train.csv:2: 2 of 2 rows have no label; the columns are image, text, hateful"),
         ("val", "label", "val.csv: no split has this name"),
         ("Validation", "label", "Validation.csv: no split has this name"),
     ],
@@ -106,7 +106,7 @@ def test_a_test_set_without_labels_is_noted(
     named = {"train": "label", "dev": "label", "test": "hateful"}
     files = {f"{split}.csv": table.format(column).encode() for split, column in named.items()}
     convert(lay_out({**files, "1.png": image(1), "2.png": image(2)}, user_dir / "own"), places)
-    assert "test.csv:2: no label, as 2 of 2 rows; the columns are image, text, hateful" in caplog.text
+    assert "test.csv:2: 2 of 2 rows have no label; the columns are image, text, hateful" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -114,16 +114,16 @@ def test_a_test_set_without_labels_is_noted(
     [
         (
             {"label": None},
-            ":1: no label, as 3 of 3 rows; the columns are id, img, text",
+            ":1: 3 of 3 rows have no label; the columns are id, img, text",
             "a label, 0 or 1|need labels",
         ),
         (
             {"label": None, "gold_hate": 1},
-            ":1: no label, as 3 of 3 rows; .*gold_hate",
+            ":1: 3 of 3 rows have no label; .*gold_hate",
             'rename "gold_hate" to "label"',
         ),
-        ({"label": None, "hateful": 1}, ":1: no label, as 3 of 3 rows", 'rename "hateful" to "label"'),
-        ({"label": None, "labels": [0, 1]}, ":1: no label, as 3 of 3 rows", 'rename "labels" to "label"'),
+        ({"label": None, "hateful": 1}, ":1: 3 of 3 rows have no label", 'rename "hateful" to "label"'),
+        ({"label": None, "labels": [0, 1]}, ":1: 3 of 3 rows have no label", 'rename "labels" to "label"'),
         ({"label": [0, 1, 1]}, r':1: "label" must be 0 or 1, not \[0, 1, 1\]', "take the majority"),
         ({"id": "covid_1"}, ':1: "id" must be a whole number', "as CSV"),
         (
@@ -158,7 +158,7 @@ def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path,
         first, *others = files[f"hateful_memes/{split}.jsonl"].splitlines(keepends=True)
         unlabelled = json.loads(first) | {"label": None}
         files[f"hateful_memes/{split}.jsonl"] = b"".join([jsonl([unlabelled]), *others])
-    with pytest.raises(DatasetError, match=r"dev_seen\.jsonl:1: no label, as 1 of 3 rows"):
+    with pytest.raises(DatasetError, match=r"dev_seen\.jsonl:1: 1 of 3 rows have no label"):
         convert(hostile.plain_zip(user_dir / "a.zip", files), places)
     files["hateful_memes/dev_seen.jsonl"] = memes()["hateful_memes/dev_seen.jsonl"]
     assert convert(hostile.plain_zip(user_dir / "b.zip", files), places).splits["test_seen"].rows == 2

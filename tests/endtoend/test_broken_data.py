@@ -39,7 +39,8 @@ def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> 
     meme = rows(annotations(tool, split))[row]
     path = tool.world.dataset / "images" / meme["img"]
     content = path.read_bytes()
-    path.write_bytes(content[: 2000 if said == "truncated" else 8] + content[-12:])
+    kept = content[:2000] if said == "truncated" else content[:29] + bytes(4) + content[33:2000]  # of IHDR
+    path.write_bytes(kept + content[-12:])
     return str(path), meme["id"]
 
 

@@ -376,7 +376,7 @@ def test_a_sweep_is_not_removed_between_two_tasks_of_a_driver(sweep: Sweep) -> N
     sweep.write(1, gated(sweep.folder))
     driver = sweep.start()
     sweep.until_begun(1)
-    with pytest.raises(InUseError, match="a driver works on"):
+    with pytest.raises(InUseError, match="still works on it"):
         remove_sweep(SweepFolder(sweep.output))
     sweep.open()
     driver.communicate(timeout=_PATIENCE)

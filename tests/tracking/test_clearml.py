@@ -136,7 +136,7 @@ def test_what_a_stub_refuses_is_an_error_and_is_sent_later(world: World, stub: S
     stub.dropped |= {"events.add_batch"} if refused == "dropped" else set()
     said = push(world, code=6)
     passes = refused in ("files", "dropped")  # the server of files says 500
-    later = "again later" if passes else "again once that is solved"
+    later = "again later" if passes else "again once this is fixed"
     assert later in said and ("does not answer" in said) == (refused == "dropped")
     stub.refused.clear()
     stub.dropped.clear()

@@ -74,9 +74,9 @@ class Installation:
         )
 
     def files(self) -> Files:
-        """What is in its place."""
+        """Return what is in its place; staging folders, also those next to targets, are no part of it."""
         there = tree(self.folder) if self.folder.is_dir() else {}
-        return {name: content for name, content in there.items() if name[0] != "."}
+        return {name: content for name, content in there.items() if not f"/{name}".count("/.")}
 
     def steps(self) -> tuple[int, list[int]]:
         """How many steps it takes on the disk, and those that move files to their places."""
