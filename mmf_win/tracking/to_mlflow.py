@@ -63,7 +63,9 @@ class Connection(Tracker):
         if kind == "sqlite" and (place in ("", ":memory:") or Path(place).is_dir()):
             raise UsageError(f"{self.server} names no file", hint=f"{self.variable}=sqlite:///FILE")
         if kind == "file" and os.environ.get(_FOLDERS, "").lower() not in ("true", "1"):
-            message = f"{self.server}: MLflow writes to no folder, unless {_FOLDERS}=true is set"
+            message = (
+                f"{self.server} is no server of mlflow; MLflow writes to a folder only with {_FOLDERS}=true"
+            )
             raise UsageError(message, hint=f"set {self.variable} to a server or to sqlite:///FILE")
         if kind in _DATABASES:
             self._require_driver()

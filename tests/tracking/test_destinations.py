@@ -128,7 +128,7 @@ def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_i
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.1:{port}")
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
     assert f"`mlflow server --allowed-hosts 127.1:{port},localhost:*`" in mmfw.err
-    assert "MLFLOW_SERVER_ALLOWED_HOSTS" in mmfw.err and "again later" not in mmfw.err
+    assert "again later" not in mmfw.err
 
 
 @pytest.mark.parametrize(
