@@ -27,7 +27,7 @@ _PICTURES = (*_WITH_END_MARK, b"BM", b"II*", b"II+", b"MM\0")
 
 
 class Flaw(NamedTuple):
-    """What is wrong with a picture's file.
+    """A fault of a picture's file.
 
     Attributes:
         what: the phrase for messages: "a git-lfs pointer".

@@ -26,6 +26,8 @@ from mmf_win.sniffing import CONVERT
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
 _VALIDATION = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
+_NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
+_README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
 _ONE_OF_SEVERAL = re.compile(r"-\d{3}( \(\d+\))?$|[-_ .]part[-_ ]?\d+$", re.IGNORECASE)
 _ARCHIVE = re.compile(r"\.(zip|7z|rar|tar|t?gz|t?bz2|t?xz|zst|[0-9]{3}|z[0-9]{2})$", re.IGNORECASE)
 _CONVERTED = "/datasets/hateful_memes/defaults/annotations"  # below a data folder
@@ -41,12 +43,14 @@ class Layout:
         images: name as the annotations give it (``img/01235.png``) → member.
         packed_images: the member that is an archive of the images, where they are not members themselves.
         ignored: splits as CSV beside the same as JSON Lines.
+        readme: the member beside the annotations that says what belongs to the set.
     """
 
     annotations: dict[str, str]
     images: dict[str, str]
     packed_images: str | None
     ignored: tuple[str, ...] = ()
+    readme: str | None = None
 
     @property
     def tables(self) -> dict[str, str]:
@@ -75,7 +79,8 @@ def find_layout(source: Path, members: Sequence[Member], without: Collection[Pat
     images = find_images(names)
     inner = (name for name in names if name.rpartition("/")[2].lower() in _PACKED_IMAGES)
     packed = min(inner, key=_depth, default=None)
-    return Layout(annotations, images, None if images else packed, ignored)
+    readmes = (name for name in beside if _README.fullmatch(name.rpartition("/")[2]))
+    return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
 
 
 def find_images(names: Iterable[str]) -> dict[str, str]:
@@ -108,10 +113,14 @@ def match_alike(names: Collection[str]) -> Callable[[str], str | None]:
     return match
 
 
-def missing_splits(layout: Layout) -> list[str]:
-    """Return the splits of the release that are not there, although others are."""
+def missing_splits(layout: Layout, readme: str) -> list[str]:
+    """Return the splits that are missing: the README names them, or others of the release are there.
+
+    The README of a release may also tell about the first phase.
+    """
     is_release = _RELEASE & (layout.annotations.keys() - layout.tables.keys())
-    return [split for split in SPLITS if is_release and split in _RELEASE - layout.annotations.keys()]
+    named = _RELEASE if is_release else set(_NAMED.findall(readme))
+    return [split for split in SPLITS if split in named and split not in layout.annotations]
 
 
 def count_missing(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> str:

@@ -30,6 +30,7 @@ from mmf_win.integrity.manifest import Entry
 from mmf_win.unpacking.extract import unpack_chosen
 from mmf_win.unpacking.staging import Staging
 
+_MOST_README = 1 << 20
 _MOST_ANNOTATIONS = 16 << 20  # a split; those of the release have less than 2 MiB, and are read into memory
 _log = logging.getLogger(__name__)
 
@@ -136,13 +137,19 @@ def _require_splits(
     archive: Archive, layout: Layout, splits: dict[str, list[Row]], here: Staging, *, allow_missing: bool
 ) -> dict[str, list[Row]]:
     """The splits that have rows, unless the set lacks one, as a copy does that was damaged or cut down."""
+    readme = ""
+    sizes = {member.name: member.size for member in archive.members if member.problem is None}
+    if layout.readme is not None and sizes.get(layout.readme, _MOST_README) < _MOST_README:
+        unpack_chosen(archive, {layout.readme: "README"}.get, here, "Reading", enough=1)
+        readme = (here.new / "README").read_text(encoding="utf-8", errors="replace")
+        remove(here.new / "README")
     empty = [split for split, rows in splits.items() if not rows]
     if "train" in empty:
         raise DatasetError(f"{archive.path}: there are no memes in train", hint=suggest(archive.path))
-    if missing := [*missing_splits(layout), *empty]:
+    if missing := [*missing_splits(layout, readme), *empty]:
         message = f"{archive.path}: splits are missing or empty: {', '.join(missing)}"
         if not allow_missing:
-            hint = f"{suggest(archive.path)}, or use --allow-missing to leave these memes out"
+            hint = f"{suggest(archive.path)}, or use --allow-missing to go without these splits"
             raise DatasetError(message, hint=hint)
         _log.warning("%s", message)
     for split in empty:

@@ -31,7 +31,7 @@ from mmf_win.supervise import run_child
 from mmf_win.upstream.install import require_packages
 
 SCRIPT = Path(__file__).with_name("run.py")
-"""What runs the model; :func:`write_script` puts a copy into each folder."""
+"""The program that runs a model; :func:`write_script` puts a copy into each folder."""
 
 _IMPORT = "\n    from mmf_win.images import open_image\n"
 

@@ -207,7 +207,7 @@ def _said(answer: Any) -> Any:
 
 
 def _configured(what: re.Pattern[str]) -> str | None:
-    """What clearml's own file says; to import clearml takes a second."""
+    """Return what a pattern finds in clearml's own file; importing clearml would take a second."""
     with suppress(OSError, UnicodeDecodeError):
         file = expanded(os.environ.get("CLEARML_CONFIG_FILE") or "~/clearml.conf")
         found = what.search(file.read_text(encoding="utf-8"))

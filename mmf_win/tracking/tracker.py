@@ -25,7 +25,7 @@ PROJECT = "hateful-memes"
 """Where runs go if the tracker's own variable names no other experiment or project."""
 OFFLINE = "offline"
 Upload = Literal["server", "offline", "local", "disabled"]
-"""Where what is sent lies: on a server, in an offline folder, in a local store, or nowhere."""
+"""The place of sent runs: a server, an offline folder, a store on this machine, or none."""
 _TO_ANSWER, _MOST = 3.0, 1 << 20  # seconds, bytes
 
 

@@ -99,8 +99,10 @@ class Staging:
         """Make the moves that are left where a process died between them."""
         with suppress(FileNotFoundError, KeyError, ValueError, TypeError):  # it is damaged, or not there
             noted = read_json(self._installing)
-            moves = [[path and self._root / path for path in move] for move in noted["moves"]]
-            self._make([(new, target, old) for new, target, old in moves], [])
+            kept = f"{self.folder.name}/{noted.get('old')}"  # where earlier versions kept all old files
+            named = [(*move, f"{kept}/{number}")[:3] for number, move in enumerate(noted["moves"])]
+            root = self._root
+            self._make([(new and root / new, root / target, root / old) for new, target, old in named], [])
             remove(self._installing)
 
     def _prepare(self, moves: Sequence[tuple[Path | None, Path]], kept: Path) -> list[_Move]:

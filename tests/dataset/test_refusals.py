@@ -170,17 +170,19 @@ def test_annotations_without_images(user_dir: Path, places: Places) -> None:
         convert(hostile.plain_zip(user_dir / "a.zip", files), places)
 
 
-def without(split: str, splits: Mapping[str, range]) -> Files:
-    return memes({name: ids for name, ids in splits.items() if name != split})
+def without(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
+    files = memes({name: ids for name, ids in splits.items() if name != split})
+    return files | {"hateful_memes/README.md": readme.encode()}
 
 
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
         (without("dev_unseen", RELEASE), "dev_unseen"),
+        (without("test", PHASE_1, "`train.jsonl`, `dev.jsonl` and `test.jsonl`"), "test"),
         (memes() | {"hateful_memes/dev_seen.jsonl": b"\n"}, "dev_seen"),
     ],
-    ids=["others of the release are there", "it has no rows"],
+    ids=["others of the release are there", "the README names it", "it has no rows"],
 )
 def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
     files: Files, missing: str, user_dir: Path, places: Places
@@ -196,6 +198,13 @@ def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
 def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, places: Places) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", without("test", PHASE_1))
     assert list(convert(path, places).splits) == ["train", "dev"]
+
+
+def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
+    user_dir: Path, places: Places
+) -> None:
+    path = hostile.plain_zip(user_dir / "a.zip", without("", RELEASE, "Once `dev.jsonl` and `test.jsonl`."))
+    assert convert(path, places).splits.keys() == RELEASE.keys()
 
 
 def test_nothing_to_train_with_is_never_allowed(user_dir: Path, places: Places) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mmf_win.files import write_json
 from mmf_win.unpacking.staging import (
     finish_installation,
     is_unfinished,
@@ -171,3 +172,15 @@ def test_only_a_file_system_without_locks_lets_files_be_read_without_one(
     monkeypatch.setattr("fcntl.flock", refusing(errno.EBADF))
     with pytest.raises(OSError, match="cannot be locked"), reading(tmp_path):
         raise AssertionError("the files may be replaced meanwhile")
+
+
+def test_an_installation_that_an_earlier_version_began_is_finished(tmp_path: Path) -> None:
+    """It kept all old files in one folder, which it noted by name; its first move was made."""
+    here = staging_folder(tmp_path)
+    lay_out({"a": b"new a", "b": b"old b"}, tmp_path)
+    lay_out({"new/b": b"new b", "old-x/0": b"old a"}, here)
+    moves = [[f"{here.name}/new/{name}", name] for name in NEW]
+    write_json(here / "installing", {"moves": moves, "old": "old-x"})
+    assert finish_installation(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in NEW} == NEW
+    assert not is_unfinished(tmp_path)
