@@ -158,6 +158,9 @@ def run(
     typed: dict[str, Any] = {"--seeds": seeds, "--updates": updates, "--data-dir": data_dir}
     typed |= {"KEY=VALUE": words[1:], "--track": track}
     asked, text, folder = _read(words[0], typed, output, save_dir, failed=failed, dry_run=dry_run)
+    if readings := specification.find_surprising_readings(text):  # which may be why a plan fails
+        told = ", ".join(f"{word} as {value}" for word, value in readings.items())
+        say(f"note: YAML reads {told}; quote a word to keep it as text")
     try:
         planned = plan(asked, title=title, commands=commands, sample=sample)
     except UsageError as error:
@@ -199,7 +202,7 @@ def run(
         patience=stop_timeout,
         aloud=debug,
     )
-    _note(asked, text, planned.orphans, title)
+    _note(asked, planned.orphans, title)
     if dry_run:
         with suppress(UsageError):  # it is shown on another machine
             count = len(slots_here(given, count))
@@ -307,13 +310,10 @@ def _one_by_one(typed: Sequence[str]) -> list[list[str]]:
     return [first, *others]
 
 
-def _note(asked: Specification, text: str, orphans: Sequence[str], title: str | None) -> None:
+def _note(asked: Specification, orphans: Sequence[str], title: str | None) -> None:
     """Say what may not be meant."""
     if orphans:
         say(f"note: no command uses {', '.join(orphans)}; they only name folders")
-    if readings := specification.find_surprising_readings(text):
-        told = ", ".join(f"{word} as {value}" for word, value in readings.items())
-        say(f"note: YAML reads {told}; quote a value to keep it as text")
     for name, equal in grid.find_equal_numbers(asked).items():
         say(f"note: {name} has values that are equal as numbers, each a task: {', '.join(equal)}")
     alike = sum(choice.title == title for choice in asked.choices)

@@ -167,3 +167,9 @@ def test_a_name_that_no_command_could_take_is_refused_with_one_that_fits(
     words = ["train", "demo", "--data-dir", str(user_dir), "--name"]
     assert f"hint: --name {fit}\n" in mmfw(*words, name, code=2)
     mmfw(*words, fit, code=3)
+
+
+def test_a_key_that_yaml_takes_for_something_else_is_noted_beside_the_error(here: Path, mmfw: Mmfw) -> None:
+    (here / "grid.yaml").write_text('template: {t: "echo {on}"}\n---\non: [1, 2]\n', encoding="utf-8")
+    mmfw("sweep", "run", str(here / "grid.yaml"), "--dry-run", code=2)
+    assert "nothing sets on" in mmfw.err and "YAML reads on as True" in mmfw.err
