@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import os
-import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -18,7 +13,6 @@ Advance: TypeAlias = Callable[[int], None]
 """Called with the number of bytes just done."""
 
 _TICK = 0.05  # on Windows, Ctrl+C does not interrupt a wait
-_MOST_WORKERS = 4  # more of them would wait for the disk, and each needs memory
 
 
 def ignore(_: int) -> None:
@@ -81,57 +75,6 @@ def result_of(future: Future[T]) -> T:
     while not wait([future], _TICK).done:
         pass
     return future.result()
-
-
-def worker_count() -> int:
-    """How many threads are worth starting on this machine, as far as this process may use it."""
-    return min(processors(), _MOST_WORKERS)
-
-
-def processors(root: Path = Path("/")) -> int:
-    """Return how many processors this process may use: those of its affinity, and no more than its quota.
-
-    Args:
-        root: the folder that holds ``proc`` and ``sys``.
-    """
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    usable = getattr(os, "process_cpu_count", lambda: usable)() or 1  # Python 3.13: the user may set it
-    return math.ceil(min(usable, cpu_quota(root)))
-
-
-def cpu_quota(root: Path = Path("/")) -> float:
-    """Return how many processors' time the control groups of this process allow; infinity without a limit.
-
-    The smallest quota of its groups and those above them counts
-    (https://docs.kernel.org/admin-guide/cgroup-v2.html, https://docs.kernel.org/scheduler/sched-bwc.html).
-    """
-    quotas = [math.inf]
-    with suppress(OSError, ValueError):  # only Linux has this file
-        for line in os.fsdecode((root / "proc/self/cgroup").read_bytes()).splitlines():
-            _, controllers, path = line.split(":", 2)
-            group = Path(root, "sys/fs/cgroup", "cpu" if controllers else "", path[1:])
-            if not controllers or "cpu" in controllers.split(","):
-                # In a container, the group itself may not be visible, but the root is.
-                quotas += map(_quota_of, (group, *group.parents))
-    return min(quotas)
-
-
-def _quota_of(group: Path) -> float:
-    """Return the quota of one control group of version 2 or 1, in processors."""
-    for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
-        with suppress(OSError, ValueError, ZeroDivisionError):  # without a limit, the quota is "max" or -1
-            quota, period = map(int, b" ".join((group / name).read_bytes() for name in names).split())
-            return quota / period if quota > 0 else math.inf
-    return math.inf
-
-
-def limit_threads(processes: int, root: Path = Path("/")) -> None:
-    """Have libraries of each process start no more threads than its share of what this process may use.
-
-    A single process needs to be told only of a CPU quota, which libraries do not read themselves.
-    """
-    if processes > 1 or cpu_quota(root) < (os.cpu_count() or 1):
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, processors(root) // processes)))
 
 
 def share_out(tasks: Iterable[T], count: int, size: Callable[[T], int]) -> list[list[T]]:

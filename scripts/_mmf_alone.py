@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 
+from mmf_win import compat
 from mmf_win.upstream.install import usable_mmf
-from mmf_win.worker import compat
 
 
 def main(command: str) -> None:

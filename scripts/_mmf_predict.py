@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from mmf_win import compat
 from mmf_win.files import write_json
 from mmf_win.paths import presets_dir
 from mmf_win.runs.folder import Run
@@ -18,7 +19,6 @@ from mmf_win.upstream.config import merge
 from mmf_win.upstream.install import usable_mmf
 from mmf_win.upstream.settings import ANNOTATIONS
 from mmf_win.upstream.versions import config_path
-from mmf_win.worker import compat
 
 
 def main(run: Run, split: str, reports: Path, words: list[str]) -> None:

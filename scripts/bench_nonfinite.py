@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from _bench import parser, spread, tell
 
+from mmf_win import compat
 from mmf_win.upstream.install import usable_mmf
-from mmf_win.worker import compat
 
 
 def main() -> None:

@@ -77,7 +77,7 @@ register_optimizer_step_post_hook(updated)
 '''
 _MMF_PATCHED = """\
 from mmf_win.upstream.install import usable_mmf
-from mmf_win.worker import compat
+from mmf_win import compat
 mmf = usable_mmf()
 compat.install(mmf.root)
 from mmf_cli.run import run

@@ -40,10 +40,10 @@ import torch
 from _bench import MMFW, PYTHON, ROOT, call, in_turn, parser, ratio, spread, tell
 from PIL import Image
 
+from mmf_win import compat
 from mmf_win.paths import DatasetPaths, presets_dir
 from mmf_win.upstream.install import usable_mmf
 from mmf_win.upstream.settings import ANNOTATIONS
-from mmf_win.worker import compat
 
 WORDS = [f"word{number}" for number in range(900)]
 BATCH = 8

@@ -19,7 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from mmf_win.cli import cli  # noqa: E402
-from mmf_win.runs import paper, presets  # noqa: E402
+from mmf_win.dataset import published_results as paper  # noqa: E402
+from mmf_win.runs import presets  # noqa: E402
 
 DOCS = ROOT / "docs"
 _WIDTH = 100

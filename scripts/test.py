@@ -58,14 +58,15 @@ WITHOUT_TORCH = {
 _FILES = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
 _PROCESSES = [
     *(f"tests/sweeps/test_{name}.py" for name in ("driver", "running", "task")),
-    *("tests/supervise", "tests/worker/test_entry.py", "tests/worker/test_stopping.py"),
-    *(f"tests/test_{name}.py" for name in ("console", "entry", "files", "locking", "paths", "protocol")),
+    *("tests/protocol", "tests/supervise", "tests/worker/test_entry.py", "tests/worker/test_stopping.py"),
+    *(f"tests/test_{name}.py" for name in ("console", "entry", "files", "locking", "paths")),
     "tests/worker/test_paths_in_c.py",
 ]
 _COMMANDS = ["tests/commands"]
 # In tests/endtoend most tests start workers, half a minute each under Wine.
 _WITH_TORCH = [
-    *("tests/demo", "tests/doctor", "tests/inputs", "tests/integrity", "tests/runs", "tests/worker"),
+    *("tests/compat", "tests/demo", "tests/doctor", "tests/features", "tests/inputs", "tests/integrity"),
+    *("tests/runs", "tests/worker"),
 ]
 _USERS_WAY = "tests/endtoend/test_users_way.py"
 _EXPORT = "tests/endtoend/test_export.py"

@@ -17,6 +17,7 @@ from hypothesis import settings
 
 from mmf_win.paths import Places
 from tests.worlds import cpu_time, mounts
+from tests.worlds.fake_nvml import FakeNvml
 from tests.worlds.flushes import Flushes, record_flushes
 from tests.worlds.packages import Packages, build_all
 from tests.worlds.tools import NEWEST_MMF, Mmfw, is_wine, requires_newest_mmf
@@ -38,7 +39,7 @@ _KEPT = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX", cpu_time.VARIABLE}
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of whoever runs the tests stay out of them, but where MMF is; downloads do not pause."""
-    monkeypatch.setattr("mmf_win.upstream.download.PAUSE", 0.0)
+    monkeypatch.setattr("mmf_win.download.PAUSE", 0.0)
     for name in set(os.environ) - _KEPT:
         if name.startswith(("MMF_", "MMFW_", "MLFLOW_", "CLEARML_", "WANDB_")):
             monkeypatch.delenv(name)
@@ -188,3 +189,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(folder.cleanup)
     os.environ[cpu_time.VARIABLE] = str(Path(folder.name) / "cpu times")
     config.pluginmanager.register(cpu_time)
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    """pynvml with two GPUs, faked."""
+    fake = FakeNvml()
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake

@@ -22,10 +22,10 @@ import pytest
 
 import mmf_win
 from mmf_win import Predictor
-from mmf_win.answering import answer
 from mmf_win.errors import DataError, DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
 from mmf_win.files import json_bytes
 from mmf_win.protocol import Attempt, EventReader
+from mmf_win.protocol.serving import answer
 from mmf_win.supervise import Tree
 
 pytest.importorskip("onnxruntime", reason="could not import onnxruntime")

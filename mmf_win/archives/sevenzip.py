@@ -20,8 +20,9 @@ from typing import Any
 
 from mmf_win.archives.base import Archive, Ask, Choose, Extracted, Member, unsupported, write, wrong_password
 from mmf_win.errors import ArchiveError, NoPassword
+from mmf_win.machine import default_thread_count
 from mmf_win.paths import module_command
-from mmf_win.threads import Advance, ThreadGroup, share_out, worker_count
+from mmf_win.threads import Advance, ThreadGroup, share_out
 
 HEAD = struct.Struct("<?I")
 """Stands before each part of an answer: whether it is the last, and how many bytes it has."""
@@ -78,7 +79,7 @@ class SevenZipArchive(Archive):
         by_stream: dict[int | None, list[SevenZipMember]] = defaultdict(list)
         for member in targets:
             by_stream[member.stream].append(member)
-        count = max(1, min(worker_count(), sum(member.size for member in targets) // SMALLEST_SHARE))
+        count = max(1, min(default_thread_count(), sum(member.size for member in targets) // SMALLEST_SHARE))
         shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
         group: ThreadGroup[Extracted] = ThreadGroup()
         jobs = [partial(self._extract_share, list(chain(*share)), targets, group) for share in shares]

@@ -19,7 +19,8 @@ from threading import Lock
 from mmf_win.archives.base import Extracted, Output, write
 from mmf_win.archives.zip_reader import Decoder, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
-from mmf_win.threads import Advance, ThreadGroup, worker_count
+from mmf_win.machine import default_thread_count
+from mmf_win.threads import Advance, ThreadGroup
 
 ARENA = 16 << 20
 """The bytes of memory in which a thread decrypts."""
@@ -38,7 +39,8 @@ def extract(
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     is_native = native() is not None
-    count = max(1, min(worker_count(), sum(member.packed_size for member in targets) // SMALLEST_ROUND))
+    packed_size = sum(member.packed_size for member in targets)
+    count = max(1, min(default_thread_count(), packed_size // SMALLEST_ROUND))
     in_rounds = {member for member in targets if is_native and member.encrypted and member.aes is None}
     side_by_side, one_by_one = MemberQueue(in_rounds), MemberQueue(targets.keys() - in_rounds)
     group: ThreadGroup[Extracted] = ThreadGroup()
@@ -51,7 +53,7 @@ def extract(
 def engine() -> str:
     """What decrypts here, for people."""
     if module := native():
-        return f"C extension, {module.kernels()[0]} kernel, {worker_count()} threads"
+        return f"C extension, {module.kernels()[0]} kernel, {default_thread_count()} threads"
     return "fast-zip-decryption; a C compiler, or mmfw's own wheel, makes it faster"
 
 

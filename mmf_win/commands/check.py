@@ -13,11 +13,11 @@ from mmf_win.commands import options
 from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say
-from mmf_win.dataset.remarks import Verdict
 from mmf_win.errors import CheckFailed, UsageError
 from mmf_win.files import write_json
 from mmf_win.paths import expanded
 from mmf_win.protocol import Event
+from mmf_win.protocol.check_result import Verdict
 from mmf_win.runs.checking import check
 from mmf_win.runs.request import Once
 

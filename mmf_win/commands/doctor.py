@@ -114,7 +114,7 @@ def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _show_compat(as_json: bool) -> None:
     installed = find_mmf()
     done = subprocess.run(  # in a child, which may import what the parent must not
-        module_command("mmf_win.worker.compat", str(installed.root), installed.version),
+        module_command("mmf_win.compat", str(installed.root), installed.version),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",

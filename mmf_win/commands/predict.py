@@ -17,6 +17,7 @@ from mmf_win.console import print_json, print_line, say
 from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.features import find_lmdb
+from mmf_win.dataset.published_results import splits_of_paper
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.export.running import ExportedModel
 from mmf_win.paths import Places
@@ -25,7 +26,6 @@ from mmf_win.results.prediction import Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs.lookup import find_run
-from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.published_weights import run_of
 from mmf_win.runs.request import Once
 from mmf_win.sweeps.folder import find_sweep

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from mmf_win import machine
 from mmf_win.console import Progress, Unit, say
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
-from mmf_win.runs import gpus
 from mmf_win.runs.history import weights_loaded
 from mmf_win.runs.scores import val_auroc
 
@@ -46,7 +46,7 @@ class RunDisplay:
             f"batch {event['batch']}{seed}{_part(event, ', ')}"
         )
         if event["device"].startswith("cuda"):
-            self._gpu = gpus.figures()
+            self._gpu = machine.gpu_figures()
         if event.get("known_fit"):
             ignore = "--ignore-known-fits begins with the whole batch"
             say(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")

@@ -17,13 +17,13 @@ from mmf_win.commands.overrides import require_optimizer_kept, require_trainable
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import tracked, usable, write_page
 from mmf_win.console import aligned, controls_escaped, duration, print_json, print_tree, say, shell_line
+from mmf_win.dataset.published_results import PAPER, SPLITS, Published, published, why_none
 from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.paths import DatasetPaths, Places, expanded, name_part
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SWEEPS, Run, is_task
 from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import named
-from mmf_win.runs.paper import PAPER, SPLITS, Published, published, why_none
 from mmf_win.runs.published_weights import weights_of
 from mmf_win.runs.request import Once
 from mmf_win.tracking import Models

@@ -20,8 +20,8 @@ from mmf_win.console import Progress, log_shown
 from mmf_win.demo import synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.errors import DataError, Interrupted
+from mmf_win.features import lmdb_file
 from mmf_win.files import replacing
-from mmf_win.worker import feature_lmdb
 from mmf_win.worker.tiny_models import write_bert, write_clip
 
 _log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
@@ -119,10 +119,10 @@ def write_features(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
     An archive that is there is replaced; ``images`` has arguments of :func:`describe`.
     """
     records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
-    size = feature_lmdb.least_map(len(records), sum(len(record) for _, record in records))
+    size = lmdb_file.least_map(len(records), sum(len(record) for _, record in records))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
         folder = Path(staging, "detectron.lmdb")
-        feature_lmdb.write(folder, records, size)
+        lmdb_file.write(folder, records, size)
         # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
         with replacing(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
             archive.add(folder, folder.name)

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mmf_win import __version__
+from mmf_win import __version__, machine
 from mmf_win.archives.zip_extract import engine
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import splits_on_disk, where_to_get
@@ -20,7 +20,7 @@ from mmf_win.doctor.system import BUILDS, pip_line, survey_machine, survey_setti
 from mmf_win.errors import DatasetError, InUseError, MmfError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import Places, presets_dir, tool_home
-from mmf_win.runs import fits, gpus
+from mmf_win.runs import fits
 from mmf_win.unpacking.staging import require_finished, require_makeable
 from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
 
@@ -49,7 +49,7 @@ def survey(places: Places) -> dict[str, Any]:
     What is returned are plain values, but for ``mmf``, ``torch``, and ``missing``: the errors that training
     would end with, in the order in which to repair them.
     """
-    mmf, torch, cuda = survey_mmf(), survey_torch(), gpus.cuda()
+    mmf, torch, cuda = survey_mmf(), survey_torch(), machine.survey_cuda()
     images = places.dataset.images / "img"
     system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
     packages = (*required_packages(), *required_packages("train"))

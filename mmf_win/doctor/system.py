@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from mmf_win import machine
 from mmf_win.errors import MmfError
+from mmf_win.machine import available_cpus
 from mmf_win.paths import constraints_file
-from mmf_win.runs import gpus
-from mmf_win.threads import processors
 from mmf_win.upstream.install import text_in_package
 
 if sys.platform == "win32":
@@ -44,7 +43,7 @@ class _CudaBuild(NamedTuple):
     oldest: tuple[int, int]
     newest: tuple[int, int]
 
-    def knows(self, cuda: gpus.Cuda) -> bool:
+    def knows(self, cuda: machine.Cuda) -> bool:
         """Whether it has code for one of the GPUs."""
         return any(self.oldest <= capability <= self.newest for capability in cuda.capabilities)
 
@@ -71,18 +70,7 @@ class Torch:
 
 def survey_machine() -> dict[str, Any]:
     """Its processors that this process may use, its memory where the system tells that, and its GPUs."""
-    return {"cpus": processors(), "memory": _memory(), "gpus": gpus.installed()}
-
-
-def _memory() -> int | None:
-    if sys.platform == "win32":
-        kilobytes = ctypes.c_uint64()
-        known = ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
-        return kilobytes.value << 10 if known else None
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
+    return {"cpus": available_cpus(), "memory": machine.total_memory(), "gpus": machine.installed_gpus()}
 
 
 _INSTALL = "`mmfw setup --torch` prints the pip command that installs the build for this machine"
@@ -94,7 +82,7 @@ def survey_torch() -> Torch | None:
     return Torch(found["cuda"] or None, found.get("hip") or None) if "cuda" in found else None
 
 
-def unused_gpu(torch: Torch | None, cuda: gpus.Cuda | None) -> MmfError | None:
+def unused_gpu(torch: Torch | None, cuda: machine.Cuda | None) -> MmfError | None:
     """The error that torch cannot use the GPU; None where it can, or where no other build could.
 
     A driver runs what was built for a newer CUDA of the same major version.
@@ -120,13 +108,13 @@ def pip_line() -> tuple[str, ...]:
     pins = dict(re.findall(r"^(\S+)==(\S+)$", constraints_file().read_text(encoding="utf-8"), re.MULTILINE))
     index, wanted = [], [f"{package}=={pins[package]}" for package in BUILDS]
     if sys.platform != "darwin":  # which has one build, on PyPI
-        name = _best_build(gpus.cuda())
+        name = _best_build(machine.survey_cuda())
         # A local version is above the same without one, and named it is sure to come from PyTorch's index.
         index, wanted = ["--extra-index-url", _INDEX + name], [f"{package}+{name}" for package in wanted]
     return ("pip", "install", "-c", str(constraints_file()), *index, *wanted)
 
 
-def _best_build(cuda: gpus.Cuda | None) -> str:
+def _best_build(cuda: machine.Cuda | None) -> str:
     """The build that suits, as PyTorch's index calls it: the newest that can use one of the GPUs."""
     usable = (build for build in _CUDA_BUILDS if cuda and build.knows(cuda) and cuda.newest >= build.needs)
     return next((f"cu{build.cuda.replace('.', '')}" for build in usable), "cpu")

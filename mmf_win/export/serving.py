@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mmf_win.answering import answer
 from mmf_win.errors import UnreadableImage
 from mmf_win.export.run import Model
 from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol.serving import answer
 
 
 def main(folder: Path, asked: Attempt) -> None:

@@ -45,7 +45,7 @@ def add_features(
     with staging(lmdb.parent, wait=True) as here:
         _require_free(lmdb, force)
         try:
-            found = answer_of("build_features", str(here.new / lmdb.name), *given)
+            found = answer_of("builder", str(here.new / lmdb.name), *given)
         except DamagedFeatures as error:
             raise DatasetError(f"{lmdb}: it could not be built: {error}") from None
         data = here.new / lmdb.name / _DATA

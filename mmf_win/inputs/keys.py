@@ -48,7 +48,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
     require_packages("lmdb")
     data.open("rb").close()  # else it would be called damaged where it may not be read
     try:
-        keys = answer_of("feature_lmdb", str(folder.absolute()), "records" if walk else "keys")
+        keys = answer_of("lmdb_file", str(folder.absolute()), "records" if walk else "keys")
     except DamagedFeatures as error:
         error.hint = remake_features(folder)
         raise
@@ -58,9 +58,9 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
 
 
 def answer_of(module: str, lmdb: str, *words: str) -> Any:
-    """Ask a module of the worker about an LMDB; it imports what the parent must not.
+    """Ask a module of features about an LMDB; it imports what the parent must not.
 
-    ``python -m mmf_win.worker.MODULE LMDB WORDS OUTPUT`` writes JSON to ``OUTPUT``, in a process of its own.
+    ``python -m mmf_win.features.MODULE LMDB WORDS OUTPUT`` writes JSON to ``OUTPUT`` in its own process.
 
     Raises:
         Interrupted: the user pressed Ctrl+C.
@@ -69,7 +69,7 @@ def answer_of(module: str, lmdb: str, *words: str) -> Any:
     """
     with tempfile.TemporaryDirectory(prefix="mmfw-answer-", ignore_cleanup_errors=True) as scratch:
         output = Path(scratch, "answer.json")
-        command = module_command(f"mmf_win.worker.{module}", lmdb, *words, str(output))
+        command = module_command(f"mmf_win.features.{module}", lmdb, *words, str(output))
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
         if code == Interrupted.exit_code:
             raise Interrupted("interrupted")

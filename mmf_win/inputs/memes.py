@@ -10,12 +10,12 @@ from pathlib import Path
 
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row, labels_of, read_rows, splits_on_disk
-from mmf_win.dataset.remarks import Remark
 from mmf_win.errors import DatasetError
 from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.listing import paths_of
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths
+from mmf_win.protocol.check_result import Remark
 from mmf_win.upstream.config import Tree
 
 _LOPSIDED = 0.1

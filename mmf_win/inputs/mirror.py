@@ -11,9 +11,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mmf_win.archives import Ask
+from mmf_win.download import download, remote_size
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import expanded
-from mmf_win.upstream.download import download, remote_size
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Mirror:
     ) -> None:
         """Download a file, by any of these names from here, or else from its own address.
 
-        Arguments are as for :func:`~mmf_win.upstream.download.download`. Raises MmfError where that fails.
+        Arguments are as for :func:`~mmf_win.download.download`. Raises MmfError where that fails.
         """
         urls = self._urls(names, own)
         if not urls:

@@ -31,7 +31,7 @@ from mmf_win.errors import DamagedManifest, DataError
 from mmf_win.files import files_below, json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import repair_line
-from mmf_win.protocol import known_fields
+from mmf_win.records import known_fields
 
 T = TypeVar("T")
 

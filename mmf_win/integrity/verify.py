@@ -15,7 +15,8 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest, noted
 from mmf_win.locking import locked
-from mmf_win.threads import ThreadGroup, share_out, worker_count
+from mmf_win.machine import default_thread_count
+from mmf_win.threads import ThreadGroup, share_out
 
 LOCK = ".mmfw-lock"
 """The file in a folder that whoever changes the folder holds locked."""
@@ -131,7 +132,7 @@ def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) 
             else:
                 group.report((key, sha256, check if check.is_of(before) else None))
 
-    shares = share_out(files, worker_count(), sizes.__getitem__)
+    shares = share_out(files, default_thread_count(), sizes.__getitem__)
     with Progress(title, sum(sizes.values())) as bar:
         yield from group.run([partial(hash_all, share) for share in shares], bar.advance)
 

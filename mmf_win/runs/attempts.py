@@ -11,11 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import mkdtemp
 
+from mmf_win import machine
 from mmf_win.errors import NO_RIGHT, CheckpointError, Interrupted, MmfwError
 from mmf_win.files import remove, remove_tree, write_bytes
 from mmf_win.paths import module_command
 from mmf_win.protocol import Attempt, Event, EventReader, Exit, read_events
-from mmf_win.runs import checkpoints, gpus, plan
+from mmf_win.runs import checkpoints, plan
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_started
 from mmf_win.runs.outcomes import as_error, exit_of
@@ -57,7 +58,7 @@ def until_it_fits(
     the last one ended.
     """
     asked = first
-    free = gpus.free_memory() if retry else []
+    free = machine.free_gpu_memory() if retry else []
     for number in range(1, _MOST + 1):
         asked = replace(asked, attempt_dir=str(run.new_attempt().path))
         end = attempt(asked)
@@ -192,7 +193,8 @@ def _wait_until_free(before: list[int]) -> None:
     """
 
     def is_free() -> bool:
-        return all(free >= was - _LITTLE for free, was in zip(gpus.free_memory(), before, strict=False))
+        free = machine.free_gpu_memory()
+        return all(now >= was - _LITTLE for now, was in zip(free, before, strict=False))
 
     if not before or is_free():
         return

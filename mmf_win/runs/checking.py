@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmf_win.dataset.remarks import Remark, Verdict
 from mmf_win.errors import DataError, Interrupted, MmfwError
 from mmf_win.inputs import memes
-from mmf_win.protocol import known_fields, read_events
+from mmf_win.protocol import read_events
+from mmf_win.protocol.check_result import Remark, Verdict
+from mmf_win.records import known_fields
 from mmf_win.runs import training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.history import weights_loaded

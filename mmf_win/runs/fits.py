@@ -8,7 +8,8 @@ from pathlib import Path
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import tool_home
-from mmf_win.protocol import Event, is_a
+from mmf_win.protocol import Event
+from mmf_win.records import is_a
 from mmf_win.runs.history import attempt_started
 
 _MOST = 200

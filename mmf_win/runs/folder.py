@@ -37,7 +37,8 @@ from mmf_win.errors import DataError, InUseError
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
-from mmf_win.protocol import LATEST, AttemptFolder, RunFolder, known_fields
+from mmf_win.protocol import LATEST, AttemptFolder, RunFolder
+from mmf_win.records import known_fields
 from mmf_win.runs.request import Request, lasting
 
 # The last key of a request, as :func:`mmf_win.files.write_json` writes it.

@@ -14,7 +14,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import expanded, tool_home
-from mmf_win.protocol import is_a
+from mmf_win.records import is_a
 from mmf_win.runs.request import Once
 
 _log = logging.getLogger(__name__)

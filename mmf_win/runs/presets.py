@@ -9,7 +9,7 @@ A preset holds
 ``extends``    another preset (a name, or a file beside this one) to start from,
 ``offline``    true when MMF must download nothing,
 ``zoo``        the key of its published fine-tuned weights in MMF's zoo,
-``published``  what the paper reports, in percent; see :mod:`mmf_win.runs.paper`.
+``published``  what the paper reports, in percent; see :mod:`mmf_win.dataset.published_results`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import logging
 import os
 from typing import Any
 
+from mmf_win import machine
 from mmf_win.errors import UsageError
-from mmf_win.runs import gpus
 from mmf_win.runs.request import Once
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.settings import of_launchers
@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 def processes(once: Once) -> dict[str, Any]:
     """What an :class:`~mmf_win.protocol.Attempt` says of them. Raises UsageError where they cannot begin."""
-    found = 0 if once.cpu else gpus.count()
+    found = 0 if once.cpu else machine.count_gpus()
     nproc = max(1, found) if once.nproc == "auto" else int(once.nproc or 1)
     if found and nproc > found:
         there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"

@@ -10,8 +10,9 @@ from tempfile import TemporaryDirectory
 
 from mmf_win.errors import Interrupted, MmfwError, UsageError
 from mmf_win.paths import Places, expanded, new_folder
-from mmf_win.phases import Waiting
-from mmf_win.protocol import AttemptFolder, known_fields, read_events
+from mmf_win.protocol import AttemptFolder, read_events
+from mmf_win.protocol.data_wait import Waiting
+from mmf_win.records import known_fields
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.request import Once

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import choose_splits
+from mmf_win.dataset.published_results import splits_of_paper
 from mmf_win.errors import DataError, DatasetError, InUseError, UsageError
 from mmf_win.files import share
 from mmf_win.inputs.fetch import fetch as fetch_inputs
@@ -20,7 +21,6 @@ from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, name_part
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.folder import Run
-from mmf_win.runs.paper import splits_of_paper
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import Request, lasting
 from mmf_win.upstream.install import Installed, usable_mmf

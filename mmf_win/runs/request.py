@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from mmf_win.paths import Places
-from mmf_win.protocol import Precision, known_fields
+from mmf_win.protocol import Precision
+from mmf_win.records import known_fields
 from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
 from mmf_win.upstream.notation import literal
 from mmf_win.upstream.overrides import leaves

@@ -1,4 +1,4 @@
-"""Holds a child that stays warm and answers; :mod:`mmf_win.answering` has the child's side."""
+"""Holds a child that stays warm and answers; :mod:`mmf_win.protocol.serving` has the child's side."""
 
 from __future__ import annotations
 

@@ -13,13 +13,15 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from mmf_win import machine
 from mmf_win.console import shell_line
 from mmf_win.errors import DataError, InUseError, UsageError
 from mmf_win.files import read_tail
 from mmf_win.locking import locked
+from mmf_win.machine import available_cpus
 from mmf_win.paths import module_command
 from mmf_win.protocol import Event, EventReader
-from mmf_win.runs import checkpoints, gpus, history
+from mmf_win.runs import checkpoints, history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.request import Once
@@ -28,7 +30,6 @@ from mmf_win.sweeps import templates
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, write_yaml
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS
 from mmf_win.sweeps.task import State, Task, recorded
-from mmf_win.threads import processors
 
 _POLITE = 5.0  # seconds for a program that knows the stop file, before it gets SIGTERM
 _LOOKS = 5  # a look for a new run costs more than one for new events
@@ -64,7 +65,7 @@ def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]
 
     Without ``resources``, these are its GPUs, else the CPU. Raises UsageError where it lacks one.
     """
-    found = [str(number) for number in range(len(gpus.installed()))]
+    found = [str(number) for number in range(len(machine.installed_gpus()))]
     if resources is None:
         named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(found)).split(",")
         resources = [name for name in named if name not in ("", "-1")] or [CPU]
@@ -74,7 +75,7 @@ def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]
                 there = f"it has {', '.join(found)}" if found else "it has none that NVIDIA's driver knows"
                 raise UsageError(f"this machine has no GPU {gpu}; {there}", hint=OTHER_GPUS)
     chosen = list(islice(cycle(resources), count or len(resources)))
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, processors() // len(chosen))))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, available_cpus() // len(chosen))))
     visible = [{"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name} for name in chosen]
     shared = [{"OMP_NUM_THREADS": threads, **(ON_ALL_GPUS if "," in name else {})} for name in chosen]
     return [Slot(n, name, visible[n] | shared[n]) for n, name in enumerate(chosen)]

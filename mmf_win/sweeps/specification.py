@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
 from mmf_win.errors import UsageError
-from mmf_win.protocol import is_a
+from mmf_win.records import is_a
 from mmf_win.runs.scores import is_test
 from mmf_win.scrub import SECRET
 from mmf_win.sweeps.folder import SweepFolder

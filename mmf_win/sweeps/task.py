@@ -25,7 +25,7 @@ from mmf_win.errors import DataError
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import portable_name
-from mmf_win.protocol import known_fields
+from mmf_win.records import known_fields
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
 from mmf_win.sweeps.specification import Values
 from mmf_win.sweeps.templates import RESERVED, SCRIPTS

@@ -18,7 +18,8 @@ from typing import Any
 from mmf_win.errors import InUseError
 from mmf_win.files import read_json, remove_tree, share, write_bytes, write_json
 from mmf_win.locking import locked
-from mmf_win.protocol import Event, EventReader, known_fields
+from mmf_win.protocol import Event, EventReader
+from mmf_win.records import known_fields
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.request import as_typed

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from mmf_win.machine import available_cpus
 from mmf_win.paths import Places, no_datasets
-from mmf_win.threads import processors
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.notation import literal
 from mmf_win.upstream.versions import has_key
@@ -155,5 +155,5 @@ def worker_count() -> int:
     """
     if sys.platform == "win32":
         return 0
-    cores = processors()
+    cores = available_cpus()
     return 0 if cores <= 2 else min(4, cores // 2)

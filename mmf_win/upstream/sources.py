@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from mmf_win.archives import open_archive
+from mmf_win.download import download
 from mmf_win.errors import ArchiveError, MmfError
 from mmf_win.integrity.digest import GitFile, git_id, git_tree_id
 from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import is_portable
 from mmf_win.unpacking.extract import everything, unpack_chosen
 from mmf_win.unpacking.staging import Staging
-from mmf_win.upstream.download import download
 
 _WITHOUT_PIP = "take `mmfw setup --mmf github`, which does without pip"
 _log = logging.getLogger(__name__)

@@ -23,8 +23,8 @@ from typing import NoReturn
 from mmf_win import __version__
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
+from mmf_win.machine import limit_threads
 from mmf_win.protocol import Attempt, Exit
-from mmf_win.threads import limit_threads
 from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import config_path
 from mmf_win.worker.launcher import join, launch, take_gpu
@@ -141,8 +141,8 @@ def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: No
 
 def prepare(request: Attempt, stop: Stop) -> None:
     """Make MMF importable and put the hooks in place, in this process."""
-    from mmf_win.worker import compat
-    from mmf_win.worker.compat.transformers import refuse_code_of_models
+    from mmf_win import compat
+    from mmf_win.compat.transformers import refuse_code_of_models
 
     compat.install(Path(request.mmf))
     if not request.trust:
@@ -173,7 +173,7 @@ def run(request: Attempt, stop: Stop) -> None:
             raise
     if request.serve:
         from mmf_win.worker.hooks.observer import Observer
-        from mmf_win.worker.serving import serve
+        from mmf_win.worker.tasks.serve import serve
 
         serve(Observer.current.trainer, request)
     elif predicting:
@@ -181,8 +181,8 @@ def run(request: Attempt, stop: Stop) -> None:
         collect(request)
     if request.export is not None:
         stop.release()
-        from mmf_win.worker.export import export
         from mmf_win.worker.hooks.observer import Observer
+        from mmf_win.worker.tasks.export import export
 
         export(Observer.current.trainer, request)
 

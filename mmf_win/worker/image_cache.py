@@ -18,8 +18,8 @@ from typing import Any
 
 import PIL.Image
 
+from mmf_win.compat.patch import after_import
 from mmf_win.files import free_space, remove, replacing
-from mmf_win.worker.compat.patch import after_import
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from mmf_win import compat
 from mmf_win.files import json_bytes, write_bytes
 from mmf_win.upstream.install import find_mmf
-from mmf_win.worker import compat
 
 _SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _START, _END = "<|startoftext|>", "<|endoftext|>"

@@ -131,8 +131,7 @@ ELSEWHERE = {
     "runs/checking: mmfw train": "test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
     "runs/own_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
-    "worker/compat/transformers: --trust": "test_code_that_comes_with_a_model_is_run_only_where_the_command"
-    "_says_so",
+    "compat/transformers: --trust": "test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so",
     "disk": "test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole",
     "nan": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
     "nan of an operation": "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights",
@@ -172,7 +171,7 @@ NOT_RUN = {
     "upstream/versions: mmfw setup": "as for upstream/install",
     "upstream/zoo: mmfw setup": "as for upstream/install",
     "upstream/overrides: mmfw setup": "GitHub, as for upstream/sources",
-    "worker/build_features: mmfw features": _CHOICE,
+    "features/builder: mmfw features": _CHOICE,
     "dataset/convert: --data-dir": _CHOICE,
     "dataset/features: --data-dir": _CHOICE,
     "dataset/features: --force": _CHOICE,

@@ -103,12 +103,12 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
 ) -> None:
     """Also where their hashes are known, with --full."""
     pytest.importorskip("lmdb")
-    from mmf_win.worker import feature_lmdb
+    from mmf_win.features import lmdb_file
 
     features = world.dataset.features
     shutil.rmtree(features)
     record = pickles.HOSTILE["too few objects"]
-    feature_lmdb.write(features / "detectron.lmdb", [("00001", record)], 1 << 20)
+    lmdb_file.write(features / "detectron.lmdb", [("00001", record)], 1 << 20)
     if words:
         record_hashes(features, ["detectron.lmdb/data.mdb"])
     found = verified(mmfw, *words, code=3)
@@ -124,10 +124,10 @@ def test_an_archive_of_hostile_features_is_refused_before_they_take_their_place(
     world: Places, user_dir: Path, mmfw: Mmfw
 ) -> None:
     pytest.importorskip("lmdb")
-    from mmf_win.worker import feature_lmdb
+    from mmf_win.features import lmdb_file
 
     lmdb, features = user_dir / "packed/detectron.lmdb", world.dataset.features
-    feature_lmdb.write(lmdb, [("00001", pickles.HOSTILE["too few objects"])], 1 << 20)
+    lmdb_file.write(lmdb, [("00001", pickles.HOSTILE["too few objects"])], 1 << 20)
     archive = user_dir / "own.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": (lmdb / "data.mdb").read_bytes()}))
     before = tree(features)

@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pytest
 
+from mmf_win import machine
 from mmf_win.doctor import system
 from mmf_win.doctor.system import Torch, pip_line, survey_settings, survey_torch, unused_gpu
 from mmf_win.paths import constraints_file
-from mmf_win.runs import gpus
 from tests.worlds.fake_nvml import FakeNvml
 
 ROCM = Torch(None, rocm="6.2.41134-65d174c3e")
@@ -110,7 +110,7 @@ def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
     nvml = FakeNvml()
     nvml.cuda, nvml.capability = driver, [(3, 5), best]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    error = unused_gpu(torch, gpus.cuda())
+    error = unused_gpu(torch, machine.survey_cuda())
     assert (error is None) == (said is None) and (said or "") in str(error)
     if error is not None:
         assert "mmfw setup --torch" in str(error.hint)

@@ -28,7 +28,7 @@ from tests.worlds.web import WebServer
 _MMF_DOWNLOAD = """\
 import json, sys
 from pathlib import Path
-from mmf_win.worker import compat
+from mmf_win import compat
 root, folder, entry, *largest = sys.argv[1:]
 compat.install(Path(root))
 from mmf.utils.download import download_resources

@@ -23,7 +23,8 @@ _MMF_ALONE = """\
 import json, sys
 from pathlib import Path
 from mmf_win.protocol import Attempt
-from mmf_win.worker import compat, entry
+from mmf_win import compat
+from mmf_win.worker import entry
 request = Attempt.load(Path(sys.argv[1]))
 compat.install(Path(request.mmf), compat.NEEDED)
 from mmf.common.registry import Registry

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.torch
 _CONVERTER = """\
 import runpy, sys
 from pathlib import Path
-from mmf_win.worker import compat
+from mmf_win import compat
 root = Path(sys.argv[1])
 compat.install(root)
 words = ["--mode", "convert", "--lmdb_path", sys.argv[2], "--features_folder", sys.argv[3]]
@@ -137,7 +137,7 @@ def test_a_bad_file_leaves_everything_as_it_was(
 _DIE = """\
 import os, signal, sys
 from pathlib import Path
-from mmf_win.worker import build_features
+from mmf_win.features import builder
 from mmf_win.inputs import added
 from mmf_win.paths import Places
 from mmf_win.unpacking import staging
@@ -147,10 +147,10 @@ def die(*words, **options):
 
 when, folder, data = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
 if when == "building":
-    read = build_features.read_record
-    build_features.read_record = lambda path, key: die() if key == "00004" else read(path, key)
+    read = builder.read_record
+    builder.read_record = lambda path, key: die() if key == "00004" else read(path, key)
     def answer_of(module, *words):  # in this process, so that both die together
-        build_features.main(*words, folder / "answer.json")
+        builder.main(*words, folder / "answer.json")
     added.answer_of = answer_of
 if when == "built":
     added.install = die
@@ -202,13 +202,13 @@ def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
 
 def test_a_fake_full_disk_is_noticed_before_anything_is_written(user_dir: Path) -> None:
     import mmf_win.files
-    from mmf_win.worker import build_features
+    from mmf_win.features import builder
 
     usage = namedtuple("usage", "total used free")
     folder = npy.write_pairs(user_dir / "npy", ["00001"])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ResourceError):
         patch.setattr(mmf_win.files.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
-        build_features.build(user_dir / "a.lmdb", [folder])
+        builder.build(user_dir / "a.lmdb", [folder])
     assert not (user_dir / "a.lmdb").exists()
 
 

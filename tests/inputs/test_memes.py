@@ -10,11 +10,11 @@ import pytest
 
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.remarks import Remark
 from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.memes import remarks
 from mmf_win.integrity.manifest import SUMS
 from mmf_win.paths import Places
+from mmf_win.protocol.check_result import Remark
 from tests.worlds.memes import image, jsonl, lay_out
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.phases import Waiting
+from mmf_win.protocol.data_wait import Waiting
 from mmf_win.results import profile as results
 from mmf_win.runs.profiling import Profile
 

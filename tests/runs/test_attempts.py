@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from mmf_win import machine
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event, Exit, read_events
 from mmf_win.runs import attempts as attempts_module
-from mmf_win.runs import fits, gpus
+from mmf_win.runs import fits
 from mmf_win.runs.attempts import until_it_fits
 from mmf_win.runs.folder import Run
 from mmf_win.runs.plan import following, limit_to_lower, smaller_rows
@@ -102,7 +103,7 @@ def test_what_the_next_attempt_needs_wins_over_the_users_settings(
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """An empty run, on a machine without a GPU."""
-    monkeypatch.setattr(gpus, "free_memory", lambda: [])
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda: [])
     run = Run.create(tmp_path, "mmbt")
     run.checkpoints.mkdir()
     return run
@@ -214,7 +215,7 @@ def test_the_next_attempt_waits_until_the_memory_of_a_fake_gpu_is_free_again(
 ) -> None:
     caplog.set_level("INFO")
     free = iter([[40 << 30], [2 << 30], [9 << 30], [40 << 30]])
-    monkeypatch.setattr(gpus, "free_memory", lambda: next(free))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free))
     monkeypatch.setattr(attempts_module, "PAUSE", 0)
     until_it_fits(run, asked(), Attempts(run, lambda asked: asked.micro_batch == 16))
     assert list(free) == []
@@ -225,7 +226,7 @@ def test_it_does_not_wait_for_ever_for_the_memory_of_a_fake_gpu_that_somebody_el
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free, clock = iter([[40 << 30]]), iter(range(100))
-    monkeypatch.setattr(gpus, "free_memory", lambda: next(free, [0]))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free, [0]))
     monkeypatch.setattr(attempts_module, "PAUSE", 0)
     monkeypatch.setattr(attempts_module.time, "monotonic", clock.__next__)
     attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
@@ -261,7 +262,7 @@ def test_a_fake_gpu_that_no_longer_tells_its_memory_is_not_waited_for(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([[40 << 30, 40 << 30], [40 << 30]])
-    monkeypatch.setattr(gpus, "free_memory", lambda: next(free))
+    monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free))
     attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
     until_it_fits(run, asked(), attempts)
     assert len(attempts.begun) == 2

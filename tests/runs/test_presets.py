@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.dataset.convert import convert
+from mmf_win.dataset.published_results import Published, published, why_none
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
 from mmf_win.runs import presets
-from mmf_win.runs.paper import Published, published, why_none
 from tests.worlds import memes
 from tests.worlds.tools import Mmfw
 

@@ -19,10 +19,10 @@ import yaml
 
 from mmf_win.errors import InUseError
 from mmf_win.locking import locked
+from mmf_win.machine import available_cpus
 from mmf_win.signals import IMPATIENT_AFTER
 from mmf_win.sweeps.folder import SweepFolder, remove_sweep
 from mmf_win.sweeps.running import slots_here
-from mmf_win.threads import processors
 from tests.worlds.fake_nvml import FakeNvml
 from tests.worlds.sweeping import gated, journal, mmfw, python, tasks
 
@@ -337,7 +337,7 @@ def test_slots_share_the_threads_of_the_machine(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     slots = slots_here(["cpu"], 2)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["-1", "-1"]
-    assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {str(max(1, processors() // 2))}
+    assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {str(max(1, available_cpus() // 2))}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert slots_here(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from mmf_win import compat
 from mmf_win.protocol import Attempt
-from mmf_win.worker import compat
 from mmf_win.worker import entry as worker
 
 

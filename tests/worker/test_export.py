@@ -14,12 +14,12 @@ pytestmark = requires_package("torch", "onnxscript")
 
 _EXPORT = """
 from mmf_win.upstream.install import find_mmf
-from mmf_win.worker import compat
+from mmf_win import compat
 compat.install(find_mmf().root)
 import torch
 from torch import nn
 from mmf_win.errors import UsageError
-from mmf_win.worker.export import Scores, export_program
+from mmf_win.worker.tasks.export import Scores, export_program
 
 class Model(nn.Module):
     def forward(self, batch):

@@ -21,7 +21,7 @@ pytestmark = requires_package("torch")
 _COMPARE = """
 import json, sys
 from mmf_win.upstream.install import find_mmf
-from mmf_win.worker import compat
+from mmf_win import compat
 compat.install(find_mmf().root)
 import numpy as np
 import torch

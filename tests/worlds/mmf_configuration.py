@@ -73,7 +73,7 @@ def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
     """The answers."""
-    from mmf_win.worker import compat
+    from mmf_win import compat
 
     compat.install(root)
     from mmf.common.registry import registry

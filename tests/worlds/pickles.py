@@ -214,7 +214,7 @@ def _mutated(chance: Random, pickled: bytes) -> bytes:
 
 def read(pickled: bytes) -> str:
     """Read a pickle as mmfw does, use all of what comes out, and say what became of it."""
-    from mmf_win.worker.numpy_only import Refused, load_npy, loads
+    from mmf_win.features.safe_pickle import Refused, load_npy, loads
 
     file = io.BytesIO()
     _write_npy(file)

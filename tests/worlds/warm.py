@@ -183,7 +183,7 @@ def _end_server(process: int) -> None:
 
 def _import_mmf(root: str, environment: dict[str, str]) -> None:
     os.environ.update(environment)
-    from mmf_win.worker import compat
+    from mmf_win import compat
 
     compat.install(Path(root))
     import transformers.models.bert.tokenization_bert_fast  # noqa: F401

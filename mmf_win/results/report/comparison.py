@@ -10,6 +10,7 @@ from textwrap import shorten
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
+from mmf_win.dataset.published_results import PAPER, Published, published, why_none
 from mmf_win.results.metrics import Score, auroc_difference, measure
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
@@ -17,7 +18,6 @@ from mmf_win.results.report.scored import Scored
 from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record
-from mmf_win.runs.paper import PAPER, Published, published, why_none
 
 _BEST = len(plots.SERIES)  # of how many runs of a sweep the curves and differences are shown
 _LONGEST = 120  # characters of a group's name

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.protocol import Event, is_a
+from mmf_win.protocol import Event
+from mmf_win.records import is_a
 from mmf_win.runs.scores import AUROC
 
 _VALUES = {

@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mmf_win import __version__
 from mmf_win.console import controls_escaped, duration, moment
+from mmf_win.dataset.published_results import PAPER, published, why_none
 from mmf_win.files import replacing
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths
@@ -22,7 +23,6 @@ from mmf_win.results.report.pictures import alike, thumbnail
 from mmf_win.results.report.scored import Pair, Scored, pairs, ranked, worst
 from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs.history import Record, Summary, weights_loaded
-from mmf_win.runs.paper import PAPER, published, why_none
 from mmf_win.runs.request import Request
 from mmf_win.runs.scores import UNKNOWN, Scores
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from mmf_win.console import Progress
 from mmf_win.images import to_rgb
-from mmf_win.threads import processors
+from mmf_win.machine import available_cpus
 
 _SIDE = 256  # pixels of the longer side of a small copy
 _MOST_PIXELS = 16_000_000  # decoded at once: 64 MB in Pillow, and that again in another mode
@@ -79,7 +79,10 @@ def alike(files: Mapping[int, Path]) -> dict[int, int]:
     ids = [id_ for same in by_size.values() if len(same) > 1 for id_ in same]
     hashes: dict[int, int] = {}
     # Pillow decodes without holding the interpreter.
-    with ThreadPoolExecutor(processors()) as pool, Progress("comparing pictures", len(ids), "image") as bar:
+    with (
+        ThreadPoolExecutor(available_cpus()) as pool,
+        Progress("comparing pictures", len(ids), "image") as bar,
+    ):
         for id_, steps in zip(ids, pool.map(_difference_hash, (files[id_] for id_ in ids)), strict=True):
             bar.advance(1)
             if steps.bit_count() >= _FEWEST:

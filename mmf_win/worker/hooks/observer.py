@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 import torch
 
 from mmf_win.errors import UsageError
-from mmf_win.phases import Waiting
 from mmf_win.protocol import Attempt, read_events
+from mmf_win.protocol.data_wait import Waiting
 from mmf_win.worker.hooks.clock import Clock
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity
 from mmf_win.worker.hooks.profiler import Profiler, WaitWatch, decodes_once
@@ -102,9 +102,9 @@ class Observer:
             data=self.request.data.get("train"),
         )
         if self.request.check:
-            from mmf_win.worker import checks
+            from mmf_win.worker.tasks import check
 
-            checks.run(self, trainer, micro.limit)
+            check.run(self, trainer, micro.limit)
         self._fresh = trainer.num_updates == 0 and is_fresh(trainer.model, self.copied)
         if self.request.find_micro_batch and micro.finder is None:
             self.event("micro_batch", rows=micro.rows, found=True)

@@ -18,9 +18,9 @@ from omegaconf import OmegaConf
 from torch.utils.data import dataloader
 
 from mmf_win.errors import UsageError
-from mmf_win.phases import Waiting
+from mmf_win.machine import available_cpus
 from mmf_win.protocol import Attempt
-from mmf_win.threads import processors
+from mmf_win.protocol.data_wait import Waiting
 from mmf_win.worker.hooks.clock import ASIDE, Clock, Lap, Timed
 
 _WARM_UP = 5  # updates that are not measured, as they begin what the others find ready
@@ -154,7 +154,7 @@ def waiting_in(laps: Sequence[Lap], trainer: Any, ranks: int) -> Waiting:
         update=fmean(sum(lap.of_update.values()) for lap in laps),
         workers=workers,
         threads=1 if trainer.device.type == "cuda" else torch.get_num_threads(),
-        processors=max(1, processors() // ranks),
+        processors=max(1, available_cpus() // ranks),
         making=making,
         cpu=None if workers else fmean(lap.cpu["data"] for lap in laps),
     )

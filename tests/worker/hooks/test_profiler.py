@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from mmf_win.phases import Waiting
 from mmf_win.protocol import Attempt, read_events
+from mmf_win.protocol.data_wait import Waiting
 from mmf_win.worker.stopping import Stop
 from tests.worlds.event_log import EventLog
 from tests.worlds.tools import LazyModule, requires_package

@@ -16,7 +16,7 @@ _ROOT = Path(__file__).parents[3]
 _PROBE = """
 import json, sys
 from pathlib import Path
-from mmf_win.worker import compat
+from mmf_win import compat
 compat.install(Path(sys.argv[1]))
 import torch
 from mmf.common.registry import registry

@@ -1,0 +1,29 @@
+"""``python -m mmf_win.compat ROOT VERSION``: the patches for a copy of MMF, as JSON."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from mmf_win.compat import PATCHES
+from mmf_win.console import print_json
+
+
+def main(root: str, version: str) -> None:
+    """Print all patches, and whether each is needed for the MMF of this version in ``root``."""
+    print_json(
+        [
+            {
+                "name": patch.name,
+                "active": patch.active(Path(root), version),
+                "problem": patch.problem,
+                "mmf": sorted(patch.mmf),
+                "library": patch.library,
+            }
+            for patch in PATCHES
+        ]
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

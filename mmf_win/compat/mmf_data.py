@@ -1,0 +1,255 @@
+"""Patches for how MMF reads annotations, pictures and region features, and writes logs and reports."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+from functools import cache, partial, wraps
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+from mmf_win.compat.patch import RC10, RC12, Edit, Patch, edit
+from mmf_win.dataset.annotations import objects_for_mmf
+from mmf_win.errors import UnreadableImage
+from mmf_win.features.safe_pickle import load_npy, loads, require_features, told_of
+from mmf_win.images import open_image
+from mmf_win.upstream.notation import literal, parts
+
+_log = logging.getLogger(__name__)
+
+_ANNOTATIONS = "mmf.datasets.databases.annotation_database"
+_IMAGES = "mmf.datasets.databases.image_database"
+_FEATURES = "mmf.datasets.databases.readers.feature_readers"
+_MEMES = "mmf.datasets.builders.hateful_memes.dataset"
+_PREDICTIONS = ("generate_prediction", "generate_binary_prediction")  # of 1.0.0rc10 and of 1.0.0rc12
+_CHECK = "PathManager.exists(test_path)"
+_NAMED = "PathManager.exists(os.path.join(config.data_dir, config.annotations.train[0]))"
+# Errors that say nothing about the file.
+_OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+
+
+def _load_jsonl(self: Any, path: str) -> None:
+    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
+
+
+def _open_images(module: ModuleType) -> None:
+    """Open pictures as exported models and pages do; turned ones are counted in the log of each process."""
+    database: Any = module.ImageDatabase
+    load, loader = database.open_image, getattr(module, "default_loader", module.tv_helpers.default_loader)
+    turned: set[str] = set()
+
+    @wraps(load)
+    def opened(self: Any, path: str) -> Any:
+        if self.loader is not loader:
+            return load(self, path)
+        # The boxes of region features belong to the pixels as they are stored.
+        image = open_image(Path(path), orient=not getattr(self.config, "use_features", False))
+        if "orientation" in image.info and path not in turned:
+            turned.add(path)
+            if str(len(turned)).strip("0") == "1":  # 1, 10, 100 ...
+                what = "%s: turned as its EXIF orientation says (picture %d of this kind in this process)"
+                _log.warning(what, path, len(turned))
+        return image
+
+    database.open_image = opened
+
+
+def _name_files_and_rows(module: ModuleType) -> None:
+    database: Any = module.ImageDatabase
+    open_image, item = database.open_image, database.__getitem__
+
+    @wraps(open_image)
+    def named(self: Any, path: str) -> Any:
+        try:
+            return open_image(self, path)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow raises whatever a broken file leads it to
+            if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+                raise
+            missing = isinstance(error, FileNotFoundError)
+            reason = " ".join(str(error).split()) or type(error).__name__
+            what = "there is no such picture" if missing else f"the picture cannot be read ({reason})"
+            raise UnreadableImage(f"{Path(path)}: {what}") from None
+
+    @wraps(item)
+    def with_row(self: Any, index: int) -> Any:
+        try:
+            return item(self, index)
+        except UnreadableImage as error:
+            file = getattr(self.annotation_db, "mmfw_file", "the annotations")
+            if file is None:  # the rows are those of one request, which names no file
+                raise
+            row = self.annotation_db[index]
+            meme = row.get("own_id", row.get("id"))
+            where = f"row {index + 1} of {file}"
+            raise UnreadableImage(f"{error}; it is that of meme {meme}, in {where}") from None
+
+    database.open_image, database.__getitem__ = named, with_row
+
+
+def _share_environments(module: ModuleType) -> None:
+    """Open each file once for the whole process and its forked children.
+
+    LMDB forbids using an environment after a fork because of its lock file. MMF opens without one, so only
+    a map of the file is shared; and lmdb would refuse to open the file again in the child.
+    """
+    open_once = cache(module.lmdb.open)
+    shared = SimpleNamespace(open=lambda path, **options: open_once(str(Path(path).resolve()), **options))
+    module.lmdb = shared  # type: ignore[attr-defined]
+
+
+def _unpickle_only_arrays(module: ModuleType) -> None:
+    reader: Any = module.LMDBFeatureReader
+    load = reader._load
+
+    @wraps(load)
+    def named(self: Any, image_file_path: str) -> Any:
+        with told_of(self.db_path, f"the record of {Path(image_file_path).stem}: "):
+            return require_features(load(self, image_file_path))
+
+    reader._load = named
+    _load_only_arrays(module)
+
+
+def _load_only_arrays(module: Any) -> None:
+    """Give a module of MMF another ``pickle`` and ``numpy.load``."""
+
+    def loading(load: Callable[[bytes], Any], file: Any, **_: object) -> Any:
+        path = Path(getattr(file, "name", file))
+        content = path.read_bytes()
+        with told_of(path, damage=(Exception,)):
+            return load(content)
+
+    if hasattr(module, "pickle"):
+        module.pickle = SimpleNamespace(load=partial(loading, loads), loads=loads)
+    if hasattr(module, "np"):
+        module.np = SimpleNamespace(**{**vars(module.np), "load": partial(loading, load_npy)})
+
+
+def generate_prediction(report: Any) -> list[dict[str, Any]]:
+    """In the place of MMF's own function: the same numbers, with three calls for a batch.
+
+    The report has ``scores`` of shape (rows, 2) and the ``id`` of each row.
+    """
+    scores = report.scores.softmax(dim=1)
+    found = zip(report.id.tolist(), scores[:, 1].tolist(), scores.max(1).indices.tolist(), strict=True)
+    return [{"id": id_, "proba": proba, "label": label} for id_, proba, label in found]
+
+
+PATCHES = (
+    Patch(
+        name="annotation-files",
+        problem="AnnotationDatabase: fails at a byte order mark, blank lines, a JSON list and labels of null",
+        after_import={
+            _ANNOTATIONS: lambda module: setattr(module.AnnotationDatabase, "_load_jsonl", _load_jsonl)
+        },
+    ),
+    Patch(
+        name="data-elsewhere",
+        problem="HatefulMemesBuilder: wants train.jsonl in its data folder, whatever annotations are named",
+        library="own memes without the dataset",
+        edits=edit(
+            "mmf.datasets.builders.hateful_memes.builder", f"assert {_CHECK}", f"assert {_CHECK} or {_NAMED}"
+        ),
+    ),
+    Patch(
+        name="names-of-folders",
+        problem="MMFDataset and others: take a comma, brackets and ${...} in a path for something else",
+        edits=tuple(
+            Edit(f"mmf.{module}", old, new.format(old), {"parts": parts, "literal": literal})
+            for module, old, new in (
+                ("datasets.mmf_dataset", 'path.split(",")', "parts(path, self.config.data_dir)"),
+                ("datasets.databases.features_database", 'path.split(",")', "parts(path)"),
+                ("utils.checkpoint", "join(download_path, ", "join(glob.escape(download_path), "),
+                ("utils.checkpoint", "glob(os.path.join(folder, ", "glob(os.path.join(glob.escape(folder), "),
+                # 1.0.0rc12 makes a configuration of what it has resolved.
+                ("utils.configuration", "OmegaConf.to_container(self.config, resolve=True)", "literal({})"),
+                ("utils.env", '"user_dir": user_dir', '"user_dir": literal(user_dir)'),
+                ("utils.env", "user_dir = user_dir\n", "user_dir = literal(user_dir)\n"),
+            )
+        ),
+    ),
+    Patch(
+        name="image-paths",
+        problem="ImageDatabase: loads cat.jpg for cat.png where both exist; rc10 looks in the current folder",
+        edits=(
+            Edit(
+                _IMAGES,
+                "for ext in tv_helpers.IMG_EXTENSIONS:",
+                "for ext in () if PathManager.isfile(path) else tv_helpers.IMG_EXTENSIONS:",
+            ),
+            Edit(_IMAGES, "path = None\n", "image = os.path.join(self.base_path, image)\n"),  # as rc12 has it
+        ),
+    ),
+    Patch(
+        name="image-pixels",
+        problem="ImageDatabase: clips 16-bit grey at 255, ignores EXIF orientation, refuses long PNG texts",
+        after_import={_IMAGES: _open_images},
+    ),
+    Patch(
+        name="image-errors",
+        problem="ImageDatabase: an error about a picture names neither its file nor the meme",
+        after_import={_IMAGES: _name_files_and_rows},
+    ),
+    Patch(
+        name="pickles",
+        problem="feature readers and encoders, AnnotationDatabase: unpickle any file, which may run any code",
+        after_import={
+            _FEATURES: _unpickle_only_arrays,
+            _ANNOTATIONS: _load_only_arrays,
+            "mmf.modules.embeddings": _load_only_arrays,
+            "mmf.modules.encoders": _load_only_arrays,
+        },
+    ),
+    Patch(
+        name="tensors",
+        problem="load_feat: torch.load before 2.6 unpickles any file",
+        mmf=RC12,
+        library="torch < 2.6",
+        edits=edit(_FEATURES, 'torch.device("cpu"))', 'torch.device("cpu"), weights_only=True)'),
+    ),
+    Patch(
+        name="lmdb-handles",
+        problem="LMDBFeatureReader: the feature file is opened again for each split, which lmdb refuses",
+        library="lmdb >= 1.4",
+        after_import={_FEATURES: _share_environments},
+    ),
+    Patch(
+        name="predictions",
+        problem="generate_prediction: waits for the GPU three times for each meme, by .item()",
+        after_import={
+            _MEMES: lambda module: vars(module).update(dict.fromkeys(_PREDICTIONS, generate_prediction))
+        },
+        speed=True,
+    ),
+    Patch(
+        name="logger-mapping",
+        problem="Logger.log_progress: collections.Mapping moved to collections.abc",
+        mmf=RC10,
+        library="Python >= 3.10",
+        edits=edit("mmf.utils.logger", "collections.Mapping", "collections.abc.Mapping"),
+    ),
+    Patch(
+        name="timer",
+        problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders have colons",
+        library="Windows",
+        edits=edit(
+            "mmf.utils.timer",
+            "return time.strftime(format)",
+            'return time.strftime(format).replace(":", "-")',
+        ),
+    ),
+    Patch(
+        name="csv-report",
+        problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
+        library="Windows",
+        edits=edit(
+            "mmf.common.test_reporter",
+            'PathManager.open(filepath, "w")',
+            'open(filepath, "w", encoding="utf-8", newline="")',
+        ),
+    ),
+)

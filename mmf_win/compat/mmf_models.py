@@ -1,0 +1,133 @@
+"""Patches for mistakes in MMF's models and their training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from mmf_win.compat.patch import RC12, Edit, Patch, edit
+
+_TRAINING = "mmf.trainers.core.training_loop"
+
+
+def _hub_cache() -> str:
+    """Where transformers keeps models unless it is told otherwise."""
+    from transformers.utils.hub import TRANSFORMERS_CACHE
+
+    return str(Path(TRANSFORMERS_CACHE).absolute())
+
+
+def _hub_is_offline() -> bool:
+    """Whether nothing may ask the Hugging Face Hub, so that asking again brings nothing."""
+    from transformers.utils import is_offline_mode
+
+    return bool(is_offline_mode())
+
+
+def is_bert(name: str) -> bool:
+    """Whether a model's name, or the folder that holds one in transformers' format, means a BERT."""
+    config = Path(name, "config.json")
+    if config.is_file():
+        return bool(json.loads(config.read_text(encoding="utf-8")).get("model_type") == "bert")
+    return name.startswith("bert-")
+
+
+PATCHES = (
+    Patch(
+        name="seed-0",
+        problem="set_seed: takes the seed 0 for none, and so draws other numbers each time",
+        edits=edit("mmf.utils.env", "if seed:", "if seed is not None:"),
+    ),
+    Patch(
+        name="bert-cache",
+        problem="VisualBERT, ViLBERT, MMBT, …: a BERT that transformers has comes again, into MMF's cache",
+        edits=tuple(
+            # os.path.join(MMF's cache, this)
+            Edit(f"mmf.{module}", '"distributed_{}".format(-1)', "hub_cache()", {"hub_cache": _hub_cache})
+            for module in (
+                "modules.encoders",
+                "models.krisp",
+                "models.lxmert",
+                "models.mmbt",
+                "models.vilbert",
+                "models.visual_bert",
+            )
+        ),
+    ),
+    Patch(
+        name="bert-names",
+        problem="TransformerEncoder: a BERT in a folder is loaded as a class that the fusions cannot use",
+        mmf=RC12,
+        edits=edit(
+            "mmf.modules.encoders",
+            'self.config.bert_model_name.startswith("bert-")',
+            "is_bert(self.config.bert_model_name)",
+            is_bert=is_bert,
+        ),
+    ),
+    Patch(
+        name="retries-offline",
+        problem="retry_n: waits 63 s for a model of the hub that nothing may ask",
+        mmf=RC12,
+        edits=edit(
+            "mmf.utils.general",
+            "            if count < n:",
+            "            if count < n and not hub_is_offline():",
+            hub_is_offline=_hub_is_offline,
+        ),
+    ),
+    Patch(
+        # The last batch of an epoch may have one or two rows.
+        name="batch-of-one",
+        problem="TextEmbeddingEncoder fails on one row; FusionBase, UnimodalBase (rc10) take one of two rows",
+        edits=(
+            Edit("mmf.modules.encoders", "return x.squeeze()", "return x.squeeze(tuple(range(1, x.dim())))"),
+            # A pair of (sequence, pooled) is told from a tensor of two rows by its length alone.
+            Edit(
+                "mmf.models.fusions", "if len(text) == 2:", "if len(text) == 2 and not torch.is_tensor(text):"
+            ),
+            Edit("mmf.models.unimodal", "if len(x) == 2:", "if len(x) == 2 and not torch.is_tensor(x):"),
+        ),
+    ),
+    Patch(
+        name="random-vocabulary",
+        problem="BaseVocab: random word vectors are uninitialized memory, and some are no numbers",
+        edits=edit(
+            "mmf.utils.vocab",
+            "self.vectors = torch.FloatTensor(self.get_size(), embedding_dim)",
+            # From a generator of its own: what else is drawn at random stays as it is without the patch.
+            "self.vectors = torch.randn(self.get_size(), embedding_dim,"
+            " generator=torch.Generator().manual_seed(torch.initial_seed()))",
+        ),
+    ),
+    Patch(
+        name="unlabelled-heads",
+        problem="HeadsDict: fails on rows without a label, of which other models compute no loss",
+        mmf=RC12,
+        edits=edit(
+            "mmf.models.transformers.heads.utils",
+            'output = self.losses[loss_name](sample_list, {"scores": logits})',
+            'output = self.losses[loss_name](sample_list, {"scores": logits})'
+            ' if "targets" in sample_list else {}',
+        ),
+    ),
+    Patch(
+        name="accumulation",
+        problem="run_training_epoch: with training.update_frequency, an epoch's last update divides by zero",
+        mmf=RC12,
+        edits=(
+            # It ends an epoch's last update at the first of its batches, and has none left for the others.
+            Edit(
+                _TRAINING,
+                "and num_remaining_batches != num_batches_for_this_update",
+                "and idx % self.training_config.update_frequency + 1 != num_batches_for_this_update",
+            ),
+            # A run that resumes within an epoch has fewer batches left of it; see hooks/callback.py.
+            Edit(
+                _TRAINING,
+                "else len(self.train_loader)",
+                'else getattr(self, "batches_left", self.train_loader.__len__)()',
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,98 @@
+"""Patches for OmegaConf, and for how MMF reads its configuration with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmf_win.compat.patch import RC10, Edit, Patch, edit
+from mmf_win.upstream.versions import follow_text_links
+
+_CONFIGURATION = "mmf.utils.configuration"
+_LIST_CHECK = """                        (collections.abc.Mapping, collections.abc.Sequence),
+                    ):
+                        print("""
+
+
+def _allow_missing_keys(module: Any) -> None:
+    strict = module.DictConfig.__getattr__
+
+    def lenient(self: Any, key: str) -> Any:
+        try:
+            return strict(self, key)
+        except module.errors.ConfigAttributeError:
+            # Python itself asks for names such as __deepcopy__, and a struct says that it knows its keys.
+            if key.startswith("__") or module.OmegaConf.is_struct(self):
+                raise
+            return None
+
+    module.DictConfig.__getattr__ = lenient
+
+
+def follow(path: str) -> str:
+    """The file that ``path`` refers to, so that its includes are looked for beside the real one."""
+    real = follow_text_links(Path(path))
+    return path if real == Path(path) else str(real)  # MMF also passes URLs, which are no paths
+
+
+PATCHES = (
+    Patch(
+        name="env-resolver",
+        problem="configs/defaults.yaml: ${env:...} cannot be resolved; OmegaConf renamed it to oc.env",
+        mmf=RC10,
+        library="omegaconf >= 2.1",
+        edits=edit(
+            _CONFIGURATION,
+            "OmegaConf.clear_resolvers()",
+            'OmegaConf.clear_resolvers(); OmegaConf.register_new_resolver("env", os.environ.get)',
+        ),
+    ),
+    Patch(
+        name="missing-keys",
+        problem="Configuration and others: reading a key that was never set raises instead of giving None",
+        mmf=RC10,
+        library="omegaconf >= 2.1",
+        after_import={"omegaconf": _allow_missing_keys},
+    ),
+    Patch(
+        name="config-text",
+        problem="Checkpoint.save_config: DictConfig.pretty is gone, OmegaConf.to_yaml does its work",
+        mmf=RC10,
+        library="omegaconf >= 2.1",
+        edits=edit(
+            "mmf.utils.checkpoint",
+            "self.config.pretty(resolve=True)",
+            "OmegaConf.to_yaml(self.config, resolve=True)",
+        ),
+    ),
+    Patch(
+        name="list-items",
+        problem="Configuration: KEY[0]=VALUE is silently dropped where the list holds texts",
+        mmf=RC10,
+        # The condition that 1.0.0rc12 has; 1.0.0rc10 takes each text for a list itself.
+        edits=edit(
+            _CONFIGURATION, _LIST_CHECK, _LIST_CHECK.replace("):\n", ") or idx == len(splits) - 1:\n")
+        ),
+    ),
+    Patch(
+        name="demjson",
+        # mmfw passes no config_override; settings go into a file.
+        problem="mmf.utils.configuration: imports demjson, which no longer builds, for config_override alone",
+        mmf=RC10,
+        library="demjson",
+        edits=edit(_CONFIGURATION, "import demjson", "pass"),
+    ),
+    Patch(
+        name="text-symlinks",
+        problem="load_yaml: fifteen configurations of Hateful Memes are symlinks, or text where git has none",
+        library="Windows",
+        edits=tuple(
+            Edit(_CONFIGURATION, f"{name} = {path}", f"{name} = follow({path})", {"follow": follow})
+            for name, path in (
+                ("abs_f", "get_absolute_path(f)"),
+                ("relative", "os.path.abspath(os.path.join(get_mmf_root(), f))"),
+                ("include", "os.path.join(mmf_root_dir, include)"),
+            )
+        ),
+    ),
+)

@@ -1,0 +1,110 @@
+"""Patches for what transformers moved or removed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from os import PathLike
+from types import ModuleType
+from typing import NoReturn
+
+from mmf_win.compat.patch import RC10, RC12, Patch, after_import, edit, lacks
+from mmf_win.errors import DataError
+
+_BERT = "transformers.models.bert.modeling_bert"
+_OLD_NAME = re.compile(r"transformers\.((?:modeling|configuration|tokenization)_([a-z0-9_]+))")
+
+
+class _OldNames(MetaPathFinder, Loader):
+    """Finds a model's module by its name in transformers 3; it comes last, after all other finders."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        old = _OLD_NAME.fullmatch(fullname)
+        is_model = old and find_spec(f"transformers.models.{old[2]}") is not None
+        return ModuleSpec(fullname, self) if is_model else None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system hands out whatever is in sys.modules after this call; a module given out by
+        # create_module would have its own __spec__ overwritten by the alias's.
+        name = _OLD_NAME.sub(r"transformers.models.\2.\1", module.__name__)
+        sys.modules[module.__name__] = import_module(name)
+
+
+def _add_transpose_for_scores(module: ModuleType) -> None:
+    method = module.BertSelfAttentionJit.transpose_for_scores
+    for attention in (module.BertSelfAttention, module.RobertaSelfAttention):
+        if not hasattr(attention, "transpose_for_scores"):
+            attention.transpose_for_scores = method
+
+
+def refuse_code_of_models() -> None:
+    """Let transformers run no code that comes with a model, in a folder or from the hub.
+
+    All such code is imported by one function, whatever asks for it: a configuration, a model, a tokenizer.
+    """
+    after_import(
+        "transformers.dynamic_module_utils", lambda module: setattr(module, "get_class_in_module", _refuse)
+    )
+
+
+def _refuse(class_name: str, module_path: str | PathLike[str], **options: object) -> NoReturn:
+    message = f"{module_path}: not run, since it is code that comes with a model ({class_name})"
+    raise DataError(message, hint="if you trust it, repeat the command with --trust")
+
+
+PATCHES = (
+    Patch(
+        name="transformers-names",
+        problem="encoders, embeddings and every BERT model: transformers.modeling_bert and its like moved",
+        library="transformers >= 4.0",
+        after_import={"transformers": lambda _: sys.meta_path.append(_OldNames())},
+    ),
+    Patch(
+        name="transformers-import",
+        problem="mmf/__init__: imports every model of transformers to rename a few, which takes long",
+        mmf=RC12,
+        library="transformers >= 4.0",
+        edits=edit("mmf", "\npatch_transformers()\n", "\npass\n"),
+    ),
+    Patch(
+        name="adamw",
+        problem="mmf.modules.optimizers: no AdamW to import (rc10); torch's decays weights by 0.01 (rc12)",
+        library="transformers >= 4.50",
+        edits=edit(
+            "mmf.modules.optimizers",
+            "from transformers.optimization import AdamW",
+            "from mmf_win.compat.stand_ins import AdamW",
+        ),
+        needed=lacks("transformers.optimization", "class AdamW("),
+    ),
+    Patch(
+        name="bert-layer-norm",
+        problem="mmf.models.m4c, mmf.models.mmf_bert: no BertLayerNorm to import; it always was torch's own",
+        mmf=RC10,
+        library="transformers >= 3.1",
+        after_import={_BERT: lambda module: setattr(module, "BertLayerNorm", module.nn.LayerNorm)},
+    ),
+    Patch(
+        name="transpose-for-scores",
+        problem="replace_with_jit: saves BertSelfAttention.transpose_for_scores, which no longer exists",
+        mmf=RC12,
+        library="transformers >= 4.54",
+        after_import={"mmf.modules.hf_layers": _add_transpose_for_scores},
+        needed=lacks(_BERT, "def transpose_for_scores"),
+    ),
+    Patch(
+        name="lxmert-cross-attention",
+        problem="LXMERT: BertSelfAttention has lost encoder_attention_mask; attention_mask takes its place",
+        mmf=RC12,
+        library="transformers >= 4.54",
+        edits=edit("mmf.models.lxmert", "encoder_attention_mask=ctx_att_mask", "attention_mask=ctx_att_mask"),
+        needed=lacks(_BERT, "attention_mask = encoder_attention_mask"),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Region features: LMDBs of features, their records, and a builder that makes one from files."""

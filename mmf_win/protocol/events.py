@@ -1,0 +1,94 @@
+"""Events: how they are appended to a file and read from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from mmf_win.files import json_bytes, naming, require_end
+from mmf_win.records import is_a
+
+Event = dict[str, Any]
+
+LATEST = 2**33
+"""The end of time, in seconds since the epoch: every system and library can show an earlier one."""
+
+_TYPES: dict[str, Any] = {  # of fields of events, in every kind that has them
+    "t": float,
+    **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
+    **dict.fromkeys(("sha256", "source", "address", "module"), str),
+    **dict.fromkeys(("update", "epoch", "batch", "rows", "done", "total", "copied"), int),
+    **dict.fromkeys(("workers", "processes", "seed"), int),
+    **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
+    **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
+    **dict.fromkeys(("searching", "known_fit", "found", "final", "best", "inputs_finite"), bool),
+    **dict.fromkeys(("data", "metrics", "next"), dict | None),
+    **dict.fromkeys(("missing", "bad_parameters", "bad_fields"), list[str]),
+    **dict.fromkeys(("ids", "bad_ids"), list[int]),
+}
+
+
+def append_event(path: Path, event: Event, *, sync: bool = False) -> None:
+    """Append an event to a file in one write.
+
+    Args:
+        path: the file.
+        event: with all of its fields.
+        sync: return only when the event is on the disk.
+    """
+    with naming(path), path.open("a+b", buffering=0) as file:
+        line = b"\n" * _is_torn(file) + json_bytes(event)
+        while line:  # the last byte that fits on a disk is written without an error
+            line = line[file.write(line) :]
+        if sync:
+            os.fsync(file.fileno())
+
+
+def _is_torn(file: BinaryIO) -> bool:
+    """Whether the last line has no end, since its writer was killed or the disk was full."""
+    if not file.seek(0, os.SEEK_END):
+        return False
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) != b"\n"
+
+
+class EventReader:
+    """Reads events as they come; each call of :meth:`poll` yields what is new since the last one."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self.path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def poll(self) -> Iterator[Event]:
+        """New complete events; a torn last line is left for the next call."""
+        require_end(self.path)
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        end = new.rfind(b"\n") + 1
+        self._offset += end
+        for line in new[:end].splitlines():
+            try:
+                event = json.loads(line, parse_constant=lambda _: None)  # JSON knows no NaN
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(event, dict) and _is_event(event):
+                yield event
+
+
+def _is_event(event: Event) -> bool:
+    """Whether an event's fields have the types that the protocol gives them."""
+    types = {name: float if type(value) in (int, float) else Any for name, value in event.items()} | _TYPES
+    typed = all(is_a(value, types[name]) for name, value in event.items())
+    return typed and "kind" in event and bool(0 <= event.get("t", 0) < LATEST)
+
+
+def read_events(path: Path) -> list[Event]:
+    """All complete events in ``path``; none when there is no such file."""
+    return list(EventReader(path).poll())

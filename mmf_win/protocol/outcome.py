@@ -1,0 +1,90 @@
+"""Outcomes: how an attempt ended."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from mmf_win.errors import SHM_HINT, DataError
+from mmf_win.files import json_bytes, read_json, remove, write_json
+from mmf_win.protocol.attempt import Attempt
+from mmf_win.records import known_fields
+
+Outcome = Literal[
+    "ok",
+    "interrupted",
+    "cuda_oom",
+    "host_oom",
+    "disk",
+    "nan",
+    "killed",
+    "data",
+    "checkpoint",
+    "untrusted",
+    "config",
+    "mmf",
+    "network",
+    "internal",
+]
+"""How an attempt ends; ``disk``: no more can be written; ``untrusted``: a checkpoint could run code."""
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How an attempt ended.
+
+    Attributes:
+        message: one line for the user; empty when all went well.
+        hint: what to do next, where the worker knows it.
+        where: the innermost MMF or mmfw frame of the error, as ``file:line``.
+        validating: whether the error came out of the scoring of the validation set.
+        place: of a value that is not finite, what the event ``nonfinite`` says.
+    """
+
+    outcome: Outcome
+    message: str = ""
+    hint: str | None = None
+    where: str | None = None
+    validating: bool = False
+    place: dict[str, Any] | None = None
+
+    def save(self, path: Path) -> None:
+        """Write the exit as JSON."""
+        write_json(path, asdict(self))
+
+    def record(self, asked: Attempt) -> None:
+        """Write the exit of an attempt where it is looked for, as far as a full disk lets it."""
+        with suppress(OSError):
+            remove(asked.attempt.reserve)
+            if self.place is not None:
+                asked.write_event("nonfinite", **self.place)
+            asked.write_event("run_ended", outcome=self.outcome)
+        for file in (asked.attempt.exit, *([asked.run.exit_file] if asked.action == "train" else [])):
+            with suppress(OSError):
+                self.save(file)
+
+    def save_first(self, path: Path) -> None:
+        """Write the exit, unless another process has written one there."""
+        with suppress(FileExistsError), path.open("xb") as file:
+            file.write(json_bytes(asdict(self)))
+
+    @classmethod
+    def of_death(cls, code: int, who: str) -> Exit:
+        """That of a process that said nothing, such as ``the worker``; a negative code is a signal."""
+        if code == -9:
+            return cls("killed", f"{who} was killed from outside (kill -9), or because memory ran out")
+        if code == -7:
+            return cls("host_oom", f"{who} died of a bus error, most likely as /dev/shm is full", SHM_HINT)
+        return cls("internal", f"{who} exited unexpectedly (code {code})")
+
+    @classmethod
+    def load(cls, path: Path) -> Exit | None:
+        """Read an exit, skipping fields of later versions; None without a file, DataError of another one."""
+        try:
+            return cls(**known_fields(cls, read_json(path)))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError):
+            raise DataError(f"{path}: it does not say how training or a prediction ended") from None

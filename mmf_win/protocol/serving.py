@@ -1,0 +1,68 @@
+"""How a process that stays warm answers its parent, over a connection of its own.
+
+::
+
+    parent ── [{"id": 1, "img": "/photos/cat.png", "text": "look at this"}, …] ──▶ child
+    parent ◀── {"probas": [0.8123, …], "error": null, "ms": 31.4} ──────────────── child
+
+Both are JSON, which runs no code as a pickle could. Where a row fails, ``error`` is the class, message and
+hint of its :class:`~mmf_win.errors.MmfwError`, and ``probas`` are those of the rows before it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from itertools import takewhile
+from math import isfinite
+from multiprocessing.connection import Listener
+from typing import Any
+
+from mmf_win.errors import DataError, MmfwError
+from mmf_win.files import json_bytes
+from mmf_win.protocol.attempt import Attempt
+
+Predict = Callable[[list[dict[str, Any]]], list[float]]
+"""Gives the probability of each of some rows."""
+
+
+def answer(asked: Attempt, predict: Predict) -> None:
+    """Tell the parent where to connect, and answer it until it is gone.
+
+    An error of ``predict`` that is no MmfwError ends this process, whose state nobody knows then.
+    """
+    with Listener(None if sys.platform == "win32" else str(asked.attempt.path / "socket")) as listener:
+        asked.write_event("serving", address=listener.address)
+        connection = listener.accept()
+    with connection:
+        while True:
+            try:
+                request = connection.recv_bytes()
+            except EOFError:
+                return
+            connection.send_bytes(json_bytes(_answer(json.loads(request), predict)))
+
+
+def _answer(rows: list[dict[str, Any]], predict: Predict) -> dict[str, Any]:
+    began, error = time.perf_counter(), None
+    probas: list[float] = []
+    try:
+        try:
+            probas += predict(rows)
+        except Exception:
+            if len(rows) == 1:
+                raise
+            traceback.print_exc()  # for the log
+        # Up to the one that fails; together they may have been too large, so no error holds their memory now.
+        for row in [] if probas else rows:
+            probas += predict([row])
+        finite = list(takewhile(isfinite, probas))
+        if len(finite) < len(probas):
+            probas = finite
+            raise DataError("the model gives no number for a probability", hint="its weights may be damaged")
+    except MmfwError as failed:
+        error = [type(failed).__name__, str(failed), failed.hint]
+    return {"probas": probas, "error": error, "ms": round(1000 * (time.perf_counter() - began), 3)}

@@ -1,0 +1,1 @@
+"""Tasks of the worker beside training and prediction: check a model, export it, serve it."""

@@ -1,0 +1,319 @@
+"""What a minute finds in a model and its rows before training; docs/checking.md explains each check."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import nn
+
+from mmf_win.console import first_few
+from mmf_win.protocol.check_result import Remark, Verdict
+from mmf_win.worker.hooks import splitting
+from mmf_win.worker.hooks.first_loss import is_fresh, oddity, total
+from mmf_win.worker.hooks.resume import as_before
+from mmf_win.worker.outcome import Checked, StopRequested
+
+if TYPE_CHECKING:
+    from mmf_win.worker.hooks.observer import Observer
+
+_LIMIT = 60.0  # seconds that a check may take
+_BATCHES, _ROWS = 8, 8  # in which both labels are looked for
+_STEPS = 40  # in which the rows have to be learnt
+_OWN_RATES = (1e-3, 1e-2)
+_LEARNT = 0.2  # the loss; with a softmax before cross-entropy, it ends at ln(1 + 1/e) = 0.3133
+_SAME = 5e-3  # of the largest score: batches of other sizes are calculated by other kernels
+_MANY = 0.1  # the share of texts that are cut, or of tokens that are not known
+_MODALITIES = {
+    "text": re.compile("text|input_|segment|lm_label|tokens|length"),
+    "image": re.compile("image|img|bbox"),
+}
+_NEVER_TRAINED = {"vilbert": re.compile(r"\.biOutput\.q_dense[12]\.")}  # MMF makes them, and never uses them
+
+
+class Subject:
+    """What is checked: the model and optimizer of a trainer, and some rows that have both labels.
+
+    Attributes:
+        seconds: what the last forward pass took.
+        shape: of its scores; None before the first.
+    """
+
+    def __init__(self, trainer: Any, limit: int, *, fresh: bool) -> None:
+        self.model, self.optimizer, self.fresh = trainer.model, trainer.optimizer, fresh
+        self.name, self.seconds = str(trainer.config.model), 0.0
+        loaders = trainer.train_loader.loaders
+        self.dataset = next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders)).dataset
+        for _, batch in zip(range(_BATCHES), trainer.train_loader, strict=False):
+            if batch["targets"][:_ROWS].unique().numel() > 1:
+                break
+        few = slice(min(_ROWS, limit))
+        self.batch = splitting.rows_of(batch, few, batch.get_batch_size()).to(trainer.device)
+        self.rows: int = self.batch.get_batch_size()
+        self.memes = [str(int(each)) for each in self.batch["id"]]
+        self.shape: tuple[int, ...] | None = None
+        self.model.register_forward_hook(self._see)  # its losses come later, and may fail
+
+    def says(self, verdict: Verdict, text: str, advice: str | None = None) -> Remark:
+        """A remark on these rows; whoever runs the check names it."""
+        return Remark(verdict, "", text, advice, self.memes)
+
+    def _see(self, _module: nn.Module, _args: Any, output: Mapping[str, Any]) -> None:
+        self.shape = tuple(output["scores"].shape)
+
+    def misfit(self) -> str:
+        """What is wrong with the shape of the scores; nothing where it is right, or not known yet."""
+        wanted = (self.rows, 2)
+        return f"the scores have the shape {self.shape}, not {wanted}" * (self.shape not in (None, wanted))
+
+    def part(self, first: int = 0, end: int | None = None) -> Any:
+        """Some of the rows, in a new list, since models add to the one that they get."""
+        return splitting.rows_of(self.batch, slice(first, end), self.rows)
+
+    def output(self, batch: Any, seed: int = 0) -> Mapping[str, Any]:
+        """What the model makes of a batch; chance is the same for the same seed."""
+        torch.manual_seed(seed)
+        begun = time.monotonic()
+        output: Mapping[str, Any] = self.model(batch)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.seconds = time.monotonic() - begun
+        return output
+
+    @torch.no_grad()
+    def scores(self, batch: Any, seed: int = 0) -> torch.Tensor:
+        """Those of a batch, on the CPU."""
+        return torch.as_tensor(self.output(batch, seed)["scores"]).float().cpu()
+
+
+def run(observer: Observer, trainer: Any, limit: int) -> NoReturn:
+    """Write an event for each thing that is found with at most ``limit`` rows, and end the attempt."""
+    subject = Subject(trainer, limit, fresh=is_fresh(trainer.model, observer.copied))
+    for name, (check, passes) in CHECKS.items():
+        begun, failed = time.monotonic(), False
+        try:
+            if (seconds := passes * subject.seconds) > _LIMIT:
+                found = [subject.says("note", f"skipped: it takes about {seconds:.0f} s here")]
+            else:
+                found = list(check(subject))
+        except (StopRequested, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            text, failed = f"{type(error).__name__}: {' '.join(str(error).split())}", True
+            found = [subject.says("error", text, subject.misfit() or "the model cannot be trained so")]
+        seconds = round(time.monotonic() - begun, 2)
+        for each in found:
+            observer.event("checked", **asdict(replace(each, check=name, seconds=seconds)))
+        if failed:
+            break
+        observer.heartbeat()
+    raise Checked
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Let the model train, but for what leaves values out."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.eval()
+
+
+def _scores(of: Subject) -> Iterator[Remark]:
+    _without_dropout(of.model)
+    with torch.no_grad():
+        output, targets = of.output(of.part()), of.batch["targets"]
+    scores, losses = output["scores"].float(), output["losses"]
+    normal = (scores.sum(-1) - 1).abs().max() < 1e-4 and scores.min() >= 0
+    for is_so, text, advice in (
+        (
+            of.misfit(),
+            of.misfit(),
+            "metrics and predictions take the second score of a row as that of hateful",
+        ),
+        (
+            targets.dtype != torch.long or targets.shape != (of.rows,) or not set(targets.tolist()) <= {0, 1},
+            f"the targets are {targets.dtype} of the shape {tuple(targets.shape)}",
+            "they must be whole numbers, 0 or 1, one a row",
+        ),
+        (
+            not scores.isfinite().all(),
+            "the scores are not finite",
+            "look for a division by 0, or a log of it",
+        ),
+        (
+            normal and any("cross_entropy" in name for name in losses),
+            "the two scores of each row sum to 1: a softmax comes before cross-entropy, which has its own",
+            "return the values before the softmax; with both, the loss stays above 0.3133",
+        ),
+    ):
+        if is_so:
+            yield of.says("error", text, advice)
+            return
+    if (odd := oddity(losses)) and of.fresh:
+        yield of.says("warning", odd, "look at what the last layer gets: its size, and if it has the label")
+    else:
+        yield of.says("ok", f"two a row; the first loss is {total(losses).item():.2f}")
+
+
+def _parameters(of: Subject) -> Iterator[Remark]:
+    if not any(each.requires_grad for each in of.model.parameters()):
+        yield of.says("error", "all tensors are frozen", "something must be left to train")
+        return
+    of.model.zero_grad(set_to_none=True)
+    total(of.output(of.part())["losses"]).backward()  # type: ignore[no-untyped-call]
+    given = {id(parameter) for group in of.optimizer.param_groups for parameter in group["params"]}
+    named = dict(of.model.named_parameters())
+    unused = [name for name, each in named.items() if each.requires_grad and each.grad is None]
+    never = _NEVER_TRAINED.get(of.name, re.compile(r"(?!)"))
+    found: tuple[tuple[Verdict, str, str | None, list[str]], ...] = (
+        (
+            "warning",
+            "get no gradient",
+            "look for a detach, or what forward never uses",
+            [name for name in unused if not never.search(name)],
+        ),
+        (
+            "warning",
+            "are not given to the optimizer",
+            "see the model's get_optimizer_parameters",
+            [name for name, each in named.items() if each.grad is not None and id(each) not in given],
+        ),
+        (
+            "note",
+            "get no gradient",
+            "MMF's model has them, and never uses them",
+            [name for name in unused if never.search(name)],
+        ),
+        ("note", "are frozen", None, [name for name, each in named.items() if not each.requires_grad]),
+    )
+    for verdict, what, advice, names in found:
+        if names:
+            yield of.says(verdict, f"{len(names)} of {len(named)} tensors {what}: {first_few(names)}", advice)
+    if not any(names for verdict, *_, names in found if verdict == "warning"):
+        yield of.says("ok", f"of {len(named)} tensors, all others get a gradient and are optimized")
+
+
+def _rows(of: Subject) -> Iterator[Remark]:
+    of.model.eval()
+    first, scores = of.scores(of.part(0, 1)), of.scores(of.part())
+    limit = _SAME * max(1.0, scores.abs().max().item())
+    alone = (scores[:1] - first).abs().max().item()
+    again = (scores - of.scores(of.part(), seed=1)).abs().max().item()
+    if again > limit:
+        advice = "look for dropout or noise that does not ask self.training"
+        yield of.says("error", f"evaluated twice, scores differ by {again:.2g}", advice)
+    elif alone > limit:
+        advice = "look for statistics of the batch, or a calculation over its rows (dimension 0)"
+        yield of.says("error", f"the first row's scores differ by {alone:.2g} without the others", advice)
+    else:
+        yield of.says("ok", "evaluated twice, or without the others, a row has the same score")
+
+
+def _modalities(of: Subject) -> Iterator[Remark]:
+    if of.rows < 3:  # in a batch of one, nothing can be normalized
+        yield of.says("note", "skipped: it takes 3 rows")
+        return
+    _without_dropout(of.model)  # unlike in eval(), a model that was not trained yet normalizes its values
+    scores, other = of.scores(of.part(0, -1)), of.part(1)
+    unread = []
+    for modality, keys in _MODALITIES.items():
+        mixed = of.part(0, -1)
+        mixed.update({key: value for key, value in other.items() if keys.match(key)})
+        if torch.allclose(of.scores(mixed), scores, rtol=1e-6, atol=1e-7):
+            unread.append(modality)
+    text = f"with the {' or the '.join(unread)} of another row, all scores stay the same"
+    if not unread:
+        yield of.says("ok", "scores depend on text and image")
+    elif unread == ["image" if of.name == "unimodal_text" else "text"] and of.name.startswith("unimodal_"):
+        yield of.says("ok", f"{text}, as this model is made")
+    else:
+        yield of.says("warning", text, "forward does not use it, or the head begins at 0")
+
+
+def _texts(of: Subject) -> Iterator[Remark]:
+    processor = getattr(of.dataset.text_processor, "processor", of.dataset.text_processor)
+    if not hasattr(processor, "_tokenizer") and not hasattr(processor, "vocab"):
+        yield of.says("note", f"skipped: {type(processor).__name__} has neither a limit nor a vocabulary")
+        return
+    tokens_of, most, is_unknown = _tokenizer(processor)
+    rows = [of.dataset.annotation_db[number] for number in range(len(of.dataset))]
+    tokens = [tokens_of(row["text"]) for row in rows]
+    cut = [str(int(row["id"])) for row, each in zip(rows, tokens, strict=True) if len(each) > most]
+    unknown = sum(is_unknown(token) for each in tokens for token in each) / max(sum(map(len, tokens)), 1)
+    verdict: Verdict = "note" if cut else "ok"
+    if max(len(cut) / len(rows), unknown) > _MANY:
+        verdict = "warning"
+    text = f"{len(cut)} of {len(rows)} texts are cut after {most} tokens; {100 * unknown:.1f} % are unknown"
+    advice = "the text_processor of dataset_config has the length; the vocabulary must be the model's"
+    yield Remark(verdict, "", text, None if verdict == "ok" else advice, cut)
+
+
+def _tokenizer(processor: Any) -> tuple[Callable[[str], list[str]], int, Callable[[str], bool]]:
+    """How MMF makes tokens of a text, how many it keeps, and which the vocabulary lacks."""
+    if hasattr(processor, "_tokenizer"):
+        tokenizer, unknown = processor._tokenizer, processor._tokenizer.unk_token
+        return tokenizer.tokenize, processor._max_seq_length - 2, lambda token: token == unknown
+    index, known = processor.vocab.get_unk_index(), processor.vocab.stoi
+
+    def tokens_of(text: str) -> list[str]:
+        return list(processor.preprocessor({"text": text})["text"])
+
+    return tokens_of, processor.max_length, lambda token: known.get(token, index) == index
+
+
+def _overfits(of: Subject) -> Iterator[Remark]:
+    groups, begun = of.optimizer.param_groups, time.monotonic()
+    for group in groups:
+        group["lr"] = group.get("initial_lr", group["lr"])  # a schedule begins at 0
+    _without_dropout(of.model)
+    rate = max(group["lr"] for group in groups)
+    best = _least_loss(of, of.optimizer)
+    text = f"{of.rows} rows in {_STEPS} updates: at the run's rate of {rate:g} the least loss is {best:.2f}"
+    if best < _LEARNT:
+        yield of.says("ok", text)
+        return
+    for own in _OWN_RATES:
+        if (time.monotonic() - begun) * 2 > _LIMIT:
+            yield of.says("note", f"{text}; others would take too long here")
+            return
+        optimizer = torch.optim.Adam([p for p in of.model.parameters() if p.requires_grad], own)
+        best = min(best, _least_loss(of, optimizer))
+        if best < _LEARNT:
+            advice = "it can learn; at a small rate, later" if rate < own else "the rate is too large"
+            yield of.says("note", f"{text}, and at {own:g} it is {best:.2f}", advice)
+            return
+    advice = "what can be trained learns a few rows by heart: look at its loss and inputs, and what is frozen"
+    yield of.says("error", f"{text}, and at none below {best:.2f}", advice)
+
+
+def _least_loss(of: Subject, optimizer: Any) -> float:
+    """That of some updates with the same rows, whose weights are then put back."""
+    least = math.inf
+    with as_before(of.model, of.optimizer):
+        for _ in range(_STEPS):
+            of.model.zero_grad()
+            loss = total(of.output(of.part())["losses"])
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            least = min(least, loss.item())
+            if least < _LEARNT / 2:
+                break
+    return least
+
+
+CHECKS: dict[str, tuple[Callable[[Subject], Iterable[Remark]], int]] = {
+    "scores": (_scores, 0),
+    "parameters": (_parameters, 3),
+    "rows": (_rows, 3),
+    "modalities": (_modalities, 3),
+    "texts": (_texts, 0),
+    "one batch": (_overfits, 3 * _STEPS),
+}
+"""Name → the check, and about how many forward passes it takes."""

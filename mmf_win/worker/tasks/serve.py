@@ -1,0 +1,33 @@
+"""Answers with the model that MMF has loaded and predicted with, in the way of MMF's own prediction."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from mmf.common.report import Report
+from omegaconf import OmegaConf
+
+from mmf_win.protocol import Attempt
+from mmf_win.protocol.serving import answer
+from mmf_win.worker.predictions import test_loader
+
+
+def serve(trainer: Any, request: Attempt) -> None:
+    """Answer until the parent is gone; the dataset of MMF's trainer gets the rows that are asked for."""
+    loader, model = test_loader(trainer), trainer.model.eval()
+    [dataset] = getattr(loader.dataset, "datasets", [loader.dataset])  # of several files MMF makes one
+    annotations = dataset.annotation_db
+    annotations.mmfw_file = None
+    by_mmf = bool(OmegaConf.select(trainer.config, "training.fp16"))  # our own precision is in the model
+
+    @torch.inference_mode()
+    def predict(rows: list[dict[str, Any]]) -> list[float]:
+        annotations.data = rows
+        batch = loader.collate_fn([dataset[number] for number in range(len(rows))])
+        batch = dataset.prepare_batch(batch).to(trainer.device)
+        with torch.autocast("cuda", enabled=by_mmf):
+            report = Report(batch, model(batch))
+        return [row["proba"] for row in dataset.format_for_prediction(report)]
+
+    answer(request, predict)

@@ -1,0 +1,65 @@
+"""How many DataLoader workers would help, from measured seconds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from mmf_win.protocol.data_wait import Waiting
+
+ON_GPU = Waiting(waited=0.41, update=1.0, workers=0, threads=1, processors=8, making=0.41, cpu=0.41)
+
+
+@pytest.mark.parametrize(
+    ("changes", "workers"),
+    [
+        ({}, 1),  # makes a batch in 0.41 s, while the GPU takes 0.59 s
+        ({"waited": 0.8, "making": 0.8, "cpu": 0.8}, 4),
+        ({"waited": 0.41, "making": 1.2, "cpu": 1.2}, 2),  # most of it while the GPU works
+        ({"waited": 0.41, "workers": 2, "cpu": None}, 4),  # both make batches all the time: 2 s each
+        ({"waited": 0.41, "workers": 7, "cpu": None}, None),  # there is no other processor
+        ({"waited": 0.09, "making": 0.09, "cpu": 0.09}, None),  # less than a tenth is to be had
+        ({"processors": 2}, 1),
+        ({"processors": 1}, None),
+    ],
+)
+def test_workers_that_help_a_gpu(changes: dict[str, float], workers: int | None) -> None:
+    assert replace(ON_GPU, **changes).helpful_workers() == workers  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("processors", "threads", "cpu", "workers"),
+    [
+        (2, 2, 0.41, None),  # where both processors compute, workers hinder
+        (2, 1, 0.41, 1),
+        (2, 2, 0.02, 1),  # a worker that waits for a disk hinders nobody
+        (16, 16, 0.41, 1),
+        (3, 3, 0.41, 1),
+    ],
+)
+def test_on_a_cpu_workers_need_processors_that_do_not_compute(
+    processors: int, threads: int, cpu: float, workers: int | None
+) -> None:
+    waiting = replace(ON_GPU, processors=processors, threads=threads, cpu=cpu)
+    assert waiting.helpful_workers() == workers
+
+
+def test_a_wait_is_much_from_a_fifth_of_the_time_on() -> None:
+    assert not replace(ON_GPU, waited=0.19).is_much
+    assert replace(ON_GPU, waited=0.2).is_much
+    assert not Waiting(0.0, 0.0, 0, 1, 8, 0.0).is_much
+    assert replace(ON_GPU, waited=0.041, making=0.041, cpu=0.041, update=0.1).is_much
+
+
+def test_workers_do_not_help_against_a_short_wait() -> None:
+    assert replace(ON_GPU, waited=0.49, making=0.49, cpu=0.49, update=1.0).helpful_workers() is not None
+    assert replace(ON_GPU, waited=0.049, making=0.049, cpu=0.049, update=0.1).helpful_workers() is None
+    assert str(ON_GPU) == "the model waits for data 41 % of the time"
+
+
+def test_a_wait_is_for_the_disk_where_no_processor_works_meanwhile() -> None:
+    assert replace(ON_GPU, cpu=0.1).mostly_idle
+    assert not replace(ON_GPU, cpu=0.3).mostly_idle
+    assert replace(ON_GPU, making=1.2, cpu=0.3).mostly_idle
+    assert not replace(ON_GPU, cpu=None).mostly_idle, "nobody knows what the workers do"

@@ -1,0 +1,95 @@
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import mmf_win
+from mmf_win import protocol
+from mmf_win.protocol import Attempt, EventReader, Exit, read_events
+from tests.worlds.event_log import EventLog
+from tests.worlds.flushes import Flushes
+
+
+def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    reader = EventReader(path)
+    assert list(reader.poll()) == []
+    EventLog(path, "1").write("note", text="Память 中文")
+    with path.open("ab") as file:
+        file.write(b'{"kind": "tra')
+    assert [event["text"] for event in reader.poll()] == ["Память 中文"]
+    with path.open("ab") as file:
+        file.write(b'in", "update": 1}\n')
+    assert [event["update"] for event in reader.poll()] == [1]
+
+
+def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'rubbish\n[1]\n{"no": "kind"}\n{"kind": "note"}\n')
+    assert [event["kind"] for event in read_events(path)] == ["note"]
+
+
+def test_an_event_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    EventLog(path, "1").write("train", update=1)
+    with path.open("ab") as file:
+        file.write(b'{"kind": "tra')
+    EventLog(path, "2").write("run_started")
+    EventLog(path, "2").write("train", update=2)
+    assert [event["kind"] for event in read_events(path)] == ["train", "run_started", "train"]
+    assert len(path.read_bytes().splitlines()) == 4
+
+
+def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    EventLog(path, "1").write("old")
+    reader = EventReader(path, from_end=True)
+    EventLog(path, "1").write("new")
+    assert [event["kind"] for event in reader.poll()] == ["new"]
+
+
+def test_a_coming_checkpoint_is_announced_on_the_disk(tmp_path: Path, flushed: Flushes) -> None:
+    log = EventLog(tmp_path / "events.jsonl", "1")
+    log.write("train", update=2)
+    log.write("saving", update=2)
+    assert flushed.is_flushed(tmp_path / "events.jsonl")
+
+
+def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:
+    request = Attempt("train", "mmbt", "mmf", str(tmp_path), {"a": [1]})
+    request.save()
+    path = request.attempt.request
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**values, "of a later version": 1}), encoding="utf-8")
+    assert Attempt.load(path) == request
+    Exit("nan", "loss").save(path)
+    assert Exit.load(path) == Exit("nan", "loss")
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_every_kind_of_event_that_is_written_is_documented() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in Path(mmf_win.__file__).parent.rglob("*.py")]
+    written = {kind for text in sources for kind in re.findall(r'\b(?:event|write_event)\(\s*"(\w+)"', text)}
+    documented = set(re.findall(r"^    (\w+)  ", protocol.__doc__ or "", re.MULTILINE))
+    assert "train_started" in written
+    assert written == documented
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows limits no size of a file")
+def test_an_event_of_which_a_part_alone_fits_is_an_error(tmp_path: Path) -> None:
+    import resource
+
+    log = EventLog(tmp_path / "events.jsonl", "1")
+    log.write("note", text="first")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "events.jsonl").stat().st_size + 20, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            log.write("note", text="second")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.filename == str(tmp_path / "events.jsonl")
+    log.write("note", text="third")
+    assert [event["text"] for event in read_events(tmp_path / "events.jsonl")] == ["first", "third"]
