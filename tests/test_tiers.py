@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "tests").rglob("test_*.py"))
 # Why all tests of a file are wide.
 WIDE_FILES = {
+    "endtoend/test_recorded_results.py": "other tests train the same models; compares last digits",
     "endtoend/test_tracking.py": "needs the extra mlflow",
     "endtoend/test_slurm.py": "tests/test_slurm_job.py runs the same job with a stub of mmfw",
     "endtoend/test_users_way.py": "runs with `scripts/test.py --windows`, too",
