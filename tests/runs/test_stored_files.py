@@ -1,0 +1,220 @@
+"""What earlier versions left on a disk is read as it always was; see tests/worlds/stored_files.py.
+
+``tests/worlds/stored/expected.json`` has what each command printed. To record it anew, after a change that is
+meant to change an output::
+
+    MMFW_RECORD_RESULTS=1 python -m pytest tests/runs/test_stored_files.py
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.worlds import stored_files
+from tests.worlds.stored_files import STORED, StoredFiles
+from tests.worlds.tools import Mmfw
+
+ROOT = Path(__file__).parents[2]
+EXPECTED = STORED / "expected.json"
+RECORD = bool(os.environ.get("MMFW_RECORD_RESULTS"))
+# Saved classes, each with the fields of which no file has a value.
+SAVED: dict[str, set[str]] = {
+    "Attempt": {"node_rank", "rdzv"},  # of several machines
+    "Exit": {"hint"},
+    "Installed": {"commit"},  # of a checkout with git
+    "Ours": set(),
+    "Remark": set(),
+    "Request": {"published_weights", "published_sha256"},  # of MMF's zoo, which is far away
+    "Sent": {"error"},
+    "Source": set(),
+    "SplitSummary": set(),
+    "Task": {"slot"},  # of one that runs
+    "Waiting": {"workers"},
+}
+ELSEWHERE = {"Task": {"name", "values"}}  # the folder and ``param`` tell these
+_NAME = "r\udce9sum\udce9"  # résumé in Latin-1
+_OF_THIS_DISK = {"size", "bytes", "verified", "written"}
+
+
+@pytest.fixture
+def stored(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> StoredFiles:
+    """The files in a folder of a user, and their environment."""
+    monkeypatch.setenv("MMFW_HOME", str(user_dir / "home"))
+    monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "world" / "cache"))
+    return stored_files.build(user_dir)
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory: pytest.TempPathFactory) -> StoredFiles:
+    """The files for tests that only read them."""
+    return stored_files.build(tmp_path_factory.mktemp("stored"))
+
+
+def commands(stored: StoredFiles) -> Iterator[list[str]]:
+    """Yield the commands that read all that is there."""
+    save = ["--save-dir", str(stored.save)]
+    requests = (path for path in stored.save.rglob("request.json") if "attempts" not in path.parts)
+    yield ["runs", *save]
+    for request in sorted(requests):
+        yield ["runs", "show", str(request.parent), *save]
+    mmbt, text = str(stored.run("mmbt")), str(stored.run("text"))
+    yield ["runs", "show", mmbt, "--verify", *save]
+    yield ["runs", "show", mmbt, "--config", *save]
+    yield ["runs", "compare", mmbt, text, *save]
+    yield ["runs", "--sweep", "grid", *save]
+    for sweep in ("grid", "search", "failed"):
+        yield ["sweep", "status", sweep, *save]
+        yield ["sweep", "table", sweep, *save]
+    yield ["track", "status", *save]
+    for data in sorted(stored.root.glob("data*")):
+        yield ["verify", "dataset", "runs", "--data-dir", str(data), *save]
+    for csv in sorted(stored.save.rglob("*_test_*.csv")):
+        split = re.search(r"_(test_\w+?)_\d", csv.name)
+        assert split is not None
+        yield ["check-submission", str(csv), "--split", split[1], "--data-dir", str(stored.data)]
+
+
+def outputs(stored: StoredFiles, mmfw: Mmfw) -> dict[str, Any]:
+    """Return what the commands print as JSON, without what depends on this disk."""
+    found = {}
+    for words in commands(stored):
+        mmfw(*words, "--json")
+        name = json.loads(stored.normalised(json.dumps(" ".join(words))))
+        found[name] = settled(json.loads(stored.normalised(mmfw.out)))
+    return found
+
+
+def settled(value: Any) -> Any:
+    """Return a value of JSON without sizes and times of files, which are new and not the real ones."""
+    if isinstance(value, dict):
+        return {key: "…" if key in _OF_THIS_DISK else settled(inner) for key, inner in value.items()}
+    return [settled(inner) for inner in value] if isinstance(value, list) else value
+
+
+def expect(name: str, found: Any) -> None:
+    """Compare something with what was recorded under a name, or record it where that is asked for."""
+    recorded = json.loads(EXPECTED.read_text(encoding="utf-8")) if EXPECTED.exists() else {}
+    if RECORD:
+        recorded[name] = found
+        text = json.dumps(recorded, indent=1, sort_keys=True) + "\n"
+        EXPECTED.write_text(text, encoding="utf-8", newline="\n")
+    assert found == recorded[name]
+
+
+def test_every_command_prints_what_it_printed(stored: StoredFiles, mmfw: Mmfw) -> None:
+    expect("intact", outputs(stored, mmfw))
+
+
+def test_fields_of_a_later_version_and_a_torn_last_line_change_nothing(
+    stored: StoredFiles, mmfw: Mmfw
+) -> None:
+    stored.add_unknown_fields()
+    stored.tear_last_lines()
+    expect("intact", outputs(stored, mmfw))
+
+
+def test_an_event_with_a_value_that_is_no_number_is_read_without_it(stored: StoredFiles, mmfw: Mmfw) -> None:
+    """MMF's versions before 1.0.0rc12, and mmfw's first ones, wrote such values."""
+    stored.tell("text", '{"t": 1795897748.1, "kind": "train", "attempt": "1", "update": 2, "loss": NaN}')
+    metrics = '{"hateful_memes/roc_auc": NaN, "total_loss": Infinity}'
+    stored.tell(
+        "text", f'{{"t": 1795897748.1, "kind": "val", "update": 2, "metrics": {metrics}, "final": false}}'
+    )
+    shown = mmfw.json("runs", "show", stored.run("text"), "--save-dir", stored.save)
+    expect("not a number", settled(json.loads(stored.normalised(json.dumps(shown)))))
+
+
+def test_names_of_files_that_are_no_utf_8_are_kept(stored: StoredFiles, mmfw: Mmfw) -> None:
+    run = stored.run("begun")
+    stored.change(run / "request.json", init=f"/weights/{_NAME}.ckpt", preset_file=f"/presets/{_NAME}.yaml")
+    note = next(iter((stored.run("mmbt") / "tracking").glob("*.json")))
+    stored.change(note, error=f"{_NAME}: no such file")
+    found = {}
+    for words in (["runs"], ["runs", "show", str(run)], ["track", "status"]):
+        mmfw(*words, "--save-dir", stored.save, "--json")
+        found[words[0]] = settled(json.loads(stored.normalised(mmfw.out)))
+    expect("names", found)
+
+
+def docstring_of_the_protocol() -> str:
+    """Return the docstring that tells the kinds of events, wherever its module is."""
+    texts = [ast.get_docstring(tree) or "" for tree in syntax_trees()]
+    [text] = (text for text in texts if "run_started" in text and "attempt_failed" in text)
+    return text
+
+
+@cache
+def syntax_trees() -> list[ast.Module]:
+    """Return the modules of the package."""
+    paths = sorted((ROOT / "mmf_win").rglob("*.py"))
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+
+
+def fields_of(name: str) -> set[str]:
+    """Return the fields of a dataclass, wherever it is defined, with those that it inherits."""
+    classes = {
+        node.name: node for tree in syntax_trees() for node in tree.body if isinstance(node, ast.ClassDef)
+    }
+    own = {ast.unparse(node.target) for node in classes[name].body if isinstance(node, ast.AnnAssign)}
+    bases = [ast.unparse(base) for base in classes[name].bases]
+    return own.union(*(fields_of(base) for base in bases if base in classes))
+
+
+def events(stored: StoredFiles) -> list[dict[str, Any]]:
+    """Return all events that are stored."""
+    files = [path for path in stored.records(".jsonl") if path.name == "events.jsonl"]
+    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_files_have_every_kind_of_event(untouched: StoredFiles) -> None:
+    text = docstring_of_the_protocol()
+    table = text[text.index("    run_started") : text.index("attempt_failed")] + "attempt_failed  "
+    kinds = set(re.findall(r"^ {4}(\w+)(?=  )", table, re.MULTILINE)) | {"attempt_failed", "predict_started"}
+    assert {event["kind"] for event in events(untouched)} == kinds
+
+
+def records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of each dataclass that is saved."""
+
+    def read(pattern: str) -> list[dict[str, Any]]:
+        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(stored.root.glob(pattern))]
+
+    told = events(stored)
+    requests = [each for each in read("save/**/request.json") if "preset" in each]
+    notes = read("data*/**/SHA256SUMS.json")
+    profiled = [each for each in told if each["kind"] == "profiled"]
+    return {
+        "Request": requests,
+        "Ours": [each["settings"].get("mmfw", {}) for each in requests],
+        "Attempt": read("save/**/attempts/*/request.json"),
+        "Exit": read("save/**/exit.json"),
+        "Task": read("save/sweeps/*/*/task.json"),
+        "Sent": read("save/**/tracking/*.json"),
+        "Source": [each["source"] for each in notes],
+        "SplitSummary": [split for each in notes for split in each["result"]["splits"].values()],
+        "Installed": read("home/mmf/*.json"),
+        "Waiting": [each["waiting"] for each in profiled],
+        "Remark": [without(each, "t", "kind", "attempt") for each in told if each["kind"] == "checked"],
+    }
+
+
+def without(record: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return a record without some fields."""
+    return {name: value for name, value in record.items() if name not in names}
+
+
+@pytest.mark.parametrize("name", sorted(SAVED))
+def test_the_files_have_every_field_of_a_saved_class(untouched: StoredFiles, name: str) -> None:
+    found, fields = records(untouched)[name], fields_of(name) - ELSEWHERE.get(name, set())
+    assert set().union(*found) == fields
+    told = {key for each in found for key, value in each.items() if value}
+    assert fields - told == SAVED[name], "of these no file has a value"
