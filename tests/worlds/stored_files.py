@@ -66,7 +66,7 @@ class StoredFiles:
         return sorted(path for path in self.root.rglob("*") if path.suffix in suffixes)
 
     def normalised(self, text: str) -> str:
-        """Return JSON with the placeholders of paths, which have slashes, and the real checkpoints' hashes."""
+        """Return JSON with placeholders for paths, slashes, and the hashes of the real checkpoints."""
         if os.sep == "\\":
             text = text.replace("\\\\", "/")
         for shown in (json.dumps(self.root.as_posix())[1:-1], self.root.as_posix()):
