@@ -58,7 +58,7 @@ def test_a_model_that_begins_with_other_weights_gives_the_recorded_numbers(
 def train_and_predict(tool: Tool, preset: str, *words: str) -> dict[str, Any]:
     """Train four updates with two validations, predict a split, and return all numbers of it."""
     # MMF's own schedules warm up so slowly that the weights would hardly change.
-    rates = ("optimizer.params.lr=0.0001", "scheduler.params.num_warmup_steps=2")
+    rates = ("optimizer.params.lr=0.000005", "scheduler.params.num_warmup_steps=2")
     chosen = ("training.log_interval=1", "training.evaluation_interval=2", *rates)
     run = tool.train(preset, "--updates", "4", "--seed", "1", *chosen, *words)
     predicted = tool(
