@@ -3,7 +3,7 @@
 ``tests/endtoend/recorded`` has a file for each model and version of MMF: the loss of every update, the
 validations, a hash of what the last checkpoint holds, and the predictions with all their digits. Where torch,
 the processor and all else in ``made_with`` are those of the record, everything has to be the same bit by bit.
-Elsewhere losses and probabilities may differ by 1e-4, and the hashes are skipped.
+Elsewhere losses and probabilities may differ by 1e-4 (see WIDER), and the hashes are skipped.
 
 To record anew, after a change that is meant to change numbers::
 
@@ -35,6 +35,8 @@ RECORDED = Path(__file__).with_name("recorded")
 RECORD = bool(os.environ.get("MMFW_RECORD_RESULTS"))
 MODELS = ("image", "late_fusion", "mmbt", "visual_bert", "vilbert", "clip")
 TOLERANCE = 1e-4
+# Batch normalisation of a whole ResNet over the two rows of the last batch magnifies rounding.
+WIDER = dict.fromkeys(("image", "late_fusion"), 5e-3)
 _PACKAGES = ("torch", "torchvision", "transformers", "numpy", "pillow")
 _SCORES = ("auroc", "accuracy", "average_precision", "f1", "brier", "calibration_error", "intervals")
 
@@ -149,8 +151,9 @@ def compare(name: str, results: dict[str, Any]) -> None:
         return
     for each in ("started", "loaded", "fields"):
         assert results[each] == recorded[each]
-    assert losses(results) == pytest.approx(losses(recorded), rel=0, abs=TOLERANCE)
-    assert results["probabilities"] == pytest.approx(recorded["probabilities"], rel=0, abs=TOLERANCE)
+    tolerance = WIDER.get(name.rpartition("-")[0], TOLERANCE)
+    assert losses(results) == pytest.approx(losses(recorded), rel=0, abs=tolerance)
+    assert results["probabilities"] == pytest.approx(recorded["probabilities"], rel=0, abs=tolerance)
     pytest.skip("the hashes were recorded with another processor or other versions; the numbers are close")
 
 
