@@ -48,8 +48,9 @@ COMMANDS = {
     "runs": "List what ran and how well.",
     "track": "Send runs to MLflow, ClearML or Weights & Biases.",
     "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
-    "bug-report": "Write a zip for a bug report, without known secrets.",
 }
+
+_REMOVED = {"bug-report": "mmfw doctor --report FILE.zip"}  # command → what replaces it
 
 
 class _LazyGroup(click.Group):
@@ -59,6 +60,8 @@ class _LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in _REMOVED and not ctx.resilient_parsing:
+            raise UsageError(f"`mmfw {cmd_name}` was removed; use `{_REMOVED[cmd_name]}`")
         if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(f"mmf_win.commands.{cmd_name.replace('-', '_')}").command
@@ -148,7 +151,8 @@ def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -
         return report(explain(error))
     except Exception as error:
         say(without_secrets(traceback.format_exc()))
-        hint = "please report it with the lines above, the command and what `mmfw bug-report` writes"
+        zipped = "a zip of `mmfw doctor --report FILE.zip`"
+        hint = f"please report it with the lines above, the command and {zipped}"
         return report(MmfwError(f"a bug in mmfw {__version__}: {type(error).__name__}: {error}", hint=hint))
 
 

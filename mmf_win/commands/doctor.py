@@ -12,10 +12,21 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import aligned, colour, controls_escaped, print_json, size, with_rest_counted
+from mmf_win.console import (
+    aligned,
+    colour,
+    controls_escaped,
+    print_json,
+    print_line,
+    say,
+    size,
+    with_rest_counted,
+)
+from mmf_win.doctor import bug_report
 from mmf_win.doctor.survey import MmfState, survey
-from mmf_win.errors import MmfError
-from mmf_win.paths import Places, module_command
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.paths import Places, expanded, module_command
+from mmf_win.runs.lookup import all_runs, find_run
 from mmf_win.upstream.install import find_mmf
 
 
@@ -25,30 +36,71 @@ Examples:
   mmfw doctor
   mmfw doctor --data-dir D:/data --json
   mmfw doctor --compat
+  mmfw doctor --report bug.zip
+  mmfw doctor --report bug.zip --run mmbt_grid --log
 """,
 )
 @options.places_and_json
 @click.option("--compat", is_flag=True, help="List only the patches to MMF for today's libraries.")
-def command(data_dir: Path | None, save_dir: Path | None, as_json: bool, compat: bool) -> None:
+@click.option("--report", type=Path, metavar="FILE.zip", help="Write a bug report to this new file instead.")
+@click.option(
+    "--run",
+    metavar="RUN",
+    shell_complete=options.completed_by("RUN"),
+    help="The run of the report.  [default: newest]",
+)
+@click.option("--log", is_flag=True, help="Report the run's logs, too, which may hold texts of memes.")
+def command(
+    data_dir: Path | None,
+    save_dir: Path | None,
+    as_json: bool,
+    compat: bool,
+    report: Path | None,
+    run: str | None,
+    log: bool,
+) -> None:
     """Show versions and every resolved path, and the commands that install what is missing.
 
     Exits with 6 if the installed MMF is broken, or if --compat finds none; otherwise with 0, since what is
     missing may not be needed.
+
+    A report holds what this command shows and the run's requests, configurations, events and exits, with
+    --log also its logs, of each the last megabyte. Passwords, tokens, your user name and your home folder are
+    replaced. mmfw cannot know every secret, and an error may quote a meme, so look through the zip before you
+    give it away.
     """
+    if compat if report else run or log:
+        raise UsageError("--run and --log belong to --report, which goes without --compat")
     if compat:
         _show_compat(as_json)
         return
     places = Places.resolve(data_dir, save_dir)
+    if report is not None:
+        _write_report(places, expanded(report).absolute(), run, log, as_json)
+        return
     found = survey(places)
     if as_json:
-        print_json(plain(found))
+        print_json(_plain(found))
     else:
         print("\n\n".join([*map(controls_escaped, _sections(found)), *_missing(found)]), flush=True)
     if found["mmf"].problems and found["mmf"].error is not None:
         raise found["mmf"].error
 
 
-def plain(found: Mapping[str, Any]) -> dict[str, Any]:
+def _write_report(places: Places, path: Path, wanted: str | None, log: bool, as_json: bool) -> None:
+    newest = next(iter(all_runs(places.save_dir)), None)
+    run = newest if wanted is None else find_run(places.save_dir, wanted)
+    names = bug_report.write(run, _plain(survey(places)), path, log=log)
+    if as_json:
+        print_json({"report": path, "run": run and run.id, "files": names})
+        return
+    say("doctor.json: versions, folders, the machine")
+    say(f"run/: {len(names) - 1} files of run {run.id}" if run else "no run: there is none yet")
+    say("Passwords, tokens and your home folder are replaced; look through it all the same.")
+    print_line(path)
+
+
+def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
     """A survey with its errors as messages and hints."""
     mmf, torch = found["mmf"], found["torch"]
     told = {"installed": mmf.installed and asdict(mmf.installed), "problems": mmf.problems}

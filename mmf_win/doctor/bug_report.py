@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import controls_escaped
-from mmf_win.errors import DataError
+from mmf_win.errors import DataError, UsageError
 from mmf_win.files import replacing, require_end
-from mmf_win.paths import new_file
 from mmf_win.protocol import AttemptFolder
 from mmf_win.runs.folder import Run
 from mmf_win.scrub import scrubber
@@ -21,26 +20,27 @@ from mmf_win.scrub import scrubber
 _MOST = 1 << 20  # of a file; what went wrong is at its end
 
 
-def write(run: Run | None, about: Mapping[str, Any], folder: Path, *, log: bool) -> tuple[Path, list[str]]:
-    """Write ``mmfw-bug-report-<time>.zip``, and return it and the names of what is in it.
+def write(run: Run | None, about: Mapping[str, Any], path: Path, *, log: bool) -> list[str]:
+    """Write a zip, and return the names of what is in it.
 
-    With ``log``, also what the run printed goes into it.
+    With ``log``, also what the run printed goes into it. Raises UsageError where the file exists, or its
+    folder does not.
     """
+    if path.exists():
+        raise UsageError(f"{path} is there already", hint="name a new file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: there is no such folder", hint="make it, or name another")
     overrides: list[tuple[str, str]] = []  # MMF's log has their keys and values apart
     with suppress(DataError):
         overrides = [(key, str(value)) for key, value in run.request().chosen.items()] if run else []
     scrub = scrubber([*os.environ.items(), *overrides])
     records = {"doctor.json": json.dumps(about, default=str, indent=2, ensure_ascii=False)}
     records |= {f"run/{name}": _end_of(file) for name, file in _records(run, log)}
-    with (
-        new_file(folder, "mmfw-bug-report-", ".zip") as path,
-        replacing(path) as temporary,
-        zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive,
-    ):
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in records.items():
             text = controls_escaped(scrub(content))
             archive.writestr(name, text.encode("utf-8", "backslashreplace"))
-    return path, list(records)
+    return list(records)
 
 
 def _records(run: Run | None, log: bool) -> Iterator[tuple[str, Path]]:

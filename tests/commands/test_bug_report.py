@@ -1,4 +1,4 @@
-"""``mmfw bug-report``: what is in the zip, and what is in none of its bytes."""
+"""``mmfw doctor --report``: what is in the zip, and what is in none of its bytes."""
 
 from __future__ import annotations
 
@@ -42,14 +42,16 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 def _report(mmfw: Mmfw, *words: str) -> dict[str, bytes]:
-    found = mmfw.json("bug-report", *words)
+    target = Path(f"report-{len(list(Path().iterdir()))}.zip")
+    found = mmfw.json("doctor", "--report", target, *words)
+    assert found["report"] == str(target.absolute())
     with zipfile.ZipFile(found["report"]) as archive:
         assert archive.namelist() == found["files"]
         return {name: archive.read(name) for name in found["files"]}
 
 
 def test_no_byte_of_it_tells_a_secret(run: Run, mmfw: Mmfw) -> None:
-    members = _report(mmfw, run.id, "--log")
+    members = _report(mmfw, "--run", run.id, "--log")
     assert not set(b"".join(members.values()).decode()) & set("\u202e\x1b")
     for planted in (*SECRETS, "hunter", str(Path.home())):
         for way in (planted, json.dumps(planted)[1:-1], repr(planted)[1:-1]):
@@ -79,15 +81,33 @@ def test_a_long_log_is_its_end(run: Run, mmfw: Mmfw) -> None:
     assert len(lines) < 100_000 and lines[0].startswith("update ")
 
 
-def test_each_gets_a_name_of_its_own_and_an_unreadable_run_is_taken_too(
-    run: Run, user_dir: Path, mmfw: Mmfw
-) -> None:
-    mmfw("bug-report")
-    assert Path(mmfw.out.strip()).is_file()
+def test_a_file_that_exists_is_kept_and_an_unreadable_run_is_taken_too(run: Run, mmfw: Mmfw) -> None:
+    mmfw("doctor", "--report", "bug.zip")
+    assert mmfw.out.strip() == str(Path("bug.zip").absolute())
     assert f"5 files of run {run.id}" in mmfw.err
+    before = Path("bug.zip").read_bytes()
     run.request_file.write_text("{", encoding="utf-8")
-    mmfw("bug-report")
-    assert len(list(user_dir.glob("mmfw-bug-report-*.zip"))) == 2
+    mmfw("doctor", "--report", "bug.zip", code=2)
+    assert "bug.zip is there already" in mmfw.err and Path("bug.zip").read_bytes() == before
+    mmfw("doctor", "--report", "other.zip")
+    assert sorted(path.name for path in Path().glob("*.zip")) == ["bug.zip", "other.zip"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--report", "missing/bug.zip"), "missing: there is no such folder"),
+        (("--log",), "--run and --log belong to --report"),
+        (("--run", "mmbt_grid"), "--run and --log belong to --report"),
+        (("--compat", "--report", "bug.zip"), "which goes without --compat"),
+    ],
+)
+def test_a_report_that_cannot_be_written_is_one_error(
+    run: Run, mmfw: Mmfw, words: tuple[str, ...], told: str
+) -> None:
+    mmfw("doctor", *words, code=2)
+    assert told in mmfw.err
+    assert not list(Path().rglob("*.zip*"))
 
 
 def test_without_any_run_it_is_about_the_machine(
@@ -95,4 +115,12 @@ def test_without_any_run_it_is_about_the_machine(
 ) -> None:
     monkeypatch.chdir(user_dir)
     assert set(_report(mmfw)) == {"doctor.json"}
-    mmfw("bug-report", "no-such-run", code=2)
+    mmfw("doctor", "--report", "bug.zip", "--run", "no-such-run", code=2)
+
+
+@pytest.mark.parametrize("words", [(), ("mmbt_grid", "--log"), ("--help",)])
+def test_the_removed_command_names_its_replacement(mmfw: Mmfw, words: tuple[str, ...]) -> None:
+    mmfw("bug-report", *words, code=2)
+    assert mmfw.err == "error: `mmfw bug-report` was removed; use `mmfw doctor --report FILE.zip`\n"
+    mmfw("--help")
+    assert "bug-report" not in mmfw.out

@@ -119,7 +119,7 @@ class Demo:
         save = ["--save-dir", str(self.places.save_dir)]
         places = {"demo": ["--dir", str(self._folder)]}
         places |= dict.fromkeys(("verify", "repair", "check-submission"), data)
-        places |= dict.fromkeys(("runs", "report", "bug-report"), save)
+        places |= dict.fromkeys(("runs", "report"), save)
         return [sys.executable, "-c", _MMFW, name, *words, *places.get(name, data + save)]
 
 
@@ -195,7 +195,9 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     assert line["runs"] == 2 and 0 <= line["auroc"] <= 1 and line["auroc_sd"] is not None
     assert list(tmp_path.iterdir()) == [folder], "nothing is written elsewhere"
 
-    with zipfile.ZipFile(demo.mmfw("bug-report", run.id)["report"]) as archive:
+    with zipfile.ZipFile(
+        demo.mmfw("doctor", "--report", str(tmp_path / "bug.zip"), "--run", run.id)["report"]
+    ) as archive:
         told = b"".join(map(archive.read, archive.namelist()))
     assert run.path.name.encode() in told
     rows = [row for split in ("train", "test_unseen") for row in read_rows(demo.places.dataset.split(split))]
