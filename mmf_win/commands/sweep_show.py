@@ -83,7 +83,8 @@ Examples:
     help="Compare the others with this combination, by a paired t-test over the seeds; may be repeated.",
 )
 @options.form(
-    *("tsv", "csv", "markdown"),
+    "tsv",
+    "csv",
     meaning="How to print it; tsv and csv have means and deviations in columns of their own.",
 )
 @options.runs_and_json
@@ -116,14 +117,7 @@ def print_lines(found: Sequence[Line], form: str = "text", *, compared: bool = F
     metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
     header = [*found[0].parameters, "runs", "on", *metrics, *(("difference", "p") if compared else ())]
     cells = [_cells(line, metrics, compared=compared) for line in found]
-    if form == "text":
-        named = [[*row, next(iter(line.tasks), None)] for row, line in zip(cells, found, strict=True)]
-        print(aligned([*header, "first task"], named, optional=["first task"]))
-        return
-    print_line(f"| {' | '.join(header)} |\n|{'---|' * len(header)}")
-    for row in cells:
-        texts = ("" if cell is None else str(cell).replace("|", r"\|") for cell in row)
-        print_line(f"| {' | '.join(texts)} |")
+    print(aligned([*header, "first task"], cells, optional=["first task"]))
 
 
 def _cells(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
@@ -131,7 +125,8 @@ def _cells(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
     spreads = [_spread([*of.metrics.get(name, {}).values()], of.runs) for name in metrics]
     difference = None if of.difference is None else f"{of.difference:+.4f}"
     p = None if of.p is None else f"{of.p:.3g}"
-    return [*parameters, of.runs, of.validated_on, *spreads, *((difference, p) if compared else ())]
+    first = next(iter(of.tasks), None)
+    return [*parameters, of.runs, of.validated_on, *spreads, *((difference, p) if compared else ()), first]
 
 
 def _spread(values: Sequence[float], runs: int) -> str | None:
