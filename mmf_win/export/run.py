@@ -34,6 +34,19 @@ except KeyboardInterrupt:
 _MOST = 2**24  # pixels of a batch of images, of which each is as wide and as high as the largest ones
 
 
+class Unusable(Exception):
+    """What was given cannot be used.
+
+    Attributes:
+        reason: what is wrong with which file.
+        meme: the id of the row that it belongs to, if it does to one.
+    """
+
+    def __init__(self, reason: str, meme: object = None) -> None:
+        super().__init__(reason if meme is None else f"meme {meme}: {reason}")
+        self.reason, self.meme = reason, meme
+
+
 class Model:
     """The model in a folder, and what makes its inputs."""
 
@@ -45,7 +58,7 @@ class Model:
             self.tokenizer = opened(folder / "tokenizer.json", lambda at: Tokenizer.from_file(str(at)))
         versions = f"made with onnxruntime {self.about['versions']['onnxruntime']}"
         versions += f", this is {onnxruntime.__version__}: "
-        self.session = opened(folder / "model.onnx", session, versions)
+        self.session = opened(folder / "model.onnx", session, about=versions)
 
     def predict(self, rows: list[dict[str, Any]]) -> list[float]:
         """The probability of each row that it is hateful."""
@@ -53,10 +66,10 @@ class Model:
         needed = {"img": self.about["image"], "text": self.text, "features": self.about["features"]}
         for row, name in ((row, name) for row in rows for name, needs in needed.items() if needs):
             if not isinstance(row.get(name), (str, Path)):
-                sys.exit(f"error: meme {row['id']} has no {name}, which this model needs; --help says more")
+                raise Unusable(f"meme {row['id']} has no {name}, which this model needs; --help says more")
 
         def of_each(name: str, read: Callable[[Path], Any]) -> list[Any]:
-            return [opened(row[name], read, f"meme {row['id']}: ") for row in rows]
+            return [opened(row[name], read, row["id"]) for row in rows]
 
         if self.about["image"]:
             stored = np.array(of_each("img", lambda at: Image.open(at).size))
@@ -82,6 +95,19 @@ class Model:
         given = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.about["inputs"]}
         return [float(row[1]) for row in self.session.run(["probabilities"], given)[0]]
 
+    def predict_all(
+        self, rows: list[dict[str, Any]], size: int, tell: Callable[[int], None]
+    ) -> tuple[list[float], dict[str, float]]:
+        """The probabilities of rows in batches, and p50_ms and p99_ms of one; ``tell`` gets the progress."""
+        probas, times = list[float](), list[float]()
+        for start in range(0, len(rows), size):
+            began = time.perf_counter()
+            probas += self.predict(rows[start : start + size])
+            times.append(1000 * (time.perf_counter() - began))
+            tell(len(probas))
+        p50, p99 = np.percentile(times[1:] or times, [50, 99]).round(2).tolist()
+        return probas, {"p50_ms": p50, "p99_ms": p99}
+
     def padded(self, path: Path) -> dict[str, Any]:
         """The region features in a file as one row of the inputs."""
         file, (most, dim) = np.load(path), (self.about["features"][key] for key in ("boxes", "dim"))
@@ -96,18 +122,23 @@ class Model:
         return row
 
 
-def opened(path: Path, read: Callable[[Path], Any], whose: str = "") -> Any:
-    """What a file holds; where it cannot be read, the end."""
+def opened(path: Path, read: Callable[[Path], Any], meme: object = None, about: str = "") -> Any:
+    """What a file holds. Raises Unusable where it cannot be read."""
     try:
         return read(path)
     except Exception as error:  # of Pillow, numpy and onnxruntime, of no common class
-        sys.exit(f"error: {whose}{path}: {error}".partition("\n")[0])
+        raise Unusable(f"{about}{path}: {error}".partition("\n")[0], meme) from error
 
 
 def described(path: Path) -> dict[str, Any]:
     """What a model.json says."""
     about = json.loads(path.read_text(encoding="utf-8"))
     return {key: about[key] for key in ("text", "image", "features", "inputs", "versions")}
+
+
+def told(error: Exception) -> str:
+    """What an error says; of one that nobody expected, also its class."""
+    return str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
@@ -147,8 +178,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--model", type=Path, default=Path(__file__).parent, help="its folder, if not this")
     parser.add_argument("--timings", action="store_true", help="tell progress and ms a batch on stderr")
-    asked, times = parser.parse_args(), list[float]()
-    lines: list[tuple[Any, ...]] = [("id", "proba", "label")]
+    asked = parser.parse_args()
     of_one = (asked.image, asked.text, asked.features)
     if (asked.table is None) == (of_one == (None, None, None)):
         parser.error("name a table, or one meme")
@@ -156,21 +186,19 @@ def main() -> None:
         parser.error(f"{asked.output}: there is no such folder")
     one = {"id": 1, "img": asked.image, "text": asked.text or "", "features": asked.features}
     rows, size = opened(asked.table, table) if asked.table else [one], max(1, asked.batch_size)
-    model = Model(asked.model)
-    for start in range(0, len(rows), size):
-        batch, began = rows[start : start + size], time.perf_counter()
-        probas = model.predict(batch)
-        times.append(1000 * (time.perf_counter() - began))
-        lines += [(row["id"], repr(p), int(p > 0.5)) for row, p in zip(batch, probas, strict=True)]
+
+    def tell(done: int) -> None:
         if len(rows) > size and (asked.timings or sys.stderr.isatty()):
-            end = "\n" if len(lines) > len(rows) else "\r"
-            print(f"{len(lines) - 1} of {len(rows)} memes", end=end, file=sys.stderr, flush=True)
+            end = "\n" if done == len(rows) else "\r"
+            print(f"{done} of {len(rows)} memes", end=end, file=sys.stderr, flush=True)
+
+    probas, timings = Model(asked.model).predict_all(rows, size, tell)
+    lines = [(row["id"], repr(p), int(p > 0.5)) for row, p in zip(rows, probas, strict=True)]
     to_file = asked.output and asked.output.open("w", encoding="utf-8", newline="")
     with to_file or nullcontext(sys.stdout) as file:
-        csv.writer(file, lineterminator="\n").writerows(lines)
+        csv.writer(file, lineterminator="\n").writerows([("id", "proba", "label"), *lines])
     if asked.timings:
-        p50, p99 = np.percentile(times[1:] or times, [50, 99]).round(2).tolist()
-        print(json.dumps({"p50_ms": p50, "p99_ms": p99}), file=sys.stderr)
+        print(json.dumps(timings), file=sys.stderr)
 
 
 if __name__ == "__main__":
@@ -179,4 +207,4 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        sys.exit(f"error: {type(error).__name__}: {error}")
+        sys.exit(f"error: {told(error)}")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from inspect import getsource
 from pathlib import Path
@@ -19,11 +16,11 @@ from mmf_win import images
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.dataset.predictions import Prediction, in_order, read_predictions, write_predictions
+from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.errors import Interrupted, MmfError, TrainingError, UsageError
-from mmf_win.files import json_bytes, read_json, write_bytes
+from mmf_win.files import read_json, write_bytes, write_json
 from mmf_win.paths import Places, module_command
-from mmf_win.protocol import Attempt, Event
+from mmf_win.protocol import Attempt, Event, EventReader, Exit
 from mmf_win.runs.folder import Run
 from mmf_win.runs.serving import Server
 from mmf_win.runs.targets import Target
@@ -48,7 +45,7 @@ def run_model(
 ) -> tuple[list[float], dict[str, float]]:
     """The probabilities of rows, in batches of that size, and ``p50_ms`` and ``p99_ms`` of a batch.
 
-    mmfw's own ``run.py`` is run, whatever lies in the folder.
+    The model of mmfw's own ``run.py`` predicts, whatever lies in the folder.
 
     Args:
         images: where the rows' images lie.
@@ -58,39 +55,47 @@ def run_model(
     """
     bar = Progress(f"running {folder.name}, batch {batch}", len(rows), "image")
     with TemporaryDirectory(prefix="mmfw-run-", ignore_cleanup_errors=True) as scratch, bar:
-        table, csv, log = (Path(scratch, name) for name in ("rows.jsonl", "out.csv", "log.txt"))
-        lines = [
+        table, report = Path(scratch, "rows.json"), Path(scratch, "report.json")
+        written = [
             {"id": str(row.id), "img": str(images / row.img), "text": row.text}
             | ({"features": str(features / f"{row.id}.npz")} if features else {})
             for row in rows
         ]
-        write_bytes(table, b"".join(map(json_bytes, lines)))
+        write_json(table, written)
+        wanted = Attempt("predict", "", "", annotations=str(table), eval_batch=batch, report=str(report))
+        asked, command, environment = _process(folder, Path(scratch), wanted)
+        events = EventReader(asked.events)
 
         def watch() -> bool:
-            told = re.findall(r"^(\d+) of ", log.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-            done = int(told[-1]) if told else 0
-            bar.advance(done - bar.done)
+            for event in events.poll():
+                bar.advance(event["done"] - bar.done)
             return False
 
-        command = [sys.executable, str(SCRIPT), str(table), "-o", str(csv), "--timings"]
         ended = run_child(
-            [*command, "--model", str(folder), "--batch-size", str(batch)],
-            log=log,
-            environment={**os.environ, "PYTHONUTF8": "1"},
-            stop_file=Path(scratch, "stop"),
+            command,
+            log=asked.log,
+            environment=environment,
+            stop_file=asked.attempt.stop,
             watch=watch,
             patience=1.0,
             terminate=0.0,
         )
         if ended.stop_requested:
             raise Interrupted("interrupted")
-        said = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if end := Exit.load(asked.attempt.exit):
+            raise MmfError(end.message)
         if ended.code:
-            if not said or not said[-1].startswith("error: "):
-                raise TrainingError(f"{SCRIPT} ended unexpectedly (code {ended.code})")
-            raise MmfError(said[-1].removeprefix("error: "))
-        probas = [row.proba for row in in_order(read_predictions(csv), [str(row.id) for row in rows])]
-        return probas, json.loads(said[-1])
+            raise TrainingError(f"{SCRIPT} ended unexpectedly (code {ended.code})")
+        found = read_json(report)
+        return found["probas"], found["timings"]
+
+
+def _process(folder: Path, scratch: Path, asked: Attempt) -> tuple[Attempt, list[str], dict[str, str]]:
+    """Save what a process with a model is asked for, and return that, its command and its environment."""
+    asked = replace(asked, attempt_dir=str(Run(scratch).new_attempt().path))
+    asked.save()
+    command = module_command("mmf_win.export.serving", str(folder), str(asked.attempt.request))
+    return asked, command, {**os.environ, "PYTHONUTF8": "1"}
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,4 @@ class ExportedModel:
 
     def serve(self, scratch: Path) -> Server:
         """A child that has loaded the model, and answers; its files lie in ``scratch``."""
-        asked = Attempt("predict", "", "", attempt_dir=str(Run(scratch).new_attempt().path))
-        asked.save()
-        command = module_command("mmf_win.export.serving", str(self.folder), str(asked.attempt.request))
-        return Server(asked, command, {**os.environ, "PYTHONUTF8": "1"})
+        return Server(*_process(self.folder, scratch, Attempt("predict", "", "", serve=True)))

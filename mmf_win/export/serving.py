@@ -1,4 +1,4 @@
-"""``python -m mmf_win.export.serving FOLDER REQUEST``: an exported model that stays warm and answers."""
+"""``python -m mmf_win.export.serving FOLDER REQUEST``: the process of an exported model."""
 
 from __future__ import annotations
 
@@ -7,26 +7,40 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import UnreadableImage
-from mmf_win.export.run import Model
+from mmf_win.export.run import Model, Unusable, told
+from mmf_win.files import read_json, write_json
 from mmf_win.protocol import Attempt, Exit
 from mmf_win.protocol.serving import answer
 
 
 def main(folder: Path, asked: Attempt) -> None:
-    """Load the model, and answer until the parent is gone."""
+    """Load the model, and predict the rows of a file, or answer until the parent is gone."""
     try:
         model = Model(folder)
-    except SystemExit as end:
-        Exit("mmf", str(end.code).removeprefix("error: ")).save(asked.attempt.exit)
-        raise
+        if not asked.serve:
+            _predict_rows(model, asked)
+            return
+    except Exception as error:
+        Exit("mmf", told(error)).save(asked.attempt.exit)
+        sys.exit(f"error: {told(error)}")
 
     def predict(rows: list[dict[str, Any]]) -> list[float]:
         try:
             return model.predict([{**row, "img": Path(row["img"])} for row in rows])
-        except SystemExit as end:
-            raise UnreadableImage(str(end.code).removeprefix(f"error: meme {rows[0]['id']}: ")) from None
+        except Unusable as error:
+            raise UnreadableImage(error.reason) from None
 
     answer(asked, predict)
+
+
+def _predict_rows(model: Model, asked: Attempt) -> None:
+    rows = read_json(Path(asked.annotations or ""))
+
+    def tell(done: int) -> None:
+        asked.write_event("predict", done=done, total=len(rows))
+
+    probas, timings = model.predict_all(rows, asked.eval_batch or len(rows), tell)
+    write_json(Path(asked.report or ""), {"probas": probas, "timings": timings})
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
     if sys.platform != "win32":
         stopping = tool.folder / "run.py"
         stopping.write_text(f"import os, signal\nos.kill({os.getpid()}, signal.SIGINT)\nsignal.pause()\n")
-        monkeypatch.setattr(running, "SCRIPT", stopping)
+        monkeypatch.setattr(running, "module_command", lambda *_: [sys.executable, str(stopping)])
         assert tool.code("export", run.id, "-o", str(folder)) == 130
         faulty({"at": "exporting", "do": "wait_to_be_stopped", "once": str(at)})
         with user(tool, "export", run.id, "-o", str(folder), "--trust") as somebody:

@@ -1,29 +1,57 @@
-"""How the process of an exported model ends; scripts stand for run.py."""
+"""How the process of an exported model ends; a damaged model is real, scripts stand for what dies."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mmf_win.dataset.annotations import Row
 from mmf_win.errors import MmfError, TrainingError
 from mmf_win.export import running
+from mmf_win.files import write_json
+
+ROWS = [Row(1, "1.png", "text", None, 1)]
 
 
-@pytest.mark.parametrize(
-    ("script", "kind", "told"),
-    [
-        ("import sys; sys.exit('error: model.onnx: damaged')", MmfError, r"^model\.onnx: damaged$"),
-        ("import sys; print('1 of 2 memes', flush=True); sys.exit(3)", TrainingError, r"\(code 3\)"),
-        ("import os; os._exit(4)", TrainingError, r"\(code 4\)"),
-    ],
-)
-def test_a_model_that_cannot_be_run_is_told_apart_from_a_process_that_died(
-    script: str, kind: type[Exception], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def write_model(folder: Path) -> None:
+    """Write a model that takes text alone, whose two files of data are damaged."""
+    about: dict[str, Any] = {"text": False, "image": False, "features": False, "inputs": []}
+    write_json(folder / "model.json", {**about, "versions": {"onnxruntime": "1"}, "run": "r"})
+    (folder / "model.onnx").write_bytes(b"none")
+
+
+def test_a_damaged_model_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
+    with pytest.raises(MmfError, match="^" + str(tmp_path / "model.json").replace("\\", ".")):
+        running.run_model(tmp_path, ROWS, tmp_path)
+    write_model(tmp_path)
+    with pytest.raises(MmfError, match=r"^made with onnxruntime 1, this is [^:]*: .*model\.onnx: ") as raised:
+        running.run_model(tmp_path, ROWS, tmp_path)
+    assert "\n" not in str(raised.value) and "error:" not in str(raised.value)
+
+
+@pytest.mark.parametrize("script", ["print('error: none', flush=True); sys.exit(3)", "os._exit(4)"])
+def test_a_process_that_died_is_told_apart_from_a_model_that_cannot_be_run(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stub = tmp_path / "run.py"
-    stub.write_text(script, encoding="utf-8")
-    monkeypatch.setattr(running, "SCRIPT", stub)
-    with pytest.raises(kind, match=told):
-        running.run_model(tmp_path, [Row(1, "1.png", "text", None, 1)], tmp_path)
+    command = [sys.executable, "-c", f"import os, sys; {script}"]
+    monkeypatch.setattr(running, "module_command", lambda *_: command)
+    with pytest.raises(TrainingError, match=r"run\.py ended unexpectedly \(code [34]\)"):
+        running.run_model(tmp_path, ROWS, tmp_path)
+
+
+def test_an_image_that_cannot_be_read_is_named_without_its_row() -> None:
+    pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
+    pytest.importorskip("tokenizers", reason="could not import tokenizers")
+    from mmf_win.export.run import Unusable, opened
+
+    def refuse(_: Path) -> None:
+        raise ValueError("it is\nnone")
+
+    with pytest.raises(Unusable) as raised:
+        opened(Path("a.png"), refuse, "m 5")
+    assert str(raised.value) == "meme m 5: a.png: it is"
+    assert (raised.value.reason, raised.value.meme) == ("a.png: it is", "m 5")
