@@ -25,15 +25,23 @@ class MmfwError(Exception):
         message: what went wrong, naming the file.
         hint: the next step: a sentence, or a command.
         log: the output of the attempt of a run that ended with the error.
+        about: what the whole message begins with, as ``run ID`` or ``FILE:``.
     """
 
     exit_code: ClassVar[int] = 1
     hint: str | None = None
 
-    def __init__(self, message: str, *, hint: str | None = None, log: Path | None = None) -> None:
-        super().__init__(message)
+    def __init__(
+        self, message: str, *, hint: str | None = None, log: Path | None = None, about: str = ""
+    ) -> None:
+        super().__init__(f"{about} {message}" if about else message)
+        self.about, self.reason = about, message
         self.hint = hint or self.hint
         self.log = log
+
+    def without(self, about: str) -> str:
+        """Return the message for a place that shows ``about`` already."""
+        return self.reason if self.about == about else str(self)
 
 
 class UsageError(MmfwError):

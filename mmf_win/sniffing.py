@@ -7,9 +7,30 @@ import re
 HEAD = 512
 """Bytes from a file's start that :func:`recognize_substitute` needs."""
 
-CONVERT = "run `mmfw convert FOLDER`"
-UNPACK = f"unpack it with 7-Zip, then {CONVERT}"
-UNPACK_TWICE = "unpack it with 7-Zip, then run `mmfw convert FILE` with what comes out"
+
+class NextCommand(str):
+    """A hint that ends with a command of mmfw, which gets what the user has unpacked.
+
+    Args:
+        first: the steps before it.
+        rest: what follows the command's name.
+        command: what stands before ``rest``.
+    """
+
+    def __new__(cls, first: str, rest: str = "FOLDER`", command: str = "mmfw convert") -> NextCommand:
+        hint = super().__new__(cls, f"{first}, then run `{command} {rest}")
+        hint._parts = first, rest
+        return hint
+
+    _parts: tuple[str, str]
+
+    def by(self, command: str) -> NextCommand:
+        """Return the hint with another command."""
+        return NextCommand(*self._parts, command)
+
+
+UNPACK = NextCommand("unpack it with 7-Zip")
+UNPACK_TWICE = NextCommand("unpack it with 7-Zip", "FILE` with what comes out")
 
 GET_AGAIN = "its download or copy did not succeed; get it again"
 

@@ -20,7 +20,7 @@ from mmf_win.archives.names import find_twins, naming_problem, safe_name
 from mmf_win.console import shell_line
 from mmf_win.errors import ArchiveError, NoPassword, PasswordError
 from mmf_win.files import naming, remove
-from mmf_win.sniffing import CONVERT, UNPACK
+from mmf_win.sniffing import UNPACK, NextCommand
 from mmf_win.threads import Advance, ignore, result_of
 
 BLOCK = 1 << 20
@@ -39,7 +39,7 @@ MOST_DICTIONARY = 256 << 20
 """Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this."""
 
 GET_AGAIN = "the file may be incomplete or damaged; get it again"
-_RENAME = f"rename or remove this file, then {CONVERT}"
+_RENAME = "rename or remove this file"
 
 
 class Digest(Protocol):
@@ -158,7 +158,7 @@ class Archive(ABC):
     def _require_unchanged(self, cause: ArchiveError | None = None) -> None:
         if self._version is not None and _version(self.path) not in (None, self._version):
             hint = "wait until its download or copy is complete"
-            raise ArchiveError(f"{self.path}: it was changed while it was read", hint=hint) from cause
+            raise unsupported(self.path, "it was changed while it was read", hint=hint) from cause
 
     def _require_password(self) -> str:
         """The password, asked for when it is first needed."""
@@ -201,7 +201,7 @@ class Archive(ABC):
         """``members``, with those marked whose names clash or cannot be written everywhere."""
         listed = list(members)
         twins = find_twins(member.name for member in listed)
-        hint = _RENAME if self.path.is_dir() else f"unpack it, {_RENAME}"
+        hint = NextCommand(_RENAME if self.path.is_dir() else f"unpack it, {_RENAME}")
         for at, member in enumerate(listed):
             if not member.problem and (problem := naming_problem(member.name) or twins.get(member.name)):
                 listed[at] = replace(member, problem=problem, hint=hint)
@@ -222,7 +222,7 @@ class Archive(ABC):
             return safe_name(raw)
         except ValueError as error:
             hint = "this archive may be an attack; get it from another place"
-            raise ArchiveError(f"{self.path}: member {raw[:100]!r} is refused: {error}", hint=hint) from None
+            raise unsupported(self.path, f"member {raw[:100]!r} is refused: {error}", hint=hint) from None
 
 
 class Output:
@@ -325,14 +325,14 @@ def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:
 
 def unsupported(path: Path, reason: str, member: str | None = None, hint: str = UNPACK) -> ArchiveError:
     """Return the error for what may be intact, but is not read."""
-    what = f"{path}: {reason}" if member is None else f"{path}: member {member}: {reason}"
-    return ArchiveError(what, hint=hint)
+    what = reason if member is None else f"member {member}: {reason}"
+    return ArchiveError(what, hint=hint, about=f"{path}:")
 
 
 def split(path: Path, first: str) -> ArchiveError:
     """Return the error for one part of a split archive, whose ``first`` part 7-Zip has to be given."""
     command = shell_line("7z", "x", first)
-    hint = f"put all its parts into one folder, run `{command}` there, then {CONVERT}"
+    hint = NextCommand(f"put all its parts into one folder, run `{command}` there")
     return unsupported(path, "it is one part of a split archive", hint=hint)
 
 

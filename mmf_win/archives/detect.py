@@ -16,7 +16,7 @@ from mmf_win.archives.base import BLOCK, Archive, Ask, Choose, Extracted, Member
 from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
 from mmf_win.files import files_below
-from mmf_win.sniffing import HEAD, UNPACK, recognize_substitute
+from mmf_win.sniffing import HEAD, NextCommand, recognize_substitute
 from mmf_win.threads import Advance
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a part of several
@@ -69,7 +69,8 @@ def _open(path: Path, head: bytes, ask: Ask | None, *, listed: bool) -> Archive:
         return TarArchive(path, head.startswith(_GZIP), listed=listed)
     with suppress(zipfile.BadZipFile):  # a Zip64 that is damaged, or the last part of several
         if not zipfile.is_zipfile(path):  # a self-extracting one begins with a program
-            hint = f"zip, 7z, tar, tar.gz and folders are read; if it is another archive, {UNPACK}"
+            others = "zip, 7z, tar, tar.gz and folders are read; if it is another archive"
+            hint = NextCommand(f"{others}, unpack it with 7-Zip")
             raise unsupported(path, "not an archive that mmfw reads", hint=hint)
     return ZipArchive(path, ask)
 

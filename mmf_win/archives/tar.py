@@ -16,7 +16,7 @@ from typing import Any
 from mmf_win.archives.base import BLOCK, GET_AGAIN, INFLATE_ERROR, Archive, Choose, Extracted, Member, write
 from mmf_win.archives.readahead import ReadAhead
 from mmf_win.console import Progress
-from mmf_win.sniffing import CONVERT, UNPACK, UNPACK_TWICE
+from mmf_win.sniffing import UNPACK, UNPACK_TWICE, NextCommand
 from mmf_win.threads import Advance, ignore
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
@@ -38,10 +38,8 @@ _DAMAGE: tuple[type[Exception], ...] = (
 )
 
 
-_NO_TAR = "there is no tar in it"
-# 7-Zip 26 spoils some sparse files.
-_UNPACK_SPARSE = f"unpack it with `tar -xf`, then {CONVERT}; or pack it again, with GNU tar without --sparse"
-_UNPACK_SPARSE += ", with bsdtar by --no-read-sparse"
+_PACK_AGAIN = "; or pack it again, with GNU tar without --sparse, with bsdtar by --no-read-sparse"
+_UNPACK_SPARSE = NextCommand("unpack it with `tar -xf`", f"FOLDER`{_PACK_AGAIN}")  # 7-Zip 26 spoils some
 
 
 class TarArchive(Archive):
@@ -111,7 +109,8 @@ class TarArchive(Archive):
         return done
 
     def _member(self, info: Any) -> Member:
-        problem, hint = None if info.isreg() else "it is a device, not a file", UNPACK
+        problem = None if info.isreg() else "it is a device, not a file"
+        hint: str = UNPACK
         if info.issym():
             problem = "it is a symbolic link"
         elif info.islnk():  # which its target takes the place of
@@ -151,9 +150,13 @@ class TarArchive(Archive):
             self._require_unchanged()
             kind = "tar.gz" if self._is_packed else "tar"
             refusal = self._error(f"not a valid {kind}: {error}")
-            if _NO_TAR in str(error):
+            if isinstance(error, _NoTar):
                 refusal.hint = UNPACK_TWICE
             raise refusal from error
+
+
+class _NoTar(tarfile.ReadError):
+    """A file does not begin with a tar's header."""
 
 
 class _Tar(tarfile.TarFile):
@@ -175,7 +178,9 @@ class _Info(tarfile.TarInfo):
         except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
-            raise tarfile.ReadError(f"its end is missing ({error})" if tar.offset else _NO_TAR) from error
+            if not tar.offset:
+                raise _NoTar("there is no tar in it") from error
+            raise tarfile.ReadError(f"its end is missing ({error})") from error
 
     def _block(self, count: int) -> int:
         """Where tarfile rounds sizes up; Pythons with CVE-2025-8194 go back in the file by negative ones."""

@@ -99,7 +99,7 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
         for file in with_rest_counted(finding.repaired):
             say(file, label=f"{what} repaired:", code=code)
         if finding.error is not None:
-            said = str(finding.error).removeprefix(f"{finding.what}: ")
+            said = finding.error.without(what)
             if said != "; ".join(finding.problems):
                 say(said, label=what, code=code)
             if finding.error.hint:

@@ -12,6 +12,7 @@ from mmf_win.errors import ArchiveError, DatasetError, HostileFeatures
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import Places, expanded
+from mmf_win.sniffing import NextCommand
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import finish_installation
 from mmf_win.upstream.zoo import Version
@@ -61,12 +62,13 @@ def extract_features(
         try:
             require_harmless(lmdb)
         except HostileFeatures as error:
-            raise HostileFeatures(f"{archive}: {str(error).removeprefix(f'{lmdb}: ')}") from None
+            raise HostileFeatures(error.without(f"{lmdb}:"), about=f"{archive}:") from None
 
     try:
         extract_verified(archive, features, ask=ask, choose=choose_features, check=check, replaces=[marker])
     except ArchiveError as error:
-        error.hint = error.hint and error.hint.replace(" convert F", " features extract F")
+        if isinstance(error.hint, NextCommand):
+            error.hint = error.hint.by("mmfw features extract")
         raise
     if version is not None:
         mark_built(marker, version)

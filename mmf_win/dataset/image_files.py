@@ -17,7 +17,7 @@ from typing import NamedTuple
 from mmf_win.console import first_few
 from mmf_win.images import open_image
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.sniffing import GET_AGAIN, HEAD, recognize_substitute
+from mmf_win.sniffing import GET_AGAIN, HEAD, NextCommand, recognize_substitute
 
 _PNG, _IEND = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xae\x42\x60\x82"
 _JPEG, _EOI = b"\xff\xd8\xff", b"\xff\xd9"
@@ -60,7 +60,7 @@ def find_flaw(path: Path) -> Flaw | None:
     is_drawing = b"<svg" in head
     if not is_drawing and (substitute := recognize_substitute(head)):
         kind, hint = substitute
-        return Flaw(kind, _REPLACE if hint.startswith("unpack") else hint)
+        return Flaw(kind, _REPLACE if isinstance(hint, NextCommand) else hint)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

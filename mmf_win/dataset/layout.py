@@ -21,7 +21,7 @@ from mmf_win.archives.names import folded, group_alike
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.errors import DatasetError
-from mmf_win.sniffing import CONVERT
+from mmf_win.sniffing import NextCommand
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
@@ -162,10 +162,10 @@ def require_images(
 def suggest(source: Path, otherwise: str = "get a complete copy", members: Iterable[str] = ()) -> str:
     """Return the next step where something is missing; Google Drive makes several archives of one folder."""
     if inner := [name for name in members if _ARCHIVE.search(name)]:
-        return f"unpack the archives in it ({first_few(inner)}) into one folder, then {CONVERT}"
+        return NextCommand(f"unpack the archives in it ({first_few(inner)}) into one folder")
     if source.is_dir() or not _ONE_OF_SEVERAL.search(source.stem):
         return otherwise
-    return f"unpack all archives of this download into one folder, then {CONVERT}"
+    return NextCommand("unpack all archives of this download into one folder")
 
 
 def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:

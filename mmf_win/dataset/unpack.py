@@ -206,6 +206,8 @@ def _image_archive(
         inner = open_archive(path)
         yield inner, find_images(member.name for member in inner.members)
     except ArchiveError as error:  # the user has never seen the file that it is about
-        shown = f"{archive.path}: member {layout.packed_images}"
-        raise ArchiveError(str(error).replace(str(path), shown), hint=error.hint) from error
+        if error.about != f"{path}:":
+            raise
+        about = f"{archive.path}: member {layout.packed_images}:"
+        raise ArchiveError(error.reason, hint=error.hint, about=about) from error
     remove(path)

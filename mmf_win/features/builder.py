@@ -22,7 +22,7 @@ import numpy as np
 from mmf_win.console import Progress
 from mmf_win.errors import DatasetError
 from mmf_win.features import lmdb_file
-from mmf_win.features.safe_pickle import load_npy
+from mmf_win.features.safe_pickle import Unreadable, load_npy
 from mmf_win.unpacking.staging import require_space
 
 _INFO = "_info.npy"
@@ -132,7 +132,8 @@ def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
     except MemoryError:
         raise
     except Exception as error:  # whatever a damaged file leads to
-        why = str(error).removeprefix("it cannot be read: ").partition("\n")[0] or type(error).__name__
+        reason = error.reason if isinstance(error, Unreadable) else str(error)
+        why = reason.partition("\n")[0] or type(error).__name__
         raise DatasetError(
             f"{path}: it cannot be read: {why}",
             hint="extract the features of this image again, or take the file away; "

@@ -101,16 +101,21 @@ def _opened(folder: Path) -> lmdb.Environment:
 def answer(target: Path, output: Path, make: Callable[[], object]) -> int:
     """Write JSON, and return the exit code of this process.
 
-    It has under ``answer`` what ``make`` returns of the LMDB, or under ``error`` what is wrong, with
-    its ``hint`` and its ``kind``, a class of :mod:`mmf_win.errors`.
+    It has under ``answer`` what ``make`` returns of the LMDB, or under ``error`` what is wrong, what that is
+    ``about``, its ``hint`` and its ``kind``, a class of :mod:`mmf_win.errors`.
     """
     try:
         found = {"answer": make()}
     except MmfwError as error:
-        found = {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
+        found = {
+            "error": error.reason,
+            "about": error.about,
+            "hint": error.hint,
+            "kind": type(error).__name__,
+        }
     except (OSError, lmdb.Error, MemoryError) as error:
         text = str(error) or "not enough memory"
-        found = {"error": f"{target}: {text}", "hint": None, "kind": ResourceError.__name__}
+        found = {"error": text, "about": f"{target}:", "hint": None, "kind": ResourceError.__name__}
     except KeyboardInterrupt:
         return Interrupted.exit_code
     write_json(output, found)

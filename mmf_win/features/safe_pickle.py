@@ -42,6 +42,14 @@ class Refused(pickle.UnpicklingError):
     """A pickle holds what numpy does not write, and to load it could run any code."""
 
 
+class Unreadable(ValueError):
+    """A pickle is damaged, for this ``reason``."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"it cannot be read: {reason}")
+        self.reason = reason
+
+
 def _refused(what: str) -> Refused:
     return Refused(f"it {what}, and only plain arrays are loaded")
 
@@ -217,7 +225,7 @@ def loads(pickled: bytes | memoryview) -> Any:
     except (Refused, MemoryError):
         raise
     except Exception as error:  # whatever a damaged pickle leads to
-        raise ValueError(f"it cannot be read: {str(error) or type(error).__name__}") from error
+        raise Unreadable(str(error) or type(error).__name__) from error
     try:
         return _Making(3 * len(pickled)).made(told)
     except (Refused, MemoryError):
@@ -266,8 +274,8 @@ def told_of(
     try:
         yield
     except Refused as error:
-        message = f"{path}: not used, since what is in it could run code: {part}{error}"
-        raise HostileFeatures(message) from None
+        message = f"not used, since what is in it could run code: {part}{error}"
+        raise HostileFeatures(message, about=f"{path}:") from None
     except MemoryError:
         raise
     except damage as error:

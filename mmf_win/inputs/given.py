@@ -144,7 +144,7 @@ class Input:
         """The error that files are damaged or missing and nothing has them; None where something may."""
         if self.source is not None:
             return None
-        return DataError(f"{self.title}: {'; '.join(finding.problems)}", hint=self.hint)
+        return DataError("; ".join(finding.problems), hint=self.hint, about=f"{self.title}:")
 
     def copy_names(self) -> Sequence[str]:
         """What a copy is called that could be taken from a mirror; nothing where none could be."""

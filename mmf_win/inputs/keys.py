@@ -78,7 +78,8 @@ def answer_of(module: str, lmdb: str, *words: str) -> Any:
         except OSError:
             raise DamagedFeatures(f"{lmdb}: not read or written to its end (exit code {code})") from None
     if "error" in found:
-        raise getattr(errors, found["kind"])(found["error"], hint=found["hint"])
+        kind, message = getattr(errors, found["kind"]), found["error"]
+        raise kind(message, hint=found["hint"], about=found["about"])
     return found["answer"]
 
 

@@ -49,8 +49,6 @@ def check(
             if is_of_model and error.log is not None and error.log.is_file():
                 lines = error.log.read_text(encoding="utf-8", errors="replace").splitlines()
                 _log.info("the end of its output:\n%s", "\n".join(lines[-_SHOWN:]))
-                kept = f"the whole output is in {error.log}"
-                error.hint = (error.hint or "").replace(kept, "`mmfw train` keeps the whole output")
             raise
         events = list(read_events(run.events))
         for event in (each for each in events if each["attempt"] == events[-1]["attempt"]):

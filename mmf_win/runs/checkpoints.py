@@ -84,7 +84,7 @@ def choose(run: Run, wanted: str) -> Path:
         file, why = broken[0]
         raise CheckpointError(f"{file}: {why}", hint="no other checkpoint of this run is intact")
     hint = f"training makes one; see {run.log} for how the run went"
-    raise CheckpointError(f"run {run.id} has no checkpoint", hint=hint)
+    raise CheckpointError("has no checkpoint", hint=hint, about=f"run {run.id}")
 
 
 def _foreign(run: Run, path: Path, events: Sequence[Event]) -> str | None:

@@ -123,7 +123,7 @@ def newest(
         use: raises DataError for a run that will not do; None for one that is not meant.
         preset: only runs of this preset.
     """
-    passed: list[tuple[Run, Exception]] = []
+    passed: list[tuple[Run, DataError | OSError]] = []
     for run in named(save_dir, wanted):
         try:
             if preset is not None and run.request().preset != preset:
@@ -135,7 +135,8 @@ def newest(
         if found is None:
             continue
         for other, why in passed:
-            _log.warning("skipping run %s: %s", other.id, str(why).removeprefix(f"run {other.id} "))
+            reason = why if isinstance(why, OSError) else why.without(f"run {other.id}")
+            _log.warning("skipping run %s: %s", other.id, reason)
         if passed:
             _log.warning("taking run %s", run.id)
         note_odd_time(run)

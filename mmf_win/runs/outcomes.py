@@ -72,20 +72,28 @@ def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
     return end
 
 
-def as_error(end: Exit, asked: Attempt) -> errors.MmfwError:
-    """The outcome of an attempt as an error whose class gives the exit code, with what to do next."""
+def as_error(end: Exit, asked: Attempt, output: str | None = None) -> errors.MmfwError:
+    """Return the outcome of an attempt as an error whose class gives the exit code, with what to do next.
+
+    Args:
+        end: the outcome.
+        asked: the attempt.
+        output: the sentence of the hint about the output, if not that it is in the log.
+    """
+    kept = "`mmfw train` keeps the whole output" if asked.check else f"the whole output is in {asked.log}"
+    output = output or kept
     message = end.message or end.outcome
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"
-    hint = _hint_after(end.outcome, asked)
+    hint = _hint_after(end.outcome, asked, output)
     if end.hint:
         # Of "internal" it is only where the output is.
-        more = _hint_after("killed" if end.outcome == "disk" else "internal", asked)
+        more = _hint_after("killed" if end.outcome == "disk" else "internal", asked, output)
         hint = f"{end.hint}; {more}"
     return _ERRORS.get(end.outcome, errors.TrainingError)(message, hint=hint, log=asked.log)
 
 
-def _hint_after(outcome: str, asked: Attempt) -> str | None:
+def _hint_after(outcome: str, asked: Attempt, output: str) -> str | None:
     run, resumes = Run(asked.run.path), asked.action == "train" and not asked.is_trial
     resumes = resumes and not asked.node_rank  # the first machine keeps the run
     if outcome == "interrupted":
@@ -105,8 +113,7 @@ def _hint_after(outcome: str, asked: Attempt) -> str | None:
         hint = hint.format(resume=f"{command} resumes from the last intact checkpoint", again=command)
     else:
         hint = hint.format(resume=_BEGIN, again="the same command")
-    where = f"the whole output is in {asked.log}"
-    return f"{hint}; {where}" if hint else where
+    return f"{hint}; {output}" if hint else output
 
 
 def resume(run: Run) -> str:

@@ -72,10 +72,11 @@ class Server:
             code = self._child.close()
         ended = Ended(code, stop_requested=False, killed=False)
         end = exit_of(self._asked, ended, memory_ran_out=oom_kills() != self._kills)
-        error, log = as_error(end, self._asked), self._asked.log
+        log = self._asked.log
         tail = read_tail(log, _TAIL).decode(errors="replace").strip() if log.exists() else ""
         said = f"the end of its output:\n{tail}" if tail else "it has printed nothing"
-        error.hint, error.log = (error.hint or "").replace(f"the whole output is in {log}", said), None
+        error = as_error(end, self._asked, said)
+        error.log = None
         return error
 
     def close(self) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import os
+import pickle
 import re
 import shutil
 from collections.abc import Callable
@@ -132,3 +134,30 @@ def test_features_in_an_archive_that_is_not_read_are_extracted_from_a_folder(
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     given = {"FOLDER": lay_out(features, user_dir / "unpacked")}
     mmfw(*(given.get(word, word) for word in typed(command)), *where)
+
+
+@pytest.mark.parametrize("make", [split, twice_packed], ids=lambda make: make.__name__)
+@requires_tool("7z")
+def test_the_hint_of_features_that_cannot_be_read_names_the_command_that_was_run(
+    make: Callable[[Path], Path], user_dir: Path, mmfw: Mmfw
+) -> None:
+    path = make(user_dir)
+    mmfw("features", "extract", path, "--data-dir", user_dir / "data", code=3)
+    assert re.findall("`(mmfw .*?) F[A-Z]*`", mmfw.err) == ["mmfw features extract"]
+
+
+def test_hostile_features_are_named_by_their_archive(user_dir: Path, mmfw: Mmfw) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    folder = user_dir / "made" / "detectron.lmdb"
+    folder.mkdir(parents=True)
+    with (
+        lmdb.open(str(folder), map_size=1 << 20, lock=False) as environment,
+        environment.begin(write=True) as transaction,
+    ):
+        transaction.put(b"keys", pickle.dumps(os.getcwd))
+    path = hostile.plain_zip(
+        user_dir / "features.zip", {"detectron.lmdb/data.mdb": (folder / "data.mdb").read_bytes()}
+    )
+    mmfw("features", "extract", path, "--data-dir", user_dir / "data", code=3)
+    told = f"error: {path}: not used, since what is in it could run code: the list of its keys: "
+    assert mmfw.err.startswith(told) and "use features that were extracted by somebody you trust" in mmfw.err

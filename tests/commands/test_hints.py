@@ -120,7 +120,6 @@ ELSEWHERE = {
     "runs/published_weights: mmfw train": "test_training_on_from_weights_begins_at_update_0",
     "inputs/check: --allow-missing": "test_rows_without_features_are_left_out_only_when_that_is_allowed",
     "runs/outcomes: mmfw predict": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
-    "runs/outcomes: mmfw train": "test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say",
     "dataset/annotations: mmfw convert": "test_the_dataset_is_made_where_it_was_missed",
     "doctor/verify: mmfw convert": "test_verify_names_pictures_that_an_earlier_version_took",
     "runs/folder: mmfw train": "test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says",
@@ -128,7 +127,7 @@ ELSEWHERE = {
     "runs/folder: mmfw runs": "test_a_run_that_cannot_be_read_is_removed_as_the_hint_says",
     "results/report/pages: mmfw predict": "test_what_is_not_predicted_yet_or_wrong"
     "_is_predicted_as_the_hint_says",
-    "runs/checking: mmfw train": "test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output",
+    "runs/outcomes: mmfw train": "test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output",
     "untrusted": "test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted",
     "runs/own_code: --trust": "test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches",
     "compat/transformers: --trust": "test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so",

@@ -167,3 +167,10 @@ def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhi
     assert exit_of(request, stopped, memory_ran_out=False).outcome == "interrupted"
     end = Exit.load(only_run(tmp_path).exit_file)
     assert end is not None and end.outcome == "interrupted", "the run remembers it"
+
+
+def test_the_hint_says_where_the_output_is_for_whom_it_is(tmp_path: Path) -> None:
+    request, end = training(only_run(tmp_path)), Exit("internal", "why")
+    assert as_error(end, request).hint == f"the whole output is in {request.log}"
+    assert as_error(end, replace(request, check=True)).hint == "`mmfw train` keeps the whole output"
+    assert as_error(end, request, "it has printed nothing").hint == "it has printed nothing"

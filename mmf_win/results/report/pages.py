@@ -63,7 +63,7 @@ def with_something_to_show(run: Run) -> Run:
     known = Record.read(run)
     if known.scores.made or any(event["kind"] in ("train", "val") for event in known.events):
         return run
-    raise DataError(f"run {run.id} has neither updates nor predictions to show")
+    raise DataError("has neither updates nor predictions to show", about=f"run {run.id}")
 
 
 def of_ensemble(csv: Path) -> Path:
