@@ -42,7 +42,6 @@ COMMANDS = {
     "export": "Export a trained run as ONNX, with a script that runs it.",
     "check-submission": "Check a prediction file against a split.",
     "check": "Look for mistakes in a model and its data before training.",
-    "profile": "Show where the time of training goes, and what helps.",
     "report": "Make a page about a run, or compare several.",
     "sweep": "Run many experiments: grids, seeds and searches.",
     "runs": "List what ran and how well.",
@@ -50,7 +49,8 @@ COMMANDS = {
     "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
 }
 
-_REMOVED = {"bug-report": "mmfw doctor --report FILE.zip"}  # command → what replaces it
+REPLACED = {"profile": "mmfw train --profile N", "bug-report": "mmfw doctor --report FILE.zip"}
+"""Removed command → the command that replaces it."""
 
 
 class _LazyGroup(click.Group):
@@ -60,8 +60,8 @@ class _LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _REMOVED and not ctx.resilient_parsing:
-            raise UsageError(f"`mmfw {cmd_name}` was removed; use `{_REMOVED[cmd_name]}`")
+        if cmd_name in REPLACED and not ctx.resilient_parsing:
+            raise UsageError(f"`mmfw {cmd_name}` was replaced by `{REPLACED[cmd_name]}`")
         if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(f"mmf_win.commands.{cmd_name.replace('-', '_')}").command

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from mmf_win.commands import options
 from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
+from mmf_win.commands.profiling import print_profile, require_profilable, start_again
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import tracked, usable, write_page
 from mmf_win.console import aligned, controls_escaped, duration, print_json, print_tree, say, shell_line
@@ -51,6 +52,7 @@ Examples:
   mmfw train mmbt_grid --nproc auto         one process on each GPU
   mmfw train mmbt_grid --track mlflow       send scalars, scores and the outcome to MLflow
   mmfw train text_bert --teacher FILE.csv   learn from predictions of a larger model, too
+  mmfw train mmbt_grid --profile 30         where the time of 30 updates goes, and what helps
   mmfw train mmbt_grid --dry-run            the settings that MMF would get"""
 )
 @options.words("[PRESET] [KEY=VALUE ...]", "PRESET")
@@ -114,6 +116,13 @@ Examples:
     default=True,
     help="Start with the whole batch instead of the micro-batch that fitted before.",
 )
+@options.number(
+    "--profile",
+    meaning="Train so many updates from the beginning, of PRESET or the run that --resume names, and show "
+    "where their time goes and what helps. No run is kept or changed; torch's trace goes to profiles/TIME in "
+    "the save dir.",
+    least=6,
+)
 @click.option(
     "--dry-run",
     is_flag=True,
@@ -128,6 +137,7 @@ def command(
     init: str | None,
     source: str | None,
     name: str | None,
+    profile: int | None,
     show_list: bool,
     trackers: tuple[str, ...],
     models: Models,
@@ -153,6 +163,9 @@ def command(
         fit = "run" if fit.casefold() == SWEEPS else fit
         if name != fit:
             raise UsageError(f"a run cannot be named {name!r}", hint=shell_line("--name", fit))
+    if profile is not None:
+        require_profilable(click.get_current_context())
+        trackers = ()  # which MMFW_TRACK may name
     names, overrides = split_words(words, names=1)
     preset = next(iter(names), None)
     if chosen["updates"] and chosen["epochs"]:
@@ -175,11 +188,16 @@ def command(
         again = shell_line("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)
         raise UsageError(f"{preset} is a run, not a preset", hint=f"`{again}`")
     once = Once.of(overrides, teacher=teacher and str(expanded(teacher).absolute()), **chosen)
-    if resume is not None:
+    if resume is not None and profile is not None:
+        start = start_again(resume, preset, once, data_dir, save_dir)
+    elif resume is not None:
         require_optimizer_kept(overrides)
         start = training.resumed(resume, preset, once, name, data_dir, places)
     else:
         start = training.new(str(preset), once, places, name, init=init, source=source)
+    if profile is not None:
+        print_profile(start, profile, as_json=as_json)
+        return None
     if once.dry_run:
         print_tree(training.prepare(start).first.settings, as_json)
         return None

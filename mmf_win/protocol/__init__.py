@@ -29,7 +29,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     predict_started  device, precision, batch, workers
     predict          done, total: rows
     checked          a Remark of one check before training; see check_result.py
-    profiled         what was measured of a training that is profiled; see runs/profiling.py
+    profiled         what was measured of a training with --profile; see profile.py
     nonfinite        text (the message), update (done before), quantity (not finite: loss, gradient, weights),
                      bad_parameters; of a loss or gradient also module (the first one), inputs_finite (whether
                      its were), ids (of the pass), bad_ids (of its rows), bad_fields (of the batch)

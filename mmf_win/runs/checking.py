@@ -29,7 +29,7 @@ def check(
     """Check the training of a preset, or of a run from its beginning; its name, and what was found.
 
     Nothing stays. The class of an MmfwError says why the model could not be built; see
-    :func:`mmf_win.runs.profiling.profile` for the arguments.
+    :func:`mmf_win.runs.profiling.start_of` for the arguments.
     """
     name, start = start_of(wanted, once, data_dir, save_dir)
     # Labels can be learnt by heart, and a teacher's probabilities cannot.

@@ -92,6 +92,7 @@ def test_image_refuses_what_is_about_files_of_predictions(
         (["train", "vilbert", "--resume", RUN], 2, "no run of preset vilbert"),
         (["verify", "--data-dir", "nowhere"], 2, "nowhere"),
         (["verify", "runs", "--save-dir", "nowhere"], 2, "nowhere"),
+        (["check", "nosuch"], 2, "no run named nosuch"),
         (["doktor"], 2, "mmfw doctor"),
         (["nosuch"], 2, "no such command nosuch\nhint: `mmfw --help`"),
         (["sweep", "stauts"], 2, "no such command stauts\nhint: did you mean mmfw sweep status?"),

@@ -153,7 +153,7 @@ def test_a_name_of_a_run_and_of_a_sweep_is_the_runs(mmfw: Mmfw, save: Path) -> N
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "predict", "runs show", "report", "verify", "sweep run", "features status", "profile"],
+    ["train", "predict", "runs show", "report", "verify", "sweep run", "features status", "check"],
 )
 def test_a_wrong_name_in_capitals_is_told_what_it_may_be(mmfw: Mmfw, save: Path, command: str) -> None:
     pytest.importorskip("matplotlib")

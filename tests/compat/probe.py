@@ -329,12 +329,12 @@ def saved_weights(root: Path, world: TinyWorld) -> Any:
 
     from mmf_win.worker.hooks.checkpoint_io import replaced
     from mmf_win.worker.hooks.checkpoints import Checkpoint
-    from mmf_win.worker.hooks.clock import Clock
+    from mmf_win.worker.hooks.phase_timer import PhaseTimer
     from mmf_win.worker.outcome import Diverged
 
     done: list[str] = []
     observer = SimpleNamespace(
-        clock=Clock(),
+        clock=PhaseTimer(),
         is_main=False,
         saving=lambda update: done.append(f"saving {update}"),
         event=lambda kind, **_: done.append(kind),

@@ -1,4 +1,4 @@
-"""``mmfw profile``, and the note of a training that waits for data, on the real MMF."""
+"""``mmfw train --profile``, and the note of a training that waits for data, on the real MMF."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.results import profile as results
 from mmf_win.runs import own_code
 from tests.endtoend.conftest import Faulty, Tool, events
 from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
@@ -30,21 +29,28 @@ def slow_rows(tool: Tool) -> str:
     return f"env.user_dir={folder}"
 
 
+def left(tool: Tool) -> list[str]:
+    """The names of all files in the save dir; each is in a folder of ``profiles``."""
+    files = [path for path in tool.save_dir.rglob("*") if path.is_file()]
+    assert all(path.parents[1] == tool.save_dir / "profiles" for path in files)
+    return sorted(path.name for path in files)
+
+
 def test_a_profile_says_where_the_time_of_a_preset_goes(tool: Tool) -> None:
-    out = tool.folder / "профиль"
-    found = tool("profile", tool.preset("mmbt"), "--updates", "6", "-o", str(out), "training.num_workers=0")
-    assert sorted(path.name for path in out.iterdir()) == ["profile.html", "trace.json"]
-    assert not tool.save_dir.exists()
-    assert set(found["spent"]) <= results.NAMES.keys()
+    found = tool("train", tool.preset("mmbt"), "--profile", "7", "training.num_workers=0")
+    assert left(tool) == ["trace.json"]
+    assert set(found["spent"]) <= found["shares"].keys() and sum(found["shares"].values()) == pytest.approx(1)
     assert all(found["spent"][phase] > 0 for phase in ("data", "forward", "backward", "optimizer", "other"))
     assert found["checkpoint"] > 0 and found["validation"] > 0
-    assert found["batch"] == 4 and found["device"] == "cpu" and found["gpu_busy"] is None
+    assert found["batch_size"] == 4 and found["gpu_busy"] is None
     assert found["checkpoint_interval"] == 1000 and found["evaluation_interval"] == 1000
-    assert found["verdict"]
-    trace = json.loads((out / "trace.json").read_text(encoding="utf-8"))
+    assert found["largest_cost"]
+    assert "Self CPU" in found["table"] and "aten::" in found["table"]
+    trace = json.loads(Path(found["trace"]).read_text(encoding="utf-8"))
     names = [event.get("name", "") for event in trace["traceEvents"]]
     assert sum(name.startswith("Optimizer.step") for name in names) == 1, "an update is traced"
-    assert any("backward" in name.lower() for name in names)
+    assert {"data", "forward", "backward", "optimizer"} <= set(names), "its phases are named"
+    assert "validation" not in names and "checkpoint" not in names
 
 
 @pytest.mark.wide
@@ -55,14 +61,23 @@ def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
         return {path: path.read_bytes() for path in tool.save_dir.rglob("*") if path.is_file()}
 
     before = content()
-    words = ("--updates", "6", "-o", str(tool.folder / "out"), slow_rows(tool))
-    found = tool("profile", run.id, *words, "training.checkpoint_interval=7", "--batch-size", "2")
-    assert found["name"] == run.id and found["batch"] == 2
-    assert found["checkpoint_interval"] == 7 and found["evaluation_interval"] == 1, "those of the run"
+    words = ("--profile", "6", slow_rows(tool), "training.checkpoint_interval=7", "--batch-size", "2")
+    found = tool("train", "--resume", run.id, *words, "training.evaluation_interval=1000")
+    assert found["batch_size"] == 2
+    assert found["checkpoint_interval"] == 7 and found["evaluation_interval"] == 1000
+    Path(found["trace"]).unlink()
     assert content() == before
-    advice = next(each for each in found["verdict"] if "waits for data" in each["text"])
-    assert "for the disk" in advice["text"]
-    assert (advice["setting"] or "").startswith("training.num_workers=")
+    assert "the model waits for data" in found["largest_cost"] and "for the disk" in found["largest_cost"]
+    assert ": training.num_workers=" in found["largest_cost"]
+
+
+@pytest.mark.wide
+@pytest.mark.parametrize("kind", ["checkpoint", "evaluation"])
+def test_saving_or_validating_after_each_update_is_named(tool: Tool, kind: str) -> None:
+    other = {"checkpoint": "evaluation", "evaluation": "checkpoint"}[kind]
+    words = (f"training.{kind}_interval=1", f"training.{other}_interval=1000", "training.max_updates=100000")
+    found = tool("train", tool.preset("vilbert"), "--profile", "6", *words)
+    assert f": training.{kind}_interval=" in found["largest_cost"]
 
 
 @pytest.mark.wide
@@ -70,7 +85,7 @@ def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
 def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty) -> None:
     at = tool.folder / "at"
     faulty({"at": "forward", "do": "wait", "once": str(at), "update": 2})
-    with user(tool, "profile", tool.preset("vilbert"), "--updates", "6") as somebody:
+    with user(tool, "train", tool.preset("vilbert"), "--profile", "6") as somebody:
         somebody.waits_for(at.exists)
         somebody.process.send_signal(_CTRL_C)
         somebody.reads("stopping…")
@@ -83,21 +98,16 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty) -> None:
 @pytest.mark.wide
 def test_of_a_training_that_fails_the_log_stays(tool: Tool, faulty: Faulty) -> None:
     faulty({"at": "forward", "do": "nan", "update": 3})
-    out = tool.folder / "out"
-    assert tool.code("profile", tool.preset("vilbert"), "--updates", "6", "-o", str(out)) == 7
+    assert tool.code("train", tool.preset("vilbert"), "--profile", "6") == 7
     assert "the loss of update 3 is not a number" in tool.errors
-    assert str(out / "log.txt") in tool.errors
-    assert [path.name for path in out.iterdir()] == ["log.txt"]
-    assert not tool.save_dir.exists()
+    assert left(tool) == ["log.txt"]
+    assert str(next(tool.save_dir.rglob("log.txt"))) in tool.errors
 
 
 def test_a_mistake_is_named_at_once(tool: Tool) -> None:
-    preset, taken, new = tool.preset("vilbert"), tool.folder / "taken", tool.folder / "new"
-    taken.mkdir()
+    preset = tool.preset("vilbert")
     before = set(tool.folder.rglob("*"))
-    assert tool.code("profile", preset, "-o", str(taken)) == 2
-    assert "is there already" in tool.errors
-    assert tool.code("profile", preset, "-o", str(new), "training.checkpoint_interval=0") == 2
+    assert tool.code("train", preset, "--profile", "6", "training.checkpoint_interval=0") == 2
     assert "training.checkpoint_interval: 0" in tool.errors
     trusted = {own_code.file(), own_code.file().with_suffix(".lock")}
     assert set(tool.folder.rglob("*")) - before <= trusted, "the tests' own code is trusted"
@@ -108,16 +118,14 @@ def test_memory_that_runs_out_in_the_validation_of_a_profile_makes_it_begin_agai
     tool: Tool, faulty: Faulty
 ) -> None:
     faulty({"at": "validation", "do": "cuda_oom", "once": str(tool.folder / "struck")})
-    found = tool("profile", tool.preset("vilbert"), "--updates", "6", "-o", str(tool.folder / "out"))
-    assert found["verdict"]
+    assert tool("train", tool.preset("vilbert"), "--profile", "6")["largest_cost"]
     assert "training from the beginning" in tool.errors
 
 
 def test_a_profile_that_would_begin_later_is_refused(tool: Tool) -> None:
     run = tool.trained("vilbert")
     weights = f"checkpoint.resume_file={run.checkpoints / 'current.ckpt'}"
-    words = ("--updates", "6", "-o", str(tool.folder / "out"), weights)
-    assert tool.code("profile", tool.preset("vilbert"), *words) == 2
+    assert tool.code("train", tool.preset("vilbert"), "--profile", "6", weights) == 2
     assert "training did not begin at update 0" in tool.errors
 
 

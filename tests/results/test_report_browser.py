@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from mmf_win.results.profile import write_page
-from tests.results.test_profile import profiled
 from tests.worlds import report_world
 from tests.worlds.browser import needs_browser, running_browser
 from tests.worlds.tools import LazyModule
@@ -34,7 +32,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages of a run, of two runs, of a sweep and of a profile, in a folder named in three scripts."""
+    """Pages of a run, of two runs and of a sweep, in a folder named in three scripts."""
     world = report_world.make(tmp_path_factory.mktemp("report") / "Мои данные 数据 #1")
     path = world.dataset.split(report_world.SPLIT)
     evil = path.read_text(encoding="utf-8").replace("look how", f"{SCRIPT}look how", 1)
@@ -46,7 +44,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "run": pages.of_run(runs[0]),
         "compare": pages.of_runs(runs, world.save),
         "sweep": pages.of_runs(tasks, world.save, settings=settings),
-        "profile": write_page(profiled(data=0.25, folder=world.save)),
     }
 
 
@@ -158,7 +155,7 @@ def test_colours_follow_the_dark_mode(page: Open, name: str) -> None:
     assert all(light != dark for light, dark in zip(*looks, strict=True))
 
 
-@pytest.mark.parametrize("name", ["run", "compare", "sweep", "profile"])
+@pytest.mark.parametrize("name", ["run", "compare", "sweep"])
 @pytest.mark.parametrize("width", [360, 768, 1200])
 def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
     shown = page(name, width=width)
@@ -167,7 +164,7 @@ def test_nothing_scrolls_sideways(page: Open, name: str, width: int) -> None:
     assert max(widths) <= shown.evaluate("innerWidth")
 
 
-@pytest.mark.parametrize("name", ["run", "compare", "sweep", "profile"])
+@pytest.mark.parametrize("name", ["run", "compare", "sweep"])
 def test_it_can_be_read_without_seeing_it(page: Open, name: str) -> None:
     shown = page(name)
     assert shown.evaluate("document.documentElement.lang") == "en"
@@ -204,7 +201,7 @@ _CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["run", "compare", "sweep", "profile"])
+@pytest.mark.parametrize("name", ["run", "compare", "sweep"])
 def test_letters_stand_out_as_wcag_asks(page: Open, name: str, scheme: str) -> None:
     assert page(name, scheme=scheme).evaluate(_CONTRAST) == []
 
@@ -213,17 +210,3 @@ def test_a_script_in_a_meme_is_a_text(page: Open) -> None:
     shown = page()
     assert "taken over" not in shown.title()
     assert shown.get_by_text("document.title =").count() > 0
-
-
-def test_a_profile_has_a_bar_for_each_part_as_long_as_its_share(page: Open) -> None:
-    shown = page("profile")
-    bars = shown.locator(".bars > div")
-    assert bars.count() == 9
-    lengths = [bar.locator(".length").bounding_box()["width"] for bar in bars.all()]
-    percents = [float(bar.inner_text().rsplit(", ")[-1].removesuffix(" %")) for bar in bars.all()]
-    assert sum(percents) == pytest.approx(100, abs=0.5)
-    longest = percents.index(max(percents))
-    for length, percent in zip(lengths, percents, strict=True):
-        assert length == pytest.approx(max(2, lengths[longest] * percent / percents[longest]), abs=1)
-    assert shown.locator(".advice li").count() >= 1
-    assert shown.locator(".advice code").first.inner_text().startswith("training.")

@@ -15,10 +15,10 @@ from mmf.trainers.core.training_loop import TrainerTrainingLoopMixin
 from mmf.utils.general import get_batch_size
 
 from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
-from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.phase_timer import Timed
 
 checkpoint.Checkpoint = checkpoints.Checkpoint
 

@@ -14,9 +14,8 @@ import torch
 from mmf_win.errors import UsageError
 from mmf_win.protocol import Attempt, read_events
 from mmf_win.protocol.data_wait import Waiting
-from mmf_win.worker.hooks.clock import Clock
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity
-from mmf_win.worker.hooks.profiler import Profiler, WaitWatch, decodes_once
+from mmf_win.worker.hooks.phase_timer import PhaseTimer, Profiler, WaitWatch, decodes_once
 from mmf_win.worker.hooks.ranks import any_rank, rank, ranks, share_weights
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
@@ -46,7 +45,7 @@ class Observer:
         self.request = request
         self._curves = Curves(request.run.path)
         self._stop = stop
-        self.clock = Clock()
+        self.clock = PhaseTimer()
         self.weights: Any = None
         self.copied: set[str] = set()
         self._measured: WaitWatch | Profiler | None = None
@@ -109,10 +108,9 @@ class Observer:
         if self.request.find_micro_batch and micro.finder is None:
             self.event("micro_batch", rows=micro.rows, found=True)
         if self.request.profile and self.is_main:
-            self._measured = Profiler(self.request, trainer, self.clock, micro.batch)
+            self._measured = Profiler(self.request, trainer, self.clock)
         else:
             self._measured = WaitWatch(trainer, self.clock, ranks())
-        self.clock.lap()
 
     def made_losses(self, losses: Mapping[str, torch.Tensor], rows: int) -> None:
         """The losses of so many rows are made; of the first, say so where they are odd."""
@@ -191,7 +189,7 @@ class Observer:
         """
         self._stop.defer_stop()
         self._resume_state.own_randomness()
-        if self._measured is not None and (waiting := self._measured.updated(self.clock.lap())):
+        if self._measured is not None and (waiting := self._measured.updated()):
             self._note(waiting)
         if any_rank(self._stop.asked):  # one that left alone would leave the others waiting for gradients
             self._leave()

@@ -14,10 +14,10 @@ from mmf.utils.general import clip_gradients, get_batch_size
 from mmf.utils.timer import Timer
 
 from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
-from mmf_win.worker.hooks.clock import Timed
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.phase_timer import Timed
 
 base_trainer.Checkpoint = checkpoints.Checkpoint
 

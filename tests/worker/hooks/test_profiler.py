@@ -1,7 +1,8 @@
-"""What a training finds out about its waiting, from laps of a fake clock, and about a GPU, from a trace."""
+"""What a training finds out about its waiting, from a fake clock, and about a GPU, from a trace."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,38 +18,41 @@ from tests.worlds.event_log import EventLog
 from tests.worlds.tools import LazyModule, requires_package
 
 torch = LazyModule("torch")
-timing = LazyModule("mmf_win.worker.hooks.clock")
-profiler = LazyModule("mmf_win.worker.hooks.profiler")
+timing = LazyModule("mmf_win.worker.hooks.phase_timer")
 observing = LazyModule("mmf_win.worker.hooks.observer")
 
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def watch(workers: int, device: str, clock: Any) -> Any:
-    """Of a training."""
+def fake_trainer(workers: int, device: str) -> SimpleNamespace:
+    """A trainer of MMF, as far as it is measured."""
     training = SimpleNamespace(num_workers=workers)
-    trainer = SimpleNamespace(device=torch.device(device), config=SimpleNamespace(training=training))
-    return profiler.WaitWatch(trainer, clock, 1)
-
-
-def lap(data: float, cpu: float = 0.0) -> Any:
-    """An update of which the model works for a second; a validation fell into it."""
-    found = timing.Lap()
-    found.seconds.update(data=data, other=1.0, validation=50.0)
-    found.cpu.update(data=cpu)
-    return found
+    return SimpleNamespace(device=torch.device(device), config=SimpleNamespace(training=training))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_it_speaks_once_of_the_updates_after_the_first_five(workers: int) -> None:
-    watching = watch(workers, "cpu", timing.Clock())
-    told = [watching.updated(lap(100.0)) for _ in range(5)]
-    told += [watching.updated(lap(3.0, 0.5)) for _ in range(25)]
+def test_it_speaks_once_of_the_updates_after_the_first_five(
+    monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "thread_time", lambda: now[0] / 4)
+    timer = timing.PhaseTimer()
+    watching = timing.WaitWatch(fake_trainer(workers, "cpu"), timer, 1)
+    told = []
+    for update in range(1, 51):
+        with timer.during("data"):
+            now[0] += 3.0 if update > 5 else 100.0
+        with timer.during("validation"):
+            now[0] += 50.0
+        with timer.during("forward"):
+            now[0] += 1.0
+        told.append(watching.updated())
     assert [update for update, waiting in enumerate(told, start=1) if waiting] == [25]
     waiting = told[24]
     assert isinstance(waiting, Waiting)
     assert (waiting.waited, waiting.update, waiting.workers) == (3.0, 4.0, workers)
-    assert waiting.cpu == (None if workers else 0.5)
+    assert waiting.cpu == (None if workers else 0.75)
 
 
 MUCH = Waiting(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
@@ -101,34 +105,37 @@ def test_a_gpu_waits_while_it_has_nothing_to_do_and_validates_nothing(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent())
-    clock = timing.Clock()
-    watching = watch(0, "cuda", clock)
+    timer = timing.PhaseTimer()
+    watching = timing.WaitWatch(fake_trainer(0, "cuda"), timer, 1)
 
     def load(seconds: float) -> None:
-        with clock.during("data"):
+        with timer.during("data"):
             FakeEvent.now += seconds
 
     for update in range(25):
         load(100.0 if update < 5 else 2.0)
         FakeEvent.now += 1.0
-        with clock.during("validation"):
+        with timer.during("validation"):
             load(4.0)
-        waiting = watching.updated(clock.lap())
+        waiting = watching.updated()
     assert waiting is not None and waiting.waited == 2.0
-    assert not clock.lap().waits and clock.gpu_event is None, "nothing is measured any more"
+    assert not timer.asks_gpu, "nothing is measured any more"
 
 
 def test_a_gpu_is_busy_while_a_kernel_runs() -> None:
     cuda, cpu = torch.autograd.DeviceType.CUDA, torch.autograd.DeviceType.CPU
-    spans = [(cuda, 20, False), (cpu, 1000, False), (cuda, 30, False), (cuda, 500, True)]
-    events = [
-        SimpleNamespace(
-            device_type=device,
-            time_range=SimpleNamespace(elapsed_us=lambda us=us: us),
-            is_user_annotation=named,
-        )
-        for device, us, named in spans
-    ]
-    assert profiler.gpu_share(events, 100e-6) == pytest.approx(0.5)
-    assert profiler.gpu_share(events, 40e-6) == 1
-    assert profiler.gpu_share(events[1:2], 100e-6) is None, "torch cannot see it here"
+
+    def span(device: Any, name: str, us: float, named: bool = False) -> SimpleNamespace:
+        time_range = SimpleNamespace(elapsed_us=lambda: us)
+        return SimpleNamespace(name=name, device_type=device, time_range=time_range, is_user_annotation=named)
+
+    def share(*updates: float) -> float | None:
+        steps = [span(cpu, f"ProfilerStep#{n}", us) for n, us in enumerate(updates)]
+        other = [span(cpu, "aten::add", 1000), span(cuda, "ProfilerStep#0", 500, named=True)]
+        return timing.gpu_share([*steps, *other, *kernels])
+
+    kernels = [span(cuda, "add", 20), span(cuda, "mul", 30)]
+    assert share(60, 40) == pytest.approx(0.5)
+    assert share(40) == 1
+    kernels.clear()
+    assert share(100) is None, "torch cannot see it here"

@@ -1,0 +1,62 @@
+"""``mmfw train --profile``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+from click.core import ParameterSource
+
+from mmf_win.commands.progress import RunDisplay
+from mmf_win.console import aligned, print_json, print_line
+from mmf_win.errors import UsageError
+from mmf_win.paths import Places, expanded
+from mmf_win.runs import lookup, presets
+from mmf_win.runs.profiling import run_profile, start_of_run
+from mmf_win.runs.request import Once
+from mmf_win.runs.training import Start
+
+_OF_RUNS = {"name", "keep", "trackers", "models", "page", "nproc", "nnodes", "node_rank", "rdzv", "dry_run"}
+
+
+def require_profilable(context: click.Context) -> None:
+    """Raise UsageError where the user typed an option that ``--profile`` cannot honour."""
+    for option in context.command.params:
+        given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
+        if given and option.name in _OF_RUNS:
+            message = f"{option.opts[0]}: --profile keeps no run, and trains in one process"
+            raise UsageError(message, hint="leave one of the two out")
+
+
+def start_again(
+    resume: str, preset: str | None, once: Once, data_dir: Path | None, save_dir: Path | None
+) -> Start:
+    """Return the training of the run that ``--resume`` names, from its beginning.
+
+    Raises:
+        UsageError: There is no such run, or a checkpoint is named.
+    """
+    if expanded(resume).is_file():
+        hint = "name its run, or its preset with --init PATH"
+        raise UsageError(f"{resume}: --profile begins at update 0, not at a checkpoint", hint=hint)
+    wanted = None if resume in ("best", "last") else resume
+    of_preset = None if preset is None else presets.load(preset).name
+    places = Places.resolve(data_dir, save_dir)
+    run = lookup.newest(places.save_dir, wanted, lambda run: run, of_preset)
+    return start_of_run(run, once, data_dir, save_dir)
+
+
+def print_profile(start: Start, updates: int, *, as_json: bool) -> None:
+    """Train some updates and print where their time goes."""
+    start = replace(start, once=replace(start.once, nproc=None))  # which MMFW_NPROC may set
+    profile, trace = run_profile(start, updates, display=RunDisplay)
+    seconds, shares = profile.seconds(), profile.shares()
+    if as_json:
+        told = {"shares": shares, "largest_cost": profile.largest_cost(), "trace": trace}
+        print_json({**told, **vars(profile), "waiting": vars(profile.waiting)})
+        return
+    rows = [(phase, f"{1000 * seconds[phase]:.1f}", f"{100 * share:.0f}") for phase, share in shares.items()]
+    print(aligned(("an update", "ms", "%"), rows))
+    for line in (profile.largest_cost(), f"\n{profile.table}", trace):
+        print_line(line)

@@ -1,0 +1,107 @@
+"""What a profile says, from figures measured on two processors with a bottleneck planted each time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from mmf_win.protocol.data_wait import Waiting
+from mmf_win.protocol.profile import Profile
+
+MODEL = {"forward": 0.049, "backward": 0.099, "optimizer": 0.033}
+MODEL |= {"transfer": 0.0001, "logging": 0.0003, "other": 0.003}
+WAITS = "the model waits for data 57 % of the time"
+
+
+def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any) -> Profile:
+    """Return a profile in which the model itself takes the time, but for the changes.
+
+    Args:
+        data: seconds for which an update waits for its rows.
+        cpu: how long a processor works in them.
+        workers: of the DataLoader.
+        changes: other figures.
+    """
+    spent = {**MODEL, "data": data}
+    waiting = Waiting(data, sum(spent.values()), workers, 1, 2, data, cpu)
+    figures: dict[str, Any] = {"gpu_busy": None, "table": "", "images_once": False}
+    figures |= {
+        "checkpoint_interval": 1000,
+        "evaluation_interval": 1000,
+        "max_updates": 22000,
+        "batch_size": 8,
+    }
+    figures |= {"checkpoint": 0.13, "validation": 0.45, "spent": spent, "waiting": waiting}
+    return Profile(**{**figures, **changes})
+
+
+@pytest.mark.parametrize(
+    ("profile", "verdict"),
+    [
+        (profiled(), "the model itself takes the time: forward 25 %, backward 51 %, optimizer 17 %"),
+        (
+            profiled(data=0.25, cpu=0.25, images_once=True),
+            f"{WAITS}, mostly for the processor (less once all images are decoded): training.num_workers=1",
+        ),
+        (profiled(data=0.25, cpu=0.01), f"{WAITS}, mostly for the disk: training.num_workers=2"),
+        (profiled(data=0.25, cpu=None, workers=2), f"{WAITS}; more DataLoader workers would not help"),
+        (
+            profiled(checkpoint=3.2, checkpoint_interval=20),
+            "checkpoints take 45 % of the time, 3.2 s each: training.checkpoint_interval=400",
+        ),
+        (
+            profiled(evaluation_interval=20),
+            "validations take 13 % of the time, 0.6 s each: training.evaluation_interval=60",
+        ),
+        (
+            profiled(spent={**MODEL, "forward": 0.018, "backward": 0.04}, batch_size=2),
+            "38 % of the time is spent once an update, whatever its rows; a larger batch is another "
+            "training: training.batch_size=4",
+        ),
+    ],
+)
+def test_what_takes_the_time_is_named_with_the_setting_that_helps(profile: Profile, verdict: str) -> None:
+    assert profile.largest_cost() == verdict
+
+
+def test_logging_and_what_belongs_to_no_phase_are_spent_once_an_update() -> None:
+    said = profiled(spent={**MODEL, "logging": 0.2}).largest_cost()
+    assert said.startswith("61 % of the time is spent once an update, whatever its rows")
+
+
+def test_the_suggested_interval_leaves_little_of_what_took_the_time() -> None:
+    often = profiled(evaluation_interval=1)
+    interval = int(often.largest_cost().partition("training.evaluation_interval=")[2])
+    assert replace(often, evaluation_interval=interval).shares()["validations"] <= 0.05
+
+
+def test_no_interval_is_suggested_that_leaves_a_training_with_few_checkpoints() -> None:
+    profile = profiled(checkpoint=3.2, checkpoint_interval=20, max_updates=2000)
+    assert profile.largest_cost().endswith("training.checkpoint_interval=400")
+    assert replace(profile, max_updates=1999).largest_cost().endswith("3.2 s each")
+    assert replace(profile, max_updates=None).largest_cost().endswith("training.checkpoint_interval=400")
+
+
+@pytest.mark.parametrize(
+    ("interval", "named"),
+    [(1, "checkpoints take 30 % of the time"), (10, "the model waits for data 56 % of the time")],
+)
+def test_the_largest_of_several_costs_is_named(interval: int, named: str) -> None:
+    both = profiled(data=0.25 if interval > 1 else 0.12, checkpoint_interval=interval, checkpoint=0.13)
+    assert both.largest_cost().startswith(named)
+
+
+@pytest.mark.parametrize(("busy", "named"), [(0.31, True), (0.5, False), (None, False)])
+def test_a_gpu_that_has_little_to_do_is_named_where_nothing_says_why(busy: float | None, named: bool) -> None:
+    assert (profiled(gpu_busy=busy).largest_cost() == "the GPU works 31 % of the time") == named
+    assert profiled(gpu_busy=busy, data=0.25).largest_cost().startswith(WAITS)
+
+
+def test_the_shares_are_those_of_the_training_with_its_own_intervals() -> None:
+    shares = profiled(checkpoint=2.0, checkpoint_interval=10, validation=3.0, evaluation_interval=20).shares()
+    assert sum(shares.values()) == pytest.approx(1)
+    update = 0.01 + sum(MODEL.values())
+    assert shares["checkpoints"] == pytest.approx(0.2 / (update + 0.2 + 0.25))
+    assert shares["validations"] == pytest.approx(0.25 / (update + 0.2 + 0.25)), "with their checkpoints"
