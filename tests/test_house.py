@@ -279,7 +279,6 @@ _TEXTS_OF_OTHERS = {
     "integrity/manifest": "Python names the field that a dataclass lacks in a text alone",
     "runs/pinning": "a library may name a pinned file anywhere in its error, and the user knows another name",
     "runs/predicting": "so may one that reads the annotations that were made of the user's table",
-    "runs/profiling": "the log is moved, and the hint names where it lay",
     "sweeps/on_ray": "Ray passes on the text of an error alone",
     "worker/hooks/checkpoint_io": "torch has one class for all that it refuses",
     "worker/hooks/checkpoints": "torch has one class for weights that do not fit and other errors",

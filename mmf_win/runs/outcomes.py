@@ -80,8 +80,9 @@ def as_error(end: Exit, asked: Attempt, output: str | None = None) -> errors.Mmf
         asked: the attempt.
         output: the sentence of the hint about the output, if not that it is in the log.
     """
-    kept = "`mmfw train` keeps the whole output" if asked.check else f"the whole output is in {asked.log}"
-    output = output or kept
+    if output is None:
+        kept = "`mmfw train` keeps the whole output" if asked.check else f"the whole output is in {asked.log}"
+        output = "" if asked.profile else kept  # a profile moves its log
     message = end.message or end.outcome
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"
@@ -89,7 +90,7 @@ def as_error(end: Exit, asked: Attempt, output: str | None = None) -> errors.Mmf
     if end.hint:
         # Of "internal" it is only where the output is.
         more = _hint_after("killed" if end.outcome == "disk" else "internal", asked, output)
-        hint = f"{end.hint}; {more}"
+        hint = "; ".join(filter(None, (end.hint, more)))
     return _ERRORS.get(end.outcome, errors.TrainingError)(message, hint=hint, log=asked.log)
 
 
@@ -113,7 +114,7 @@ def _hint_after(outcome: str, asked: Attempt, output: str) -> str | None:
         hint = hint.format(resume=f"{command} resumes from the last intact checkpoint", again=command)
     else:
         hint = hint.format(resume=_BEGIN, again="the same command")
-    return f"{hint}; {output}" if hint else output
+    return "; ".join(filter(None, (hint, output)))
 
 
 def resume(run: Run) -> str:

@@ -55,7 +55,7 @@ def run_profile(start: training.Start, updates: int, *, display: Display) -> tup
         except MmfwError as error:
             if error.log is not None and error.log.is_file():
                 kept = Path(shutil.move(error.log, new_folder(place)))
-                error.hint = error.hint and error.hint.replace(str(error.log), str(kept))
+                error.hint = "; ".join(filter(None, (error.hint, f"the whole output is in {kept}")))
             raise
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         written = AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace

@@ -121,6 +121,6 @@ def test_without_any_run_it_is_about_the_machine(
 @pytest.mark.parametrize("words", [(), ("mmbt_grid", "--log"), ("--help",)])
 def test_the_removed_command_names_its_replacement(mmfw: Mmfw, words: tuple[str, ...]) -> None:
     mmfw("bug-report", *words, code=2)
-    assert mmfw.err == "error: `mmfw bug-report` was removed; use `mmfw doctor --report FILE.zip`\n"
+    assert mmfw.err == "error: `mmfw bug-report` was replaced by `mmfw doctor --report FILE.zip`\n"
     mmfw("--help")
     assert "bug-report" not in mmfw.out
