@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mmf_win.version import __version__
+
 if TYPE_CHECKING:
     from mmf_win.predictor import Predictor
 
-__version__ = "0.1.0"
 __all__ = ["Predictor", "__version__"]
 
 

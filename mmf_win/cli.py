@@ -18,12 +18,12 @@ from types import FrameType
 import click
 from click.shell_completion import CompletionItem
 
-from mmf_win import __version__
 from mmf_win.console import log_shown, print_json, say
 from mmf_win.errors import Interrupted, MmfwError, UsageError
 from mmf_win.files import explain
 from mmf_win.scrub import without_secrets
 from mmf_win.signals import STOP_SIGNALS, StopRequests
+from mmf_win.version import __version__
 
 _GLANCE = 0.2  # seconds
 # What the stop file does, also where whoever started this process had signals ignored: nobody sends this one.

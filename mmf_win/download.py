@@ -21,12 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mmf_win import __version__
 from mmf_win.console import Progress, size
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.files import flush, naming, remove, rename
 from mmf_win.integrity.digest import file_digest
 from mmf_win.locking import locked
+from mmf_win.version import __version__
 
 _log = logging.getLogger(__name__)
 

@@ -54,9 +54,9 @@ def timed(hook):
     return call
 
 if "BENCH_OURS" in os.environ:
-    from mmf_win.worker.hooks.observer import Observer
-    for name in ("trained", "updated"):
-        setattr(Observer, name, timed(getattr(Observer, name)))
+    from mmf_win.worker.hooks.session import TrainingSession
+    for name in ("on_log", "on_update_end"):
+        setattr(TrainingSession, name, timed(getattr(TrainingSession, name)))
 
 def clocks():
     keeper = os.getppid()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -138,6 +139,53 @@ def test_the_map_of_rooms_is_that_of_the_tree_and_of_import_linter() -> None:
     modules = [*(ROOT / "mmf_win").glob("*.py"), *(ROOT / "mmf_win").glob("*/__init__.py")]
     there = {path.parent.name if path.stem == "__init__" else path.stem for path in modules}
     assert set.union(*rows) == there - {"__main__", "mmf_win"}
+
+
+def _cycle(package: str) -> list[str]:
+    """The modules of a cycle of imports, each followed by one that it imports, if only in a function."""
+    grimp = pytest.importorskip("grimp", reason="import-linter is not installed")
+    graph = grimp.build_graph(package, cache_dir=None)
+    try:
+        TopologicalSorter(
+            {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+        ).prepare()
+    except CycleError as error:
+        return [*reversed(error.args[1])]
+    return []
+
+
+def test_no_modules_import_one_another() -> None:
+    cycle = _cycle("mmf_win")
+    assert not cycle, " imports ".join(cycle)
+
+
+@pytest.mark.parametrize(
+    ("modules", "cycle"),
+    [
+        (
+            {"a": "import {0}.b", "b": "def f():\n    from {0} import c", "c": "from {0}.a import x"},
+            {"a", "b", "c"},
+        ),
+        ({"__init__": "from {0}.a import x", "a": "from {0} import y"}, {"", "a"}),
+        (
+            {
+                "a": "from {0}.b import x",
+                "b": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import {0}.a",
+            },
+            {"a", "b"},
+        ),
+        ({"a": "from {0} import b", "b": "from {0} import c", "c": ""}, set()),
+    ],
+)
+def test_a_cycle_of_imports_is_found_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modules: dict[str, str], cycle: set[str]
+) -> None:
+    package = f"{tmp_path.name}_package"  # a name of its own, since Python remembers what it has found
+    (tmp_path / package).mkdir()
+    for name, code in {"__init__": "", **modules}.items():
+        (tmp_path / package / f"{name}.py").write_text(code.format(package), encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert set(_cycle(package)) == {f"{package}.{name}".rstrip(".") for name in cycle}
 
 
 def test_pictures_are_small() -> None:

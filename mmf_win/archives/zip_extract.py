@@ -105,9 +105,9 @@ class _Worker:
             self.group.report(write(self.path, member, self.targets[member], content, progress))
 
     def _decrypt_in_rounds(self, queue: MemberQueue) -> None:
-        from mmf_win.archives import _zipcrypto
-
-        kernel = _zipcrypto.kernels()[0]
+        zipcrypto = native()
+        assert zipcrypto is not None
+        kernel = zipcrypto.kernels()[0]
         arena = bytearray(min(ARENA, queue.left + PIECE))
         view = memoryview(arena)
         in_hand: list[_Stream] = []
@@ -115,7 +115,7 @@ class _Worker:
             while self._fill(in_hand, view, queue):
                 by_size = sorted(in_hand, key=lambda stream: -stream.size)
                 spans = [(stream.start, stream.size, stream.keys) for stream in by_size]
-                for stream, keys in zip(by_size, _zipcrypto.decrypt(arena, spans, kernel), strict=True):
+                for stream, keys in zip(by_size, zipcrypto.decrypt(arena, spans, kernel), strict=True):
                     stream.keys = keys
                 for stream in in_hand:
                     stream.write(view[stream.start : stream.start + stream.size])

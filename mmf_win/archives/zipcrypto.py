@@ -10,6 +10,7 @@ import os
 import zipfile
 import zlib
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,10 +51,9 @@ class Cipher:
 def native() -> ModuleType | None:
     """The C extension; None where it was not built."""
     try:
-        from mmf_win.archives import _zipcrypto
+        return import_module("mmf_win.archives._zipcrypto")
     except ImportError:
         return None
-    return _zipcrypto
 
 
 def write_encrypted_zip(path: Path, files: Iterable[tuple[str, bytes]], password: str) -> None:

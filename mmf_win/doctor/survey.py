@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from mmf_win import __version__, machine
+from mmf_win import machine
 from mmf_win.archives.zip_extract import engine
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import splits_on_disk, where_to_get
@@ -23,6 +23,7 @@ from mmf_win.paths import Places, presets_dir, tool_home
 from mmf_win.runs import fits
 from mmf_win.unpacking.staging import require_finished, require_makeable
 from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
+from mmf_win.version import __version__
 
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
 _LITTLE_SPACE = 10 << 30

@@ -18,15 +18,15 @@ from dataclasses import replace
 from importlib import import_module
 from multiprocessing import active_children
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from mmf_win import __version__
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.machine import limit_threads
 from mmf_win.protocol import Attempt, Exit
 from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import config_path
+from mmf_win.version import __version__
 from mmf_win.worker.launcher import join, launch, take_gpu
 from mmf_win.worker.outcome import Checked, classify
 from mmf_win.worker.predictions import collect
@@ -121,11 +121,11 @@ def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: No
     """Do what the request says after ``begin``, and return its outcome, whatever happens."""
     prepared = False
     try:
-        prepare(request, stop)
+        trainers = prepare(request, stop)
         prepared = True
         begin()
         with suppress(Checked):
-            run(request, stop)
+            run(request, stop, trainers)
     except BaseException as error:
         with suppress(OSError):  # the log may be what has no room
             traceback.print_exc()
@@ -139,8 +139,8 @@ def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: No
     return Exit("ok")
 
 
-def prepare(request: Attempt, stop: Stop) -> None:
-    """Make MMF importable and put the hooks in place, in this process."""
+def prepare(request: Attempt, stop: Stop) -> list[Any]:
+    """Make MMF importable and register the hooks; return the list that MMF's trainer will be in."""
     from mmf_win import compat
     from mmf_win.compat.transformers import refuse_code_of_models
 
@@ -149,12 +149,13 @@ def prepare(request: Attempt, stop: Stop) -> None:
         refuse_code_of_models()
     from mmf_win.worker import hooks
 
-    hooks.register(request, stop)
+    trainers = hooks.register(request, stop)
     if request.model == "clip":
-        import_module("mmf_win.worker.models.clip")  # registers itself
+        import_module("mmf_win.worker.models.clip").register(request.images)
+    return trainers
 
 
-def run(request: Attempt, stop: Stop) -> None:
+def run(request: Attempt, stop: Stop, trainers: list[Any]) -> None:
     """Call MMF's ``run``, and order the predictions that it wrote, or go on to predict what is asked."""
     import torch
     from mmf_cli.run import run as mmf_run
@@ -172,19 +173,17 @@ def run(request: Attempt, stop: Stop) -> None:
             _require_model(request.model, error)
             raise
     if request.serve:
-        from mmf_win.worker.hooks.observer import Observer
         from mmf_win.worker.tasks.serve import serve
 
-        serve(Observer.current.trainer, request)
+        serve(trainers[0], request)
     elif predicting:
         stop.defer_stop()
         collect(request)
     if request.export is not None:
         stop.release()
-        from mmf_win.worker.hooks.observer import Observer
         from mmf_win.worker.tasks.export import export
 
-        export(Observer.current.trainer, request)
+        export(trainers[0], request)
 
 
 def _require_model(model: str, error: Exception) -> None:

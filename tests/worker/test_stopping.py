@@ -24,6 +24,7 @@ def _train(rank: int, folder: str, asked: int) -> None:
     """One rank: an endless training; rank number ``asked`` sees the request to stop before the other does."""
     import torch
 
+    from mmf_win.worker.hooks import session
     from mmf_win.worker.hooks.observer import Observer
     from mmf_win.worker.outcome import StopRequested
     from mmf_win.worker.stopping import Stop
@@ -44,7 +45,8 @@ def _train(rank: int, folder: str, asked: int) -> None:
 
     resume_state = SimpleNamespace(own_randomness=lambda: None)
     checkpoint = SimpleNamespace(save=save, resume_state=resume_state)
-    observer.training_started(trainer, checkpoint, micro, "fp32")
+    session.MicroBatch = lambda *_: micro  # type: ignore[assignment, misc]
+    training = session.TrainingSession(observer, trainer, checkpoint, "fp32")
     try:
         while True:
             trainer.num_updates += 1
@@ -53,7 +55,7 @@ def _train(rank: int, folder: str, asked: int) -> None:
                 (root / f"stop-of-{rank}").touch()
             if trainer.num_updates > 2 * _ASKED_AT:
                 break
-            observer.updated()
+            training.on_update_end()
     except StopRequested:
         # The first has saved, whoever gets here first.
         told = f"{trainer.num_updates} {(root / 'saved').read_text(encoding='utf-8')}"

@@ -189,12 +189,13 @@ def _import_mmf(root: str, environment: dict[str, str]) -> None:
     import transformers.models.bert.tokenization_bert_fast  # noqa: F401
     from mmf.utils.env import setup_imports
 
-    # Not the module of the trainer, which takes the observer of the run when it is imported.
+    # Not the adapters, of which each version of MMF can import one.
     from mmf_win.worker.hooks import (  # noqa: F401
         checkpoints,
         micro_batch,
         nonfinite,
         precision,
+        random_state,
         resume,
         splitting,
     )

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mmf_win import __version__
 from mmf_win.console import controls_escaped, duration, moment
 from mmf_win.dataset.published_results import PAPER, published, why_none
 from mmf_win.files import replacing
@@ -25,6 +24,7 @@ from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs.history import Record, Summary, weights_loaded
 from mmf_win.runs.request import Request
 from mmf_win.runs.scores import UNKNOWN, Scores
+from mmf_win.version import __version__
 
 _MISTAKES = 12  # memes shown of each kind of mistake
 _GALLERY = 24  # memes shown of own memes, and of a split without labels

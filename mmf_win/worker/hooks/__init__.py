@@ -1,13 +1,14 @@
 """What mmfw adds inside a run: events, the stop file, and a guard against weights left unset.
 
 1.0.0rc10 knows no callbacks, so there a trainer is registered; later versions get a callback. Both are thin
-and tell what they see to one :class:`~mmf_win.worker.hooks.observer.Observer`.
+and share a :class:`~mmf_win.worker.hooks.session.TrainingSession`, which reports what they see.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from mmf_win.protocol import Attempt
 from mmf_win.upstream.versions import has_key, read_version
@@ -20,18 +21,19 @@ from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop
 
 
-def register(request: Attempt, stop: Stop) -> None:
-    """Register the hooks with MMF's registry, in this process."""
-    Observer.current = Observer(request, stop)
+def register(request: Attempt, stop: Stop) -> list[Any]:
+    """Register the hooks in this process and return the list that MMF's trainer will be in."""
+    observer, trainers = Observer(request, stop), list[Any]()
     version = read_version(Path(request.mmf))
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
-    hooks = import_module(f"mmf_win.worker.hooks.{adapter}")  # registers itself
+    hooks = import_module(f"mmf_win.worker.hooks.{adapter}")
+    hooks.register(observer, trainers)
     if request.action == "train":
         timed = (*TIMED, *hooks.TIMED)
-        Observer.current.clock.time(each for each in timed if request.profile or each[2] == "data")
-        leave_without_batches(Observer.current)
-    loading.watch(Observer.current)
-    watch_scoring(Observer.current)
+        observer.clock.time(each for each in timed if request.profile or each[2] == "data")
+        leave_without_batches(observer)
+    loading.watch(observer)
+    watch_scoring(observer)
     if request.teacher:
         teacher = import_module("mmf_win.worker.hooks.teacher")
         teacher.register(request.teacher, request.teacher_weight)
@@ -39,3 +41,4 @@ def register(request: Attempt, stop: Stop) -> None:
         fast.pad_to_longest(request)
     if request.images is not None:
         use(ImageCache(Path(request.images)))
+    return trainers

@@ -36,9 +36,9 @@ _SCALER = "fp16_scaler"  # of MMF 1.0.0rc12
 class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     """Saves safely, and resumes with all that was saved: ``resume_state``, which is None in a prediction."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, observer: Observer, trainer: Any) -> None:
         super().__init__(trainer)
-        self._observer = Observer.current
+        self._observer = observer
         self._folder = Path(self.ckpt_foldername)
         self._loaded: dict[str, Any] = {}
         self._starting = False
@@ -46,7 +46,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._require_all_weights(trainer.model)
         self.resume_state: ResumeState | None = None
         if self._observer.request.action == "train":
-            self.resume_state = ResumeState(trainer)
+            self.resume_state = ResumeState(trainer, observer.clock)
             if self._observer.is_main:  # only one process trains a run: a killed worker was writing these
                 for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
                     remove(partial)

@@ -50,14 +50,9 @@ def tell(observer: Observer, model: nn.Module, copied: Collection[str], weights:
             hint=_FITTING,
         )
     observer.copied.update(copied)
-    if observer.trainer is None:  # after training, MMF loads the best checkpoint again
-        observer.event(
-            "loaded",
-            source=source,
-            copied=len(of_model) - len(missing),
-            total=len(of_model),
-            missing=missing[:_NAMED],
-        )
+    if not observer.has_begun:  # after training, MMF loads the best checkpoint again
+        count, total = len(of_model) - len(missing), len(of_model)
+        observer.event("loaded", source=source, copied=count, total=total, missing=missing[:_NAMED])
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from torch import distributed, nn
 
 from mmf_win.console import first_few
 from mmf_win.worker.hooks.checkpoint_io import replaced, tensors_in
+from mmf_win.worker.hooks.random_state import get_rng_state, set_rng_state
 from mmf_win.worker.hooks.ranks import ranks
-from mmf_win.worker.hooks.resume import random_state, set_random_state
 from mmf_win.worker.outcome import Diverged
 
 
@@ -35,7 +35,7 @@ class Replay:
         self._passes.clear()
 
         def remembered(share: float, rows: Any) -> Any:
-            self._passes.append((partial(step, share, rows), rows, dict(rows), random_state()))
+            self._passes.append((partial(step, share, rows), rows, dict(rows), get_rng_state()))
             try:
                 return step(share, rows)
             except Diverged as error:
@@ -70,7 +70,7 @@ class Replay:
             rows.clear()
             rows.update(values)  # to which the model may have added its own
             watch.ids = values["id"].flatten().tolist() if "id" in values else []
-            set_random_state(state)
+            set_rng_state(state)
             try:
                 with suppress(Diverged):
                     again()

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-import numpy
 import torch
-from torch import nn
 from torch.utils.data import Sampler
 
-from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.phase_timer import PhaseTimer
+from mmf_win.worker.hooks.random_state import get_rng_state, set_rng_state
 from mmf_win.worker.hooks.ranks import of_first, own_randomness, part, ranks
 
 Saved = dict[str, Any]
@@ -32,8 +29,8 @@ class ResumeState:
         share: of the batch that is trained with; see :meth:`RowOrder.share`.
     """
 
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
+    def __init__(self, trainer: Any, clock: PhaseTimer) -> None:
+        self._trainer, self._clock = trainer, clock
         loaders = trainer.train_loader.loaders  # one, as there is one dataset
         loader = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
         self._order = RowOrder(loader, trainer, self.own_randomness)
@@ -47,7 +44,7 @@ class ResumeState:
         position = self._order.position()
         return position and {
             "position": position,
-            "random": self._before_validation or random_state(),
+            "random": self._before_validation or get_rng_state(),
             "validated": self.validated,
             "scaler": self._trainer.scaler.state_dict(),
             "seed": self._seed,
@@ -69,9 +66,9 @@ class ResumeState:
     @contextmanager
     def validating(self) -> Iterator[None]:
         """Around each validation: one that was interrupted counts as not done, and is repeated."""
-        self._before_validation = random_state()
+        self._before_validation = get_rng_state()
         try:
-            with Observer.current.clock.during("validation"):
+            with self._clock.during("validation"):
                 yield
             self.validated = self._trainer.num_updates
         finally:
@@ -84,9 +81,9 @@ class ResumeState:
         due = update % self._trainer.config.training.evaluation_interval == 0
         if self._order.random is None or not due or self.validated == update:
             return False
-        set_random_state(self._order.random)
+        set_rng_state(self._order.random)
         ends = validate()
-        self._order.random = random_state()
+        self._order.random = get_rng_state()
         return ends
 
 
@@ -128,7 +125,7 @@ class RowOrder(Sampler[int]):
         self._batches_before = self._trainer.current_iteration
         rows = islice([*self._sampler], self._began["rows"], None)
         if position is not None and self.random is not None:
-            set_random_state(self.random)
+            set_rng_state(self.random)
         self._prepare()
         while batch := list(islice(rows, self._batch)):
             yield from [batch[n] for n in part(len(batch))] or batch[:1]
@@ -170,46 +167,3 @@ class RowOrder(Sampler[int]):
             return len(self._loader)
         rows_left: int = self._next["of"] - self._next["rows"]
         return math.ceil(rows_left / self._batch)
-
-
-def random_state() -> Saved:
-    """The state of Python's, NumPy's and torch's generators, and of each GPU's."""
-    numbers: Any = numpy.random.get_state()
-    name, key, *rest = numbers
-    return {
-        "python": random.getstate(),
-        "numpy": [name, torch.from_numpy(key.astype(numpy.int64)), *rest],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def set_random_state(state: Saved) -> None:
-    """Put the generators back; those of GPUs stay as they are where there are more or fewer of them now."""
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
-    name, key, *rest = state["numpy"]
-    numpy.random.set_state((name, key.cpu().numpy().astype(numpy.uint32), *rest))
-    torch.set_rng_state(state["torch"].cpu())
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([each.cpu() for each in state["cuda"]])
-
-
-@contextmanager
-def as_before(model: nn.Module, optimizer: Any) -> Iterator[None]:
-    """Put weights, buffers, modes, the optimizer's state and chance back in the end; gradients are gone."""
-    tensors = [*model.parameters(), *model.buffers()]
-    weights = [tensor.detach().to("cpu", copy=True) for tensor in tensors]
-    modes = {module: module.training for module in model.modules()}
-    state, chance = copy.deepcopy(optimizer.state_dict()), random_state()
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for tensor, before in zip(tensors, weights, strict=True):
-                tensor.copy_(before)
-        for module, mode in modes.items():
-            module.training = mode
-        optimizer.load_state_dict(state)
-        model.zero_grad(set_to_none=True)
-        set_random_state(chance)

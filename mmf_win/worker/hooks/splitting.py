@@ -18,8 +18,6 @@ import torch
 from mmf.common.sample import SampleList
 from torch import nn
 
-from mmf_win.worker.outcome import Diverged
-
 
 def split(batch: SampleList, limit: int, weight: float = 1.0) -> list[tuple[float, SampleList]]:
     """The parts of a batch, each with its share of ``weight``; tensors are views, nothing is copied.
@@ -45,17 +43,6 @@ def rows_of(value: Any, wanted: slice, rows: int) -> Any:
         return part
     has_rows = bool(value.dim()) if torch.is_tensor(value) else isinstance(value, (list, tuple))
     return value[wanted] if has_rows and len(value) == rows else value
-
-
-def check_losses(losses: dict[str, torch.Tensor], update: int) -> None:
-    """Raise Diverged before the optimizer's step of an update whose loss is not finite.
-
-    Autograd's anomaly detection looks for the operation itself, so a NaN is left to it where it is on.
-    """
-    total = float(sum(loss.detach().float().mean() for loss in losses.values()))
-    if math.isinf(total) or (math.isnan(total) and not torch.is_anomaly_enabled()):
-        what = "infinite" if math.isinf(total) else "not a number"
-        raise Diverged(f"the loss of update {update} is {what}", update - 1, "loss")
 
 
 def step_through(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,26 +11,26 @@ from mmf.common.registry import registry
 from mmf.common.sample import SampleList
 from mmf.trainers import base_trainer
 from mmf.trainers.base_trainer import BaseTrainer
-from mmf.utils.general import clip_gradients, get_batch_size
+from mmf.utils.general import clip_gradients
 from mmf.utils.timer import Timer
 
 from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
-from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.phase_timer import Timed
+from mmf_win.worker.hooks.session import TrainingSession, report_prediction
 
-base_trainer.Checkpoint = checkpoints.Checkpoint
 
-
-@registry.register_trainer("mmfw")
 class Trainer(BaseTrainer):  # type: ignore[misc]
     """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
 
-    _observer = Observer.current  # which is there before this module is imported
-    _after_training = False
-    _micro: MicroBatch
     _replay: Replay
+    _session: TrainingSession
+
+    def __init__(self, observer: Observer, trainers: list[Any], config: Any) -> None:
+        super().__init__(config)
+        trainers.append(self)
+        self._observer, self._after_training = observer, False
 
     def parallelize_model(self) -> None:
         """Spread the model over the ranks; it may have to score a batch in parts."""
@@ -38,7 +39,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def predict(self, dataset_type: str) -> None:
         """Report that prediction starts, and predict."""
-        self._observer.prediction_started(self, get_batch_size(), self._precision)
+        report_prediction(self._observer, self, self._precision)
         super().predict(dataset_type)
 
     def load_extras(self) -> None:
@@ -56,9 +57,8 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def train(self) -> None:
         """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
-            self._micro = MicroBatch(self._observer, self, self._precision)
             self._replay = Replay(self)
-            self._observer.training_started(self, self.checkpoint, self._micro, self._precision)
+            self._session = TrainingSession(self._observer, self, self.checkpoint, self._precision)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
                 super().finalize()
@@ -67,7 +67,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def finalize(self) -> None:
         """Validate for the last time and go back to the best checkpoint, if there was anything to train."""
-        self._observer.require_update()
+        self._session.require_update()
         super().finalize()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,15 +77,16 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def inference(self) -> None:
         """Score the validation set with the best checkpoint."""
-        self._after_training = True
-        self._observer.training_ended()
+        if self._observer.request.action == "train":
+            self._after_training = True
+            self._session.on_train_end()
         super().inference()
 
     def _forward_pass(self, batch: Any) -> Any:
         if self.model.training:
             weight, rows = self.checkpoint.resume_state.share()
-            parts = splitting.split(batch, self._micro.limit, weight)
-            self._micro.update_begins()
+            parts = splitting.split(batch, self._session.micro.limit, weight)
+            self._session.micro.update_begins()
             self.optimizer.zero_grad()
             step, required = self._replay.of_batch(self._step), self.metrics.required_params
             report = splitting.step_through(self.model, parts, step, required)
@@ -100,8 +101,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _step(self, share: float, rows: Any) -> Any:
         report = super()._forward_pass(rows)
-        splitting.check_losses(report.losses, self.num_updates + 1)
-        self._observer.made_losses(report.losses, rows.get_batch_size())
+        self._session.check_losses(report.losses, rows.get_batch_size())
         self.scaler.scale(self._extract_loss(report) * share).backward()
         for key in self.metrics.required_params:
             if torch.is_tensor(report.get(key)):
@@ -120,21 +120,20 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         self._run_scheduler()
         self.num_updates += 1
         self.profile("Backward time")
-        self._micro.update_ends()
+        self._session.micro.update_ends()
 
     def _logistics(self, report: Any) -> bool:
         should_break = bool(super()._logistics(report))
-        self._observer.updated()
+        self._session.on_update_end()
         return should_break or self.num_updates >= self.max_updates
 
     def _summarize_report(self, meter: Any, should_print: Any = True, extra: Any = None) -> None:
         super()._summarize_report(meter, should_print, extra)
         scalars = meter.get_scalar_dict()
         if any(key.startswith("val/") for key in scalars):
-            update = self.checkpoint.resume_state.validated
-            self._observer.validated(update, meter, final=self._after_training)
+            self._session.on_validation_end(meter, final=self._after_training)
         elif should_print is True:
-            self._observer.trained(scalars)
+            self._session.on_log(scalars)
 
     def _calculate_time_left(self) -> str:
         # With max_epochs MMF counts to infinity, and cannot say when that will be.
@@ -148,3 +147,9 @@ TIMED: tuple[Timed, ...] = (
     (BaseTrainer, "_logistics", "logging"),
 )
 """What belongs to which phase of training, beside what does in every MMF."""
+
+
+def register(observer: Observer, trainers: list[Any]) -> None:
+    """Let MMF make this trainer, which then appends itself to ``trainers``."""
+    base_trainer.Checkpoint = partial(checkpoints.Checkpoint, observer)
+    registry.register_trainer("mmfw")(partial(Trainer, observer, trainers))

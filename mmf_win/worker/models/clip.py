@@ -34,7 +34,6 @@ from transformers import AutoTokenizer, CLIPModel
 
 from mmf_win.console import first_few
 from mmf_win.errors import DataError, UsageError
-from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.image_cache import DiskCache, make_room
 
 _FUSIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -161,9 +160,14 @@ class Tower(nn.Module):
         return next(self.parameters()).device
 
 
-@registry.register_model("clip")
 class Clip(BaseModel):  # type: ignore[misc]
-    """See the module."""
+    """See the module.
+
+    Attributes:
+        cache_folder: where outputs of frozen towers are kept; None to keep them in memory alone.
+    """
+
+    cache_folder: Path | None = None
 
     def build(self) -> None:
         """Load CLIP, and make a new head."""
@@ -171,9 +175,9 @@ class Clip(BaseModel):  # type: ignore[misc]
         _require_sound(config)
         clip = _pretrained(config.clip_model_name)
         cache = None
-        if (images := Observer.current.request.images) is not None:
-            make_room(folder := Path(images).with_name("mmfw-outputs"))
-            cache = DiskCache(folder)
+        if self.cache_folder is not None:
+            make_room(self.cache_folder)
+            cache = DiskCache(self.cache_folder)
         self.image = Tower(clip.vision_model, config.unfreeze, cache)
         self.text = Tower(clip.text_model, config.unfreeze, cache)
         after_projection, before, after_layer = config.dropout
@@ -219,3 +223,9 @@ class ClipTokenizer(BaseProcessor):  # type: ignore[misc]
             "input_mask": made["attention_mask"][0],
             "text": item["text"],
         }
+
+
+def register(images: str | None) -> None:
+    """Register the model with MMF, with a cache beside that of ``images`` if there is one."""
+    cache_folder = Path(images).with_name("mmfw-outputs") if images is not None else None
+    registry.register_model("clip")(type("Clip", (Clip,), {"cache_folder": cache_folder}))

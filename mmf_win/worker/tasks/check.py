@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -17,11 +17,9 @@ from mmf_win.console import first_few
 from mmf_win.protocol.check_result import Remark, Verdict
 from mmf_win.worker.hooks import splitting
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity, total
-from mmf_win.worker.hooks.resume import as_before
+from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.random_state import preserve_state
 from mmf_win.worker.outcome import Checked, StopRequested
-
-if TYPE_CHECKING:
-    from mmf_win.worker.hooks.observer import Observer
 
 _LIMIT = 60.0  # seconds that a check may take
 _BATCHES, _ROWS = 8, 8  # in which both labels are looked for
@@ -131,27 +129,18 @@ def _scores(of: Subject) -> Iterator[Remark]:
         output, targets = of.output(of.part()), of.batch["targets"]
     scores, losses = output["scores"].float(), output["losses"]
     normal = (scores.sum(-1) - 1).abs().max() < 1e-4 and scores.min() >= 0
+    targets_fit = (
+        targets.dtype == torch.long and targets.shape == (of.rows,) and set(targets.tolist()) <= {0, 1}
+    )
+    misfit, is_finite = of.misfit(), scores.isfinite().all()
+    sums_up = "the two scores of each row sum to 1: a softmax comes before cross-entropy, which has its own"
+    twice = normal and any("cross_entropy" in name for name in losses)
+    of_targets = f"the targets are {targets.dtype} of the shape {tuple(targets.shape)}"
     for is_so, text, advice in (
-        (
-            of.misfit(),
-            of.misfit(),
-            "metrics and predictions take the second score of a row as that of hateful",
-        ),
-        (
-            targets.dtype != torch.long or targets.shape != (of.rows,) or not set(targets.tolist()) <= {0, 1},
-            f"the targets are {targets.dtype} of the shape {tuple(targets.shape)}",
-            "they must be whole numbers, 0 or 1, one a row",
-        ),
-        (
-            not scores.isfinite().all(),
-            "the scores are not finite",
-            "look for a division by 0, or a log of it",
-        ),
-        (
-            normal and any("cross_entropy" in name for name in losses),
-            "the two scores of each row sum to 1: a softmax comes before cross-entropy, which has its own",
-            "return the values before the softmax; with both, the loss stays above 0.3133",
-        ),
+        (misfit, misfit, "metrics and predictions take the second score of a row as that of hateful"),
+        (not targets_fit, of_targets, "they must be whole numbers, 0 or 1, one a row"),
+        (not is_finite, "the scores are not finite", "look for a division by 0, or a log of it"),
+        (twice, sums_up, "return the values before the softmax; with both, the loss stays above 0.3133"),
     ):
         if is_so:
             yield of.says("error", text, advice)
@@ -172,26 +161,15 @@ def _parameters(of: Subject) -> Iterator[Remark]:
     named = dict(of.model.named_parameters())
     unused = [name for name, each in named.items() if each.requires_grad and each.grad is None]
     never = _NEVER_TRAINED.get(of.name, re.compile(r"(?!)"))
+    detached = [name for name in unused if not never.search(name)]
+    by_mmf = [name for name in unused if never.search(name)]
+    left_out = [name for name, each in named.items() if each.grad is not None and id(each) not in given]
+    frozen = [name for name, each in named.items() if not each.requires_grad]
     found: tuple[tuple[Verdict, str, str | None, list[str]], ...] = (
-        (
-            "warning",
-            "get no gradient",
-            "look for a detach, or what forward never uses",
-            [name for name in unused if not never.search(name)],
-        ),
-        (
-            "warning",
-            "are not given to the optimizer",
-            "see the model's get_optimizer_parameters",
-            [name for name, each in named.items() if each.grad is not None and id(each) not in given],
-        ),
-        (
-            "note",
-            "get no gradient",
-            "MMF's model has them, and never uses them",
-            [name for name in unused if never.search(name)],
-        ),
-        ("note", "are frozen", None, [name for name, each in named.items() if not each.requires_grad]),
+        ("warning", "get no gradient", "look for a detach, or what forward never uses", detached),
+        ("warning", "are not given to the optimizer", "see the model's get_optimizer_parameters", left_out),
+        ("note", "get no gradient", "MMF's model has them, and never uses them", by_mmf),
+        ("note", "are frozen", None, frozen),
     )
     for verdict, what, advice, names in found:
         if names:
@@ -296,7 +274,7 @@ def _overfits(of: Subject) -> Iterator[Remark]:
 def _least_loss(of: Subject, optimizer: Any) -> float:
     """That of some updates with the same rows, whose weights are then put back."""
     least = math.inf
-    with as_before(of.model, of.optimizer):
+    with preserve_state(of.model, of.optimizer):
         for _ in range(_STEPS):
             of.model.zero_grad()
             loss = total(of.output(of.part())["losses"])

@@ -20,11 +20,11 @@ from mmf.common.sample import SampleList
 from mmf.version import __version__ as mmf_version
 from torch import Tensor, nn
 
-from mmf_win import __version__
 from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import Attempt
+from mmf_win.version import __version__
 from mmf_win.worker.hooks.checkpoint_io import replaced, space_for
 from mmf_win.worker.pillow_resize import PillowResize
 from mmf_win.worker.predictions import test_loader

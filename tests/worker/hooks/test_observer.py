@@ -16,40 +16,44 @@ from tests.worlds.tools import LazyModule, requires_package, shown_by_tensorboar
 
 torch = LazyModule("torch")
 observing = LazyModule("mmf_win.worker.hooks.observer")
+session = LazyModule("mmf_win.worker.hooks.session")
 
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 
-def observed(folder: Path, *, began: int, checkpoint: str | None = None) -> Any:
-    """The observer of a training that has begun at an update."""
+def observed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *, began: int, checkpoint: str | None = None
+) -> Any:
+    """The session of a training that has begun at an update."""
     attempt = folder / "attempts" / "1"
     attempt.mkdir(parents=True)
     request = Attempt("train", "m", "mmf", str(attempt), checkpoint=checkpoint)
     observer = observing.Observer(request, Stop(attempt / "stop"))
-    training = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
+    settings = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(
         num_updates=began,
         device=torch.device("cpu"),
         model=SimpleNamespace(parameters=list),
-        config=SimpleNamespace(training=training),
+        config=SimpleNamespace(training=settings),
     )
     micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
-    observer.training_started(trainer, SimpleNamespace(resume_state=None), micro, "fp32")
+    monkeypatch.setattr("mmf_win.worker.hooks.session.MicroBatch", lambda *_: micro)
+    training = session.TrainingSession(observer, trainer, None, "fp32")
     trainer.num_updates += began < 4
-    return observer
+    return training
 
 
-def test_a_training_that_made_no_update_is_not_done(user_dir: Path) -> None:
+def test_a_training_that_made_no_update_is_not_done(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with MMF's own checkpoint.resume_file, of which mmfw knows nothing."""
     with pytest.raises(UsageError, match="update 4"):
-        observed(user_dir, began=4).require_update()
+        observed(user_dir, monkeypatch, began=4).require_update()
 
 
 @pytest.mark.parametrize(("began", "checkpoint"), [(3, None), (4, "current.ckpt")])
 def test_an_update_is_enough_and_after_the_last_one_so_is_its_validation(
-    user_dir: Path, began: int, checkpoint: str | None
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch, began: int, checkpoint: str | None
 ) -> None:
-    observed(user_dir, began=began, checkpoint=checkpoint).require_update()
+    observed(user_dir, monkeypatch, began=began, checkpoint=checkpoint).require_update()
 
 
 def trained(curves: Any, first: int, last: int, loss: float) -> None:
@@ -64,16 +68,16 @@ def trained(curves: Any, first: int, last: int, loss: float) -> None:
 def test_each_update_has_its_figures_and_a_run_that_goes_on_takes_the_place_of_what_came_after_its_checkpoint(
     user_dir: Path,
 ) -> None:
-    trained(observing.Curves(user_dir), 0, 4, loss=0.5)
+    trained(observing.TensorBoardLogger(user_dir), 0, 4, loss=0.5)
     assert shown_by_tensorboard(user_dir, "train/loss") == dict.fromkeys(range(1, 5), 0.5)
     assert shown_by_tensorboard(user_dir, "train/lr") == pytest.approx(dict.fromkeys(range(1, 5), 1e-5))
     roc_auc = shown_by_tensorboard(user_dir, "val/roc_auc")
     assert roc_auc == dict.fromkeys(range(1, 5), 0.5), "the final is of none"
     assert all(is_portable(path.name) for path in user_dir.iterdir())
-    trained(observing.Curves(user_dir), 2, 5, loss=0.25)
+    trained(observing.TensorBoardLogger(user_dir), 2, 5, loss=0.25)
     assert shown_by_tensorboard(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
 
 
 def test_a_prediction_has_no_curves(user_dir: Path) -> None:
-    observing.Curves(user_dir).write("predict", {"done": 1, "total": 2})
+    observing.TensorBoardLogger(user_dir).write("predict", {"done": 1, "total": 2})
     assert not list(user_dir.iterdir())

@@ -20,6 +20,7 @@ from tests.worlds.tools import LazyModule, requires_package
 torch = LazyModule("torch")
 timing = LazyModule("mmf_win.worker.hooks.phase_timer")
 observing = LazyModule("mmf_win.worker.hooks.observer")
+session = LazyModule("mmf_win.worker.hooks.session")
 
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
@@ -78,8 +79,7 @@ def test_it_is_noted_if_workers_may_help(
     EventLog(request.events, "1").write("attempt_failed", next=failed)
     observer = observing.Observer(request, Stop(attempt / "stop"))
     config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})
-    observer.trainer = SimpleNamespace(current_epoch=epoch, config=config)
-    observer._note(waiting)
+    session.note_waiting(observer, SimpleNamespace(current_epoch=epoch, config=config), waiting)
     notes = [event["text"] for event in read_events(request.events) if event["kind"] == "note"]
     told = f"the model waits for data 60 % of the time{said}: training.num_workers=2 may help"
     assert notes == ([] if said is None else [told])

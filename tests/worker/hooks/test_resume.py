@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -121,36 +119,3 @@ def test_among_another_number_of_rows_nothing_goes_on() -> None:
     trained(order, trainer, first, count=1)
     other, _ = begin(1, loader(4, rows=_ROWS + 1))
     assert not other.resume(order.position())
-
-
-def test_what_is_tried_with_a_model_leaves_it_its_optimizer_and_chance_as_they_were() -> None:
-    import torch
-
-    from mmf_win.worker.hooks.resume import as_before
-
-    torch.manual_seed(1)
-    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
-
-    def train() -> None:
-        optimizer.zero_grad()
-        model(torch.randn(4, 3)).square().sum().backward()
-        optimizer.step()
-
-    def state() -> Any:
-        tensors = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        return tensors, copy.deepcopy(optimizer.state_dict()), torch.get_rng_state(), random.getstate()
-
-    train()
-    model[1].eval()
-    before = state()
-    with as_before(model, optimizer):
-        model.train()
-        optimizer.param_groups[0]["lr"] = 1.0
-        train()
-        random.random()
-        with pytest.raises(AssertionError):
-            torch.testing.assert_close(state(), before, rtol=0, atol=0)
-    torch.testing.assert_close(state(), before, rtol=0, atol=0)
-    assert not model[1].training and model[0].training
-    assert all(parameter.grad is None for parameter in model.parameters())
