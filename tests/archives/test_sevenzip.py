@@ -69,7 +69,7 @@ def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
 def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A 7z with two streams, which several threads extract although they are so small."""
     monkeypatch.setattr(sevenzip, "SMALLEST_SHARE", 1)
-    monkeypatch.setattr(sevenzip, "worker_count", lambda: 3)
+    monkeypatch.setattr(sevenzip, "default_thread_count", lambda: 3)
     path = write_7z(user_dir / "a.7z", {"x": TWO_STREAMS["x"]}, "secret")
     with py7zr.SevenZipFile(path, "a", password="secret") as archive:
         for name in ("y", "z"):

@@ -53,7 +53,7 @@ def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zip_extract, "ARENA", 40_000)
     monkeypatch.setattr(zip_extract, "SMALLEST_ROUND", 10_000)
     monkeypatch.setattr(zip_extract, "LARGE", 8_000)
-    monkeypatch.setattr(zip_extract, "worker_count", lambda: 3)
+    monkeypatch.setattr(zip_extract, "default_thread_count", lambda: 3)
 
 
 @pytest.fixture(params=["C extension", "wheel"])

@@ -69,7 +69,7 @@ EACH_FAULT = """
 import contextlib, json, types
 from pathlib import Path
 from mmf.utils.build import build_model, build_optimizer
-from mmf_win.worker.tasks import check
+from mmf_win.worker.tasks import check as checks
 
 def check_each(observer, trainer, limit, check=checks.run):
     config, found = trainer.config.model_config.planted, {}
