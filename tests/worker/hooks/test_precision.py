@@ -69,7 +69,7 @@ def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> N
         trainer = SimpleNamespace(
             train_loader=loaded, scaler=made, current_epoch=1, current_iteration=0, num_updates=0
         )
-        return trainer, resume.ResumeState(trainer, timing.Clock())
+        return trainer, resume.ResumeState(trainer, timing.PhaseTimer())
 
     (first, of_first), (full, of_full), (second, of_second) = run(fp16=True), run(fp16=False), run(fp16=True)
     fresh = second.scaler.get_scale()
