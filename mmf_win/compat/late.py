@@ -5,77 +5,50 @@ Of the eight seconds from the start of a worker to its first update, they took f
 
 from __future__ import annotations
 
-import ast
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import resolve_name
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from mmf_win.compat.patch import Edit, Patch, edit, kept
 
-_METRICS = "from sklearn.metrics import "
-_METRICS_OF_RC12 = """from sklearn.metrics import (
-    average_precision_score,
-    f1_score,
-    precision_recall_curve,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)"""
-_TENSOR_PARALLEL = """from .integrations.tensor_parallel import (
-    _get_parameter_tp_plan,
-    distribute_model,
-    initialize_tensor_parallelism,
-    repack_weights,
-    replace_state_dict_local_with_dtensor,
-    shard_and_distribute_module,
-    verify_tp_plan,
-)"""
 _DISABLE = "    import torch._dynamo\n\n    return torch._dynamo.disable(fn, recursive, reason=reason)"
 
 
-class Late:
-    """Stands for a function or class; imports it at the first call, attribute access or ``isinstance``."""
+class LazyModule(ModuleType):
+    """Has, for each name, a function that imports the module of this name when it is called."""
 
-    def __init__(self, module: str, name: str) -> None:
-        self._module, self._name = module, name
-
-    def _real(self) -> Any:
-        return getattr(import_module(self._module), self._name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._real()(*args, **kwargs)
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # asked for by Python itself, such as by copy
-            raise AttributeError(attribute)
-        return getattr(self._real(), attribute)
-
-    def __or__(self, other: object) -> Any:
-        return Any  # in an annotation, which nobody checks
-
-    __ror__ = __or__
-
-    def __instancecheck__(self, value: object) -> bool:
-        return isinstance(value, self._real())
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # looked up by Python itself
+            raise AttributeError(name)
+        return partial(_call, self.__name__, name)
 
 
-def later(importer: str, statement: str) -> Edit:
-    """The edit that puts off an import, whose statement is as it stands in the importer."""
-    parsed = ast.parse(statement.strip()).body[0]
-    assert isinstance(parsed, ast.ImportFrom)
-    names = [alias.name for alias in parsed.names]
-    indent = statement[: len(statement) - len(statement.lstrip())]
-    lines = "\n" * statement.count("\n")
-    module = resolve_name("." * parsed.level + (parsed.module or ""), importer.rpartition(".")[0])
-    made = "; ".join(f"{name} = Late({module!r}, {name!r})" for name in names)
-    return Edit(importer, statement, indent + made + lines, {"Late": Late})
+def _call(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    return getattr(import_module(module), name)(*args, **kwargs)
 
 
-def structure(find: Callable[[Any], Any], module_path: Any) -> Any:
+def defer_import(importer: str, module: str, names: str = "") -> Edit:
+    """Return the edit by which an importer gets functions and classes from a lazy module in ``sys.modules``.
+
+    Args:
+        importer: the module with ``from module import names``.
+        module: absolute or relative, as it stands there.
+        names: how they begin, where another such statement is to stay.
+    """
+    real = resolve_name(module, importer.rpartition(".")[0])
+    lazy = f"{__name__}.{real}"
+    sys.modules[lazy] = LazyModule(real)
+    return Edit(importer, f"from {module} import {names}", f"from {lazy} import {names}")
+
+
+def cached_import_structure(find: Callable[[Any], Any], module_path: Any) -> Any:
     """What ``find`` finds in the files of transformers: only once in its 2,600 files, and not at each start.
 
     It is kept for the version and folder in which pip has installed it. One whose files may change under the
@@ -99,10 +72,30 @@ def _installed(models: Path) -> list[Any] | None:
 
 PATCHES = (
     Patch(
-        name="late-compiler",
-        problem="optimizers and torchvision bring torch's compiler, which takes 1.5 s and compiles nothing",
-        library="torch >= 2.0",
+        name="late-imports",
+        problem="torch's compiler, its tensors over GPUs, SymPy, scikit-learn, SciPy and pandas take 5 s",
         edits=(
+            defer_import("mmf.modules.metrics", "sklearn.metrics"),
+            defer_import("transformers.generation.candidate_generator", "sklearn.metrics"),
+            *(
+                defer_import(f"transformers.loss.loss_{name}", "scipy.optimize")
+                for name in ("deformable_detr", "for_object_detection", "grounding_dino", "rt_detr")
+            ),
+            defer_import("torchvision.ops.roi_align", "torch._dynamo.utils"),
+            defer_import("transformers.masking_utils", "torch._dynamo._trace_wrapped_higher_order_op"),
+            defer_import("transformers.utils.generic", "..model_debugging_utils"),
+            defer_import("transformers.modeling_utils", ".integrations.tensor_parallel", "("),
+            Edit(
+                "transformers.modeling_utils",
+                "\n_is_dtensor_available = ",
+                "\n_is_dtensor_available = False and ",
+            ),
+            Edit("transformers.modeling_utils", "@torch._dynamo.allow_in_graph", "@torch._disable_dynamo"),
+            Edit(  # makes room for weights that are new, such as a head's
+                "transformers.modeling_utils",
+                'torch.empty_like(param, dtype=dtype, device="cpu")',
+                'torch.empty(param.shape, dtype=dtype or param.dtype, device="cpu")',
+            ),
             Edit(
                 "torch._compile",
                 "                import torch._dynamo\n\n",  # torch 2.1 has it elsewhere, less indented
@@ -124,49 +117,6 @@ PATCHES = (
                 '"torch._dynamo" in sys.modules and torch._dynamo.graph_break()',
                 {"sys": sys},
             ),
-            Edit("transformers.modeling_utils", "@torch._dynamo.allow_in_graph", "@torch._disable_dynamo"),
-            later("torchvision.ops.roi_align", "from torch._dynamo.utils import is_compile_supported"),
-            later(
-                "transformers.masking_utils",
-                "    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex",
-            ),
-        ),
-        speed=True,
-    ),
-    Patch(
-        name="late-shards",
-        # The last one makes room for weights that are new, such as a head's.
-        problem="transformers: what spreads a tensor over GPUs, and SymPy, take 1.6 s; MMF spreads none",
-        library="transformers >= 4.50",
-        edits=(
-            later("transformers.modeling_utils", "    from torch.distributed.tensor import DTensor"),
-            later("transformers.modeling_utils", _TENSOR_PARALLEL),
-            later(
-                "transformers.utils.generic",
-                "    from ..model_debugging_utils import model_addition_debugger_context",
-            ),
-            Edit(
-                "transformers.modeling_utils",
-                'torch.empty_like(param, dtype=dtype, device="cpu")',
-                'torch.empty(param.shape, dtype=dtype or param.dtype, device="cpu")',
-            ),
-        ),
-        speed=True,
-    ),
-    Patch(
-        name="late-science",
-        problem="metrics: scikit-learn, SciPy and pandas take 2 s, and the first validation needs them",
-        library="scikit-learn",
-        edits=(
-            later("mmf.modules.metrics", _METRICS + "average_precision_score, f1_score, roc_auc_score"),
-            later("mmf.modules.metrics", _METRICS_OF_RC12),
-            later("transformers.generation.candidate_generator", "    " + _METRICS + "roc_curve"),
-            *(
-                later(
-                    f"transformers.loss.loss_{name}", "    from scipy.optimize import linear_sum_assignment"
-                )
-                for name in ("deformable_detr", "for_object_detection", "grounding_dino", "rt_detr")
-            ),
         ),
         speed=True,
     ),
@@ -177,8 +127,8 @@ PATCHES = (
         edits=edit(
             "transformers.utils.import_utils",
             "import_structure = create_import_structure_from_path(module_path)",
-            "import_structure = structure(create_import_structure_from_path, module_path)",
-            structure=structure,
+            "import_structure = cached_import_structure(create_import_structure_from_path, module_path)",
+            cached_import_structure=cached_import_structure,
         ),
         speed=True,
     ),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import marshal
 import os
+import pickle
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 from mmf_win.compat import late
-from mmf_win.compat.late import Late, later
+from mmf_win.compat.late import LazyModule, defer_import
 
 
 @pytest.fixture
@@ -28,44 +30,41 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-class TestLate:
-    def test_is_imported_when_it_is_called(self, slow: str) -> None:
-        add = Late(slow, "add")
-        assert slow not in sys.modules
-        assert add(1, b=2) == 3
-        assert slow in sys.modules
-
-    def test_may_be_copied_and_stand_in_an_annotation(self, slow: str) -> None:
-        add = copy.copy(Late(slow, "add"))
-        assert add | None and None | add
-        assert slow not in sys.modules
-
-    def test_stands_for_a_class(self, slow: str) -> None:
-        thing = Late(slow, "Thing")
-        assert thing.kind == "real"
-        assert isinstance(sys.modules[slow].Thing(), thing)  # type: ignore[arg-type]
-        assert not isinstance(1, thing)  # type: ignore[arg-type]
-
-
-class TestLater:
+class TestDeferImport:
     @pytest.mark.parametrize(
         "statement",
         [
             "from slow_to_import import add, Thing",
             "from slow_to_import import (\n    add,\n    Thing,\n)",
-            "    from slow_to_import import add, Thing",
-            "from .slow_to_import import add, Thing",
+            "if True:\n    from slow_to_import import add, Thing",
         ],
     )
-    def test_an_import_becomes_names(self, statement: str) -> None:
-        edit = later("somewhere.inside", statement)
-        names: dict[str, Any] = dict(edit.names)
-        exec(edit.new.strip(), names)
-        inside = "somewhere." if "from ." in statement else ""
-        assert names["add"]._module == f"{inside}slow_to_import"
-        assert names["Thing"]._name == "Thing"
-        assert edit.new.count("\n") == statement.count("\n")
-        assert edit.new.startswith(" ") == statement.startswith(" ")
+    def test_a_module_is_imported_at_the_first_call_of_what_it_has(self, slow: str, statement: str) -> None:
+        edit = defer_import("somewhere.inside", slow)
+        names: dict[str, Any] = {}
+        exec(statement.replace(edit.old, edit.new), names)
+        assert slow not in sys.modules
+        assert names["add"](1, b=2) == 3
+        assert type(names["Thing"]()) is sys.modules[slow].Thing
+
+    def test_others_import_the_module_itself(self, slow: str) -> None:
+        defer_import("somewhere.inside", slow)
+        assert import_module(slow).add(1, 1) == 2
+
+    def test_a_function_may_be_copied_and_pickled(self, slow: str) -> None:
+        add = LazyModule(slow).add
+        assert copy.copy(add) and copy.deepcopy(add) and pickle.loads(pickle.dumps(add))(1) == 2
+
+    def test_a_relative_name_is_resolved(self) -> None:
+        assert "somewhere.else_.thing import" in defer_import("somewhere.inside.it", "..else_.thing").new
+
+    def test_another_statement_with_the_same_module_stays(self) -> None:
+        edit = defer_import("somewhere.inside", "slow_to_import", "(")
+        assert edit.old not in "from slow_to_import import CONSTANT"
+
+    def test_a_missing_module_is_told_of_at_the_call(self) -> None:
+        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+            LazyModule("no_such_module").add(1)
 
 
 FOUND = {"bert": {frozenset({"torch"}): {"modeling_bert": {"BertModel"}}, frozenset(): {"a": {"b"}}}}
@@ -101,7 +100,7 @@ class TestStructure:
     def is_read(self, path: Path) -> bool:
         """Whether the files are read to find what they define."""
         calls: list[Path] = []
-        found = late.structure(lambda path: calls.append(path) or copy.deepcopy(FOUND), path)
+        found = late.cached_import_structure(lambda path: calls.append(path) or copy.deepcopy(FOUND), path)
         assert found == FOUND
         found["mine"] = {}  # as transformers may change what it got
         return len(calls) == 1
