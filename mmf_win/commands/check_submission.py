@@ -10,9 +10,9 @@ from mmf_win.commands import options
 from mmf_win.console import print_json, say, shell_line
 from mmf_win.dataset.annotations import read_rows, require_split
 from mmf_win.dataset.coverage import converted
+from mmf_win.dataset.predictions import ORDER, problems
 from mmf_win.errors import DataError
 from mmf_win.paths import Places, data_option, expanded
-from mmf_win.results.submission import ORDER, problems
 from mmf_win.runs.lookup import owner
 
 
