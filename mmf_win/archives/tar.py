@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tarfile
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from errno import EINVAL
@@ -13,11 +14,12 @@ from pathlib import Path
 from posixpath import normpath
 from typing import Any
 
+from zlib_ng import gzip_ng
+
 from mmf_win.archives.base import BLOCK, GET_AGAIN, INFLATE_ERROR, Archive, Choose, Extracted, Member, write
-from mmf_win.archives.readahead import ReadAhead
 from mmf_win.console import Progress
 from mmf_win.sniffing import UNPACK, UNPACK_TWICE, NextCommand
-from mmf_win.threads import Advance, ignore
+from mmf_win.threads import Advance, ignore, result_of
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
 _READ_AT_ONCE = (
@@ -27,6 +29,7 @@ _READ_AT_ONCE = (
 _MOST_HEADER = 1 << 16
 _MOST_HEADERS = 1 << 24  # altogether; words take much longer to read than files
 _MOST_WORDS = 1000
+_BLOCKS_AHEAD = 4
 
 _DAMAGE: tuple[type[Exception], ...] = (
     tarfile.TarError,
@@ -212,3 +215,59 @@ class _Info(tarfile.TarInfo):
 
     # What tarfile calls for each of the three ways of pax to say that a member is sparse.
     _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _mark_sparse
+
+
+class ReadAhead:
+    """The content of a file for tarfile to walk through; a thread reads and decompresses a few blocks ahead.
+
+    Only one thread may read it, and :meth:`close` ends its own. In the reader's, ``progress`` is called with
+    the number of the file's own bytes that were read.
+    """
+
+    def __init__(self, path: Path, is_packed: bool, progress: Advance) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._stream = gzip_ng.open(self._file) if is_packed else self._file
+        self._progress = progress
+        self._rest = memoryview(b"")
+        self._at = self._reported = 0
+        self._thread = ThreadPoolExecutor(1, "mmfw-read")
+        self._blocks = deque(self._thread.submit(self._stream.read, BLOCK) for _ in range(_BLOCKS_AHEAD))
+
+    def take(self, most: int) -> memoryview:
+        """The next bytes, not copied: at most so many, and no more than one block; none at the end only.
+
+        Raises whatever reading the file raised, once all bytes before that are taken.
+        """
+        if not self._rest:
+            # The end, or what was raised, stays in front, so that it is there again for the next call.
+            if block := result_of(self._blocks[0]):
+                self._blocks.popleft()
+                self._blocks.append(self._thread.submit(self._stream.read, BLOCK))
+                self._rest = memoryview(block)
+            read = self._file.tell()
+            self._progress(read - self._reported)
+            self._reported = read
+        taken, self._rest = self._rest[:most], self._rest[most:]
+        self._at += len(taken)
+        return taken
+
+    def read(self, size: int) -> bytes:
+        """So many bytes; less at the end only."""
+        data = bytes(self.take(size))
+        while len(data) < size and (more := self.take(size - len(data))):
+            data += more
+        return data
+
+    def tell(self) -> int:
+        """How many bytes were taken."""
+        return self._at
+
+    def seek(self, position: int) -> None:
+        """Go forward to this position, or to the end."""
+        while self._at < position and self.take(min(position - self._at, BLOCK)):
+            pass
+
+    def close(self) -> None:
+        """End the thread and close the file."""
+        self._thread.shutdown(cancel_futures=True)
+        self._file.close()
