@@ -30,7 +30,7 @@ from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SPECIFICATION, SWEEPS
 from mmf_win.runs.lookup import sweep_named, sweeps_in
 from mmf_win.runs.request import Once
-from mmf_win.sweeps import grid, on_ray, specification, templates
+from mmf_win.sweeps import grid, on_ray, specification
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import plan
@@ -351,7 +351,8 @@ def join_specifications(text: str, folder: SweepFolder) -> tuple[Specification, 
 def _preset_of(asked: Specification) -> str | None:
     """The preset that the first command trains, if it does."""
     first = next(iter(asked.template.values()))
-    filled = templates.words(first, {**dict.fromkeys(templates.placeholders(first), ""), **asked.default})
+    values = {**dict.fromkeys(specification.placeholders(first), ""), **asked.default}
+    filled = specification.fill_words(first, values)
     return Path(filled[2]).stem if filled[:2] == ["mmfw", "train"] and len(filled) > 2 else None
 
 

@@ -26,9 +26,8 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.request import Once
 from mmf_win.supervise import Ended, run_child
-from mmf_win.sweeps import templates
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, write_yaml
-from mmf_win.sweeps.specification import CPU, OTHER_GPUS
+from mmf_win.sweeps.specification import CPU, OTHER_GPUS, RESERVED, fill_line, fill_words
 from mmf_win.sweeps.task import State, Task, recorded
 
 _POLITE = 5.0  # seconds for a program that knows the stop file, before it gets SIGTERM
@@ -116,7 +115,7 @@ class Runner:
         """The words of a task's command; one for a shell is a single line."""
         values = {**task.values, **self.meta(task)}
         template = self.template[name]
-        return [templates.line(template, values)] if self.shell else templates.words(template, values)
+        return [fill_line(template, values)] if self.shell else fill_words(template, values)
 
     def meta(self, task: Task) -> dict[str, str]:
         """The placeholders that are no parameters."""
@@ -229,8 +228,8 @@ class _Turn:
 
     def _script(self, name: str) -> str:
         """The words of a command, but for what differs between one start of a sweep and the next."""
-        values = {**self.task.values, **dict.fromkeys(templates.RESERVED, "")}
-        return shell_line(*templates.words(self.how.template[name], values))
+        values = {**self.task.values, **dict.fromkeys(RESERVED, "")}
+        return shell_line(*fill_words(self.how.template[name], values))
 
     def _begun(self, name: str, script: str) -> Run | None:
         """The run that an earlier start of the same words has begun; None where there is none."""

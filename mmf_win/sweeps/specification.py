@@ -1,24 +1,28 @@
 """What a sweep runs: commands with placeholders, and the values of their parameters to combine.
 
 The file is that of mlrunner 0.5.9 (https://pypi.org/project/mlrunner), with ``shell`` and ``search``;
-docs/sweeps.md has its keys.
+docs/sweeps.md has its keys, and the placeholders of a command: ``{param}`` and ``[param]``. Without a shell,
+a command is split into words as a POSIX shell does it, and then filled, so that a value is always one word.
+For a shell, values are quoted.
 """
 
 from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
+from mmf_win.console import shell_line
 from mmf_win.errors import UsageError
 from mmf_win.records import is_a
 from mmf_win.runs.scores import is_test
 from mmf_win.scrub import SECRET
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.templates import RESERVED, SCRIPTS
 
 Values = dict[str, Any]
 CPU = "cpu"
@@ -28,6 +32,12 @@ OTHER_GPUS = "-r cpu goes without a GPU, and -r GPU names another"
 ELSEWHERE = "-o chooses another folder"
 """What to do where a folder has the results of another sweep."""
 
+RESERVED = ("_output", "_name", "_time")
+"""Placeholders that are no parameters."""
+SCRIPTS = "_scripts"
+"""What an earlier mmfw put among the values of ``param``."""
+
+_PLACE = re.compile(r"(?<!\$)\{([\w-]+)\}|\[([\w-]+)\]")  # ${NAME} is the shell's
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 _KEYS = ("template", "default", "alias", "resource", "shell", "search")
 
@@ -268,3 +278,51 @@ def _of_any_key(value: Any, where: str, *, empty: bool = False) -> dict[Hashable
     if not isinstance(value, dict) or not (value or empty):
         raise UsageError(f"{where} must be a mapping of keys")
     return value
+
+
+@cache
+def placeholders(template: str) -> frozenset[str]:
+    """The names that a template needs values for, those of :data:`RESERVED` among them.
+
+    Raises UsageError where one stands in both forms, or the template cannot be split into words.
+    """
+    _split_words(template)
+    braces, brackets = ({found[n] for found in _PLACE.finditer(template) if found[n]} for n in (1, 2))
+    if both := braces & brackets:
+        raise UsageError(f"{template}: {min(both)} stands in braces and in brackets; use one of them")
+    return frozenset(braces | brackets)
+
+
+def fill_words(template: str, values: Mapping[str, Any]) -> list[str]:
+    """The words of a command; ``values`` has one for each of its :func:`placeholders`."""
+    filled: list[str] = []
+    for word in _split_words(template):
+        if alone := _PLACE.fullmatch(word):
+            filled += _filled(alone, values)
+        else:
+            filled.append(_PLACE.sub(lambda found: " ".join(_filled(found, values)), word))
+    return filled
+
+
+def fill_line(template: str, values: Mapping[str, Any]) -> str:
+    """The line for a shell, of the same."""
+    joined = re.sub(r"\s*\n\s*", " ", template)
+    return _PLACE.sub(lambda found: shell_line(*_filled(found, values)), joined).strip()
+
+
+def _filled(found: re.Match[str], values: Mapping[str, Any]) -> list[str]:
+    """The words that take the place of a placeholder."""
+    value = values[found[1] or found[2]]
+    if found[1]:
+        return [str(value)]
+    if isinstance(value, bool):
+        return [f"--{found[2]}"] if value else []
+    return [f"--{found[2]}", str(value)]
+
+
+@cache
+def _split_words(template: str) -> list[str]:
+    try:
+        return shlex.split(template)
+    except ValueError as error:
+        raise UsageError(f"{template.strip()}: {error}", hint="quote as a POSIX shell does") from None

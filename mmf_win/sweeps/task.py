@@ -27,8 +27,7 @@ from mmf_win.locking import is_locked, locked
 from mmf_win.paths import portable_name
 from mmf_win.records import known_fields
 from mmf_win.sweeps.folder import SweepFolder, TaskFolder, read_yaml, write_yaml
-from mmf_win.sweeps.specification import Values
-from mmf_win.sweeps.templates import RESERVED, SCRIPTS
+from mmf_win.sweeps.specification import RESERVED, SCRIPTS, Values
 
 State = Literal["queued", "running", "success", "failed", "pruned"]
 

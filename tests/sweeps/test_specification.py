@@ -16,7 +16,7 @@ from mmf_win.sweeps.specification import (
     parse,
     read_text,
 )
-from mmf_win.sweeps.templates import words
+from mmf_win.sweeps.specification import fill_words as words
 from tests.worlds.sweeping import ROOT, yaml
 
 HEAD = "template: {train: 'echo {lr}'}\n"
