@@ -1,28 +1,32 @@
-"""Of which images an LMDB has region features, which rows of a split have none, and how to get others."""
+"""Region features in an LMDB: of which images there are some, which rows have none, and how to get others.
+
+Of the user's own images, an LMDB is built of ``.npy`` files.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
 from mmf_win import errors
-from mmf_win.console import shell_line
-from mmf_win.dataset.annotations import Row
-from mmf_win.errors import DamagedFeatures, Interrupted
+from mmf_win.console import Progress, shell_line
+from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
+from mmf_win.errors import DamagedFeatures, DatasetError, Interrupted, UsageError
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity.manifest import Check, undamaged
-from mmf_win.paths import DatasetPaths, data_option, module_command
+from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.manifest import Check, Entry, Manifest, undamaged
+from mmf_win.paths import DatasetPaths, Places, data_option, module_command
+from mmf_win.unpacking.extract import install
+from mmf_win.unpacking.staging import staging
 from mmf_win.upstream.install import require_packages
 
-BUILT_FROM = "folders"
-"""In the result of a manifest: what an LMDB was built from."""
-
-_NOTE = "mmfw-keys.json"
+_BUILT_FROM = "folders"  # in the result of a manifest
+_NOTE, _DATA = "mmfw-keys.json", "data.mdb"
 
 
 def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
@@ -37,7 +41,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
         MmfError: lmdb is not installed.
         OSError: the system refuses to open it.
     """
-    data = folder / "data.mdb" if folder.is_dir() else folder
+    data = folder / _DATA if folder.is_dir() else folder
     note = folder.parent / _NOTE
     state = list(astuple(Check.now(data.stat())))[:-1]
     if not walk:
@@ -55,6 +59,58 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
     with suppress(OSError):
         write_json(note, {"lmdb": folder.name, "checked": state, "keys": keys})
     return frozenset(keys)
+
+
+def add_features(
+    folders: Sequence[Path], lmdb: Path, places: Places, *, force: bool = False
+) -> dict[str, Any]:
+    """Build an LMDB of the features in folders, with a manifest beside it: all of it, or nothing.
+
+    The folders hold ``NAME.npy`` and ``NAME_info.npy``, as MMF's extraction scripts write them; the images
+    are compared with the splits in MMF's folders. With ``force``, the LMDB that is there is replaced.
+
+    Returns:
+        the ``lmdb``; the number of its ``images``; how many ``numbers`` describe a region; the smallest and
+        the largest number of ``regions`` of an image; the images ``without_info``; and for each of the
+        ``splits``, how many ``rows`` it has, and how many of them ``with_features``.
+
+    Raises:
+        DatasetError: a file cannot be used, or there is an LMDB already; nothing was changed.
+        ResourceError: there is not enough room; nothing was changed.
+        UsageError: the LMDB's folder lies beside files with a manifest of their own.
+        MmfError: lmdb or numpy is not installed.
+    """
+    require_packages("lmdb", "numpy")
+    splits = {split: read_rows(places.dataset.split(split)) for split in splits_on_disk(places.dataset)}
+    given = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
+    with staging(lmdb.parent, wait=True) as here:
+        _require_free(lmdb, force)
+        try:
+            found = answer_of("builder", str(here.new / lmdb.name), *given)
+        except DamagedFeatures as error:
+            raise DatasetError(f"{lmdb}: it could not be built: {error}") from None
+        data = here.new / lmdb.name / _DATA
+        with Progress("Hashing", data.stat().st_size) as bar:
+            entry = Entry(file_digest(data, progress=bar.advance).hex(), data.stat().st_size)
+        files = {f"{lmdb.name}/{_DATA}": entry}
+        install(here, Manifest(lmdb.parent, files, "built", result={_BUILT_FROM: given}))
+    keys = frozenset(found.pop("keys"))
+    covered = {
+        split: {"rows": len(rows), "with_features": len(rows) - len(without_features(rows, keys))}
+        for split, rows in splits.items()
+    }
+    return {"lmdb": lmdb, "images": len(keys), **found, "splits": covered}
+
+
+def _require_free(lmdb: Path, force: bool) -> None:
+    """Refuse a place that is taken."""
+    manifest = undamaged(lmdb.parent) if force else Manifest.load(lmdb.parent)
+    if manifest and (others := manifest.files.keys() - {f"{lmdb.name}/{_DATA}"}):
+        message = f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})"
+        raise UsageError(message, hint="name an LMDB in another folder")
+    if (lmdb / _DATA).exists() and not force:
+        message = f"{lmdb}: there are region features already"
+        raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
 
 
 def answer_of(module: str, lmdb: str, *words: str) -> Any:
@@ -131,10 +187,10 @@ def remake_features(lmdb: Path) -> str:
     here = _where_mmf_looks(features)
     if here is not None and manifest and manifest.source:
         return f"`{shell_line('mmfw', 'repair', 'features', *here)}`"
-    is_listed = manifest is not None and f"{lmdb.name}/data.mdb" in manifest.files
-    folders = list(manifest.result.get(BUILT_FROM, [])) if manifest and is_listed else []
+    is_listed = manifest is not None and f"{lmdb.name}/{_DATA}" in manifest.files
+    folders = list(manifest.result.get(_BUILT_FROM, [])) if manifest and is_listed else []
     where = ["-o", lmdb] if here is None or lmdb.name != "detectron.lmdb" else here
-    force = ["--force"] if manifest or (lmdb / "data.mdb").exists() else []
+    force = ["--force"] if manifest or (lmdb / _DATA).exists() else []
     build = shell_line("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
     if folders:
         return f"`{build}`"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.inputs.added import add_features
+from mmf_win.inputs.keys import add_features
 from mmf_win.inputs.unpacked import RegionFeatures
 from mmf_win.paths import Places
 from tests.worlds.memes import tar_gz

@@ -15,9 +15,8 @@ from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.verify import repair, verify
 from mmf_win.errors import DamagedFeatures, DataError, DatasetError, ResourceError, UsageError
-from mmf_win.inputs.added import add_features
 from mmf_win.inputs.fetch import fetch
-from mmf_win.inputs.keys import image_keys, remake_features, taken_from_another_image
+from mmf_win.inputs.keys import add_features, image_keys, remake_features, taken_from_another_image
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import RegionFeatures
 from mmf_win.integrity.manifest import Entry, Manifest
@@ -138,7 +137,7 @@ _DIE = """\
 import os, signal, sys
 from pathlib import Path
 from mmf_win.features import builder
-from mmf_win.inputs import added
+from mmf_win.inputs import keys
 from mmf_win.paths import Places
 from mmf_win.unpacking import staging
 
@@ -151,16 +150,16 @@ if when == "building":
     builder.read_record = lambda path, key: die() if key == "00004" else read(path, key)
     def answer_of(module, *words):  # in this process, so that both die together
         builder.main(*words, folder / "answer.json")
-    added.answer_of = answer_of
+    keys.answer_of = answer_of
 if when == "built":
-    added.install = die
+    keys.install = die
 if when == "moving":
     moves, rename = [], staging.rename
     def once(old, new):
         die() if moves else moves.append(rename(old, new))
     staging.rename = once
 places = Places.resolve(data, Path("save"))
-added.add_features([folder], places.dataset.features / "detectron.lmdb", places, force=True)
+keys.add_features([folder], places.dataset.features / "detectron.lmdb", places, force=True)
 """
 
 
