@@ -38,6 +38,7 @@ class Unpacked(Input):
     of which they are the members that ``choose`` names.
     """
 
+    room = 3
     entry: ZooEntry | None = None
     choose: Choose = everything
 

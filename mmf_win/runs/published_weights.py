@@ -12,7 +12,7 @@ from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.published_results import splits_of_paper
 from mmf_win.errors import DataError, DatasetError, InUseError, UsageError
 from mmf_win.files import share
-from mmf_win.inputs.fetch import fetch as fetch_inputs
+from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.listing import zoo_weights
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import Unpacked

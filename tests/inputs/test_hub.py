@@ -29,7 +29,7 @@ AGAINST = "the hash in its name"
 CODE = """
 import json, os, sys
 from pathlib import Path
-from mmf_win.inputs.fetch import fetch
+from mmf_win.inputs.given import fetch
 from mmf_win.inputs import hub
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.errors import MmfwError

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.dataset.features import built_version, extract_features
 from mmf_win.errors import DamagedFeatures, DataError
-from mmf_win.inputs.fetch import fetch as fetch_inputs
+from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.inputs.fetch import fetch
-from mmf_win.inputs.given import Input
+from mmf_win.inputs.given import Input, fetch
 from mmf_win.inputs.hub import GivenModel
 from mmf_win.inputs.ledger import compare, read_ledger
 from mmf_win.inputs.mirror import Mirror

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.inputs.fetch import fetch as fetch_inputs
 from mmf_win.inputs.given import Input
+from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
 from mmf_win.integrity.finding import Finding
