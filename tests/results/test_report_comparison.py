@@ -40,10 +40,9 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
     other = world.predicted("visual_bert", preset="visual_bert", published={})
     first, second = comparison.grouped(entries([*runs, other]))
     aurocs = [entry.auroc for entry in first.entries]
-    assert first.spread("auroc") == pytest.approx((statistics.mean(aurocs), statistics.stdev(aurocs), 3))
-    assert second.spread("auroc") == (second.entries[0].auroc, None, 1), "one run has no deviation"
     page = text_of(pages.of_runs([*runs, other], world.save))
     assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f} n = 3" in page
+    assert f"{second.entries[0].auroc:.4f} n = 1" in page, "one run has no deviation"
     assert "Published AUROC on test_seen" in page
     assert "0.6792 on 1,000 rows: not comparable" in page, "with 32"
 

@@ -64,12 +64,6 @@ class Group:
     name: str
     entries: Sequence[ComparedRun]
 
-    def spread(self, metric: str) -> tuple[float | None, float | None, int]:
-        """Mean of ``best``, ``auroc`` or ``accuracy``, standard deviation where two or more are known, and of
-        how many that is.
-        """
-        return seeds.spread([v for entry in self.entries if (v := getattr(entry, metric)) is not None])
-
     def same(self, attribute: str) -> str | None:
         """``best_on`` or ``rows``, where it is known and the same for all of the runs."""
         values = {getattr(entry, attribute) for entry in self.entries} - {None}

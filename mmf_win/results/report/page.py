@@ -21,6 +21,7 @@ from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.pictures import alike, thumbnail
 from mmf_win.results.report.scored import Pair, Scored, pairs, ranked, worst
 from mmf_win.results.saved_metrics import METRICS
+from mmf_win.runs import seeds
 from mmf_win.runs.history import Record, Summary, weights_loaded
 from mmf_win.runs.request import Request
 from mmf_win.runs.scores import UNKNOWN, Scores
@@ -238,7 +239,7 @@ def write(template: str, output: Path, about: dict[str, Any]) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"score": _score, "cut": _cut}
+    environment.filters |= {"score": _score, "cut": _cut, "spread": seeds.spread}
     made = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = environment.get_template(template).render(version=__version__, made=made, **about)
     page = controls_escaped(page)  # whose names and texts might turn those beside them around
