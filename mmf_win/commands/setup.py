@@ -8,7 +8,7 @@ import click
 
 from mmf_win.commands.options import as_json
 from mmf_win.console import print_json, print_line, say, shell_line
-from mmf_win.doctor.system import pip_line
+from mmf_win.doctor.survey import pip_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import pip_hint, set_up

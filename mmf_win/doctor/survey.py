@@ -1,4 +1,7 @@
-"""What ``mmfw doctor`` looks at: versions, MMF, folders and the machine, and what is missing among them."""
+"""What ``mmfw doctor`` looks at: versions, MMF, folders and the machine, and what is missing among them.
+
+Also which build of torch is there and which suits, and the settings of Windows that matter here.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,35 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from mmf_win import machine
 from mmf_win.archives.zip_extract import engine
 from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import splits_on_disk, where_to_get
-from mmf_win.doctor.system import BUILDS, pip_line, survey_machine, survey_settings, survey_torch, unused_gpu
 from mmf_win.errors import DatasetError, InUseError, MmfError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
-from mmf_win.paths import Places, presets_dir, tool_home
+from mmf_win.paths import Places, constraints_file, presets_dir, tool_home
 from mmf_win.runs import fits
 from mmf_win.unpacking.staging import require_finished, require_makeable
 from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
 from mmf_win.version import __version__
 
+if sys.platform == "win32":
+    import ctypes
+    import winreg
+
+_BUILDS = ("torch", "torchvision")  # which are built for a GPU or the CPU
+_INDEX = "https://download.pytorch.org/whl/"
+_BUILT_FOR = re.compile(r"^(cuda|hip)\b[^=\n]*= *(?:['\"]([^'\"]+)['\"]|None)", re.MULTILINE)
+# https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation
+_LONG_PATHS = (r"SYSTEM\CurrentControlSet\Control\FileSystem", "LongPathsEnabled")
+# https://learn.microsoft.com/windows/apps/get-started/enable-your-device-for-development
+_APPS = r"SOFTWARE\Microsoft\Windows\CurrentVersion\AppModelUnlock"
+_DEVELOPER = (_APPS, "AllowDevelopmentWithoutDevLicense")
+_INSTALL = "`mmfw setup --torch` prints the pip command that installs the build for this machine"
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
 _LITTLE_SPACE = 10 << 30
 
@@ -63,7 +80,11 @@ def survey(places: Places) -> dict[str, Any]:
             "images": sum(1 for _ in images.iterdir()) if images.is_dir() else 0,
             "features": (places.dataset.features / "detectron.lmdb").is_dir(),
         },
-        "machine": survey_machine(),
+        "machine": {
+            "cpus": machine.available_cpus(),
+            "memory": machine.total_memory(),
+            "gpus": machine.installed_gpus(),
+        },
         "settings": survey_settings(),
         "torch": torch,
         "cuda": cuda and asdict(cuda),
@@ -140,11 +161,11 @@ def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> 
         message = "mmfw itself is not installed, so it is not known which packages are missing"
         yield MmfError(message, hint=pip_hint())
     # PyTorch first, since with the rest pip would bring the build for CUDA on any Linux.
-    hints: dict[tuple[str, ...], str] = {BUILDS: f"run `{shell_line(*pip_line())}`"}
+    hints: dict[tuple[str, ...], str] = {_BUILDS: f"run `{shell_line(*pip_line())}`"}
     hints |= {tuple(required_packages(extra)): pip_hint(extra and f"[{extra}]") for extra in ("", "train")}
     for names, hint in hints.items():
         missing = [name for name in names if found["versions"].get(name, "") is None]
-        if rest := [name for name in missing if names is BUILDS or name not in BUILDS]:
+        if rest := [name for name in missing if names is _BUILDS or name not in _BUILDS]:
             yield MmfError(f"not installed: {', '.join(rest)}", hint=hint)
     yield from (error for error in (unused, found["mmf"].error) if error is not None)
     try:
@@ -165,3 +186,112 @@ def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> 
             yield UsageError(f"no drive {where}", hint="choose another folder")
         elif folder["name"] in ("data", "runs") and free < _LITTLE_SPACE:
             yield ResourceError(f"little disk space {where}", hint="free some space there")
+
+
+class _CudaBuild(NamedTuple):
+    """A build of PyTorch for CUDA.
+
+    Attributes:
+        cuda: its version.
+        needs: the CUDA that the driver has to run at least.
+        oldest, newest: the compute capabilities that it has code for.
+    """
+
+    cuda: str
+    needs: tuple[int, int]
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+
+    def knows(self, cuda: machine.Cuda) -> bool:
+        """Whether it has code for one of the GPUs."""
+        return any(self.oldest <= capability <= self.newest for capability in cuda.capabilities)
+
+
+# The newest first. What they have code for: https://github.com/pytorch/pytorch/issues/178665
+_CUDA_BUILDS = (
+    _CudaBuild("13.0", (13, 0), oldest=(7, 5), newest=(12, 9)),
+    _CudaBuild("12.6", (12, 0), oldest=(5, 0), newest=(9, 0)),
+)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """The versions of CUDA and ROCm that the installed torch was built for; None for what it was not."""
+
+    cuda: str | None
+    rocm: str | None = None
+
+    @property
+    def target(self) -> str:
+        """For people."""
+        return f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.rocm}" if self.rocm else "the CPU"
+
+
+def survey_torch() -> Torch | None:
+    """The installed torch, which is not imported; None where there is none, or it does not say."""
+    spec, found = find_spec("torch"), dict[str, str]()
+    if spec is not None and spec.origin is not None:
+        with suppress(OSError, ValueError):
+            text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+            found = dict(_BUILT_FOR.findall(text))
+    return Torch(found["cuda"] or None, found.get("hip") or None) if "cuda" in found else None
+
+
+def unused_gpu(torch: Torch | None, cuda: machine.Cuda | None) -> MmfError | None:
+    """The error that torch cannot use the GPU; None where it can, or where no other build could.
+
+    A driver runs what was built for a newer CUDA of the same major version.
+    """
+    if torch is None or cuda is None:
+        return None
+    if torch.cuda is None:
+        if _best_build(cuda) == "cpu":
+            return None
+        return MmfError(f"there is a GPU, and torch is built for {torch.target}", hint=_INSTALL)
+    if not all(build.knows(cuda) for build in _CUDA_BUILDS if build.cuda == torch.cuda):
+        message = f"torch is built for CUDA {torch.cuda}, which has no code for the GPU"
+        return MmfError(message, hint=_INSTALL)
+    if int(torch.cuda.partition(".")[0]) > cuda.newest[0]:
+        newest = ".".join(map(str, cuda.newest))
+        message = f"torch is built for CUDA {torch.cuda}, and NVIDIA's driver runs CUDA {newest}"
+        return MmfError(message, hint=f"update the driver, or {_INSTALL}")
+    return None
+
+
+def pip_line() -> tuple[str, ...]:
+    """The words of the command that gets the build for this machine, at the tested version."""
+    pins = dict(re.findall(r"^(\S+)==(\S+)$", constraints_file().read_text(encoding="utf-8"), re.MULTILINE))
+    index, wanted = [], [f"{package}=={pins[package]}" for package in _BUILDS]
+    if sys.platform != "darwin":  # which has one build, on PyPI
+        name = _best_build(machine.survey_cuda())
+        # A local version is above the same without one, and named it is sure to come from PyTorch's index.
+        index, wanted = ["--extra-index-url", _INDEX + name], [f"{package}+{name}" for package in wanted]
+    return ("pip", "install", "-c", str(constraints_file()), *index, *wanted)
+
+
+def _best_build(cuda: machine.Cuda | None) -> str:
+    """The build that suits, as PyTorch's index calls it: the newest that can use one of the GPUs."""
+    usable = (build for build in _CUDA_BUILDS if cuda and build.knows(cuda) and cuda.newest >= build.needs)
+    return next((f"cu{build.cuda.replace('.', '')}" for build in usable), "cpu")
+
+
+def survey_settings() -> list[dict[str, str | None]]:
+    """The settings of Windows that matter here; none on other systems.
+
+    ``hint`` is what a setting costs as it is, and what changes it; None where it costs nothing.
+    """
+    found: list[dict[str, str | None]] = []
+    if sys.platform == "win32":
+        for name, (key, value), cost in (
+            ("long paths", _LONG_PATHS, "paths end at 260 characters"),
+            ("developer mode", _DEVELOPER, "without links, Hugging Face's cache may take more space"),
+        ):
+            is_on = False
+            with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as opened:
+                is_on = winreg.QueryValueEx(opened, value)[0] == 1
+            command = f"reg add HKLM\\{key} /v {value} /t REG_DWORD /d 1 /f"
+            hint = None if is_on else f"{cost}; as administrator, `{command}` turns it on"
+            found.append({"name": name, "value": "on" if is_on else "off", "hint": hint})
+        code_page = str(ctypes.windll.kernel32.GetACP())
+        found.append({"name": "code page", "value": code_page, "hint": None})
+    return found

@@ -18,7 +18,6 @@ from __future__ import annotations
 import importlib.metadata
 import sys
 import tempfile
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,15 +87,6 @@ def require_packages(*packages: str, extra: str = "[train]") -> None:
         # Alone, pip would bring PyTorch for CUDA on any Linux.
         hint = "`mmfw doctor` names the commands that install it" if "torch" in missing else pip_hint(extra)
         raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=hint)
-
-
-def text_in_package(package: str, *parts: str) -> str:
-    """The text of a file of an installed package, which is not imported; empty where it cannot be read."""
-    spec = find_spec(package)
-    for folder in (spec.submodule_search_locations or []) if spec else []:
-        with suppress(OSError, ValueError):
-            return Path(folder, *parts).read_text(encoding="utf-8")
-    return ""
 
 
 def pip_hint(extra: str = "") -> str:

@@ -108,7 +108,7 @@ ELSEWHERE = {
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw doctor": "test_without_any_run_it_is_about_the_machine",
     "cli: mmfw train": "test_a_profile_says_where_the_time_of_a_preset_goes",
-    "doctor/system: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
+    "doctor/survey: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
     "dataset/unpack: --allow-missing": "test_a_set_that_lacks_a_split_is_converted_as_the_hint_says",
     "commands/verify: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw repair": "test_the_command_that_verify_names_repairs_it",
@@ -166,7 +166,6 @@ NOT_RUN = {
     "upstream/sources: mmfw setup": "GitHub; tests/upstream/test_install.py takes MMF from a server that "
     "answers as it does",
     "errors: --password-file": _CHOICE,
-    "doctor/survey: mmfw setup": "as for upstream/install",
     "upstream/config: mmfw setup": "as for upstream/install",
     "upstream/versions: mmfw setup": "as for upstream/install",
     "upstream/zoo: mmfw setup": "as for upstream/install",

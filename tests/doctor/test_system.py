@@ -9,24 +9,26 @@ from uuid import uuid4
 import pytest
 
 from mmf_win import machine
-from mmf_win.doctor import system
-from mmf_win.doctor.system import Torch, pip_line, survey_settings, survey_torch, unused_gpu
-from mmf_win.paths import constraints_file
+from mmf_win.doctor import survey as doctor
+from mmf_win.doctor.survey import Torch, pip_line, survey, survey_settings, survey_torch, unused_gpu
+from mmf_win.paths import Places, constraints_file
 from tests.worlds.fake_nvml import FakeNvml
 
 ROCM = Torch(None, rocm="6.2.41134-65d174c3e")
 
 
-def test_the_machine_has_processors_memory_and_gpus_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_has_processors_memory_and_gpus_fake_nvml(
+    monkeypatch: pytest.MonkeyPatch, places: Places
+) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    found = system.survey_machine()
+    found = survey(places)["machine"]
     assert found["cpus"] >= 1 and found["memory"] > 1 << 28
     assert [gpu["name"] for gpu in found["gpus"]] == ["NVIDIA 0", "NVIDIA 1"]
 
 
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 @pytest.mark.parametrize(
-    ("name", "where"), [("long paths", system._LONG_PATHS), ("developer mode", system._DEVELOPER)]
+    ("name", "where"), [("long paths", doctor._LONG_PATHS), ("developer mode", doctor._DEVELOPER)]
 )
 def test_what_is_off_is_told_with_what_turns_it_on(
     monkeypatch: pytest.MonkeyPatch, name: str, where: tuple[str, str]
@@ -158,6 +160,6 @@ def test_the_build_is_the_newest_that_the_driver_and_the_best_gpu_run_fake_nvml(
 def test_pytorch_without_a_pin_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "constraints.txt"
     file.write_text("torch>=2.6\ntorchvision==0.21.0\n", encoding="utf-8")
-    monkeypatch.setattr(system, "constraints_file", lambda: file)
+    monkeypatch.setattr(doctor, "constraints_file", lambda: file)
     with pytest.raises(KeyError, match="torch"):
         pip_line()
