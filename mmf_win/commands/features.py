@@ -16,10 +16,9 @@ from mmf_win.console import aligned, first_few, print_json, say, shell_line, siz
 from mmf_win.dataset.features import extract_features
 from mmf_win.demo.folder import PRESETS
 from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageError
-from mmf_win.inputs.given import Input, bytes_to_download
+from mmf_win.inputs.given import Input, Mirror, bytes_to_download
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.keys import add_features, image_keys
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places, data_option, expanded
 from mmf_win.runs import lookup, presets

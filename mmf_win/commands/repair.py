@@ -13,7 +13,7 @@ from mmf_win.commands.verify import meant, show, what
 from mmf_win.console import say
 from mmf_win.doctor.verify import repair
 from mmf_win.errors import DataError, InUseError, PasswordError
-from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.given import Mirror
 
 
 @click.command(

@@ -12,9 +12,8 @@ from mmf_win.console import did_you_mean, shell_line
 from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
 from mmf_win.dataset.image_files import advise, find_unusable, list_judged_files
 from mmf_win.doctor.survey import survey_mmf
-from mmf_win.inputs.given import Input, fetch
+from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.listing import inputs_on_disk
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import find_damage

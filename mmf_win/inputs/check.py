@@ -17,10 +17,9 @@ from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.image_files import Flaw, advise, find_unusable, list_judged_files
 from mmf_win.dataset.layout import other_name
 from mmf_win.errors import CheckpointError, DataError, DatasetError
-from mmf_win.inputs.given import Input, fetch
+from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding, repair_line
 from mmf_win.integrity.manifest import SUMS, Manifest, noted, undamaged

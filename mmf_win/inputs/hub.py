@@ -19,9 +19,8 @@ from pathlib import Path
 
 from mmf_win.errors import MmfError
 from mmf_win.files import NO_ROOM, read_json, replacing, share
-from mmf_win.inputs.given import Input
+from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import Manifest

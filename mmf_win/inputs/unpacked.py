@@ -12,9 +12,8 @@ from mmf_win.console import Progress, size
 from mmf_win.dataset.features import built_version, choose_features, mark_built
 from mmf_win.errors import NO_RIGHT, ArchiveError, DamagedFeatures, DataError, MmfError, UsageError
 from mmf_win.files import remove
-from mmf_win.inputs.given import Input, only
+from mmf_win.inputs.given import Input, Mirror, only
 from mmf_win.inputs.keys import give_archive, image_keys, remake_features
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.finding import Difference, Finding
 from mmf_win.integrity.manifest import Manifest, noted, undamaged

@@ -12,9 +12,9 @@ from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.published_results import splits_of_paper
 from mmf_win.errors import DataError, DatasetError, InUseError, UsageError
 from mmf_win.files import share
+from mmf_win.inputs.given import Mirror
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.listing import zoo_weights
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest

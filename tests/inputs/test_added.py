@@ -15,9 +15,8 @@ from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.verify import repair, verify
 from mmf_win.errors import DamagedFeatures, DataError, DatasetError, ResourceError, UsageError
-from mmf_win.inputs.given import fetch
+from mmf_win.inputs.given import Mirror, fetch
 from mmf_win.inputs.keys import add_features, image_keys, remake_features, taken_from_another_image
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import RegionFeatures
 from mmf_win.integrity.manifest import Entry, Manifest
 from mmf_win.paths import Places

@@ -12,11 +12,10 @@ import pytest
 
 from mmf_win.errors import ArchiveError, MmfError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
-from mmf_win.inputs.given import UrlFile, bytes_to_download
+from mmf_win.inputs.given import Mirror, UrlFile, bytes_to_download
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.hub import WEIGHTS, model, snapshot_of
 from mmf_win.inputs.ledger import hash_in_name
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from tests.worlds import hostile

@@ -31,7 +31,7 @@ import json, os, sys
 from pathlib import Path
 from mmf_win.inputs.given import fetch
 from mmf_win.inputs import hub
-from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.given import Mirror
 from mmf_win.errors import MmfwError
 from mmf_win.paths import Places
 name, kind, data, links, published = sys.argv[1:]

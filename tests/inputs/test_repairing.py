@@ -11,8 +11,8 @@ import pytest
 
 from mmf_win.dataset.features import built_version, extract_features
 from mmf_win.errors import DamagedFeatures, DataError
+from mmf_win.inputs.given import Mirror
 from mmf_win.inputs.given import fetch as fetch_inputs
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes
 from tests.worlds import hostile

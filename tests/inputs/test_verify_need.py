@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.inputs.given import Input, fetch
+from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.hub import GivenModel
 from mmf_win.inputs.ledger import compare, read_ledger
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.locking import locked
 from mmf_win.paths import Places

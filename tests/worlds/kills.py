@@ -15,7 +15,7 @@ from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.verify import repair, verify
 from mmf_win.errors import DatasetError
-from mmf_win.inputs.mirror import Mirror
+from mmf_win.inputs.given import Mirror
 from mmf_win.paths import Places
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from tests.worlds import hostile

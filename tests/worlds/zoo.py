@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmf_win.inputs.given import Input
+from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.given import fetch as fetch_inputs
-from mmf_win.inputs.mirror import Mirror
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places
