@@ -36,8 +36,7 @@ from mmf_win.runs.history import Record, Summary, details, differences, summarie
 from mmf_win.runs.lookup import find_run, named, sweeps_in
 from mmf_win.runs.outcomes import use_intact
 from mmf_win.runs.request import as_typed
-from mmf_win.sweeps.folder import SweepFolder, find_sweep
-from mmf_win.sweeps.task import begun
+from mmf_win.sweeps.folder import SweepFolder, begun, find_sweep
 
 _COVERED = ("split", "rows", "full_rows")
 _RUNS, _PRESETS = options.completed_by("RUN"), options.completed_by("PRESET")

@@ -32,13 +32,12 @@ from mmf_win.runs.lookup import sweep_named, sweeps_in
 from mmf_win.runs.request import Once
 from mmf_win.sweeps import grid, on_ray, specification
 from mmf_win.sweeps.driver import Driver
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import SweepFolder, Task, begun, joined, load, require_known
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.running import Runner, slots_here
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.table import cost, flat, lines
-from mmf_win.sweeps.task import Task, begun, joined, require_known
 from mmf_win.tracking import Models
 from mmf_win.tracking.sending import What
 from mmf_win.tracking.tracker import require_no_id
@@ -338,7 +337,7 @@ def join_specifications(text: str, folder: SweepFolder) -> tuple[Specification, 
     Raises:
         UsageError: The folder has another sweep.
     """
-    before, asked = specification.load(folder), specification.parse(text, folder.specification)
+    before, asked = load(folder), specification.parse(text, folder.specification)
     if before is not None:
         if (before.template, before.default) != (asked.template, asked.default):
             message = f"{folder.path} has another sweep: {' '.join(before.template.values())}"

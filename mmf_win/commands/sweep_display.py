@@ -7,8 +7,8 @@ import time
 from mmf_win.console import Progress, duration, say
 from mmf_win.protocol import Event
 from mmf_win.runs.scores import val_auroc
+from mmf_win.sweeps.folder import Task
 from mmf_win.sweeps.running import News, Slot
-from mmf_win.sweeps.task import Task
 
 
 class SweepDisplay:

@@ -15,11 +15,10 @@ from mmf_win.commands.runs import remove_asked
 from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, shell_line, size
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import task_id
-from mmf_win.sweeps.folder import find_sweep, remove_sweep
+from mmf_win.sweeps.folder import State, Task, find_sweep, remove_sweep
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.running import Runner
 from mmf_win.sweeps.table import Line, flat, lines, position
-from mmf_win.sweeps.task import State, Task
 
 
 @click.command(

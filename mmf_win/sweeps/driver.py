@@ -14,10 +14,9 @@ from queue import Empty, SimpleQueue
 
 from mmf_win.locking import is_locked
 from mmf_win.supervise import stop_requests
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.running import Asked, News, Slot, Tell
 from mmf_win.sweeps.search import OptunaSearch
-from mmf_win.sweeps.task import Task
 
 _log = logging.getLogger(__name__)
 

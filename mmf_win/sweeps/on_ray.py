@@ -27,10 +27,9 @@ from typing import Any
 from mmf_win.errors import MmfError, TrainingError, UsageError
 from mmf_win.locking import is_locked, locked
 from mmf_win.signals import heard_signals
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.running import ON_ALL_GPUS, Asked, News, Runner, Slot, Tell
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS
-from mmf_win.sweeps.task import Task
 from mmf_win.upstream.install import require_packages
 from mmf_win.version import __version__
 

@@ -13,9 +13,8 @@ from pathlib import Path
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import portable_name
-from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.specification import RESERVED, Choice, Specification, Values, load, placeholders
-from mmf_win.sweeps.task import LONGEST_NAME, Task, begun, joined
+from mmf_win.sweeps.folder import LONGEST_NAME, SweepFolder, Task, begun, joined, load
+from mmf_win.sweeps.specification import RESERVED, Choice, Specification, Values, placeholders
 
 MOST_TASKS = 100_000
 """Tasks of a sweep, each of which has a folder."""

@@ -26,9 +26,8 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.request import Once
 from mmf_win.supervise import Ended, run_child
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder, write_yaml
+from mmf_win.sweeps.folder import State, SweepFolder, Task, TaskFolder, recorded, write_yaml
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS, RESERVED, fill_line, fill_words
-from mmf_win.sweeps.task import State, Task, recorded
 
 _POLITE = 5.0  # seconds for a program that knows the stop file, before it gets SIGTERM
 _LOOKS = 5  # a look for a new run costs more than one for new events

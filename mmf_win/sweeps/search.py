@@ -12,11 +12,10 @@ from typing import Any
 from mmf_win.errors import DataError, UsageError
 from mmf_win.locking import locked
 from mmf_win.protocol import Event
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import State, SweepFolder, Task, recorded
 from mmf_win.sweeps.planning import task_of
 from mmf_win.sweeps.specification import ELSEWHERE, Specification
 from mmf_win.sweeps.table import lines, objective, validation
-from mmf_win.sweeps.task import State, Task, recorded
 
 _log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from mmf_win.errors import UsageError
 from mmf_win.records import is_a
 from mmf_win.runs.scores import is_test
 from mmf_win.scrub import SECRET
-from mmf_win.sweeps.folder import SweepFolder
 
 Values = dict[str, Any]
 CPU = "cpu"
@@ -82,12 +81,6 @@ class Specification:
     resource: tuple[str, ...] | None = None
     shell: bool = False
     search: Search | None = None
-
-
-def load(sweep: SweepFolder) -> Specification | None:
-    """What a sweep was asked for last; None where nothing says so. Raises UsageError as :func:`parse`."""
-    path = sweep.specification
-    return parse(read_text(path), path) if path.is_file() else None
 
 
 def read_text(path: Path) -> str:

@@ -22,11 +22,10 @@ from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run, task_id
 from mmf_win.runs.history import how_far, summaries
 from mmf_win.runs.scores import UNKNOWN, Scores, is_test, read_scores
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder
+from mmf_win.sweeps.folder import SweepFolder, Task, TaskFolder, load
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.planning import all_tasks
-from mmf_win.sweeps.specification import Search, load, require_validation
-from mmf_win.sweeps.task import Task
+from mmf_win.sweeps.specification import Search, require_validation
 from mmf_win.upstream.install import require_packages
 
 if TYPE_CHECKING:

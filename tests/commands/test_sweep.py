@@ -21,9 +21,8 @@ from mmf_win.console import Progress
 from mmf_win.locking import locked
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps import grid
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import SweepFolder, begun
 from mmf_win.sweeps.specification import parse
-from mmf_win.sweeps.task import begun
 from tests.worlds.sweeping import python, tasks, trained
 from tests.worlds.tools import Mmfw, typed
 

@@ -18,11 +18,10 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.lookup import all_runs
 from mmf_win.sweeps.driver import Driver
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import State, SweepFolder, Task
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.running import Runner, slots_here
 from mmf_win.sweeps.search import OptunaSearch
-from mmf_win.sweeps.task import State, Task
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds.job import signal_all
 from tests.worlds.sweeping import mmfw, tasks, yaml

@@ -15,9 +15,8 @@ import pytest
 from mmf_win.locking import locked
 from mmf_win.sweeps import driver as driver_module
 from mmf_win.sweeps.driver import Driver
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.running import Asked, News, Slot, Tell
-from mmf_win.sweeps.task import Task
 
 _PATIENCE = 5.0  # seconds a task waits for what a correct driver does at once
 

@@ -9,10 +9,9 @@ from typing import Any, NoReturn
 import pytest
 
 from mmf_win.errors import TrainingError
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.on_ray import Cluster
 from mmf_win.sweeps.running import Asked, Runner, Slot
-from mmf_win.sweeps.task import Task
 
 
 class RayError(Exception):

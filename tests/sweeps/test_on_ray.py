@@ -19,8 +19,7 @@ import pytest
 
 import mmf_win
 from mmf_win.cli import main
-from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.task import Task, begun
+from mmf_win.sweeps.folder import SweepFolder, Task, begun
 from tests.worlds.mounts import with_own_mounts
 from tests.worlds.tools import requires_package
 

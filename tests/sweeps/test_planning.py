@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
-from mmf_win.sweeps.folder import SweepFolder, read_yaml
+from mmf_win.sweeps.folder import LONGEST_NAME, SweepFolder, joined, read_yaml
 from mmf_win.sweeps.planning import MOST_TASKS, all_tasks, plan
 from mmf_win.sweeps.specification import fill_line as line
 from mmf_win.sweeps.specification import fill_words as words
-from mmf_win.sweeps.task import LONGEST_NAME, joined
 from tests.worlds.sweeping import ended, yaml
 
 # Made for this test; it uses all that mlrunner 0.5.9 knows.

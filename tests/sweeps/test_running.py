@@ -10,9 +10,8 @@ import pytest
 
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.running import Runner, Slot
-from mmf_win.sweeps.task import Task
 from tests.worlds.sweeping import ended, never_resumed, trained
 
 # It refuses at once, so a task with it fails unless it takes it for done.

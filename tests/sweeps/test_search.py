@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import DataError, UsageError
-from mmf_win.sweeps.folder import SweepFolder
+from mmf_win.sweeps.folder import SweepFolder, Task, begun
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
 from mmf_win.sweeps.table import objective
-from mmf_win.sweeps.task import Task, begun
 from tests.worlds.rivals import COUNT, compete, meet
 from tests.worlds.sweeping import ended, trained, yaml
 from tests.worlds.tools import requires_package

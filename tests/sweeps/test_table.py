@@ -12,11 +12,10 @@ import pytest
 
 from mmf_win.errors import UsageError
 from mmf_win.files import write_json
-from mmf_win.sweeps.folder import SweepFolder, write_yaml
+from mmf_win.sweeps.folder import SweepFolder, begun, write_yaml
 from mmf_win.sweeps.planning import plan
 from mmf_win.sweeps.table import flat, lines, position
 from mmf_win.sweeps.table import trained as trained_ones
-from mmf_win.sweeps.task import begun
 from tests.worlds.event_log import EventLog
 from tests.worlds.sweeping import ROOT, ended, trained, yaml
 

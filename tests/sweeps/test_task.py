@@ -13,11 +13,19 @@ from hypothesis import strategies as st
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
 from mmf_win.locking import locked
-from mmf_win.sweeps.folder import SweepFolder, read_yaml, write_yaml
+from mmf_win.sweeps.folder import (
+    SweepFolder,
+    Task,
+    begun,
+    joined,
+    read_yaml,
+    recorded,
+    require_known,
+    write_yaml,
+)
 from mmf_win.sweeps.planning import all_tasks, plan
 from mmf_win.sweeps.running import News, Runner, Slot
 from mmf_win.sweeps.specification import Choice, Specification
-from mmf_win.sweeps.task import Task, begun, joined, recorded, require_known
 from tests.worlds.sweeping import ended, never_resumed, python, trained, yaml
 
 _CPU = Slot(0, "cpu", {})

@@ -14,10 +14,9 @@ from pathlib import Path
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
-from mmf_win.sweeps.folder import SweepFolder, TaskFolder, write_yaml
+from mmf_win.sweeps.folder import State, SweepFolder, Task, TaskFolder, write_yaml
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.specification import Specification, parse
-from mmf_win.sweeps.task import State, Task
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 
