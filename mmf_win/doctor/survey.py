@@ -10,7 +10,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -96,23 +96,19 @@ def survey(places: Places) -> dict[str, Any]:
 
 def required_packages(extra: str = "") -> list[str]:
     """The packages that mmfw requires, or those that an extra adds; none where mmfw is not installed."""
-    found = []
-    requirements: Iterable[str] = ()
     with suppress(importlib.metadata.PackageNotFoundError):  # it runs from a checkout
-        requirements = importlib.metadata.requires("mmf-win") or ()
-    for requirement in requirements:
-        name, of_extra = re.match(r"[\w.-]+", requirement), re.search(r"extra == ['\"](\w+)", requirement)
-        if name and extra == (of_extra[1] if of_extra else ""):
-            found.append(name[0])
-    return found
+        listed = importlib.metadata.requires("mmf-win") or ()
+        of_extras = [(each, re.search(r"extra == ['\"](\w+)", each)) for each in listed]
+        wanted = [each for each, found in of_extras if extra == (found[1] if found else "")]
+        return [re.split(r"[^\w.-]", each)[0] for each in wanted]
+    return []
 
 
 def version(distribution: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def survey_mmf(*, full: bool = False) -> MmfState:

@@ -215,17 +215,12 @@ def model(name: str, places: Places, *, weights: Sequence[str], kind: str = "BER
     """
     folder = Path(name)
     kind = kind if weights else "tokenizer"
-    if is_folder(name):
+    if folder.is_dir() or folder.is_absolute() or name.count("/") > 1:  # which no name on the Hub has
         return GivenModel(f"{kind} {folder.name}", folder, places, weights=weights)
     title = f"{kind} {folder.name.partition('@')[0]}"
     if weights and name in _PUBLISHED:
         weights = _PUBLISHED[name][0]
     return HubModel(title, _folder_of(name), places, source=name, weights=weights)
-
-
-def is_folder(name: str) -> bool:
-    """Whether the name of a model stands for a folder, and for none on the Hub."""
-    return Path(name).is_dir() or Path(name).is_absolute() or name.count("/") > 1
 
 
 def snapshot_of(name: str) -> Path | None:
