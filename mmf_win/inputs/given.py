@@ -195,13 +195,13 @@ class Input:
             hashes = self._hashes()
         except (DataError, InUseError) as error:
             return replace(finding, state="damaged", problems=(str(error),)), files, None
-        if not self._is_complete(files):
+        if missing := self._missing(files):
             listed = [hashes.folder / name for name in hashes.files] if hashes else []
             # What was read has been there once, so it can be repaired.
             homes = {self.folder, *(path.parent for path in files)}
             known = [path for path in listed if path.parent in homes]
             absent = [path for path in dict.fromkeys((*files, *known)) if not path.is_file()]
-            problems = tuple(f"missing: {path}" for path in absent or self._absent(files))
+            problems = tuple(f"missing: {path}" for path in absent or missing)
             state: State = "damaged" if known else "missing"
             finding = replace(finding, state=state, problems=problems)
         elif hashes and only(files, hashes):
@@ -217,12 +217,9 @@ class Input:
         """The files that a run opens, there or not; those that are there where they are not known before."""
         return [self.folder / name for name in self.names]
 
-    def _absent(self, files: Sequence[Path]) -> list[Path]:
-        """What to call missing where none of the files is."""
-        return [self.folder]
-
-    def _is_complete(self, files: Sequence[Path]) -> bool:
-        return bool(files) and all(path.is_file() for path in files)
+    def _missing(self, files: Sequence[Path]) -> list[Path]:
+        """Return what is not there; the folder where it is not known what should be."""
+        return [path for path in files if not path.is_file()] if files else [self.folder]
 
     def _hashes(self) -> Manifest | None:
         """The list that has the hashes of the files, of some of them or of none."""

@@ -65,16 +65,13 @@ class GivenModel(Input):
         """Those that transformers would read, as far as they are there; the weights last."""
         return _files_in(self.folder, weights=self.weights)
 
-    def _is_complete(self, files: Sequence[Path]) -> bool:
-        return not self._lacking(files)
-
     def _lacking(self, files: Sequence[Path]) -> list[str]:
         """Of what a model must have, of each the name of the first choice, what is not among the files."""
         names = {path.name for path in files}
         wanted = (("config.json",), _VOCABULARIES, self.weights)
         return [some[0] for some in wanted if some and names.isdisjoint(some)]
 
-    def _absent(self, files: Sequence[Path]) -> list[Path]:
+    def _missing(self, files: Sequence[Path]) -> list[Path]:
         there = bool(files) or self.folder.is_dir()
         return [self.folder / name for name in self._lacking(files)] if there else [self.folder]
 
@@ -125,7 +122,7 @@ class HubModel(GivenModel):
         folders = [place] if is_its_own else [place / own, place / self._name]
         for above in (place, place / cached, place / "hub" / cached):
             folders += (above / "snapshots").glob("*") if above.name == cached else ()
-        return [each for each in folders if self._is_complete(_files_in(each, weights=self.weights))]
+        return [each for each in folders if not self._lacking(_files_in(each, weights=self.weights))]
 
     def fetch(self, mirror: Mirror, finding: Finding) -> None:
         """Copy or download it into Hugging Face's cache."""

@@ -182,7 +182,9 @@ class _Turn:
         for name, words in filled.items():
             if self.asked().stops:
                 return self._stopped(), None
-            script = self._script(name)
+            # But for what differs between one start of a sweep and the next.
+            values = {**self.task.values, **dict.fromkeys(RESERVED, "")}
+            script = shell_line(*fill_words(self.how.template[name], values))
             begun = self._begun(name, script) if list(words[:2]) == ["mmfw", "train"] else None
             if begun is None or history.state(begun) != "done":  # else all had died just after its end
                 if begun is not None and checkpoints.can_resume(begun):
@@ -224,11 +226,6 @@ class _Turn:
         why = _last_words(log)
         told = why if why.isprintable() and why else f"exit code {ended.code}"
         return "failed", f"{name}: {told}"
-
-    def _script(self, name: str) -> str:
-        """The words of a command, but for what differs between one start of a sweep and the next."""
-        values = {**self.task.values, **dict.fromkeys(RESERVED, "")}
-        return shell_line(*fill_words(self.how.template[name], values))
 
     def _begun(self, name: str, script: str) -> Run | None:
         """The run that an earlier start of the same words has begun; None where there is none."""
