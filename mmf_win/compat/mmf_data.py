@@ -15,7 +15,7 @@ from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
 from mmf_win.features.safe_pickle import load_npy, loads, require_features, told_of
 from mmf_win.images import open_image
-from mmf_win.upstream.notation import literal, parts
+from mmf_win.upstream.overrides import literal, parts
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.config import DATASET, Tree
-from mmf_win.upstream.notation import literal
+from mmf_win.upstream.overrides import literal
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.paths import Places, expanded, torch_home
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from mmf_win.upstream.config import Tree
-from mmf_win.upstream.notation import parts
+from mmf_win.upstream.overrides import parts
 from mmf_win.upstream.zoo import Zoo, ZooEntry
 
 # From where torchvision has got the weights that MMF asks for, by pretrained=True, since 0.13.

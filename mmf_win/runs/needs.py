@@ -30,7 +30,7 @@ from mmf_win.unpacking.staging import require_makeable
 from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, Tree, merge, put, resolve
 from mmf_win.upstream.install import Installed, changed_files, usable_mmf
-from mmf_win.upstream.notation import literal
+from mmf_win.upstream.overrides import literal
 from mmf_win.upstream.settings import HARMFUL
 from mmf_win.upstream.versions import config_path
 

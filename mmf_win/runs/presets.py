@@ -26,7 +26,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import Places, expanded, name_part, presets_dir
 from mmf_win.runs.request import Request
 from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
-from mmf_win.upstream.notation import literal
+from mmf_win.upstream.overrides import literal
 
 LIST = "`mmfw train --list` shows the presets, and which have published weights"
 """What helps where a preset is not there, or lacks something."""

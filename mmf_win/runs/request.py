@@ -12,8 +12,7 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Precision
 from mmf_win.records import known_fields
 from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
-from mmf_win.upstream.notation import literal
-from mmf_win.upstream.overrides import leaves
+from mmf_win.upstream.overrides import leaves, literal
 
 # What starts a run must not steer where it resumes from.
 _OF_THE_START = ("resume", "reset", "zoo_config_override")

@@ -16,8 +16,7 @@ from typing import Any
 
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.paths import Places, no_datasets
-from mmf_win.upstream.notation import literal
-from mmf_win.upstream.overrides import RESERVED, assign, require_usable
+from mmf_win.upstream.overrides import RESERVED, assign, literal, require_usable
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
 Tree = dict[str, Any]

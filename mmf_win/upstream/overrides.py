@@ -1,21 +1,23 @@
 """``KEY=VALUE`` overrides and the settings of presets, set in MMF's configuration or refused.
 
 MMF finds a wrong key or value only after a minute of loading, or drops it without a word. So a key must be in
-its configuration, and the value fit the one that is there.
+its configuration, and the value fit the one that is there. Paths are written so that the configuration means
+them, whatever characters they have.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from mmf_win.console import first_few, shell_line
 from mmf_win.errors import UsageError
-from mmf_win.upstream.notation import as_yaml, literal
 from mmf_win.upstream.versions import versions_with
 
 _IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
@@ -61,6 +63,7 @@ _OF_CODE = ("model_config.", "dataset_config.")
 _OPEN = {"checkpoint.pretrained_state_mapping", "training.wandb"}
 _WITHOUT_DEFAULT = {"training.max_grad_l2_norm"}
 """The keys that MMF reads and that are not in its own configuration."""
+_INTERPOLATION = re.compile(r"(\\*)\$\{")
 _ALMOST = 0.85  # how much a key and its misspelling have in common
 
 
@@ -214,3 +217,29 @@ def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
         return
     for name, value in node.items():
         yield from leaves(value, f"{above}.{name}" if above else str(name))
+
+
+def literal(value: Any) -> Any:
+    """A path or text as OmegaConf's, which takes ``${x}`` for the value of a key; of a tree, each in it."""
+    if isinstance(value, dict):
+        return {key: literal(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [literal(each) for each in value]
+    return _INTERPOLATION.sub(r"\1\1\\${", str(value)) if isinstance(value, (Path, str)) else value
+
+
+def as_yaml(value: object) -> str:
+    """A value as JSON that is read alike as YAML, and of a text as Python.
+
+    YAML refuses some characters that JSON takes, and has other escapes for those beyond 16 bits.
+    """
+    text = json.dumps(value, ensure_ascii=False)
+    return re.sub("[^ -~]", lambda found: f"\\U{ord(found[0]):08x}", text)
+
+
+def parts(text: str, base: Path | str = "") -> list[str]:
+    """The paths in a text, which MMF sets apart with commas; they may be in one path's name as well."""
+    with suppress(OSError):  # many names in a row are longer than one may be
+        if Path(base, text).exists():
+            return [text]
+    return text.split(",")

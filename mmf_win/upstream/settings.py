@@ -10,7 +10,7 @@ from pathlib import Path
 from mmf_win.machine import available_cpus
 from mmf_win.paths import Places, no_datasets
 from mmf_win.upstream.config import Tree
-from mmf_win.upstream.notation import literal
+from mmf_win.upstream.overrides import literal
 from mmf_win.upstream.versions import has_key
 
 ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"

@@ -24,7 +24,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.machine import limit_threads
 from mmf_win.protocol import Attempt, Exit
-from mmf_win.upstream.notation import as_yaml, literal
+from mmf_win.upstream.overrides import as_yaml, literal
 from mmf_win.upstream.versions import config_path
 from mmf_win.version import __version__
 from mmf_win.worker.launcher import join, launch, take_gpu
