@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mmf_win import __version__
 from mmf_win.console import controls_escaped, duration, moment, shell_line
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.dataset.published_results import PAPER, published, why_none
@@ -31,6 +30,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record, Summary, weights_loaded
 from mmf_win.runs.request import Request
 from mmf_win.runs.scores import UNKNOWN, Scores, common_split
+from mmf_win.version import __version__
 
 _MISTAKES = 12  # memes shown of each kind of mistake
 _GALLERY = 24  # memes shown of own memes, and of a split without labels
