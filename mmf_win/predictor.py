@@ -25,7 +25,7 @@ from mmf_win.paths import Places, expanded
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs import predicting
 from mmf_win.runs.pinning import pinned
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.serving import Server
 
 if TYPE_CHECKING:
@@ -81,7 +81,9 @@ class Predictor:
         self._batch_size = batch_size
         data, save = (folder and Path(folder) for folder in (data_dir, save_dir))
         with _explained():
-            self._warm = _Warm(_starter(str(model), data or None, save or None, Once(cpu=cpu, trust=trust)))
+            self._warm = _Warm(
+                _starter(str(model), data or None, save or None, CommandOptions(cpu=cpu, trust=trust))
+            )
         self._close = weakref.finalize(self, self._warm.close)
 
     def predict(self, image: Image, text: str) -> float:
@@ -214,7 +216,7 @@ def _explained() -> Iterator[None]:
 
 @contextmanager
 def _starter(
-    model: str, data_dir: Path | None, save_dir: Path | None, once: Once
+    model: str, data_dir: Path | None, save_dir: Path | None, once: CommandOptions
 ) -> Iterator[Callable[[Path], Server]]:
     """Choose a model, which stays the same until the block ends; yield what starts a process that has it."""
     path, places = expanded(model), Places.resolve(data_dir, save_dir)

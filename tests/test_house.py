@@ -305,6 +305,34 @@ def test_only_commands_print() -> None:
     assert [path for path in silent if _prints(path)] == []
 
 
+@pytest.mark.parametrize("package", ["commands", "export"])
+def test_a_command_parses_calls_one_function_and_prints_so_it_is_short(package: str) -> None:
+    lengths = {
+        f"{path.name}: {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path in (ROOT / "mmf_win" / package).rglob("*.py")
+        for node in ast.walk(_parsed(path))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > 60} == {}
+
+
+def _takes_anything(path: Path) -> Iterator[str]:
+    """The public functions with a ``**parameter`` of any type, but for those that are nested in others."""
+    bodies = [_parsed(path).body]
+    bodies += [node.body for node in bodies[0] if isinstance(node, ast.ClassDef)]
+    for node in (node for body in bodies for node in body if isinstance(node, ast.FunctionDef)):
+        kind = node.args.kwarg and node.args.kwarg.annotation
+        if node.name[0] != "_" and kind is not None and ast.unparse(kind) == "Any":
+            yield f"{path.name}: {node.name}"
+
+
+@pytest.mark.parametrize("package", ["commands", "runs", "inputs", "results", "export", "sweeps"])
+def test_an_option_is_typed_from_the_command_to_its_use(package: str) -> None:
+    # What options.py hands on are click's own settings of an option.
+    paths = (path for path in (ROOT / "mmf_win" / package).rglob("*.py") if path.name != "options.py")
+    assert [name for path in paths for name in _takes_anything(path)] == []
+
+
 def _skips_on_a_system(path: Path) -> Iterator[str]:
     """The reasons of the tests that are skipped on one system; CI lets any reason pass under Wine."""
     for node in ast.walk(_parsed(path)):

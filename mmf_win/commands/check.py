@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.overrides import require_trainable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say
 from mmf_win.errors import CheckFailed, UsageError
@@ -19,7 +18,8 @@ from mmf_win.paths import expanded
 from mmf_win.protocol import Event
 from mmf_win.protocol.check_result import Verdict
 from mmf_win.runs.checking import check
-from mmf_win.runs.request import Once
+from mmf_win.runs.override_rules import require_trainable, split_words
+from mmf_win.runs.request import CommandOptions
 
 
 class _Display(RunDisplay):
@@ -47,13 +47,14 @@ Examples:
 @options.no_retry
 @options.stop_timeout
 @options.places_and_json
+@options.gather(asked=CommandOptions)
 def command(
     words: tuple[str, ...],
+    asked: CommandOptions,
     output: Path | None,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
-    **chosen: Any,
 ) -> None:
     """Look for mistakes in a model and its data before training.
 
@@ -68,9 +69,9 @@ def command(
         if not output.parent.is_dir():
             raise UsageError(f"{output.parent}: there is no such folder", hint="make it, or name another")
     names, overrides = split_words(words, names=1)
-    require_trainable(overrides, chosen, resumes=False)
-    once = Once.of(overrides, **chosen)
-    name, found = check(next(iter(names), None), once, data_dir, save_dir, display=_Display)
+    asked = replace(asked, overrides=overrides)
+    require_trainable(asked, resumes=False)
+    name, found = check(next(iter(names), None), asked, data_dir, save_dir, display=_Display)
     told = {"name": name, "findings": [asdict(each) for each in found]}
     counts = Counter(each.verdict for each in found)
     if as_json:

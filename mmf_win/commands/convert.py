@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
+from mmf_win.archives import Ask
 from mmf_win.commands import options
 from mmf_win.console import aligned, duration, print_json, say, shell_line
 from mmf_win.dataset.annotations import choose_splits
@@ -41,8 +41,10 @@ def command(
     source: str | None,
     dataset: str | None,
     data_dir: Path | None,
+    ask: Ask | None,
+    force: bool,
+    allow_missing: bool,
     as_json: bool,
-    **how: Any,
 ) -> None:
     """Turn the dataset's archive into MMF's layout.
 
@@ -72,7 +74,7 @@ def command(
         places = Places.resolve(archive)
         result = replace(Conversion.read(manifest), already_done=True, seconds=0.0)
     else:
-        result = convert(archive, places, **how)
+        result = convert(archive, places, ask=ask, force=force, allow_missing=allow_missing)
     if as_json:
         print_json({"target": places.dataset.root, "data_dir": places.data_dir, **asdict(result)})
     else:

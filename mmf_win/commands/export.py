@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say, size
 from mmf_win.errors import UsageError
-from mmf_win.export.exporting import export
+from mmf_win.export.exporting import ExportOptions, export
 from mmf_win.paths import Places
 from mmf_win.results.prediction import choose_checkpoints
-from mmf_win.runs.request import Once
+from mmf_win.runs.override_rules import require_predictable, split_words
+from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.install import require_packages
 
 
@@ -59,18 +60,15 @@ Examples:
 @options.stop_timeout
 @options.data_dir
 @options.runs_and_json
+@options.gather(asked=CommandOptions, wanted=ExportOptions)
 def command(
     words: tuple[str, ...],
-    output: Path,
+    asked: CommandOptions,
+    wanted: ExportOptions,
     checkpoint: str,
-    split: str | None,
-    tolerance: float,
-    int8: bool,
-    max_loss: float | None,
     data_dir: Path | None,
     save_dir: Path,
     as_json: bool,
-    **given: Any,
 ) -> None:
     """Export a trained run as a folder that needs neither PyTorch nor MMF nor mmfw.
 
@@ -80,27 +78,17 @@ def command(
     a split, and each probability is that of `mmfw predict`. A model that reads region features is exported,
     too, but something else must make these.
     """
-    if max_loss is not None and not int8:
+    if wanted.max_loss is not None and not wanted.int8:
         raise UsageError("--max-loss is for --int8", hint="leave it out, or add --int8")
     require_packages("onnx", "onnxscript", "onnxruntime", extra="[export]")
     runs, overrides = split_words(words, names=1)
-    require_predictable(overrides, given)
+    asked = replace(asked, overrides=overrides)
+    require_predictable(asked)
     [member] = choose_checkpoints(save_dir, runs, [checkpoint])
     places = Places.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
     # What is exported calculates with 32 bits on the CPU, and so must what it is compared with.
-    once = Once.of(overrides, precision="fp32", fast=False, cpu=True, **given)
-    about = export(
-        member.run,
-        member.checkpoint,
-        places,
-        once,
-        RunDisplay,
-        output.absolute(),
-        split=split,
-        tolerance=tolerance,
-        int8=int8,
-        max_loss=0.005 if max_loss is None else max_loss,
-    )
+    asked = replace(asked, precision="fp32", fast=False, cpu=True)
+    about = export(member.run, member.checkpoint, places, asked, RunDisplay, wanted)
     if as_json:
         print_json(about)
         return
@@ -109,9 +97,9 @@ def command(
         f"{parity['rows']:,} memes of {parity['split']}: probabilities differ by at most "
         f"{parity['largest_difference']:.1g} from those of `mmfw predict`"
     )
-    if int8:
+    if wanted.int8:
         _tell_of_int8(about["int8"])
-    print_line(output)
+    print_line(wanted.output)
 
 
 def _tell_of_int8(told: dict[str, Any]) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import click
 
 from mmf_win.archives import Ask
 from mmf_win.commands import options, verify
-from mmf_win.commands.overrides import split_words
 from mmf_win.console import aligned, first_few, print_json, say, shell_line, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.demo.folder import PRESETS
@@ -23,6 +22,7 @@ from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places, data_option, expanded
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files
+from mmf_win.runs.override_rules import split_words
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import DATASETS, Zoo
 
@@ -84,15 +84,14 @@ def fetch(
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
-    source: str | None,
-    **how: Any,
+    mirror: Mirror,
 ) -> None:
     """Download the missing files of PRESETs to where MMF looks for them.
 
     Interrupted downloads are resumed. A file is renamed into place only after its SHA-256 matches.
     """
     wanted = _wanted(words, data_dir, save_dir)
-    found = fetch_inputs(list(wanted.inputs), wanted.places, Mirror.of(source, **how))
+    found = fetch_inputs(list(wanted.inputs), wanted.places, mirror)
     _show(dict(zip(wanted.inputs, found, strict=True)), wanted, as_json, {})
 
 

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import fields, replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, get_args
@@ -14,12 +15,13 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from mmf_win.archives import Ask
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
+from mmf_win.inputs.given import Mirror
 from mmf_win.paths import Places
 from mmf_win.protocol import Precision
-from mmf_win.runs.request import Once
-from mmf_win.tracking import TRACKERS, Models
+from mmf_win.runs.request import CommandOptions
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -103,7 +105,7 @@ stop_timeout = click.option(
     type=Number(0, 86_400, min_open=True),
     envvar="MMFW_STOP_TIMEOUT",
     show_envvar=True,
-    default=Once.stop_timeout,
+    default=CommandOptions.stop_timeout,
     show_default=True,
     metavar="SECONDS",
     help="How long to wait for a sign of life after Ctrl+C.",
@@ -197,24 +199,6 @@ def processes(function: Callable[..., Any]) -> Callable[..., Any]:
     return nproc(cpu(nnodes(node(rdzv(function)))))
 
 
-def to_track(option: str, meaning: str) -> _Decorator:
-    """Options of what is sent to trackers: ``trackers``, which ``option`` names, ``models`` and ``page``."""
-    of_models = "The checkpoint that is sent, too: at the end, and in between at most every ten minutes."
-    choice = click.Choice(get_args(Models))
-    how: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
-    trackers = click.option(option, "trackers", type=click.Choice(TRACKERS), help=meaning, **how)
-    models = click.option("--track-models", "models", type=choice, default="none", help=of_models)
-    page = click.option("--track-page", "page", is_flag=True, help="Send the report page, which holds memes.")
-    return lambda function: trackers(models(page(function)))
-
-
-tracking = to_track(
-    "--track",
-    "Send settings, scalars, predictions and the outcome to a tracker; may be given several times. "
-    "docs/tracking.md says where its server is named.",
-)
-
-
 def agreed(question: str, yes: bool) -> bool:
     """Whether the user says yes, or has said so before. Raises UsageError where nobody answers."""
     try:
@@ -257,8 +241,32 @@ def ask(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def archives(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of where archives come from: ``source``, ``ask`` and ``keep_archives``."""
-    return source(ask(keep_archives(function)))
+    """Give a command the options of where archives come from, as a :class:`Mirror`, ``mirror``."""
+
+    @source
+    @ask
+    @keep_archives
+    @wraps(function)
+    def command(*, source: str | None, ask: Ask | None, keep_archives: bool, **arguments: object) -> None:
+        function(mirror=replace(Mirror.of(source), keep_archives=keep_archives, ask=ask), **arguments)
+
+    return command
+
+
+def gather(**kinds: type[Any]) -> _Decorator:
+    """Hand a command, by each name, an object of a dataclass, made of those options that are its fields."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def command(**values: Any) -> Any:
+            for name, kind in kinds.items():
+                given = [field.name for field in fields(kind) if field.name in values]
+                values[name] = kind(**{field: values.pop(field) for field in given})
+            return function(**values)
+
+        return command
+
+    return decorate
 
 
 def places_and_json(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
-from mmf_win.commands.overrides import require_predictable, split_words
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.commands.track import tracked, usable
+from mmf_win.commands.track import sweep_of, tracking, usable
 from mmf_win.console import print_json, print_line, say
 from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.coverage import Coverage
@@ -22,17 +21,31 @@ from mmf_win.errors import MmfError, UsageError
 from mmf_win.export.running import ExportedModel
 from mmf_win.paths import Places
 from mmf_win.results import prediction
-from mmf_win.results.prediction import Result, RunCheckpoint
+from mmf_win.results.prediction import PredictionOptions, Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs.lookup import find_run
+from mmf_win.runs.override_rules import require_predictable, split_words
 from mmf_win.runs.published_weights import run_of
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.sweeps.folder import find_sweep
 from mmf_win.sweeps.table import lines
-from mmf_win.tracking import Models
+from mmf_win.tracking.follower import following
+from mmf_win.tracking.sending import What
 from mmf_win.tracking.tracker import require_no_id
 from mmf_win.upstream.install import require_packages
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Whose weights predict; see the options of these names."""
+
+    checkpoint: tuple[str, ...]
+    published: str | None
+    best_of: str | None
+    exported: Path | None
+    source: str | None
+
 
 _ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--report", "trackers": "--track"}
 
@@ -135,34 +148,21 @@ Examples:
     "Where prediction files, scores and pages go, each under a new name, so that nothing there is "
     "overwritten. `mmfw report` and `mmfw runs` do not look there.  [default: the run's reports]"
 )
-@options.tracking
+@tracking
 @options.stop_timeout
 @options.no_retry
 @options.data_dir
 @options.runs_and_json
+@options.gather(asked=CommandOptions, weights=_Weights, chosen=PredictionOptions)
 def command(
     words: tuple[str, ...],
-    checkpoint: tuple[str, ...],
-    published: str | None,
-    best_of: str | None,
-    exported: Path | None,
-    source: str | None,
-    split: tuple[str, ...],
-    memes: tuple[Path, ...],
-    image: tuple[Path, ...],
-    text: str | None,
-    features: Path | None,
-    ensemble: str | None,
-    threshold: str,
+    weights: _Weights,
+    chosen: PredictionOptions,
     report: bool,
-    output: Path | None,
     trackers: tuple[str, ...],
-    models: Models,
-    page: bool,
-    data_dir: Path | None,
+    what: What,
     save_dir: Path,
     as_json: bool,
-    **given: Any,
 ) -> None:
     """Predict splits, or your own memes, with trained runs or published weights.
 
@@ -171,112 +171,121 @@ def command(
     runs or checkpoints are predicted one by one; --ensemble also blends them. A page with the same name lies
     beside each prediction file. --json prints one object per prediction file, each on a line.
     """
-    _require_one_kind(split, memes, image, text)
-    found = usable(trackers, models, page)
-    follow = click.get_current_context().with_resource(tracked(found, models, page))
+    _require_one_kind(chosen)
+    found = usable(trackers, what)
+    follow = click.get_current_context().with_resource(following(found, what, sweep_of))
     runs, overrides = split_words(words)
-    require_predictable(overrides, given | {"features": features, "memes": memes, "image": image})
-    others: dict[str, Any] = {"RUN": runs, "KEY=VALUE": overrides, "--checkpoint": checkpoint}
-    others |= {"--published": published, "--best-of": best_of, "--source": source, "--features": features}
-    others |= {f"--{name.replace('_', '-')}": given[name] for name in ("batch_size", "precision", "fast")}
-    if exported and (named := [name for name, value in others.items() if value not in (None, ())]):
-        raise UsageError(f"--with names the model and how it predicts; leave out {' and '.join(named)}")
-    if best_of is not None:
-        if runs or published is not None:
-            raise UsageError("--best-of names the runs, so no other weights can be named")
-        sweep = find_sweep(save_dir, best_of)
-        best = next((line.tasks for line in lines(sweep, metric="auroc")), ())
-        if not best:  # without any run, the newest would be predicted
-            raise UsageError(f"{sweep.path}: no task that has ended well has a trained run")
-        runs = tuple(str(sweep.path / Path(task).name) for task in best)
-    by: dict[str, Any] = {}
-    if exported is not None:
-        model = ExportedModel.read(exported)
-        members = [RunCheckpoint(find_run(save_dir, model.about["run"]), model.folder / "model.onnx")]
-        by = {"by": model.predict}
-    elif published is not None:
-        _require_alone(published, runs, checkpoint, ensemble)
-        places = Places.resolve(data_dir, save_dir)
-        if not (memes or image):
-            split = split or tuple(splits_of_paper(places.dataset).values())
-        for name in split:  # before a long download
-            require_split(places.dataset, name)
-        run = run_of(published, places, source, without_dataset=bool(memes or image))
-        members = [RunCheckpoint(run, run.checkpoints / "best.ckpt")]
-    elif source is not None:
-        raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")
-    else:
-        members = prediction.choose_checkpoints(save_dir, runs, checkpoint or ("best",))
+    asked, features = replace(chosen.asked, overrides=overrides), chosen.features
+    require_predictable(asked, features=features, memes=chosen.memes, image=chosen.image)
+    chosen = replace(chosen, asked=asked)
+    _require_alone(weights, chosen, runs)
+    members, chosen = _choose_members(weights, chosen, runs, save_dir)
     if len({member.run for member in members}) > 1:
         require_no_id(found)
-    chosen = prediction.PredictionOptions(
-        splits=split,
-        memes=memes[0] if memes else None,
-        features=find_lmdb(features) if features else None,
-        output=output and output.absolute(),
-        kind=ensemble,
-        best_threshold=threshold == "best-accuracy",
-        data_dir=data_dir,
-        asked=Once.of(overrides, **given),
-        display=RunDisplay,
-        **by,
-    )
-    if image and text is not None:
-        probas = prediction.predict_one(members, save_dir, chosen, image[0], text)
-        whose = [[member] for member in members] if ensemble is None else [members]
-        for proba, of in zip(probas, whose, strict=True):
-            if as_json:
-                names = [{"run": m.run.id, "checkpoint": m.checkpoint} for m in of]
-                print_json({"proba": proba, "ensemble": ensemble, "members": names}, on_one_line=True)
-            else:
-                print(f"{proba:.4f}", flush=True)
+    output = chosen.output and chosen.output.absolute()
+    chosen = replace(chosen, output=output, features=find_lmdb(features) if features else None)
+    if chosen.image:
+        probas = prediction.predict_one(members, save_dir, chosen, RunDisplay)
+        _print_probas(probas, members, chosen.ensemble, as_json)
         if trackers:  # which a variable has named
             say("note: what --image predicts is not sent")
         return
-    for result in prediction.predict(members, save_dir, chosen):
-        if not as_json:
-            _tell(result)
-            print_line(result.csv)
-        made = _page(result, data_dir) if report else None
-        if as_json:
-            print_json({"csv": result.csv, "report": made, **result.metrics}, on_one_line=True)
+    for result in prediction.predict(members, save_dir, chosen, RunDisplay):
+        _print_result(result, chosen.data_dir, report=report, as_json=as_json)
     if output and trackers:
         say("note: predictions that --output puts elsewhere are not sent")
     for run in dict.fromkeys(member.run for member in members):
         follow(run)
 
 
-def _require_one_kind(
-    split: Sequence[str], memes: Sequence[Path], image: Sequence[Path], text: str | None
-) -> None:
+def _require_one_kind(chosen: PredictionOptions) -> None:
     """Refuse options that name different things to predict, and with --image those that are about files."""
-    named = {"--split": split, "--memes": memes, "--image": image}
+    named = {"--split": chosen.split, "--memes": chosen.memes, "--image": chosen.image}
     given = [option for option, value in named.items() if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} name different memes to predict; give one of them")
-    if (count := len([*memes, *image])) > 1:
+    if (count := len([*chosen.memes, *chosen.image])) > 1:
         raise UsageError(f"{given[0]} is given {count} times", hint="give one; --memes takes a table of many")
-    if (not image) != (text is None):
+    if (not chosen.image) != (chosen.text is None):
         raise UsageError("--image and --text belong together", hint='for a picture without words: --text ""')
     context = click.get_current_context()
-    for name, option in _ABOUT_FILES.items() if image else ():
+    for name, option in _ABOUT_FILES.items() if chosen.image else ():
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and context.params[name] not in ("0.5", False):
             message = f"{option} is about files of predictions, and --image prints a probability alone"
             raise UsageError(message, hint="`mmfw predict --memes FILE` or `--split SPLIT` writes such files")
 
 
-def _require_alone(preset: str, runs: Sequence[str], checkpoint: Sequence[str], ensemble: str | None) -> None:
-    """Refuse words that name other weights beside --published."""
-    if runs or checkpoint:
-        other = "--checkpoint" if checkpoint else f"a run ({runs[0]})"
+def _require_alone(weights: _Weights, chosen: PredictionOptions, runs: Sequence[str]) -> None:
+    """Refuse what names other weights beside --with, --best-of or --published."""
+    preset, asked = weights.published, chosen.asked
+    if weights.exported:
+        given: dict[str, object] = {"RUN": runs, "KEY=VALUE": asked.overrides}
+        given |= {"--checkpoint": weights.checkpoint, "--published": preset}
+        given |= {"--best-of": weights.best_of, "--source": weights.source, "--features": chosen.features}
+        given |= {"--batch-size": asked.batch_size, "--precision": asked.precision, "--fast": asked.fast}
+        if named := [name for name, value in given.items() if value not in (None, ())]:
+            raise UsageError(f"--with names the model and how it predicts; leave out {' and '.join(named)}")
+    if weights.best_of is not None and (runs or preset is not None):
+        raise UsageError("--best-of names the runs, so no other weights can be named")
+    if weights.source is not None and preset is None:
+        raise UsageError("--source is for --published", hint="mmfw features fetch PRESET --source ...")
+    if preset is not None and (runs or weights.checkpoint):
+        other = "--checkpoint" if weights.checkpoint else f"a run ({runs[0]})"
         raise UsageError(f"--published and {other} both name the weights", hint="leave out one of them")
-    if ensemble is not None:
+    if preset is not None and chosen.ensemble is not None:
         raise UsageError(
             "--published predicts one set of weights, and --ensemble needs several",
             hint="predict it without --ensemble; then its run can be blended with others: "
-            f"mmfw predict {preset}-published RUN --ensemble {ensemble}",
+            f"mmfw predict {preset}-published RUN --ensemble {chosen.ensemble}",
         )
+
+
+def _choose_members(
+    weights: _Weights, chosen: PredictionOptions, runs: Sequence[str], save_dir: Path
+) -> tuple[list[RunCheckpoint], PredictionOptions]:
+    """Whose weights predict, and what is predicted with them."""
+    if weights.exported is not None:
+        model = ExportedModel.read(weights.exported)
+        run = find_run(save_dir, model.about["run"])
+        return [RunCheckpoint(run, model.folder / "model.onnx")], replace(chosen, by=model.predict)
+    if weights.published is not None:
+        places, is_own = Places.resolve(chosen.data_dir, save_dir), bool(chosen.memes or chosen.image)
+        split = chosen.split or (() if is_own else tuple(splits_of_paper(places.dataset).values()))
+        for name in split:  # before a long download
+            require_split(places.dataset, name)
+        run = run_of(weights.published, places, weights.source, without_dataset=is_own)
+        return [RunCheckpoint(run, run.checkpoints / "best.ckpt")], replace(chosen, split=split)
+    if weights.best_of is not None:
+        sweep = find_sweep(save_dir, weights.best_of)
+        best = next((line.tasks for line in lines(sweep, metric="auroc")), ())
+        if not best:  # without any run, the newest would be predicted
+            raise UsageError(f"{sweep.path}: no task that has ended well has a trained run")
+        runs = [str(sweep.path / Path(task).name) for task in best]
+    return prediction.choose_checkpoints(save_dir, runs, weights.checkpoint or ("best",)), chosen
+
+
+def _print_probas(
+    probas: Sequence[float], members: Sequence[RunCheckpoint], ensemble: str | None, as_json: bool
+) -> None:
+    """Print the probability of one meme by each member, or by the ensemble of all."""
+    whose = [[member] for member in members] if ensemble is None else [members]
+    for proba, of in zip(probas, whose, strict=True):
+        if as_json:
+            names = [{"run": m.run.id, "checkpoint": m.checkpoint} for m in of]
+            print_json({"proba": proba, "ensemble": ensemble, "members": names}, on_one_line=True)
+        else:
+            print(f"{proba:.4f}", flush=True)
+
+
+def _print_result(result: Result, data_dir: Path | None, *, report: bool, as_json: bool) -> None:
+    """Print the scores and the file, and make its page."""
+    if not as_json:
+        _tell(result)
+        print_line(result.csv)
+    made = _page(result, data_dir) if report else None
+    if as_json:
+        print_json({"csv": result.csv, "report": made, **result.metrics}, on_one_line=True)
 
 
 def _page(result: Result, data_dir: Path | None) -> Path | None:

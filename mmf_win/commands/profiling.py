@@ -14,10 +14,10 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import Places, expanded
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.profiling import run_profile, start_of_run
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.training import Start
 
-_OF_RUNS = {"name", "keep", "trackers", "models", "page", "nproc", "nnodes", "node_rank", "rdzv", "dry_run"}
+_OF_RUNS = {"name", "keep", "trackers", "models", "pages", "nproc", "nnodes", "node_rank", "rdzv", "dry_run"}
 
 
 def require_profilable(context: click.Context) -> None:
@@ -30,7 +30,7 @@ def require_profilable(context: click.Context) -> None:
 
 
 def start_again(
-    resume: str, preset: str | None, once: Once, data_dir: Path | None, save_dir: Path | None
+    resume: str, preset: str | None, once: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> Start:
     """Return the training of the run that ``--resume`` names, from its beginning.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -29,11 +28,10 @@ Examples:
 @options.places_and_json
 def command(
     words: Sequence[str],
-    source: str | None,
+    mirror: Mirror,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
-    **how: Any,
 ) -> None:
     """Repair what `mmfw verify` finds damaged, and touch nothing else.
 
@@ -43,7 +41,7 @@ def command(
     stays damaged.
     """
     names, overrides, places = meant(words, data_dir, save_dir)
-    found = repair(names, places, overrides, Mirror.of(source, **how))
+    found = repair(names, places, overrides, mirror)
     show(found, as_json=as_json)
     kinds = (each for each in (PasswordError, InUseError) if any(isinstance(f.error, each) for f in found))
     kind = next(kinds, DataError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
@@ -13,11 +14,13 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.runs import remove_asked
 from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, shell_line, size
+from mmf_win.errors import UsageError
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import task_id
-from mmf_win.sweeps.folder import State, Task, find_sweep, remove_sweep
+from mmf_win.sweeps.folder import State, find_sweep, remove_sweep
 from mmf_win.sweeps.planning import all_tasks
-from mmf_win.sweeps.running import Runner
+from mmf_win.sweeps.running import slots_here
+from mmf_win.sweeps.starting import PlannedSweep
 from mmf_win.sweeps.table import Line, flat, lines, position
 
 
@@ -153,21 +156,16 @@ def tasks(count: int) -> str:
     return f"{count} task{'' if count == 1 else 's'}"
 
 
-def print_plan(
-    runner: Runner,
-    entered: Sequence[Task],
-    trials: int,
-    orphans: Sequence[str],
-    slots: int,
-    expected: tuple[int, float, float] | None,
-    as_json: bool,
-) -> None:
-    """Print what would run, and what it will take.
-
-    ``trials`` are those of a search that are still to be proposed, ``expected`` is what ``cost`` returns.
-    """
+def print_plan(sweep: PlannedSweep, as_json: bool) -> None:
+    """Print what would run, and what it will take."""
+    runner, trials, slots = sweep.runner, sweep.trials or 0, sweep.options.count
+    with suppress(UsageError):  # it is shown on another machine
+        slots = len(slots_here(sweep.resources, slots))
+    slots = slots or len(sweep.resources or "x")
+    if sweep.data_dir is not None:
+        say(f"the data folder of its mmfw commands is {sweep.data_dir}")
     plans: list[dict[str, Any]] = []
-    for task in entered:
+    for task in sweep.tasks:
         left = [name for name in runner.template if name in task.left and task.state != "pruned"]
         words = {name: runner.words(task, name) for name in left}
         commands = {name: each[0] if runner.shell else shell_line(*each) for name, each in words.items()}
@@ -175,11 +173,13 @@ def print_plan(
     left_over = sum(bool(entry["commands"]) for entry in plans)
     runs = left_over + trials
     seconds = space = None
-    if expected is not None:
+    if (expected := sweep.cost) is not None:
         known, of_one, bytes_of_one = expected
         seconds, space = of_one * -(-runs // slots), bytes_of_one * runs
     if as_json:
-        print_json({"tasks": plans, "orphans": orphans, "slots": slots, "seconds": seconds, "bytes": space})
+        print_json(
+            {"tasks": plans, "orphans": sweep.orphans, "slots": slots, "seconds": seconds, "bytes": space}
+        )
         return
     for entry in plans:
         print_line(f"{entry['task']}  ({entry['state']})")

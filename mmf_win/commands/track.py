@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -17,8 +16,7 @@ from mmf_win.paths import Places
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task, reading
 from mmf_win.runs.lookup import find_runs, with_sweeps
-from mmf_win.tracking import Models
-from mmf_win.tracking.follower import following
+from mmf_win.tracking import TRACKERS, Models
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What, destinations, event_files
 from mmf_win.tracking.tracker import Tracker, require_no_id, tracker
 from mmf_win.upstream.install import require_packages
@@ -35,30 +33,43 @@ def command() -> None:
     """Send runs to MLflow, ClearML or Weights & Biases."""
 
 
-def usable(names: Sequence[str], models: Models, page: bool) -> list[Tracker]:
+def to_track(option: str, meaning: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Options of what is sent to trackers: ``trackers``, which ``option`` names, and ``what``."""
+    of_models = "The checkpoint that is sent, too: at the end, and in between at most every ten minutes."
+    choice = click.Choice(get_args(Models))
+    how: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
+    trackers = click.option(option, "trackers", type=click.Choice(TRACKERS), help=meaning, **how)
+    models = click.option("--track-models", "models", type=choice, default="none", help=of_models)
+    page = click.option(
+        "--track-page", "pages", is_flag=True, help="Send the report page, which holds memes."
+    )
+    return lambda function: trackers(models(page(options.gather(what=What)(function))))
+
+
+tracking = to_track(
+    "--track",
+    "Send settings, scalars, predictions and the outcome to a tracker; may be given several times. "
+    "docs/tracking.md says where its server is named.",
+)
+
+
+def usable(names: Sequence[str], what: What) -> list[Tracker]:
     """Return the named trackers that are not disabled, once it is sure that runs can be sent there.
 
     Raises:
         MmfError: a package is missing.
         UsageError: a server is none, or not named; there is no tracker for what is chosen.
     """
-    if not names and (models != "none" or page):
+    if not names and what != What():
         raise UsageError("--track-models and --track-page are about a tracker", hint="name it with --track")
     found = [tracker(name) for name in dict.fromkeys(names)]
     for each in found:
         each.require_usable()
         if each.note:
             say(f"note: {each.note}")
-    if page:
+    if what.pages:
         require_packages("jinja2", "matplotlib", "pillow", "numpy")
     return [each for each in found if each.upload != "disabled"]
-
-
-def tracked(
-    trackers: Sequence[Tracker], models: Models, page: bool
-) -> AbstractContextManager[Callable[[Run], None]]:
-    """Yield what has a run followed until the end of the block, as :func:`following` does."""
-    return following(trackers, What(models, page), _sweep_of)
 
 
 def write_page(run: Run) -> None:
@@ -68,7 +79,7 @@ def write_page(run: Run) -> None:
     pages.of_run(run)
 
 
-def _sweep_of(run: Run) -> Sweep | None:
+def sweep_of(run: Run) -> Sweep | None:
     """The sweep of a run, below which it lies there."""
     task = run.path.parent.parent
     if not is_task(task):
@@ -87,12 +98,10 @@ Examples:
   mmfw track push sweeps/mmbt_grid --to mlflow --to wandb"""
 )
 @click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.completed_by("RUN"))
-@options.to_track("--to", "Where to; may be given several times.")
+@to_track("--to", "Where to; may be given several times.")
 @options.runs_dir
 @options.as_json
-def push(
-    name: str | None, trackers: tuple[str, ...], models: Models, page: bool, save_dir: Path, as_json: bool
-) -> None:
+def push(name: str | None, trackers: tuple[str, ...], what: What, save_dir: Path, as_json: bool) -> None:
     """Send what a tracker lacks of a run, or of the runs of a sweep.
 
     What it has is not sent again. RUN is a run's id, its name (the newest run of that name) or its folder, by
@@ -100,7 +109,7 @@ def push(
     """
     if not trackers:
         raise UsageError("no tracker is named", hint="`mmfw track push --to mlflow`, clearml or wandb")
-    if not (found := usable(trackers, models, page)):
+    if not (found := usable(trackers, what)):
         raise UsageError("nothing is sent, since each tracker that is named is disabled")
     runs = find_runs(save_dir, name)
     if not runs:
@@ -111,11 +120,11 @@ def push(
     told = []
     with Progress("sending", len(runs) * len(found), "task") as progress:
         for run in runs:
-            if page:
+            if what.pages:
                 write_page(run)
-            what = What(models, page, _sweep_of(run))
+            of_run = replace(what, sweep=sweep_of(run))
             for to in found:
-                told.append({"run": run.id, **_push(run, to, what)})
+                told.append({"run": run.id, **_push(run, to, of_run)})
                 progress.advance(1)
     if as_json:
         print_json(told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
-from mmf_win.commands.overrides import require_optimizer_kept, require_trainable, split_words
 from mmf_win.commands.profiling import print_profile, require_profilable, start_again
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.commands.track import tracked, usable, write_page
+from mmf_win.commands.track import sweep_of, tracking, usable, write_page
 from mmf_win.console import aligned, controls_escaped, duration, print_json, print_tree, say, shell_line
 from mmf_win.dataset.published_results import PAPER, SPLITS, Published, published, why_none
 from mmf_win.errors import MmfError, MmfwError, UsageError
@@ -25,13 +24,13 @@ from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SWEEPS, Run, is_task
 from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import named
+from mmf_win.runs.override_rules import require_optimizer_kept, require_trainable, split_words
 from mmf_win.runs.published_weights import weights_of
-from mmf_win.runs.request import Once
-from mmf_win.tracking import Models
+from mmf_win.runs.request import CommandOptions, SettingOptions
+from mmf_win.tracking.follower import following
+from mmf_win.tracking.sending import What
 from mmf_win.tracking.tracker import require_no_id
 from mmf_win.upstream.install import find_mmf
-
-_TRACKING = ("trackers", "models", "page")
 
 
 @click.command(
@@ -103,7 +102,7 @@ Examples:
 @options.fast
 @options.processes
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that produces a NaN; slow.")
-@options.tracking
+@tracking
 @options.allow_missing
 @options.source
 @options.trust
@@ -131,8 +130,10 @@ Examples:
 @click.option("--list", "show_list", is_flag=True, help="List the presets and exit.")
 @options.stop_timeout
 @options.places_and_json
+@options.gather(asked=CommandOptions)
 def command(
     words: tuple[str, ...],
+    asked: CommandOptions,
     resume: str | None,
     init: str | None,
     source: str | None,
@@ -140,13 +141,10 @@ def command(
     profile: int | None,
     show_list: bool,
     trackers: tuple[str, ...],
-    models: Models,
-    page: bool,
-    teacher: Path | None,
+    what: What,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
-    **chosen: Any,
 ) -> Run | None:
     """Train a preset, or resume a run.
 
@@ -157,18 +155,64 @@ def command(
         _print_presets(as_json)
         return None
     _refuse_torchrun(click.get_current_context().obj)
-    if name is not None:
-        # Beside what Windows refuses, a run's id is neither an option nor an override, and is shown as it is.
-        fit = name_part(name_part(controls_escaped(name)).replace("=", "-").lstrip("-") or "run")
-        fit = "run" if fit.casefold() == SWEEPS else fit
-        if name != fit:
-            raise UsageError(f"a run cannot be named {name!r}", hint=shell_line("--name", fit))
+    _require_name(name)
     if profile is not None:
         require_profilable(click.get_current_context())
         trackers = ()  # which MMFW_TRACK may name
     names, overrides = split_words(words, names=1)
-    preset = next(iter(names), None)
-    if chosen["updates"] and chosen["epochs"]:
+    preset, asked = next(iter(names), None), replace(asked, overrides=overrides)
+    _require_one_start(preset, asked, resume, init, source)
+    found = usable(trackers, what)
+    places = Places.resolve(data_dir, save_dir)
+    if is_task(places.save_dir):  # of a sweep, whose other tasks are sent, too
+        require_no_id(found)
+    _require_no_run(preset, places)
+    if resume is not None and profile is not None:
+        start = start_again(resume, preset, asked, data_dir, save_dir)
+    elif resume is not None:
+        require_optimizer_kept(overrides)
+        start = training.resumed(resume, preset, asked, name, data_dir, places)
+    else:
+        start = training.new(str(preset), asked, places, name, init=init, source=source)
+    if profile is not None:
+        print_profile(start, profile, as_json=as_json)
+        return None
+    if asked.dry_run:
+        print_tree(training.prepare(start).first.settings, as_json)
+        return None
+    with following(found, what, sweep_of) as follow:
+        run = training.train(start, RunDisplay, follow)
+        if what.pages:
+            _write_page(run)
+    if asked.node_rank and not as_json:
+        say(f"done; the first machine keeps the run, and {run.path} a log")
+    else:
+        _print_result(run, as_json)
+    return run
+
+
+def _write_page(run: Run) -> None:
+    try:
+        write_page(run)
+    except (MmfwError, OSError) as error:  # the run has ended well all the same
+        say(f"note: no page is sent: {error}")
+
+
+def _require_name(name: str | None) -> None:
+    """Refuse a run's name that Windows refuses, looks like an option or override, or is shown otherwise."""
+    if name is None:
+        return
+    fit = name_part(name_part(controls_escaped(name)).replace("=", "-").lstrip("-") or "run")
+    fit = "run" if fit.casefold() == SWEEPS else fit
+    if name != fit:
+        raise UsageError(f"a run cannot be named {name!r}", hint=shell_line("--name", fit))
+
+
+def _require_one_start(
+    preset: str | None, asked: CommandOptions, resume: str | None, init: str | None, source: str | None
+) -> None:
+    """Refuse options that contradict one another, or that do not say what to train."""
+    if asked.updates and asked.epochs:
         raise UsageError("--updates and --epochs both name the run's total; give one of them")
     if init is not None and (resume is not None or not preset):
         message = "--init begins a new run of a preset, at update 0; --resume keeps the counts"
@@ -178,41 +222,16 @@ def command(
     if resume is None and not preset:
         hint = "`mmfw train --list` shows the presets, `mmfw runs` the runs"
         raise UsageError("name a preset, or --resume", hint=hint)
-    require_trainable(overrides, chosen, resumes=(resume, init) != (None, None))
-    found = usable(trackers, models, page)
-    places = Places.resolve(data_dir, save_dir)
-    if is_task(places.save_dir):  # of a sweep, whose other tasks are sent, too
-        require_no_id(found)
-    is_preset = preset is None or preset in presets.names() or expanded(preset).exists()
-    if not is_preset and any(named(places.save_dir, preset)):
+    require_trainable(asked, resumes=(resume, init) != (None, None))
+
+
+def _require_no_run(preset: str | None, places: Places) -> None:
+    """Refuse the name of a run where a preset is meant."""
+    if preset is None or preset in presets.names() or expanded(preset).exists():
+        return
+    if any(named(places.save_dir, preset)):
         again = shell_line("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)
         raise UsageError(f"{preset} is a run, not a preset", hint=f"`{again}`")
-    once = Once.of(overrides, teacher=teacher and str(expanded(teacher).absolute()), **chosen)
-    if resume is not None and profile is not None:
-        start = start_again(resume, preset, once, data_dir, save_dir)
-    elif resume is not None:
-        require_optimizer_kept(overrides)
-        start = training.resumed(resume, preset, once, name, data_dir, places)
-    else:
-        start = training.new(str(preset), once, places, name, init=init, source=source)
-    if profile is not None:
-        print_profile(start, profile, as_json=as_json)
-        return None
-    if once.dry_run:
-        print_tree(training.prepare(start).first.settings, as_json)
-        return None
-    with tracked(found, models, page) as follow:
-        run = training.train(start, RunDisplay, follow)
-        if page:
-            try:
-                write_page(run)
-            except (MmfwError, OSError) as error:  # the run has ended well all the same
-                say(f"note: no page is sent: {error}")
-    if once.node_rank and not as_json:
-        say(f"done; the first machine keeps the run, and {run.path} a log")
-    else:
-        _print_result(run, as_json)
-    return run
 
 
 def _refuse_torchrun(words: Sequence[str]) -> None:
@@ -234,10 +253,14 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
     The run remembers what it was asked for; only options of one command are repeated.
     """
     context = command.make_context("train", list(words[2:]))
+    repeated = {field.name for field in fields(CommandOptions)} - {
+        field.name for field in fields(SettingOptions)
+    }
+    repeated |= {"data_dir", "trackers", "models", "pages"}
     again = ["mmfw", "train", "--resume", str(run.path)]
     for option in command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name in {"data_dir", *_TRACKING, *(field.name for field in fields(Once))}:
+        if given and option.name in repeated:
             is_flag, value = isinstance(option, click.Option) and option.is_flag, context.params[option.name]
             for each in value if option.multiple else [value]:
                 again += [option.opts[0], *([] if is_flag else [str(each)])]

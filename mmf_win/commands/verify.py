@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.overrides import split_words
 from mmf_win.console import aligned, iso, moment, print_json, say, shell_line, size, with_rest_counted
 from mmf_win.doctor.verify import PARTS, verify
 from mmf_win.errors import DataError, UsageError
 from mmf_win.integrity.finding import Finding
 from mmf_win.paths import Places, data_option
+from mmf_win.runs.override_rules import split_words
 
 what = options.words("[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]", *PARTS, "PRESET", "RUN")
 """What to verify or repair."""

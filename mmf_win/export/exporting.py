@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,44 +18,47 @@ from mmf_win.runs import predicting
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
 from mmf_win.runs.pinning import pinned
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.targets import Target
 
 _BATCH, _SMALL_BATCHES = 8, (1, 3)
 _FEW = 64  # rows that are compared in small batches
 
 
-def export(
-    run: Run,
-    checkpoint: Path,
-    places: Places,
-    once: Once,
-    display: Display,
-    output: Path,
-    *,
-    split: str | None,
-    tolerance: float,
-    int8: bool,
-    max_loss: float,
-) -> dict[str, Any]:
-    """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
+@dataclass(frozen=True)
+class ExportOptions:
+    """What is made of a checkpoint.
 
-    Args:
+    Attributes:
         output: the folder to make.
         split: on which the model is compared; None for the run's validation split.
         tolerance: the largest difference of a probability from that of ``mmfw predict``.
         int8: quantize the weights to 8 bits.
-        max_loss: by how much the AUROC may fall then.
+        max_loss: by how much the AUROC may fall then; None for 0.005.
+    """
+
+    output: Path
+    split: str | None
+    tolerance: float
+    int8: bool
+    max_loss: float | None
+
+
+def export(
+    run: Run, checkpoint: Path, places: Places, asked: CommandOptions, display: Display, wanted: ExportOptions
+) -> dict[str, Any]:
+    """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
 
     Raises:
         UsageError: the folder is there, the model cannot be exported, or the split cannot judge ``int8``.
         CheckFailed: the exported model predicts something else, or its weights of 8 bits cost too much.
     """
+    output = wanted.output.absolute()
     if output.exists():
         raise UsageError(f"{output} is there already", hint="name a new folder")
-    target = Target.of_split(places, split or run.request().splits["val"])
-    rows, labels = target.rows, labels_of(target.rows)
-    if int8 and len(set(labels or ())) < 2:
+    target = Target.of_split(places, wanted.split or run.request().splits["val"])
+    labels = labels_of(target.rows)
+    if wanted.int8 and len(set(labels or ())) < 2:
         message = f"--int8 compares AUROCs, and {target.annotations} has no labels of both classes"
         raise UsageError(message, hint="name another by --split")
     disk = next(each for each in output.parents if each.exists())
@@ -65,14 +69,14 @@ def export(
         csv, _ = predicting.predict(
             run,
             places,
-            once,
+            asked,
             checkpoint=pin.path,
             target=target,
             features=None,
             folder=Path(scratch),
             display=display,
             export=made,
-            int8=int8,
+            int8=wanted.int8,
         )
         pin.require_unchanged()
         expected = [row.proba for row in read_predictions(csv)]
@@ -80,50 +84,80 @@ def export(
         if about["features"]:
             rename(made / features.name, features)
         write_script(made / SCRIPT.name)
-
-        def predicted(numbers: Sequence[int], batch: int) -> tuple[list[float], dict[str, float]]:
-            some = [rows[number] for number in numbers]
-            where = features if about["features"] else None
-            return run_model(made, some, places.dataset.images, batch=batch, features=where)
-
-        few = sorted({number * len(rows) // _FEW for number in range(_FEW)})  # from everywhere in the split
-        worst, probas, times = 0.0, {}, {}
-        for batch, numbers in ((_BATCH, range(len(rows))), *((batch, few) for batch in _SMALL_BATCHES)):
-            probas[batch], times[batch] = predicted(numbers, batch)
-            pairs = zip(probas[batch], numbers, strict=True)
-            apart, number = max((abs(proba - expected[of]), of) for proba, of in pairs)
-            if apart > tolerance:
-                raise CheckFailed(
-                    f"row {rows[number].shown_id} of {target.name}: in batches of {batch}, its probabilities "
-                    f"by the exported model and `mmfw predict` differ by {apart:.2g}; nothing is written",
-                    hint=f"--tolerance {2 * apart:.1g} allows that",
-                )
-            worst = max(worst, apart)
-        found = after = probas[_BATCH]
-        compared = {"split": target.name, "rows": len(rows), "rows_in_batches_of_1_and_3": len(few)}
-        about["parity"] = {**compared, "precision": "fp32", "largest_difference": worst}
-        if int8:
-            sizes = [(made / name).stat().st_size for name in ("model.onnx", "int8.onnx")]
-            rename(made / "int8.onnx", made / "model.onnx")
-            after, (_, small_times) = predicted(range(len(rows)), _BATCH)[0], predicted(few, 1)
-            judged = _compared(labels or (), found, after)
-            about["int8"] = {
-                "before": {"bytes": sizes[0], **times[1]},
-                "after": {"bytes": sizes[1], **small_times},
-                "largest_difference": max(abs(p - q) for p, q in zip(found, after, strict=True)),
-                "auroc": judged,
-            }
-            if -judged["difference"] > max_loss:
-                raise CheckFailed(
-                    "with weights of 8 bits, the AUROC on {} goes from {before:.4f} to {after:.4f}, and may "
-                    "fall by {:g}; nothing is written".format(target.name, max_loss, **judged),
-                    hint="leave out --int8, or allow more by --max-loss",
-                )
-        about["auroc"] = _compared(labels, expected, after) if labels else None
+        model = _Model(made, target, places.dataset.images, features if about["features"] else None)
+        probas, times, about["parity"] = _compare_with_run(model, expected, wanted.tolerance)
+        if wanted.int8:
+            max_loss = 0.005 if wanted.max_loss is None else wanted.max_loss
+            probas, about["int8"] = _take_8_bits(model, labels or (), probas, times, max_loss)
+        about["auroc"] = _compared(labels, expected, probas) if labels else None
         write_json(made / "model.json", about)
         output.parent.mkdir(parents=True, exist_ok=True)
         rename(made, output)
     return about
+
+
+@dataclass(frozen=True)
+class _Model:
+    """An exported model, and the split on which it is compared."""
+
+    folder: Path
+    target: Target
+    images: Path
+    features: Path | None
+
+    @property
+    def few(self) -> list[int]:
+        """The numbers of a few rows, from everywhere in the split."""
+        return sorted({number * len(self.target.rows) // _FEW for number in range(_FEW)})
+
+    def predict(self, numbers: Sequence[int], batch: int) -> tuple[list[float], dict[str, float]]:
+        """Predict rows in batches; return their probabilities, and times."""
+        rows = [self.target.rows[number] for number in numbers]
+        return run_model(self.folder, rows, self.images, batch=batch, features=self.features)
+
+
+def _compare_with_run(
+    model: _Model, expected: Sequence[float], tolerance: float
+) -> tuple[list[float], dict[str, float], dict[str, Any]]:
+    """Return the probabilities of all rows, the times of single ones, and how far they differ."""
+    rows, name, count, few, worst = model.target.rows, model.target.name, len(expected), model.few, 0.0
+    probas, times = {}, {}
+    for batch, numbers in ((_BATCH, range(count)), *((batch, few) for batch in _SMALL_BATCHES)):
+        probas[batch], times[batch] = model.predict(numbers, batch)
+        pairs = zip(probas[batch], numbers, strict=True)
+        apart, number = max((abs(proba - expected[of]), of) for proba, of in pairs)
+        if apart > tolerance:
+            raise CheckFailed(
+                f"row {rows[number].shown_id} of {name}: in batches of {batch}, its probabilities "
+                f"by the exported model and `mmfw predict` differ by {apart:.2g}; nothing is written",
+                hint=f"--tolerance {2 * apart:.1g} allows that",
+            )
+        worst = max(worst, apart)
+    compared = {"split": name, "rows": count, "rows_in_batches_of_1_and_3": len(few)}
+    return probas[_BATCH], times[1], {**compared, "precision": "fp32", "largest_difference": worst}
+
+
+def _take_8_bits(
+    model: _Model, labels: Sequence[int], before: Sequence[float], times: dict[str, float], max_loss: float
+) -> tuple[list[float], dict[str, Any]]:
+    """Put the weights of 8 bits in the others' place; return their probabilities, and how both compare."""
+    files = [model.folder / name for name in ("model.onnx", "int8.onnx")]
+    sizes = [file.stat().st_size for file in files]
+    rename(files[1], files[0])
+    after, (_, small_times) = model.predict(range(len(before)), _BATCH)[0], model.predict(model.few, 1)
+    judged = _compared(labels, before, after)
+    if -judged["difference"] > max_loss:
+        raise CheckFailed(
+            "with weights of 8 bits, the AUROC on {} goes from {before:.4f} to {after:.4f}, and may "
+            "fall by {:g}; nothing is written".format(model.target.name, max_loss, **judged),
+            hint="leave out --int8, or allow more by --max-loss",
+        )
+    return after, {
+        "before": {"bytes": sizes[0], **times},
+        "after": {"bytes": sizes[1], **small_times},
+        "largest_difference": max(abs(p - q) for p, q in zip(before, after, strict=True)),
+        "auroc": judged,
+    }
 
 
 def _compared(labels: Sequence[int], before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:

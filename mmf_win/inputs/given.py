@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from mmf_win.archives import Ask
@@ -57,13 +57,13 @@ class Mirror:
     other_way: str = "name a file, folder or mirror with --source that has {names}"
 
     @classmethod
-    def of(cls, where: str | None, **how: Any) -> Mirror:
-        """The place that a user names; ``how`` are the other attributes.
+    def of(cls, where: str | None) -> Mirror:
+        """The place that a user names.
 
         Raises UsageError where there is no such folder or file, or it is no URL of HTTP, or has a password.
         """
         if where is None:
-            return cls(**how)
+            return cls()
         if re.match(r"\s*[\w+.-]{2,}://", where):  # C://memes is a folder
             try:
                 parts = urlsplit(where.strip())
@@ -75,11 +75,11 @@ class Mirror:
                 host = parts.netloc.rpartition("@")[2]
                 message = f"{host}: a URL with a password or a query cannot be a mirror"
                 raise UsageError(message, hint="download the file yourself, and name its folder")
-            return cls(url=parts.geturl(), **how)
+            return cls(url=parts.geturl())
         path = expanded(where)
         if not path.exists():
             raise UsageError(f"{where}: no such file or folder", hint="name a file, a folder or a URL")
-        return cls(path=path, **how)
+        return cls(path=path)
 
     def files(self, names: Sequence[str]) -> list[Path]:
         """The files of these names that are on this machine."""

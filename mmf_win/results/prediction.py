@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeAlias
 
 from mmf_win.console import Progress, Timestamp
 from mmf_win.dataset.annotations import labels_of
@@ -28,11 +28,14 @@ from mmf_win.runs import checkpoints, lookup, predicting
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run, reading
 from mmf_win.runs.pinning import PinnedCheckpoint, pinned
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
 
 _log = logging.getLogger(__name__)
+
+Predict: TypeAlias = Callable[..., tuple[Path, list[Event]]]
+"""What predicts, called as :func:`mmf_win.runs.predicting.predict` is."""
 
 
 @dataclass(frozen=True)
@@ -71,29 +74,30 @@ class PredictionOptions:
     """What the user chose.
 
     Attributes:
-        display: shows each attempt while it runs.
-        splits: annotation files' stems; none for the test split of the first run.
-        memes: a table of own memes to predict instead of splits.
+        split: annotation files' stems; none for the test split of the first run.
+        memes: a table of own memes to predict instead of splits, at most one.
+        image, text: one meme to predict instead, with :func:`predict_one`.
         features: an LMDB of region features to read instead of the dataset's.
         output: where prediction files and their records go; None for each run's reports, and for a new folder
             of the ensemble.
-        kind: how to blend, a key of :data:`~mmf_win.results.probabilities.KINDS`; None not to.
-        best_threshold: choose the threshold on the validation split.
+        ensemble: how to blend, a key of :data:`~mmf_win.results.probabilities.KINDS`; None not to.
+        threshold: ``best-accuracy`` to choose it on the validation split.
         data_dir: MMF's data folder; None for each run's own.
         asked: batch size, overrides and the like; they win over those of each run.
-        by: what predicts, called as :func:`mmf_win.runs.predicting.predict` is.
+        by: what predicts.
     """
 
-    display: Display
-    splits: Sequence[str] = ()
-    memes: Path | None = None
+    split: Sequence[str] = ()
+    memes: Sequence[Path] = ()
+    image: Sequence[Path] = ()
+    text: str | None = None
     features: Path | None = None
     output: Path | None = None
-    kind: str | None = None
-    best_threshold: bool = False
+    ensemble: str | None = None
+    threshold: str = "0.5"
     data_dir: Path | None = None
-    asked: Once = field(default_factory=Once)
-    by: Callable[..., tuple[Path, list[Event]]] = predicting.predict
+    asked: CommandOptions = field(default_factory=CommandOptions)
+    by: Predict = predicting.predict
 
 
 def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str]) -> list[RunCheckpoint]:
@@ -126,36 +130,39 @@ def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
     return of(own or lookup.find_run(save_dir, name))
 
 
-def predict(members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions) -> Iterator[Result]:
+def predict(
+    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: Display
+) -> Iterator[Result]:
     """The results for each split, or for own memes: of every member, then of the ensemble.
 
     Predictions of an ensemble are kept in ``save_dir``, unless the options name a folder.
     """
-    team = _Team(members, save_dir, options)
+    team = _Team(members, save_dir, options, display)
     first = members[0].run.request()
-    validation = team.checked_target(first.splits["val"]) if options.best_threshold else None
+    validation = team.checked_target(first.splits["val"]) if options.threshold == "best-accuracy" else None
     with team.held(), TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
-        if options.memes is not None:
-            targets = [Target.of_table(options.memes, Path(scratch))]
+        if options.memes:
+            targets = [Target.of_table(options.memes[0], Path(scratch))]
         else:
-            splits = list(dict.fromkeys(options.splits)) or [first.splits["test"]]
+            splits = list(dict.fromkeys(options.split)) or [first.splits["test"]]
             targets = [team.checked_target(split) for split in splits]
         for target in targets:
             yield from team.results(target, validation)
 
 
 def predict_one(
-    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, image: Path, text: str
+    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: Display
 ) -> list[float]:
     """The probability that one meme is hateful: of each member, or of the ensemble alone. Leaves no files."""
-    if options.kind == "rank":
+    if options.ensemble == "rank":
         raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
     with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
-        team = _Team(members, save_dir, replace(options, output=Path(scratch)))
+        team = _Team(members, save_dir, replace(options, output=Path(scratch)), display)
         with team.held():
-            target = Target.of_image(image, text, Path(scratch))
+            target = Target.of_image(options.image[0], options.text or "", Path(scratch))
             probas = [read_predictions(team.predicted(member, target)[0])[0].proba for member in members]
-    return probas if options.kind is None else probabilities.blend(options.kind, [[p] for p in probas])
+    kind = options.ensemble
+    return probas if kind is None else probabilities.blend(kind, [[p] for p in probas])
 
 
 @dataclass
@@ -168,12 +175,13 @@ class _Team:
     members: Sequence[RunCheckpoint]
     save_dir: Path
     options: PredictionOptions
+    display: Display
     _pins: dict[RunCheckpoint, PinnedCheckpoint] = field(default_factory=dict)
     _made: dict[tuple[RunCheckpoint, str], tuple[Path, list[Event]]] = field(default_factory=dict)
     _digests: dict[Path, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.options.kind is not None and len(self.members) < 2:
+        if self.options.ensemble is not None and len(self.members) < 2:
             hint = "name several runs, or several checkpoints of one"
             raise UsageError("an ensemble needs two members or more", hint=hint)
 
@@ -196,14 +204,14 @@ class _Team:
         """
         targets = [Target.of_split(self._places(member), split) for member in self.members]
         files = {target.annotations for target in targets}
-        if self.options.kind and len({self._sha256(file) for file in files}) > 1:
+        if self.options.ensemble and len({self._sha256(file) for file in files}) > 1:
             message = f"the runs have different files for {split}: {', '.join(sorted(map(str, files)))}"
             raise DatasetError(message, hint="name one data folder for all")
         return targets[0]
 
     def results(self, target: Target, validation: Target | None) -> Iterator[Result]:
         """Of every member, then of the ensemble; the threshold is chosen on ``validation``."""
-        alone = self.options.kind is None
+        alone = self.options.ensemble is None
         # The validation split comes first, so that the newest predictions of a run are those asked for.
         blended = self._threshold(self.members, None if alone else validation)
         for member in self.members:
@@ -235,7 +243,7 @@ class _Team:
         if labelled != predictions:
             write_predictions(csv, labelled)
         target = self.target_for(members[0], target)
-        kind = self.options.kind if len(members) > 1 else None
+        kind = self.options.ensemble if len(members) > 1 else None
         dataset, began = self._places(members[0]).dataset, self._began_with(members[0], target)
         versions = {} if "mmf" in began else {"mmf": usable_mmf().version}  # the same for all members
         packages = ("mmfw", "python", "torch", "transformers", "mmf", "onnxruntime")
@@ -277,9 +285,9 @@ class _Team:
                 checkpoint=self._pins[member].path,
                 target=self.target_for(member, target),
                 # The validation split beside own memes has the dataset's features.
-                features=self.options.features if target.is_own or self.options.memes is None else None,
+                features=self.options.features if target.is_own or not self.options.memes else None,
                 folder=self.options.output,
-                display=self.options.display,
+                display=self.display,
             )
             try:
                 self._pins[member].require_unchanged()
@@ -291,7 +299,7 @@ class _Team:
     def _blended_csv(self, target: Target) -> Path:
         probas = self._probas(self.members, target)
         folder = self.options.output or new_folder(self.save_dir / "ensembles")
-        with new_file(folder, f"hateful_memes_{self.options.kind}_{target.name}_", ".csv") as csv:
+        with new_file(folder, f"hateful_memes_{self.options.ensemble}_{target.name}_", ".csv") as csv:
             if target.is_own:
                 shutil.copyfile(target.annotations, annotations_beside(csv))
             rows = zip(target.rows, probas, strict=True)
@@ -301,7 +309,8 @@ class _Team:
     def _probas(self, members: Sequence[RunCheckpoint], target: Target) -> list[float]:
         made = [self.predicted(member, target) for member in members]
         columns = [[row.proba for row in read_predictions(csv)] for csv, _ in made]
-        return columns[0] if self.options.kind is None else probabilities.blend(self.options.kind, columns)
+        kind = self.options.ensemble
+        return columns[0] if kind is None else probabilities.blend(kind, columns)
 
     def _began_with(self, member: RunCheckpoint, target: Target) -> Event:
         """What the worker that predicted said as it began: its versions and precision."""

@@ -16,7 +16,7 @@ from mmf_win.runs import training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.history import weights_loaded
 from mmf_win.runs.profiling import start_of
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import OURS, merge
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _SHOWN = 15  # lines of the log of a model that cannot be built
 
 
 def check(
-    wanted: str | None, once: Once, data_dir: Path | None, save_dir: Path | None, *, display: Display
+    wanted: str | None, once: CommandOptions, data_dir: Path | None, save_dir: Path | None, display: Display
 ) -> tuple[str, list[Remark]]:
     """Check the training of a preset, or of a run from its beginning; its name, and what was found.
 

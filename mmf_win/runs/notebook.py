@@ -27,7 +27,8 @@ def find(run: str | None = None, save_dir: Path | str | None = None) -> Run:
     Raises:
         NoRun: there is none.
     """
-    return lookup.find_run(Places.resolve(save_dir=Path(save_dir) if save_dir else None).save_dir, run)
+    places = Places.resolve(save_dir=Path(save_dir) if save_dir else None)
+    return lookup.newest(places.save_dir, run, lambda found: found)
 
 
 def events(run: Run, kind: str = "train") -> pandas.DataFrame:

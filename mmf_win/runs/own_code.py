@@ -15,7 +15,7 @@ from mmf_win.files import read_json, write_json
 from mmf_win.locking import locked
 from mmf_win.paths import expanded, tool_home
 from mmf_win.records import is_a
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ def file() -> Path:
     return tool_home() / "trusted.json"
 
 
-def folder_of(named: str | None, once: Once, whose: str) -> str | None:
+def folder_of(named: str | None, once: CommandOptions, whose: str) -> str | None:
     """The absolute path of code, for the settings of whoever needs it.
 
     Args:

@@ -14,7 +14,7 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event
 from mmf_win.runs import attempts, needs, plan
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Job, Once
+from mmf_win.runs.request import CommandOptions, Job
 from mmf_win.runs.serving import Server
 from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import reading
@@ -24,7 +24,7 @@ from mmf_win.upstream.config import Tree
 def predict(
     run: Run,
     places: Places,
-    once: Once,
+    once: CommandOptions,
     *,
     checkpoint: Path,
     target: Target,
@@ -67,7 +67,7 @@ def predict(
         return csv, attempts.events_of_attempt(done)
 
 
-def serve(run: Run, places: Places, once: Once, *, checkpoint: Path, scratch: Path) -> Server:
+def serve(run: Run, places: Places, once: CommandOptions, *, checkpoint: Path, scratch: Path) -> Server:
     """A worker that has loaded a checkpoint of a run, and answers; its files lie in ``scratch``.
 
     Raises an MmfwError as :func:`predict` does, and UsageError where the model reads region features.
@@ -89,8 +89,8 @@ def serve(run: Run, places: Places, once: Once, *, checkpoint: Path, scratch: Pa
 
 
 def _composed(
-    run: Run, places: Places, once: Once, checkpoint: Path, target: Target, features: Path | None
+    run: Run, places: Places, once: CommandOptions, checkpoint: Path, target: Target, features: Path | None
 ) -> tuple[Attempt, Job, Tree]:
-    job = Job(run.request().over(once.options), once, places)
+    job = Job(run.request().over(once.settings), once, places)
     first = plan.prediction(needs.mmf_for(job.request), job, target, checkpoint, features)
     return needs.composed(first, job, f"run {run.id}")

@@ -8,14 +8,14 @@ from typing import Any
 
 from mmf_win import machine
 from mmf_win.errors import UsageError
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.settings import of_launchers
 
 _log = logging.getLogger(__name__)
 
 
-def processes(once: Once) -> dict[str, Any]:
+def processes(once: CommandOptions) -> dict[str, Any]:
     """What an :class:`~mmf_win.protocol.Attempt` says of them. Raises UsageError where they cannot begin."""
     found = 0 if once.cpu else machine.count_gpus()
     nproc = max(1, found) if once.nproc == "auto" else int(once.nproc or 1)

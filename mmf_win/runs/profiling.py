@@ -17,7 +17,7 @@ from mmf_win.records import known_fields
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import Tree, merge
 
 _log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def run_profile(start: training.Start, updates: int, *, display: Display) -> tup
 
 
 def start_of(
-    wanted: str | None, once: Once, data_dir: Path | None, save_dir: Path | None
+    wanted: str | None, once: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> tuple[str, training.Start]:
     """Return the training of a preset, or that of a run from its beginning, and its name.
 
@@ -84,7 +84,9 @@ def start_of(
     return run.id, start_of_run(run, once, data_dir, save_dir)
 
 
-def start_of_run(run: Run, once: Once, data_dir: Path | None, save_dir: Path | None) -> training.Start:
+def start_of_run(
+    run: Run, once: CommandOptions, data_dir: Path | None, save_dir: Path | None
+) -> training.Start:
     """Return the training of a run from its beginning; see :func:`start_of`."""
     start = training.of_request(run.request(), once, data_dir, save_dir)
     if (weights := start.request.init or start.request.start) is None:

@@ -64,7 +64,8 @@ def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool =
             lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
         raise UsageError(lacking, hint=presets.LIST)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
-    [finding] = fetch_inputs([published], places, Mirror.of(source, offline=preset.offline or offline))
+    mirror = replace(Mirror.of(source), offline=preset.offline or offline)
+    [finding] = fetch_inputs([published], places, mirror)
     if not finding.is_usable:
         raise DataError("; ".join(finding.problems) or f"{published.title}: {finding.state}")
     files = published.files()

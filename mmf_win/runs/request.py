@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from mmf_win.paths import Places
+from mmf_win.paths import Places, expanded
 from mmf_win.protocol import Precision
 from mmf_win.records import known_fields
 from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
@@ -117,12 +118,47 @@ class Request(ConfigParts):
         return replace(self, settings=merge(settings, changes))
 
 
-@dataclass(frozen=True)
-class Once:
-    """What one command asks for. The flags hold for it alone; a run keeps the options and overrides.
+@dataclass(frozen=True, kw_only=True)
+class SettingOptions:
+    """Options that become settings of a run, most as in :class:`Ours`; None for what the run has already.
 
     Attributes:
-        options: settings that were chosen by options.
+        batch_size: rows an update, over all GPUs; ``auto`` leaves them, and looks for the micro-batch.
+    """
+
+    seed: int | None = None
+    batch_size: int | Literal["auto"] | None = None
+    updates: int | None = None
+    epochs: int | None = None
+    precision: Precision | None = None
+    fast: bool | None = None
+    keep: int | None = None
+    allow_missing: bool = False
+    teacher: Path | None = None
+    teacher_weight: float | None = None
+
+    @property
+    def settings(self) -> Tree:
+        """The settings that the options choose; those that are not given are not in them."""
+        auto = None if self.batch_size is None else self.batch_size == "auto"
+        batch_size = None if auto else self.batch_size
+        training = {"seed": self.seed, "batch_size": batch_size, "max_updates": self.updates}
+        ours: Tree = {"precision": self.precision, "fast": self.fast, "auto_batch": auto, "keep": self.keep}
+        teacher = self.teacher and literal(str(expanded(self.teacher).absolute()))
+        ours |= {"allow_missing": self.allow_missing or None}
+        ours |= {"teacher": teacher, "teacher_weight": self.teacher_weight}
+        chosen = {"training": _given(training), OURS: _given(ours)}
+        if self.updates or self.epochs:
+            chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
+            chosen[OURS] |= {"updates": self.updates, "epochs": self.epochs}
+        return _given(chosen)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandOptions(SettingOptions):
+    """What one command asks for. The attributes of this class hold for it alone, but for the overrides.
+
+    Attributes:
         overrides: ``KEY=VALUE``, as typed.
         detect_anomaly: autograd's anomaly detection, which makes training slower.
         trust: load the checkpoint even if it holds classes that torch refuses, and run code of others.
@@ -135,7 +171,6 @@ class Once:
         nnodes: on how many machines, of which this is number ``node_rank``; they meet at ``rdzv``.
     """
 
-    options: Tree = field(default_factory=dict)
     overrides: Sequence[str] = ()
     detect_anomaly: bool = False
     trust: bool = False
@@ -144,17 +179,10 @@ class Once:
     stop_timeout: float = 30
     dry_run: bool = False
     cpu: bool = False
-    nproc: int | str | None = None
+    nproc: int | Literal["auto"] | None = None
     nnodes: int = 1
     node_rank: int | None = None
     rdzv: str | None = None
-
-    @classmethod
-    def of(cls, overrides: Sequence[str] = (), **given: Any) -> Once:
-        """The same of a command's options; what is no attribute of this class is a setting."""
-        flags = {field.name for field in fields(cls)} & given.keys()
-        chosen = options(**{name: given[name] for name in given.keys() - flags})
-        return cls(chosen, overrides, **{name: given[name] for name in flags})
 
 
 @dataclass(frozen=True)
@@ -162,37 +190,8 @@ class Job:
     """What a command does with a run: what that is asked for, what the command asks for, MMF's folders."""
 
     request: Request
-    once: Once
+    once: CommandOptions
     places: Places
-
-
-def options(
-    *,
-    seed: int | None = None,
-    batch_size: int | str | None = None,
-    updates: int | None = None,
-    epochs: int | None = None,
-    precision: Precision | None = None,
-    fast: bool | None = None,
-    keep: int | None = None,
-    allow_missing: bool = False,
-    teacher: str | None = None,
-    teacher_weight: float | None = None,
-) -> Tree:
-    """The settings that options choose, most as in :class:`Ours`; those that are not given are not in them.
-
-    ``batch_size`` is in rows an update, over all GPUs; ``auto`` leaves them, and looks for the micro-batch.
-    """
-    auto = None if batch_size is None else batch_size == "auto"
-    training = {"seed": seed, "batch_size": None if auto else batch_size, "max_updates": updates}
-    ours = {"precision": precision, "fast": fast, "auto_batch": auto, "keep": keep}
-    ours |= {"allow_missing": allow_missing or None}
-    learned = {"teacher": teacher and literal(teacher), "teacher_weight": teacher_weight}
-    chosen = {"training": _given(training), OURS: _given(ours | learned)}
-    if updates or epochs:
-        chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
-        chosen[OURS] |= {"updates": updates, "epochs": epochs}
-    return _given(chosen)
 
 
 def lasting(settings: Tree) -> Tree:

@@ -20,7 +20,7 @@ from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_
 from mmf_win.runs.folder import Run, require_idle, training_alone
 from mmf_win.runs.history import changed_splits, events_of, how_far
 from mmf_win.runs.presets import Preset
-from mmf_win.runs.request import Job, Once, Request
+from mmf_win.runs.request import CommandOptions, Job, Request
 from mmf_win.unpacking.staging import reading
 from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, Tree, merge
@@ -67,7 +67,7 @@ class Prepared(Start):
 
 def new(
     preset_name: str,
-    once: Once,
+    once: CommandOptions,
     places: Places,
     name: str | None = None,
     *,
@@ -94,7 +94,7 @@ def new(
     return Start(request, once, places, name=name, checkpoint=weights, weights_alone=alone)
 
 
-def of_request(request: Request, once: Once, data_dir: Path | None, save_dir: Path | None) -> Start:
+def of_request(request: Request, once: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> Start:
     """A training as a run was trained, from update 0; an MmfwError where the dataset cannot be read.
 
     The run then remembers ``data_dir``, MMF's data folder; None is for the one that it used.
@@ -103,11 +103,16 @@ def of_request(request: Request, once: Once, data_dir: Path | None, save_dir: Pa
     splits = choose_splits(places.dataset)
     if data_dir is not None:
         request = replace(request, data_dir=str(places.data_dir), splits=splits)
-    return Start(request.over(once.options), once, places)
+    return Start(request.over(once.settings), once, places)
 
 
 def resumed(
-    wanted: str, preset_name: str | None, once: Once, name: str | None, data_dir: Path | None, places: Places
+    wanted: str,
+    preset_name: str | None,
+    once: CommandOptions,
+    name: str | None,
+    data_dir: Path | None,
+    places: Places,
 ) -> Start:
     """A training that goes on.
 
@@ -134,7 +139,7 @@ def resumed(
         _require_seed_kept(once, checkpoint, run.request().number("seed"))
         start = of_request(run.request(), once, data_dir, places.save_dir)
         begun = [event for event in events_of(run) if event["kind"] == "train_started"]
-        now = once.options.get(OURS, {}).get("precision")
+        now = once.settings.get(OURS, {}).get("precision")
         if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
             _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
@@ -175,9 +180,9 @@ def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[
     return lookup.newest(save_dir, None if newest else wanted, of, preset.name if preset else None)
 
 
-def _require_seed_kept(once: Once, checkpoint: Path, known: int | None = None) -> None:
+def _require_seed_kept(once: CommandOptions, checkpoint: Path, known: int | None = None) -> None:
     """Refuse a seed, other than the run's, beside a checkpoint whose random state would take its place."""
-    seed = once.options.get("training", {}).get("seed")
+    seed = once.settings.get("training", {}).get("seed")
     typed = [f"--seed {seed}"] if seed not in (None, known) else []
     typed += [word for word in once.overrides if word.startswith("training.seed=")]
     resets = ("checkpoint.reset.all=", "checkpoint.reset.counts=")
@@ -188,8 +193,8 @@ def _require_seed_kept(once: Once, checkpoint: Path, known: int | None = None) -
         raise UsageError(message, hint="leave it out")
 
 
-def _of_preset(preset: Preset, once: Once, places: Places) -> Request:
-    return presets.request(preset, choose_splits(places.dataset), places).over(once.options)
+def _of_preset(preset: Preset, once: CommandOptions, places: Places) -> Request:
+    return presets.request(preset, choose_splits(places.dataset), places).over(once.settings)
 
 
 def prepare(start: Start) -> Prepared:

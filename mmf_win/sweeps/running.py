@@ -24,7 +24,7 @@ from mmf_win.protocol import Event, EventReader
 from mmf_win.runs import checkpoints, history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.supervise import Ended, run_child
 from mmf_win.sweeps.folder import State, SweepFolder, Task, TaskFolder, recorded, write_yaml
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS, RESERVED, fill_line, fill_words
@@ -107,7 +107,7 @@ class Runner:
     shell: bool
     resume: Resume
     time: str
-    patience: float = Once.stop_timeout
+    patience: float = CommandOptions.stop_timeout
     aloud: bool = False
 
     def words(self, task: Task, name: str) -> list[str]:

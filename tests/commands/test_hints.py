@@ -157,8 +157,8 @@ _READS = "it shows what there is, and changes nothing"
 _CHOICE = "it names an option for another choice, whose own command tests it"
 _PRESET = "which preset is the user's to choose; tests/endtoend/test_training.py trains some"
 NOT_RUN = {
-    "commands/overrides: mmfw predict": "it names the command that does what was tried with another",
-    "commands/overrides: mmfw train": _PRESET,
+    "runs/override_rules: mmfw predict": "it names the command that does what was tried with another",
+    "runs/override_rules: mmfw train": _PRESET,
     "upstream/overrides: mmfw train": _PRESET,
     "commands/convert: mmfw train": _PRESET,
     "commands/runs: mmfw train": _PRESET,
@@ -195,6 +195,7 @@ NOT_RUN = {
     "runs/outcomes: mmfw doctor": _READS,
     "upstream/install: mmfw doctor": _READS,
     "commands/demo: mmfw doctor": _READS,
+    "sweeps/starting: mmfw sweep": _READS,
     "errors: mmfw verify": _READS,
     "commands/doctor: mmfw doctor": _READS,
     "commands/setup: mmfw doctor": _READS,

@@ -9,7 +9,7 @@ import click
 import pytest
 
 from mmf_win.commands import options
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.sweeps.running import Runner
 
 
@@ -28,7 +28,7 @@ def waits(*words: str) -> float:
 def test_the_stop_timeout_is_an_option_then_a_variable_then_30_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert waits() == Once().stop_timeout == Runner.patience == 30
+    assert waits() == CommandOptions().stop_timeout == Runner.patience == 30
     assert waits("--stop-timeout", "2.5") == 2.5
     assert waits() == 30, "it holds for one command"
     monkeypatch.setenv("MMFW_STOP_TIMEOUT", "60")

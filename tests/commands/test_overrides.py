@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mmf_win.commands.overrides import (
+from mmf_win.errors import UsageError
+from mmf_win.runs.override_rules import (
     ANNOTATIONS,
     require_optimizer_kept,
     require_predictable,
     require_trainable,
     split_words,
 )
-from mmf_win.errors import UsageError
+from mmf_win.runs.request import CommandOptions
 
 
 def test_names_may_come_first_and_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
@@ -42,11 +44,11 @@ def test_a_word_that_cannot_be_handed_on_is_refused(word: str) -> None:
 
 
 def test_of_a_word_that_is_given_twice_the_user_is_told_which_holds(
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     words = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
     assert split_words(words)[1] == words[1:]
-    assert "training.seed=2" in capsys.readouterr().err
+    assert "training.seed=2" in caplog.text
 
 
 @pytest.mark.parametrize("word", ["optimizer.params.lr=1e-5", "optimizer.type=SGD"])
@@ -76,9 +78,9 @@ def test_an_optimizer_that_a_checkpoint_would_put_back_is_refused(word: str) -> 
 )
 def test_a_word_that_a_prediction_would_undo_is_refused(word: str, instead: str) -> None:
     with pytest.raises(UsageError) as caught:
-        require_predictable([word], {"batch_size": 4})
+        require_predictable(CommandOptions(overrides=[word], batch_size=4))
     assert instead in f"{caught.value} {caught.value.hint}"
-    require_predictable(["training.num_workers=2", "evaluation.use_cpu=True"], {})
+    require_predictable(CommandOptions(overrides=["training.num_workers=2", "evaluation.use_cpu=True"]))
 
 
 @pytest.mark.parametrize(
@@ -96,10 +98,11 @@ def test_a_word_that_a_prediction_would_undo_is_refused(word: str, instead: str)
 )
 def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) -> None:
     with pytest.raises(UsageError, match=word.partition("=")[0]) as caught:
-        require_trainable(["training.batch_size=2", word], {}, resumes=resumes)
+        require_trainable(CommandOptions(overrides=["training.batch_size=2", word]), resumes=resumes)
     assert caught.value.hint
     kept = ["checkpoint.reset.optimizer=True", "run_type=train_inference"]
-    require_trainable([*kept, *([] if resumes else ["checkpoint.resume_zoo=KEY"])], {}, resumes=resumes)
+    kept += [] if resumes else ["checkpoint.resume_zoo=KEY"]
+    require_trainable(CommandOptions(overrides=kept), resumes=resumes)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_a_word_that_training_would_undo_is_refused(word: str, resumes: bool) ->
         ({"precision": "bf16"}, "training.fp16=True"),
     ],
 )
-def test_an_option_and_a_word_that_say_the_same_are_refused(given: dict[str, object], word: str) -> None:
+def test_an_option_and_a_word_that_say_the_same_are_refused(given: dict[str, Any], word: str) -> None:
     with pytest.raises(UsageError, match=word):
-        require_trainable([word], given, resumes=False)
-    require_trainable([word], {"batch_size": "auto", "seed": None}, resumes=False)
+        require_trainable(CommandOptions(overrides=[word], **given), resumes=False)
+    require_trainable(CommandOptions(overrides=[word], batch_size="auto", seed=None), resumes=False)

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from mmf_win.commands.sweep import join_specifications
 from mmf_win.commands.train import resumed
 from mmf_win.console import Progress
 from mmf_win.locking import locked
@@ -23,6 +22,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.sweeps import grid
 from mmf_win.sweeps.folder import SweepFolder, begun
 from mmf_win.sweeps.specification import parse
+from mmf_win.sweeps.starting import join_specifications
 from tests.worlds.sweeping import python, tasks, trained
 from tests.worlds.tools import Mmfw, typed
 
@@ -317,7 +317,7 @@ def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
         folder.specification.write_text(text, encoding="utf-8")
         return locked(*args, **options)
 
-    monkeypatch.setattr("mmf_win.commands.sweep.locked", after_the_other)
+    monkeypatch.setattr("mmf_win.sweeps.starting.locked", after_the_other)
     sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, "--seeds", "2")  # no task has failed
     text = folder.specification.read_text(encoding="utf-8")
     assert len(parse(text, folder.specification).choices) == 2

@@ -131,5 +131,5 @@ def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
     member = prediction.RunCheckpoint(world.run(), tmp_path / "best.ckpt")
     member.checkpoint.touch()
     with pytest.raises(DatasetError, match=r"nobody\.jsonl: there are no memes in it"):
-        options = prediction.PredictionOptions(RunDisplay, splits=["nobody"])
-        list(prediction.predict([member], world.save, options))
+        options = prediction.PredictionOptions(split=["nobody"])
+        list(prediction.predict([member], world.save, options, RunDisplay))

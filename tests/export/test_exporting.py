@@ -17,7 +17,7 @@ from mmf_win.files import read_json, write_json
 from mmf_win.paths import Places
 from mmf_win.runs import predicting
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.targets import Target
 from tests.worlds import report_world
 from tests.worlds.report_world import SPLIT
@@ -82,13 +82,9 @@ class Exporter:
             self.run,
             self.run.checkpoints / "best.ckpt",
             self.places,
-            Once(),
+            CommandOptions(),
             display,
-            self.output,
-            split=SPLIT,
-            tolerance=tolerance,
-            int8=int8,
-            max_loss=max_loss,
+            exporting.ExportOptions(self.output, SPLIT, tolerance, int8, max_loss),
         )
 
     def is_gone(self) -> bool:

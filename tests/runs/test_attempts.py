@@ -21,7 +21,7 @@ from mmf_win.runs import fits
 from mmf_win.runs.attempts import until_it_fits
 from mmf_win.runs.folder import Run
 from mmf_win.runs.plan import following, limit_to_lower, smaller_rows
-from mmf_win.runs.request import Job, Once, Request
+from mmf_win.runs.request import CommandOptions, Job, Request
 from mmf_win.supervise import Ended
 from tests.worlds.memes import SLOTS, lay_out
 from tests.worlds.tools import Mmfw
@@ -252,7 +252,7 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
     monkeypatch.setattr(attempts_module, "run_child", run_child)
     shown: list[Event] = []
     places = Places(run.path, run.path, run.path)
-    job = Job(Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data"), Once(), places)
+    job = Job(Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data"), CommandOptions(), places)
     attempts_module.run_worker(run, training, job, lambda: nullcontext(shown.append))
     assert progress == [False, True, True, True, True, False]
     assert [event["kind"] for event in shown] == ["saving", "checkpoint"]

@@ -13,7 +13,7 @@ from mmf_win.locking import locked
 from mmf_win.paths import Places
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.needs import words_about_files
-from mmf_win.runs.request import Once, Request
+from mmf_win.runs.request import CommandOptions, Request
 from mmf_win.upstream import config
 from mmf_win.upstream.config import ConfigParts
 from tests.worlds.mmf_sources import bare_mmf
@@ -34,7 +34,7 @@ def code_of(root: Path, places: Places) -> Any:
     def code_of(named: Any = None, *typed: str, trust: bool = False, **beside: Any) -> str | None:
         settings = {"env": named if isinstance(named, dict) else {"user_dir": named}} if named else {}
         parts = ConfigParts("mine", settings={**settings, **beside})
-        once = Once(overrides=typed, trust=trust)
+        once = CommandOptions(overrides=typed, trust=trust)
         found = config.resolve(root, places, parts, typed)["user_dir"]
         return own_code.folder_of(found, once, "run r")
 
@@ -108,7 +108,7 @@ def test_what_the_user_names_is_trusted_and_found_from_another_folder(
 
 def test_a_dry_run_trusts_nothing_later(user_dir: Path) -> None:
     (user_dir / "code").mkdir()
-    once = Once(overrides=[f"env.user_dir={user_dir / 'code'}"], dry_run=True)
+    once = CommandOptions(overrides=[f"env.user_dir={user_dir / 'code'}"], dry_run=True)
     assert own_code.folder_of(str(user_dir / "code"), once, "run r") == str(user_dir / "code")
     assert not own_code.file().exists()
 

@@ -9,7 +9,7 @@ import pytest
 
 from mmf_win.errors import UsageError
 from mmf_win.runs.processes import processes, require_even
-from mmf_win.runs.request import Once
+from mmf_win.runs.request import CommandOptions
 
 
 @pytest.mark.usefixtures("nvml")
@@ -32,7 +32,7 @@ def test_as_many_processes_train_as_there_are_gpus_fake_nvml(
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert processes(Once(**asked))["nproc"] == count
+    assert processes(CommandOptions(**asked))["nproc"] == count
 
 
 @pytest.mark.usefixtures("nvml")
@@ -43,16 +43,16 @@ def test_more_processes_than_gpus_are_refused_fake_nvml(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(UsageError, match="GPU") as refused:
-        processes(Once(nproc=nproc))
+        processes(CommandOptions(nproc=nproc))
     assert refused.value.hint is not None and "--cpu" in refused.value.hint
 
 
 @pytest.mark.usefixtures("nvml")
 def test_who_uses_one_of_two_gpus_unasked_is_told_fake_nvml(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    processes(Once(nproc=1))
+    processes(CommandOptions(nproc=1))
     assert not caplog.messages
-    processes(Once())
+    processes(CommandOptions())
     assert "--nproc auto" in caplog.text
 
 
@@ -71,7 +71,7 @@ def test_who_uses_one_of_two_gpus_unasked_is_told_fake_nvml(caplog: pytest.LogCa
 )
 def test_machines_that_could_not_meet_are_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        processes(Once(**asked))
+        processes(CommandOptions(**asked))
 
 
 def test_a_batch_that_cannot_be_divided_is_refused_with_what_divides_it() -> None:

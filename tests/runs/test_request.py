@@ -13,14 +13,14 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Attempt
 from mmf_win.runs import needs
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Job, Once, Ours, Request, options
+from mmf_win.runs.request import CommandOptions, Job, Ours, Request, SettingOptions
 from tests.worlds.memes import SLOTS
 from tests.worlds.mmf_sources import bare_mmf
 from tests.worlds.requests import request
 
 
 def over(earlier: Request, **now: Any) -> Request:
-    return earlier.over(options(**now))
+    return earlier.over(SettingOptions(**now).settings)
 
 
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
@@ -65,6 +65,9 @@ def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
 
 
 def test_only_options_that_were_given_are_set() -> None:
+    def options(**given: Any) -> Any:
+        return SettingOptions(**given).settings
+
     assert options(seed=1) == {"training": {"seed": 1}}
     assert options(batch_size="auto") == {"mmfw": {"auto_batch": True}}
     assert over(request(batch_size="auto"), batch_size=8).ours.auto_batch is False
@@ -73,9 +76,9 @@ def test_only_options_that_were_given_are_set() -> None:
 
 
 def test_what_was_chosen_for_one_command_is_no_setting() -> None:
-    once = Once.of(["a=1"], trust=True, retry=False, detect_anomaly=True, seed=1)
+    once = CommandOptions(overrides=["a=1"], trust=True, retry=False, detect_anomaly=True, seed=1)
     assert (once.trust, once.retry, once.detect_anomaly) == (True, False, True)
-    assert once.options == {"training": {"seed": 1}}
+    assert once.settings == {"training": {"seed": 1}}
     assert once.overrides == ["a=1"]
 
 
@@ -110,14 +113,14 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
     run = request(model="mmbt", preset="mine", precision="bf16", mmf="1.0.0rc12")
     first = Attempt("train", "mmbt", str(root), settings={"training": {"fp16": False}}, precision="bf16")
     for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
-        attempt, kept, _ = needs.composed(first, Job(run, Once(overrides=[word]), places), "run r")
+        attempt, kept, _ = needs.composed(first, Job(run, CommandOptions(overrides=[word]), places), "run r")
         assert attempt.precision == kept.request.ours.precision == precision
         assert attempt.settings["training"]["fp16"] is (precision is None)
 
 
 def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(tmp_path: Path, places: Places) -> None:
     root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
-    job = Job(request(model="mmbt"), Once(overrides=["checkpoint.reset.all=true"]), places)
+    job = Job(request(model="mmbt"), CommandOptions(overrides=["checkpoint.reset.all=true"]), places)
     first = Attempt("train", "mmbt", str(root))
     attempt, _, config = needs.composed(first, job, "preset mine")
     assert attempt.settings == {"checkpoint": {"reset": {"all": True}}}

@@ -16,7 +16,7 @@ from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import needs, training
 from mmf_win.runs.folder import Run, training_alone
 from mmf_win.runs.history import state
-from mmf_win.runs.request import Job, Once, Request
+from mmf_win.runs.request import CommandOptions, Job, Request
 from mmf_win.upstream.install import Installed
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS, lay_out
@@ -118,6 +118,6 @@ def test_a_run_that_stopped_early_is_resumed_from_its_best_but_not_from_its_last
     start = checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
     asked = Attempt("train", "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start))
     early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
-    job = Job(run.request(), Once(), Places.resolve(run.path, run.path))
+    job = Job(run.request(), CommandOptions(), Places.resolve(run.path, run.path))
     with pytest.raises(UsageError, match="stopped early at update 5") if is_refused else nullcontext():
         needs._require_updates_left(asked, job, {"checkpoint": {}, "training": early_stop}, total=12)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
+from dataclasses import fields
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from mmf_win.runs.request import Request, options
+from mmf_win.runs.request import Request, SettingOptions
 from mmf_win.upstream.config import merge
+
+_OPTIONS = [field.name for field in fields(SettingOptions)]
 
 
 def request(*, overrides: Sequence[str] = (), **values: Any) -> Request:
     """A run's request with all that in its settings."""
-    chosen = {name: values.pop(name) for name in signature(options).parameters if name in values}
+    chosen = {name: values.pop(name) for name in _OPTIONS if name in values}
     of_preset = values.get("settings", {})
     typed: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
-    settings = merge(of_preset, options(**chosen), typed)
+    settings = merge(of_preset, SettingOptions(**chosen).settings, typed)
     return Request(**{**values, "settings": settings, "preset_settings": of_preset})

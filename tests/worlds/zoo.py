@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> 
 
 def fetch(zoo: Zoo, *inputs: Input, source: str | Path | None = None, keep: bool = True) -> list[Finding]:
     """Fetch what is needed."""
-    mirror = Mirror.of(None if source is None else str(source), keep_archives=keep)
+    mirror = replace(Mirror.of(None if source is None else str(source)), keep_archives=keep)
     return fetch_inputs(inputs, zoo.places, mirror)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
 
-from mmf_win.console import say
 from mmf_win.errors import UsageError
+from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.overrides import RESERVED
+
+_log = logging.getLogger(__name__)
 
 _DATASET = "dataset_config.hateful_memes"
 ANNOTATIONS = f"{_DATASET}.annotations"
@@ -69,19 +71,20 @@ def split_words(words: Sequence[str], names: int | None = None) -> tuple[tuple[s
     last = {key_of(override): override for override in overrides}
     for key, count in Counter(map(key_of, overrides)).items():
         if count > 1:
-            say(f"note: {key} is given {count} times; the last one holds: {last[key]}")
+            _log.warning("%s is given %d times; the last one holds: %s", key, count, last[key])
     return first, overrides
 
 
-def require_trainable(overrides: Sequence[str], options: Mapping[str, Any], *, resumes: bool) -> None:
+def require_trainable(asked: CommandOptions, *, resumes: bool, seeds: Sequence[int] = ()) -> None:
     """Refuse overrides that training would undo, by UsageError.
 
     Args:
-        options: the command's options → what was given.
         resumes: an option names the checkpoint or the weights that training begins from.
+        seeds: those of the trainings of a sweep.
     """
+    overrides = asked.overrides
     _refuse(overrides, _IN_TRAINING | (_IN_RESUMING if resumes else {}))
-    _require_one_of(overrides, options)
+    _require_one_of(asked, seeds=seeds)
     if resumes and any(key_of(override) == "checkpoint" for override in overrides):
         raise UsageError("checkpoint is set by mmfw", hint=_IN_RESUMING["checkpoint.resume_file"])
     for override in overrides:
@@ -106,10 +109,16 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
             raise UsageError(f"{override}: a run that resumes has the optimizer of its checkpoint", hint=hint)
 
 
-def require_predictable(overrides: Sequence[str], options: Mapping[str, Any]) -> None:
+def require_predictable(
+    asked: CommandOptions,
+    *,
+    features: Path | None = None,
+    memes: Sequence[Path] = (),
+    image: Sequence[Path] = (),
+) -> None:
     """Refuse overrides that a prediction would undo, as :func:`require_trainable` does for training."""
-    _refuse(overrides, _IN_PREDICTION)
-    _require_one_of(overrides, options)
+    _refuse(asked.overrides, _IN_PREDICTION)
+    _require_one_of(asked, features=features, memes=memes, image=image)
 
 
 def key_of(override: str) -> str:
@@ -130,8 +139,9 @@ def _refuse(overrides: Sequence[str], reserved: Mapping[str, str]) -> None:
             raise UsageError(f"{key_of(override)} is set by mmfw", hint=reserved[key])
 
 
-def _require_one_of(overrides: Sequence[str], options: Mapping[str, Any]) -> None:
-    for override in overrides:
+def _require_one_of(asked: CommandOptions, **others: object) -> None:
+    options = {**vars(asked), **others}
+    for override in asked.overrides:
         for name, keys in _OPTIONS.items():
             given = options.get(name)  # which may be the seed 0
             if given not in (None, (), "auto") and given is not False and _set_by(override, keys) is not None:
