@@ -20,10 +20,9 @@ from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_fe
 from mmf_win.inputs.listing import inputs_of, paths_of
 from mmf_win.paths import Places, data_option
 from mmf_win.protocol import Attempt, Exit
-from mmf_win.runs import own_code, presets
+from mmf_win.runs import own_code, plan, presets
 from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import owner
-from mmf_win.runs.processes import require_even
 from mmf_win.runs.request import Job, Request, as_typed
 from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import require_makeable
@@ -99,7 +98,7 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
         message = "training.max_updates: without it, and training.max_epochs, no run ends"
         raise UsageError(message, hint="set one")
     if not asked.settings["training"].get("batch_size_per_device"):
-        require_even(config, asked.nproc * asked.nnodes)
+        plan.require_even(config, asked.nproc * asked.nnodes)
     inputs = check(
         Path(asked.mmf),
         job.places,

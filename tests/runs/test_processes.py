@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import UsageError
-from mmf_win.runs.processes import processes, require_even
+from mmf_win.runs.plan import processes, require_even
 from mmf_win.runs.request import CommandOptions
 
 
