@@ -167,7 +167,7 @@ class Places:
     save_dir: Path
 
     @classmethod
-    def resolve(cls, data_dir: Path | None = None, save_dir: Path | None = None) -> Places:
+    def resolve(cls, data_dir: Path | str | None = None, save_dir: Path | str | None = None) -> Places:
         """The folders in force; an explicit argument wins over the environment."""
         cache = expanded(os.environ.get("MMF_CACHE_DIR") or Path(torch_home(), "mmf")).absolute()
         data = data_dir or Path(os.environ.get("MMF_DATA_DIR") or cache / "data")

@@ -79,11 +79,8 @@ class Predictor:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size={batch_size!r}: it must be a whole number of 1 or more")
         self._batch_size = batch_size
-        data, save = (folder and Path(folder) for folder in (data_dir, save_dir))
         with _explained():
-            self._warm = _Warm(
-                _starter(str(model), data or None, save or None, CommandOptions(cpu=cpu, trust=trust))
-            )
+            self._warm = _Warm(_starter(str(model), data_dir, save_dir, CommandOptions(cpu=cpu, trust=trust)))
         self._close = weakref.finalize(self, self._warm.close)
 
     def predict(self, image: Image, text: str) -> float:
@@ -216,7 +213,7 @@ def _explained() -> Iterator[None]:
 
 @contextmanager
 def _starter(
-    model: str, data_dir: Path | None, save_dir: Path | None, once: CommandOptions
+    model: str, data_dir: str | Path | None, save_dir: str | Path | None, once: CommandOptions
 ) -> Iterator[Callable[[Path], Server]]:
     """Choose a model, which stays the same until the block ends; yield what starts a process that has it."""
     path, places = expanded(model), Places.resolve(data_dir, save_dir)

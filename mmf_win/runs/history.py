@@ -6,28 +6,23 @@ import errno
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mmf_win.console import Timestamp, first_few
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError
 from mmf_win.files import disk_usage
 from mmf_win.locking import is_locked
-from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs, note_odd_time
 from mmf_win.runs.request import Request, as_typed
 from mmf_win.runs.scores import Scores, common_split, is_test, read_scores, val_auroc
 from mmf_win.upstream.config import OURS, parse_yaml
-from mmf_win.upstream.install import require_packages
 from mmf_win.upstream.overrides import leaves
-
-if TYPE_CHECKING:
-    import pandas
 
 _log = logging.getLogger(__name__)
 
@@ -209,25 +204,6 @@ def _chosen(request: Request) -> list[str]:
         if key not in _TOLD_ELSEWHERE and not (key.startswith(ours) and value in (None, False))
     }
     return [f"{key}={as_typed(value)}" for key, value in chosen.items()]
-
-
-def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
-    """One row a run, the newest first; the columns are those of :class:`Summary`, ``started`` in UTC.
-
-    Args:
-        save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
-
-    Raises:
-        MmfError: pandas is not installed.
-    """
-    require_packages("pandas", extra="[notebook]")
-    import pandas
-
-    save = Places.resolve(None, None if save_dir is None else Path(save_dir)).save_dir
-    columns = [field.name for field in fields(Summary)]
-    table = pandas.DataFrame([asdict(summary) for summary in summaries(save)], columns=columns)
-    table["started"] = pandas.to_datetime(table["started"], unit="s", utc=True)
-    return table
 
 
 def details(run: Run) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What a notebook asks of a run: which it is, and what happened in it."""
+"""Runs for notebooks: which there are, which one is meant, and what happened in it."""
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,29 @@ from mmf_win.paths import Places
 from mmf_win.protocol import read_events
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import Run
+from mmf_win.runs.history import Summary, summaries
 from mmf_win.upstream.install import require_packages
 
 if TYPE_CHECKING:
     import pandas
+
+
+def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
+    """One row a run, the newest first; the columns are those of :class:`Summary`, ``started`` in UTC.
+
+    Args:
+        save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
+
+    Raises:
+        MmfError: pandas is not installed.
+    """
+    require_packages("pandas", extra="[notebook]")
+    import pandas
+
+    lines = [asdict(summary) for summary in summaries(Places.resolve(save_dir=save_dir).save_dir)]
+    table = pandas.DataFrame(lines, columns=[field.name for field in fields(Summary)])
+    table["started"] = pandas.to_datetime(table["started"], unit="s", utc=True)
+    return table
 
 
 def find(run: str | None = None, save_dir: Path | str | None = None) -> Run:
@@ -27,8 +47,7 @@ def find(run: str | None = None, save_dir: Path | str | None = None) -> Run:
     Raises:
         NoRun: there is none.
     """
-    places = Places.resolve(save_dir=Path(save_dir) if save_dir else None)
-    return lookup.newest(places.save_dir, run, lambda found: found)
+    return lookup.newest(Places.resolve(save_dir=save_dir).save_dir, run, lambda found: found)
 
 
 def events(run: Run, kind: str = "train") -> pandas.DataFrame:
