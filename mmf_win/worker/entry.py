@@ -18,7 +18,7 @@ from dataclasses import replace
 from importlib import import_module
 from multiprocessing import active_children
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
@@ -41,13 +41,8 @@ def main(request_file: Path) -> int:
     raise_file_limit()
     with suppress(OSError):  # what trains meets a full disk again, and says so
         request.write_event("run_started", pid=os.getpid(), **versions())
-
-    def leave() -> NoReturn:
-        stopped(request).record(request)
-        os._exit(1)
-
     stop = Stop(request.attempt.stop)
-    stop.listen(leave)
+    stop.listen(lambda: stopped(request).record(request))
     limit_threads(request.nproc)
     if request.nproc * request.nnodes > 1:
         end = launch(request, request_file, stop, be_rank)
@@ -66,14 +61,9 @@ def be_rank(request_file: str) -> None:
     request = Attempt.load(Path(request_file))
     os.environ[_REQUEST] = request_file
     take_gpu()
-
-    def leave() -> NoReturn:
-        stopped(request).save_first(request.attempt.helper_exit)
-        os._exit(1)
-
     stop = Stop(request.attempt.stop)
     if os.environ["LOCAL_RANK"] == "0":
-        stop.listen(leave)
+        stop.listen(lambda: stopped(request).save_first(request.attempt.helper_exit))
     else:  # it leaves when all do
         stop.take_signals()
     end = perform(request, stop, lambda: join(request))

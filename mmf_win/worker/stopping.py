@@ -13,7 +13,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from threading import Event, Lock, Thread
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from mmf_win.signals import STOP_SIGNALS, blocked, heard_signals
 
@@ -44,10 +44,10 @@ class Stop:
         """Return whether somebody asked, also if the thread that listens has not seen the file yet."""
         return self.asked or self._file.exists()
 
-    def listen(self, leave: Callable[[], NoReturn]) -> None:
+    def listen(self, record: Callable[[], None]) -> None:
         """Look for the request from now on. A signal counts as one, and so does the parent's death.
 
-        ``leave`` ends the process; it is called in another thread, once nothing holds it off.
+        The process then ends in another thread, once nothing holds that off; ``record`` is called before.
         """
         self._listening = True
         self.take_signals()
@@ -58,7 +58,8 @@ class Stop:
                 pass
             self._ask()
             with self._lock:
-                leave()
+                record()
+                os._exit(1)
 
         Thread(target=look, name="mmfw-stop", daemon=True).start()
 
