@@ -59,7 +59,7 @@ def plain_contents(path: Path) -> Any:
     """
     try:
         require_end(path)
-        with zipfile.ZipFile(path) as archive, archive.open(_pickled(archive.infolist())) as file:
+        with zipfile.ZipFile(path) as archive, archive.open(_pickled(archive)[0]) as file:
             return _Plain(file).load()
     except OSError:
         raise
@@ -70,13 +70,12 @@ def plain_contents(path: Path) -> Any:
 def _problem(file: BinaryIO, advance: Advance) -> str | None:
     try:
         archive = zipfile.ZipFile(file)
-        _pickled(archive.infolist())
+        if not _pickled(archive):
+            return "it is a zip file but not a checkpoint"
         if min(member.header_offset for member in archive.infolist()) < 0:
             raise zipfile.BadZipFile("bytes are missing between its beginning and its end")
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
         return "it is cut off or not a checkpoint"
-    except KeyError:
-        return "it is a zip file but not a checkpoint"
     members = archive.infolist()
     ends = [*(member.header_offset for member in members[1:]), archive.start_dir]
     for member, end in zip(members, ends, strict=True):
@@ -110,11 +109,8 @@ def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance) -> boo
     return not left and checksum == member.CRC
 
 
-def _pickled(members: list[zipfile.ZipInfo]) -> zipfile.ZipInfo:
-    for member in members:
-        if member.filename.endswith("/data.pkl"):
-            return member
-    raise KeyError("data.pkl")
+def _pickled(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    return [member for member in archive.infolist() if member.filename.endswith("/data.pkl")]
 
 
 class _Anything:

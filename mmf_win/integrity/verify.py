@@ -69,14 +69,10 @@ def last_check(manifest: Manifest) -> float | None:
 
     None when a file is gone, or would have to be read to know.
     """
-    stats = _stats(manifest.folder, manifest.files)
-    times = []
-    for name in manifest.files:
-        check, found = manifest.checks.get(name), stats.get(name)
-        if check is None or found is None or not check.still_holds(found):
-            return None
-        times.append(check.checked_ns)
-    return min(times) / 1e9 if times else None
+    stats, checks = _stats(manifest.folder, manifest.files), manifest.checks
+    held = [checks[name] for name in stats.keys() & checks if checks[name].still_holds(stats[name])]
+    all_hold = len(held) == len(manifest.files)
+    return min(check.checked_ns for check in held) / 1e9 if held and all_hold else None
 
 
 def record_hashes(folder: Path, names: Iterable[str], *, title: str = "Recording") -> Manifest:
