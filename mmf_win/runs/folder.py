@@ -86,10 +86,8 @@ class Run(RunFolder):
         """Its newest page, for notebooks: without access to these, since it holds texts of memes."""
         pages = sorted(self.reports.glob("*.html"), key=lambda page: page.stat().st_mtime)
         if not pages:
-            report = shell_line("mmfw", "report", self.path)
-            return (
-                f"<p>Run {escape(self.id)} has no page so far; <code>{escape(report)}</code> makes one.</p>"
-            )
+            report = escape(shell_line("mmfw", "report", self.path))
+            return f"<p>Run {escape(self.id)} has no page so far; <code>{report}</code> makes one.</p>"
         page = escape(pages[-1].read_text(encoding="utf-8", errors="replace"))
         return f'<iframe sandbox="allow-scripts" srcdoc="{page}" width="100%" height="800"></iframe>'
 

@@ -52,14 +52,13 @@ def folder_of(named: str | None, once: CommandOptions, whose: str) -> str | None
         message = f"{folder}: {whose} names code (env.user_dir), which would be run"
         raise DataError(message, hint="if you trust it, give --trust, which is remembered")
     if not once.dry_run:
+        path = file()
         try:
-            file().parent.mkdir(parents=True, exist_ok=True)
-            with locked(file().with_suffix(".lock"), patience=5.0):
-                write_json(file(), [*_known(), str(folder)])
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with locked(path.with_suffix(".lock"), patience=5.0):
+                write_json(path, [*_known(), str(folder)])
         except OSError as error:
-            _log.warning(
-                "%s cannot be written, so %s is asked about again: %s", file(), folder, error.strerror
-            )
+            _log.warning("%s cannot be written, so %s is asked about again: %s", path, folder, error.strerror)
     return str(folder)
 
 
