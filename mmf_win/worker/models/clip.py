@@ -119,7 +119,7 @@ class Tower(nn.Module):
         each: Iterable[Tensor] = rows
         if lengths is not None:
             each = (row[:length] for row, length in zip(rows, lengths.tolist(), strict=True))
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+        with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
             return torch.stack([self._alone(row) for row in each])
 
     def _pooled(self, rows: Tensor) -> Tensor:
@@ -152,12 +152,8 @@ class Tower(nn.Module):
             of_model = {key: value for key, value in self.model.config.to_dict().items() if key[0] != "_"}
             config = json.dumps(of_model, sort_keys=True, default=str)
             versions = (f"torch {torch.__version__}", f"transformers {transformers.__version__}")
-            self._about = (weights.hexdigest(), config, self._device.type, *versions)
+            self._about = (weights.hexdigest(), config, next(self.parameters()).device.type, *versions)
         return self._about
-
-    @property
-    def _device(self) -> torch.device:
-        return next(self.parameters()).device
 
 
 class Clip(BaseModel):  # type: ignore[misc]
