@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -23,9 +22,7 @@ _OLD_NAME = re.compile(r"transformers\.((?:modeling|configuration|tokenization)_
 class _OldNames(MetaPathFinder, Loader):
     """Finds a model's module by its name in transformers 3; it comes last, after all other finders."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
         old = _OLD_NAME.fullmatch(fullname)
         is_model = old and find_spec(f"transformers.models.{old[2]}") is not None
         return ModuleSpec(fullname, self) if is_model else None
