@@ -88,6 +88,7 @@ class PhaseTimer:
 
         The processors are shared by ``ranks`` processes.
         """
+        self._charge(self.phase)
         workers = int(trainer.config.training.num_workers)
         making = waited = self.seconds["data"] / updates
         if self.asks_gpu:
