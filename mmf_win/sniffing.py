@@ -19,14 +19,18 @@ class NextCommand(str):
 
     def __new__(cls, first: str, rest: str = "FOLDER`", command: str = "mmfw convert") -> NextCommand:
         hint = super().__new__(cls, f"{first}, then run `{command} {rest}")
-        hint._parts = first, rest
+        hint._parts = first, rest, command
         return hint
 
-    _parts: tuple[str, str]
+    _parts: tuple[str, str, str]
+
+    def __getnewargs__(self) -> tuple[str, str, str]:
+        """Return what copies, also those of another process, are made from."""
+        return self._parts
 
     def by(self, command: str) -> NextCommand:
         """Return the hint with another command."""
-        return NextCommand(*self._parts, command)
+        return NextCommand(*self._parts[:2], command)
 
 
 UNPACK = NextCommand("unpack it with 7-Zip")

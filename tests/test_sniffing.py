@@ -1,8 +1,13 @@
 """What a file's start says about one that is not what it should be."""
 
+import copy
+import pickle
+from pathlib import Path
+
 import pytest
 
-from mmf_win.sniffing import recognize_substitute
+from mmf_win.protocol import Exit
+from mmf_win.sniffing import UNPACK, UNPACK_TWICE, NextCommand, recognize_substitute
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
@@ -47,3 +52,15 @@ def test_what_is_no_data_is_recognized(head: bytes, kind: str) -> None:
 )
 def test_other_files_are_not(head: bytes) -> None:
     assert recognize_substitute(head) is None
+
+
+@pytest.mark.parametrize("hint", [UNPACK, UNPACK_TWICE, UNPACK.by("mmfw features extract")])
+def test_a_copy_of_a_hint_is_the_same_hint(hint: NextCommand) -> None:
+    copies = [copy.copy(hint), copy.deepcopy(hint), *(pickle.loads(pickle.dumps(hint, n)) for n in (2, 5))]
+    assert {*copies} == {hint}
+    assert {each.by("mmfw convert") for each in copies} == {hint.by("mmfw convert")}
+
+
+def test_an_exit_is_saved_with_the_hint_of_its_error(tmp_path: Path) -> None:
+    Exit("data", "x.rar: a RAR archive", UNPACK).save(tmp_path / "exit.json")
+    assert Exit.load(tmp_path / "exit.json") == Exit("data", "x.rar: a RAR archive", UNPACK)
