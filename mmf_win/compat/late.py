@@ -84,7 +84,8 @@ PATCHES = (
             defer_import("torchvision.ops.roi_align", "torch._dynamo.utils"),
             defer_import("transformers.masking_utils", "torch._dynamo._trace_wrapped_higher_order_op"),
             defer_import("transformers.utils.generic", "..model_debugging_utils"),
-            defer_import("transformers.modeling_utils", ".integrations.tensor_parallel", "("),
+            # Where the statement begins with a constant, as in other versions, nothing stands for that.
+            defer_import("transformers.modeling_utils", ".integrations.tensor_parallel", "(\n    _get"),
             Edit(
                 "transformers.modeling_utils",
                 "\n_is_dtensor_available = ",

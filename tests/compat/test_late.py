@@ -62,6 +62,15 @@ class TestDeferImport:
         edit = defer_import("somewhere.inside", "slow_to_import", "(")
         assert edit.old not in "from slow_to_import import CONSTANT"
 
+    @pytest.mark.parametrize("constant", ["ALL_PARALLEL_STYLES", "SUPPORTED_TP_STYLES"])
+    def test_an_import_of_a_constant_of_transformers_stays(self, constant: str) -> None:
+        statement = (
+            f"from .integrations.tensor_parallel import (\n    {constant},\n    _get_parameter_tp_plan,\n)\n"
+        )
+        assert not [edit for patch in late.PATCHES for edit in patch.edits if edit.old in statement]
+        function_alone = statement.replace(f"    {constant},\n", "")
+        assert [edit for patch in late.PATCHES for edit in patch.edits if edit.old in function_alone]
+
     def test_a_missing_module_is_told_of_at_the_call(self) -> None:
         with pytest.raises(ModuleNotFoundError, match="no_such_module"):
             LazyModule("no_such_module").add(1)
