@@ -64,9 +64,7 @@ PATCHES = (
         problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of GloVe",
         library="torchtext",
         edits=edit(
-            "mmf.utils.vocab",
-            "from torchtext import vocab",
-            "from mmf_win.compat import stand_ins as vocab",
+            "mmf.utils.vocab", "from torchtext import vocab", "from mmf_win.compat import stand_ins as vocab"
         ),
     ),
     Patch(
