@@ -27,7 +27,10 @@ try:
 
     from mmf_win.images import open_image
 except ImportError as missing:
-    sys.exit(f"error: {missing}: pip install onnxruntime tokenizers pillow numpy")
+    reason = f"{missing}: pip install onnxruntime tokenizers pillow numpy"
+    if __name__ != "__main__":
+        raise ImportError(reason) from missing
+    sys.exit(f"error: {reason}")
 except KeyboardInterrupt:
     sys.exit(130)
 
@@ -98,7 +101,13 @@ class Model:
     def predict_all(
         self, rows: list[dict[str, Any]], size: int, tell: Callable[[int], None]
     ) -> tuple[list[float], dict[str, float]]:
-        """The probabilities of rows in batches, and p50_ms and p99_ms of one; ``tell`` gets the progress."""
+        """Return the probabilities of rows, and the p50_ms and p99_ms of their batches.
+
+        Args:
+            rows: as :func:`table` has them.
+            size: how many make a batch.
+            tell: called after each batch with the number of rows done.
+        """
         probas, times = list[float](), list[float]()
         for start in range(0, len(rows), size):
             began = time.perf_counter()
@@ -123,7 +132,7 @@ class Model:
 
 
 def opened(path: Path, read: Callable[[Path], Any], meme: object = None, about: str = "") -> Any:
-    """What a file holds. Raises Unusable where it cannot be read."""
+    """Return what ``read`` makes of a file. Raises Unusable where it cannot be read."""
     try:
         return read(path)
     except Exception as error:  # of Pillow, numpy and onnxruntime, of no common class
@@ -136,8 +145,8 @@ def described(path: Path) -> dict[str, Any]:
     return {key: about[key] for key in ("text", "image", "features", "inputs", "versions")}
 
 
-def told(error: Exception) -> str:
-    """What an error says; of one that nobody expected, also its class."""
+def describe_error(error: Exception) -> str:
+    """Return what an error says and, unless it is Unusable, its class."""
     return str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
 
 
@@ -207,4 +216,4 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        sys.exit(f"error: {told(error)}")
+        sys.exit(f"error: {describe_error(error)}")

@@ -43,7 +43,7 @@ def write_script(path: Path) -> None:
 def run_model(
     folder: Path, rows: Sequence[Row], images: Path, *, batch: int = 8, features: Path | None = None
 ) -> tuple[list[float], dict[str, float]]:
-    """The probabilities of rows, in batches of that size, and ``p50_ms`` and ``p99_ms`` of a batch.
+    """Return the probabilities of rows, in batches of that size, and ``p50_ms`` and ``p99_ms`` of a batch.
 
     The model of mmfw's own ``run.py`` predicts, whatever lies in the folder.
 
@@ -63,7 +63,7 @@ def run_model(
         ]
         write_json(table, written)
         wanted = Attempt("predict", "", "", annotations=str(table), eval_batch=batch, report=str(report))
-        asked, command, environment = _process(folder, Path(scratch), wanted)
+        asked, command, environment = _prepare_process(folder, Path(scratch), wanted)
         events = EventReader(asked.events)
 
         def watch() -> bool:
@@ -90,7 +90,9 @@ def run_model(
         return found["probas"], found["timings"]
 
 
-def _process(folder: Path, scratch: Path, asked: Attempt) -> tuple[Attempt, list[str], dict[str, str]]:
+def _prepare_process(
+    folder: Path, scratch: Path, asked: Attempt
+) -> tuple[Attempt, list[str], dict[str, str]]:
     """Save what a process with a model is asked for, and return that, its command and its environment."""
     asked = replace(asked, attempt_dir=str(Run(scratch).new_attempt().path))
     asked.save()
@@ -144,4 +146,4 @@ class ExportedModel:
 
     def serve(self, scratch: Path) -> Server:
         """A child that has loaded the model, and answers; its files lie in ``scratch``."""
-        return Server(*_process(self.folder, scratch, Attempt("predict", "", "", serve=True)))
+        return Server(*_prepare_process(self.folder, scratch, Attempt("predict", "", "", serve=True)))

@@ -4,33 +4,43 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mmf_win.errors import UnreadableImage
-from mmf_win.export.run import Model, Unusable, told
 from mmf_win.files import read_json, write_json
 from mmf_win.protocol import Attempt, Exit
 from mmf_win.protocol.serving import answer
+
+if TYPE_CHECKING:
+    from mmf_win.export.run import Model
 
 
 def main(folder: Path, asked: Attempt) -> None:
     """Load the model, and predict the rows of a file, or answer until the parent is gone."""
     try:
-        model = Model(folder)
+        from mmf_win.export import run
+    except ImportError as error:  # a package is missing or broken
+        _fail(asked, str(error))
+    try:
+        model = run.Model(folder)
         if not asked.serve:
             _predict_rows(model, asked)
             return
     except Exception as error:
-        Exit("mmf", told(error)).save(asked.attempt.exit)
-        sys.exit(f"error: {told(error)}")
+        _fail(asked, run.describe_error(error))
 
     def predict(rows: list[dict[str, Any]]) -> list[float]:
         try:
             return model.predict([{**row, "img": Path(row["img"])} for row in rows])
-        except Unusable as error:
+        except run.Unusable as error:
             raise UnreadableImage(error.reason) from None
 
     answer(asked, predict)
+
+
+def _fail(asked: Attempt, reason: str) -> NoReturn:
+    Exit("mmf", reason).save(asked.attempt.exit)
+    sys.exit(f"error: {reason}")
 
 
 def _predict_rows(model: Model, asked: Attempt) -> None:

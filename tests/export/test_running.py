@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,17 @@ def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(MmfError, match=r"^made with onnxruntime 1, this is [^:]*: .*model\.onnx: ") as raised:
         running.run_model(tmp_path, ROWS, tmp_path)
     assert "\n" not in str(raised.value) and "error:" not in str(raised.value)
+
+
+def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numpy")
+    (tmp_path / "onnxruntime.py").write_text("raise ImportError('DLL load failed')", encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    expected = "^DLL load failed: pip install onnxruntime tokenizers pillow numpy$"
+    with pytest.raises(MmfError, match=expected):
+        running.run_model(tmp_path, ROWS, tmp_path)
+    with pytest.raises(MmfError, match=expected):
+        running.ExportedModel(tmp_path, {}).serve(tmp_path)
 
 
 @pytest.mark.parametrize("script", ["print('error: none', flush=True); sys.exit(3)", "os._exit(4)"])
