@@ -98,7 +98,7 @@ class Cuda:
 
 
 def survey_cuda() -> Cuda | None:
-    """What a CUDA program finds here; None where there is no GPU, or the driver does not say."""
+    """Return what a CUDA program finds here; None where there is no GPU, or the driver does not say."""
     found = list(_handles(None))
     for nvml, _ in found[:1]:
         with suppress(nvml.NVMLError):
@@ -109,7 +109,7 @@ def survey_cuda() -> Cuda | None:
 
 
 def installed_gpus() -> list[dict[str, Any]]:
-    """All GPUs of this machine: name, memory in bytes (0 where it is shared with the CPU) and driver."""
+    """Return the name, the memory in bytes (0 if it is shared with the CPU) and the driver of each GPU."""
     found = []
     for nvml, handle in _handles(None):
         memory = 0
@@ -121,7 +121,7 @@ def installed_gpus() -> list[dict[str, Any]]:
 
 
 def free_gpu_memory() -> list[int]:
-    """Free bytes of each GPU that a worker may use; those that do not say are left out."""
+    """Return the free bytes of each GPU that a worker may use; GPUs that do not tell them are left out."""
     free = []
     for nvml, handle in _handles(os.environ.get(_VISIBLE)):
         with suppress(nvml.NVMLError):
@@ -130,12 +130,12 @@ def free_gpu_memory() -> list[int]:
 
 
 def count_gpus() -> int:
-    """How many GPUs a worker may use."""
+    """Return how many GPUs a worker may use."""
     return sum(1 for _ in _handles(os.environ.get(_VISIBLE)))
 
 
 def gpu_figures() -> Iterator[str]:
-    """What the first GPU that the worker may use is doing, for the live display.
+    """Yield what the first GPU that the worker may use is doing, for the live display.
 
     Yields:
         ``GPU 87 %, 10.2 of 24.0 GiB``, at most two seconds old, for as long as the driver knows it.
@@ -151,7 +151,7 @@ def gpu_figures() -> Iterator[str]:
 
 
 def _handles(visible: str | None) -> Iterator[tuple[Any, Any]]:
-    """NVML, and its handle of each GPU; or only of those that ``visible`` names by number or UUID.
+    """Yield NVML and its handle of each GPU, or only of those that ``visible`` names by number or UUID.
 
     NVML numbers GPUs by their place on the bus. CUDA does so only where CUDA_DEVICE_ORDER is PCI_BUS_ID; with
     GPUs of different kinds its first may be another.

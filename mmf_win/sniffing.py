@@ -24,9 +24,9 @@ class NextCommand(str):
 
     _parts: tuple[str, str, str]
 
-    def __getnewargs__(self) -> tuple[str, str, str]:
-        """Return what copies, also those of another process, are made from."""
-        return self._parts
+    def __reduce__(self) -> tuple[type[NextCommand], tuple[str, str, str]]:
+        """Return what copies, also those in another process, are made by."""
+        return NextCommand, self._parts
 
     def by(self, command: str) -> NextCommand:
         """Return the hint with another command."""

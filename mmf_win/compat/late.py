@@ -49,10 +49,10 @@ def defer_import(importer: str, module: str, names: str = "") -> Edit:
 
 
 def cached_import_structure(find: Callable[[Any], Any], module_path: Any) -> Any:
-    """What ``find`` finds in the files of transformers: only once in its 2,600 files, and not at each start.
+    """Return what ``find`` finds in the 2,600 files of transformers, which are not read at each start.
 
-    It is kept for the version and folder in which pip has installed it. One whose files may change under the
-    same version, such as a checkout, is read each time.
+    The result is kept for the version and the folder in which pip has installed it. An installation whose
+    files may change under the same version, such as a checkout, is read each time.
     """
     path = Path(module_path)
     folder = path.parent if path.suffix else path

@@ -107,7 +107,7 @@ class _Model:
 
     @property
     def few(self) -> list[int]:
-        """The numbers of a few rows, from everywhere in the split."""
+        """Return the numbers of a few rows, from everywhere in the split."""
         return sorted({number * len(self.target.rows) // _FEW for number in range(_FEW)})
 
     def predict(self, numbers: Sequence[int], batch: int) -> tuple[list[float], dict[str, float]]:

@@ -107,12 +107,8 @@ def answer(target: Path, output: Path, make: Callable[[], object]) -> int:
     try:
         found = {"answer": make()}
     except MmfwError as error:
-        found = {
-            "error": error.reason,
-            "about": error.about,
-            "hint": error.hint,
-            "kind": type(error).__name__,
-        }
+        kind = type(error).__name__
+        found = {"error": error.reason, "about": error.about, "hint": error.hint, "kind": kind}
     except (OSError, lmdb.Error, MemoryError) as error:
         text = str(error) or "not enough memory"
         found = {"error": text, "about": f"{target}:", "hint": None, "kind": ResourceError.__name__}

@@ -83,7 +83,7 @@ class PhaseTimer:
         for owner, name, phase in methods:
             setattr(owner, name, self.during(phase)(getattr(owner, name)))
 
-    def waiting(self, trainer: Any, updates: int, ranks: int) -> Waiting:
+    def measure_waiting(self, trainer: Any, updates: int, ranks: int) -> Waiting:
         """Return how long each of the ``updates`` since :meth:`restart` waited for its rows.
 
         The processors are shared by ``ranks`` processes.
@@ -143,7 +143,7 @@ class WaitWatch:
             self._timer.restart()
         if self._updates != self._warm_up + self._measured:
             return None
-        waiting = self._timer.waiting(self._trainer, self._measured, self._ranks)
+        waiting = self._timer.measure_waiting(self._trainer, self._measured, self._ranks)
         self._timer.asks_gpu = False
         return waiting
 

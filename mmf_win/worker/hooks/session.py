@@ -61,11 +61,9 @@ class TrainingSession:
         self._fresh = trainer.num_updates == 0 and is_fresh(trainer.model, observer.copied)
         if request.find_micro_batch and micro.finder is None:
             observer.event("micro_batch", rows=micro.rows, found=True)
-        self._measured: WaitWatch | Profiler
+        self._measured = WaitWatch(trainer, observer.clock, ranks())
         if request.profile and observer.is_main:
             self._measured = Profiler(request, trainer, observer.clock)
-        else:
-            self._measured = WaitWatch(trainer, observer.clock, ranks())
 
     def check_losses(self, losses: Mapping[str, torch.Tensor], rows: int) -> None:
         """Raise Diverged before the step of an update whose loss is not finite; note an odd first loss.

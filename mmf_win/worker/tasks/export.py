@@ -61,10 +61,8 @@ class Scores(nn.Module):
             batch.modal_token_type_ids = torch.ones_like(batch.input_ids[:, :1])
         if "features" in inputs:
             batch.image_feature_0, info = inputs["features"], SampleList()
-            info.max_features, info.bbox = (
-                inputs["max_features"],
-                location(inputs["boxes"], inputs["image_size"]),
-            )
+            info.max_features = inputs["max_features"]
+            info.bbox = location(inputs["boxes"], inputs["image_size"])
             batch.image_info_0 = info
         # Not of the object, which may score a batch in parts.
         scores: Tensor = type(self.model).forward(self.model, batch)["scores"]
@@ -104,9 +102,8 @@ def export(trainer: Any, request: Attempt) -> None:
     dataset = test_loader(trainer).dataset
     row, resize = dataset[0], None
     if "image" in row:
-        resize = PillowResize(
-            _processor(dataset.image_processor, "TorchvisionTransforms").transform.transforms
-        )
+        processor = _processor(dataset.image_processor, "TorchvisionTransforms")
+        resize = PillowResize(processor.transform.transforms)
     model = getattr(trainer.model, "module", trainer.model).cpu().float().eval()
     if hasattr(model, "get_image_and_text_features"):
         model.get_image_and_text_features = _for_vilbert
