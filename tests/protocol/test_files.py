@@ -71,7 +71,9 @@ def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: P
 
 def test_every_kind_of_event_that_is_written_is_documented() -> None:
     sources = [path.read_text(encoding="utf-8") for path in Path(mmf_win.__file__).parent.rglob("*.py")]
-    written = {kind for text in sources for kind in re.findall(r'\b(?:event|write_event)\(\s*"(\w+)"', text)}
+    written = {
+        kind for text in sources for kind in re.findall(r'\b(?:event|write_event|begin)\(\s*"(\w+)"', text)
+    }
     documented = set(re.findall(r"^    (\w+)  ", protocol.__doc__ or "", re.MULTILINE))
     assert "train_started" in written
     assert written == documented
