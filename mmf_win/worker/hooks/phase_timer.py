@@ -180,8 +180,10 @@ class Profiler(WaitWatch):
             message = f"training did not begin at update 0, and so made only {self._updates} updates"
             raise UsageError(message, hint="leave out what names a checkpoint")
         times = self._timer.aside
-        # The first validation imports what only validations need, and decodes images.
-        aside = {"checkpoint": fmean(times["checkpoint"]), "validation": fmean(times["validation"][1:])}
+        # The first validation imports what only validations need, and decodes images. In 1.0.0rc12 no other
+        # one follows an odd number of updates.
+        validations = times["validation"][1:] or times["validation"]
+        aside = {"checkpoint": fmean(times["checkpoint"]), "validation": fmean(validations)}
         return self._told | aside | {"images_once": decodes_once(self._request, self._trainer)}
 
     def _write(self, trace: Any) -> None:

@@ -55,6 +55,20 @@ def test_it_speaks_once_of_the_updates_after_the_first_five(
     assert waiting.cpu == (None if workers else 0.75)
 
 
+@pytest.mark.parametrize(("validations", "seconds"), [([5.0], 5.0), ([5.0, 1.0, 3.0], 2.0)])
+def test_the_first_validation_counts_only_if_it_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validations: list[float], seconds: float
+) -> None:
+    monkeypatch.setattr(torch.profiler, "profile", lambda **_: SimpleNamespace(start=int, step=int, stop=int))
+    timer, trainer = timing.PhaseTimer(), fake_trainer(0, "cpu")
+    trainer.config = OmegaConf.create({"training": {"num_workers": 0}})
+    profiler = timing.Profiler(Attempt("train", "m", "mmf", str(tmp_path), profile=7), trainer, timer)
+    for _ in range(7):
+        profiler.updated()
+    timer.aside |= {"checkpoint": [1.0], "validation": validations}
+    assert profiler.ended()["validation"] == seconds
+
+
 MUCH = Waiting(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
 
 
