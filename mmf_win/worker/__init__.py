@@ -1,4 +1,4 @@
-"""What runs in processes of its own: the only room that imports torch, transformers, lmdb or MMF.
+"""What runs in processes of its own: with ``compat``, the only room that imports torch, transformers or MMF.
 
-``entry``, ``build_features``, ``feature_lmdb`` and ``compat`` are programs.
+``entry`` is a program.
 """
