@@ -86,7 +86,7 @@ def total_memory() -> int | None:
 
 @dataclass(frozen=True)
 class Cuda:
-    """What a CUDA program finds here.
+    """The CUDA of this machine.
 
     Attributes:
         newest: the newest CUDA that the driver runs, such as ``(12, 6)``.

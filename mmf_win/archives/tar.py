@@ -259,7 +259,7 @@ class ReadAhead:
         return data
 
     def tell(self) -> int:
-        """How many bytes were taken."""
+        """Return the number of bytes that were taken."""
         return self._at
 
     def seek(self, position: int) -> None:

@@ -69,8 +69,12 @@ def command(
     replaced. mmfw cannot know every secret, and an error may quote a meme, so look through the zip before you
     give it away.
     """
-    if compat if report else run or log:
-        raise UsageError("--run and --log belong to --report, which goes without --compat")
+    if report is None and (run or log):
+        raise UsageError(
+            "--run and --log belong to --report", hint="add --report FILE.zip, or leave them out"
+        )
+    if report is not None and compat:
+        raise UsageError("--report and --compat cannot be combined", hint="leave one of the two out")
     if compat:
         _show_compat(as_json)
         return

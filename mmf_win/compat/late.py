@@ -61,7 +61,7 @@ def cached_import_structure(find: Callable[[Any], Any], module_path: Any) -> Any
 
 
 def _installed(models: Path) -> list[Any] | None:
-    """What tells one installation of transformers from another; None of one that is not in site-packages."""
+    """Return what identifies an installation of transformers; None if it is not in site-packages."""
     package = models.parent
     with suppress(OSError, PackageNotFoundError):
         of = distribution(package.name)

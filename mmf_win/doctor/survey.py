@@ -1,4 +1,4 @@
-"""What ``mmfw doctor`` looks at: versions, MMF, folders and the machine, and what is missing among them.
+"""The survey of ``mmfw doctor``: versions, MMF, folders, the machine, and what is missing among them.
 
 Also which build of torch is there and which suits, and the settings of Windows that matter here.
 """
@@ -199,7 +199,7 @@ class _CudaBuild(NamedTuple):
     newest: tuple[int, int]
 
     def knows(self, cuda: machine.Cuda) -> bool:
-        """Whether it has code for one of the GPUs."""
+        """Return whether it has code for one of the GPUs."""
         return any(self.oldest <= capability <= self.newest for capability in cuda.capabilities)
 
 

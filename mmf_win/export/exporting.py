@@ -27,7 +27,7 @@ _FEW = 64  # rows that are compared in small batches
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is made of a checkpoint.
+    """Options of an export.
 
     Attributes:
         output: the folder to make.

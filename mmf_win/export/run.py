@@ -38,16 +38,15 @@ _MOST = 2**24  # pixels of a batch of images, of which each is as wide and as hi
 
 
 class Unusable(Exception):
-    """What was given cannot be used.
+    """Input that cannot be used.
 
     Attributes:
         reason: what is wrong with which file.
-        meme: the id of the row that it belongs to, if it does to one.
     """
 
     def __init__(self, reason: str, meme: object = None) -> None:
         super().__init__(reason if meme is None else f"meme {meme}: {reason}")
-        self.reason, self.meme = reason, meme
+        self.reason = reason
 
 
 class Model:

@@ -89,7 +89,7 @@ class Mirror:
         return [path for path in found if path.is_file()]
 
     def size(self, names: Sequence[str], own: str | None) -> int | None:
-        """How many bytes a download of one of these files would be; None where no server tells."""
+        """Return the size of a download of one of these files in bytes; None where no server tells."""
         return next((n for n in map(remote_size, self._urls(names, own)) if n is not None), None)
 
     def download(
@@ -338,7 +338,7 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
 
 
 def bytes_to_download(inputs: Sequence[Input], mirror: Mirror) -> dict[Input, int | None]:
-    """How many it would take to get each of them; all servers are asked at the same time."""
+    """Return the size of the download of each in bytes; all servers are asked at the same time."""
     with ThreadPoolExecutor(_ASKED_AT_ONCE, "mmfw-size") as pool:
         return dict(zip(inputs, pool.map(lambda each: each.bytes_to_download(mirror), inputs), strict=True))
 

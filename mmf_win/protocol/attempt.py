@@ -15,7 +15,7 @@ from mmf_win.records import known_fields
 Action = Literal["train", "predict"]
 
 Precision = Literal["fp32", "bf16", "fp16"]
-"""What a model calculates with: numbers of 32 bits, or of 16 where that is exact enough."""
+"""The precision of a model's calculations: 32 bits, or 16 where that is exact enough."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class RunFolder:
     path: Path
 
     events = Inside("events.jsonl")
-    """Of all attempts to train."""
+    """Events of all attempts to train."""
     exit_file = Inside("exit.json")
-    """That of the last attempt to train; not there while it runs, nor where it was killed."""
+    """The outcome of the last attempt to train; absent while it runs and if it was killed."""
     lock = Inside("lock")
     """Held while the run is being trained."""
     log = Inside("log.txt")
@@ -48,9 +48,9 @@ class AttemptFolder:
     reserve = Inside("reserve")
     """Takes up the room that ``exit.json`` needs on a full disk."""
     helper_exit = Inside("helper_exit.json")
-    """Why a rank failed, or a process of a DataLoader could not begin: the first of them says it."""
+    """The first reason why a rank failed, or why a process of a DataLoader could not begin."""
     events = Inside("events.jsonl")
-    """What happened in a prediction, since several may predict at once."""
+    """Events of a prediction; a file of its own, since several may predict at once."""
     raw = Inside("raw")
     """Predictions as MMF wrote them."""
     log = Inside("log.txt")

@@ -12,11 +12,11 @@ from mmf_win.errors import Interrupted, MmfwError
 from mmf_win.paths import Places, expanded, new_folder
 from mmf_win.protocol import AttemptFolder, read_events
 from mmf_win.protocol.data_wait import Waiting
-from mmf_win.protocol.profile import Profile
 from mmf_win.records import known_fields
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
+from mmf_win.runs.profile import Profile
 from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import Tree, merge
 

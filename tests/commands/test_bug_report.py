@@ -99,7 +99,7 @@ def test_a_file_that_exists_is_kept_and_an_unreadable_run_is_taken_too(run: Run,
         (("--report", "missing/bug.zip"), "missing: there is no such folder"),
         (("--log",), "--run and --log belong to --report"),
         (("--run", "mmbt_grid"), "--run and --log belong to --report"),
-        (("--compat", "--report", "bug.zip"), "which goes without --compat"),
+        (("--compat", "--report", "bug.zip"), "--report and --compat cannot be combined"),
     ],
 )
 def test_a_report_that_cannot_be_written_is_one_error(

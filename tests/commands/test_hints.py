@@ -111,6 +111,7 @@ ELSEWHERE = {
     "doctor/survey: mmfw setup": "test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people",
     "dataset/unpack: --allow-missing": "test_a_set_that_lacks_a_split_is_converted_as_the_hint_says",
     "commands/verify: mmfw repair": "test_the_command_that_verify_names_repairs_it",
+    "commands/doctor: --report": "test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for",
     "inputs/check: mmfw repair": "test_the_command_that_verify_names_repairs_it",
     "inputs/check: mmfw features": "test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder",
     "inputs/check: mmfw demo": _DEMO,

@@ -66,4 +66,4 @@ def test_an_image_that_cannot_be_read_is_named_without_its_row() -> None:
     with pytest.raises(Unusable) as raised:
         opened(Path("a.png"), refuse, "m 5")
     assert str(raised.value) == "meme m 5: a.png: it is"
-    assert (raised.value.reason, raised.value.meme) == ("a.png: it is", "m 5")
+    assert (raised.value.reason, str(raised.value)) == ("a.png: it is", "meme m 5: a.png: it is")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmf_win.protocol.data_wait import Waiting
-from mmf_win.protocol.profile import Profile
+from mmf_win.runs.profile import Profile
 
 MODEL = {"forward": 0.049, "backward": 0.099, "optimizer": 0.033}
 MODEL |= {"transfer": 0.0001, "logging": 0.0003, "other": 0.003}
