@@ -150,8 +150,9 @@ def test_hostile_features_are_named_by_their_archive(user_dir: Path, mmfw: Mmfw)
     lmdb = pytest.importorskip("lmdb")
     folder = user_dir / "made" / "detectron.lmdb"
     folder.mkdir(parents=True)
+    # With `create`, lmdb would make the folder itself, which on Windows fails for names that are not ASCII.
     with (
-        lmdb.open(str(folder), map_size=1 << 20, lock=False) as environment,
+        lmdb.open(str(folder), map_size=1 << 20, lock=False, create=False) as environment,
         environment.begin(write=True) as transaction,
     ):
         transaction.put(b"keys", pickle.dumps(os.getcwd))
