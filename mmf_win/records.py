@@ -1,38 +1,77 @@
-"""Check that values read from JSON have the types of a dataclass."""
+"""Read JSON as a dataclass or another type, which msgspec checks.
+
+Fields that the type does not have are skipped, since later versions may write more of them.
+"""
 
 from __future__ import annotations
 
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar, get_type_hints
 
-_MOST = 2**63
+from mmf_win.files import require_end
+
+T = TypeVar("T")
 
 
-def known_fields(kind: type, values: Any) -> dict[str, Any]:
-    """Those of ``values``, read from JSON, that are fields of a dataclass.
+def read_record(path: Path, kind: type[T]) -> T:
+    """Read a JSON file as a type.
 
-    Raises ValueError where it is no object, or a value is not of its field's type.
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds no JSON, lacks a field, or has a value of another type, which the message names.
     """
-    if not isinstance(values, dict):
-        raise ValueError("it is no JSON object")
-    types = {name: hint for name, hint in get_type_hints(kind).items() if name in values}
-    for name, hint in types.items():
-        if not is_a(values[name], hint):
-            raise ValueError(f"{name} cannot be {str(values[name])[:40]!r}")
-    return {name: values[name] for name in types}
+    require_end(path)
+    return decode(path.read_bytes(), kind)
 
 
-def is_a(value: Any, hint: Any) -> bool:
-    """Whether a value that was read from JSON is of a type, as annotations write it."""
-    parts = get_args(hint)
-    if get_origin(hint) is Literal:
-        return value in parts
-    if get_origin(hint) in (Union, UnionType):
-        return any(is_a(value, part) for part in parts)
-    if get_origin(hint) in (list, tuple):
-        return isinstance(value, list) and all(is_a(item, parts[0]) for item in value)
-    if get_origin(hint) is dict:
-        return isinstance(value, dict) and all(is_a(item, parts[1]) for item in value.values())
-    if hint in (int, float):
-        return type(value) in (int, hint) and -_MOST < value < _MOST
-    return hint is Any or isinstance(value, hint)
+def decode(data: bytes, kind: type[T]) -> T:
+    """Decode JSON as a type, as :func:`read_record` does."""
+    import msgspec
+
+    try:
+        return _decoder(kind).decode(data)  # type: ignore[no-any-return, arg-type]
+    except msgspec.ValidationError:
+        raise
+    except (ValueError, RecursionError):
+        # msgspec refuses NaN, and names of files that are not UTF-8, both of which have been written.
+        try:
+            values = json.loads(data, parse_constant=lambda _: None)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        return convert(values, kind)
+
+
+def convert(values: object, kind: type[T]) -> T:
+    """Check values that JSON can hold, and make a type of them. Raises ValueError as :func:`read_record`."""
+    import msgspec
+
+    return msgspec.convert(values, kind)
+
+
+def is_a(value: object, kind: Any) -> bool:
+    """Return whether a value that was read from JSON is of a type."""
+    try:
+        convert(value, kind)
+    except ValueError:
+        return False
+    return True
+
+
+def optional_fields(**types: Any) -> type[dict[str, Any]]:
+    """Return the type of a dictionary that may have these fields; :func:`decode` drops others."""
+    return TypedDict("Fields", types, total=False)  # type: ignore[operator, no-any-return]
+
+
+@cache
+def some_fields_of(kind: type) -> type[dict[str, Any]]:
+    """Return the type of a dictionary that may have the fields of a dataclass."""
+    return optional_fields(**get_type_hints(kind))
+
+
+@cache
+def _decoder(kind: Any) -> Any:
+    import msgspec
+
+    return msgspec.json.Decoder(kind)

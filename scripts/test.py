@@ -51,8 +51,8 @@ _NOT_ON_WINDOWS = {
     *("propcache", "pyarrow", "PyJWT", "skops", "sniffio", "wandb", "wcwidth", "xxhash", "yarl"),
 }
 WITHOUT_TORCH = {
-    *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "nvidia-ml-py"),
-    *("zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
+    *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "msgspec"),
+    *("nvidia-ml-py", "zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
 }
 # What differs between systems: files, processes, archives and commands.
 _FILES = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]

@@ -31,7 +31,7 @@ from mmf_win.errors import DamagedManifest, DataError
 from mmf_win.files import files_below, json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.finding import repair_line
-from mmf_win.records import known_fields
+from mmf_win.records import convert
 
 T = TypeVar("T")
 
@@ -254,9 +254,9 @@ def parse(kind: type[T], values: object, folder: Path) -> T:
     Raises DamagedManifest where a field is missing or has another type.
     """
     try:
-        return kind(**known_fields(kind, values))
-    except (TypeError, ValueError) as error:
-        message = f"{folder / _NOTES}: damaged {kind.__name__}: {str(error).rpartition('__init__() ')[2]}"
+        return convert(values, kind)
+    except ValueError as error:
+        message = f"{folder / _NOTES}: damaged {kind.__name__}: {error}"
         raise DamagedManifest(message, hint="delete this file, then convert or fetch again") from None
 
 

@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from mmf_win.files import read_json, write_json
+from mmf_win.files import write_json
 from mmf_win.paths import Inside
 from mmf_win.protocol.events import append_event
-from mmf_win.records import known_fields
+from mmf_win.records import read_record
 
 Action = Literal["train", "predict"]
 
@@ -175,4 +175,4 @@ class Attempt:
     @classmethod
     def load(cls, path: Path) -> Attempt:
         """Read a request, skipping fields of later versions."""
-        return cls(**known_fields(cls, read_json(path)))
+        return read_record(path, cls)

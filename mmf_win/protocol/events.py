@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mmf_win.files import json_bytes, naming, require_end
-from mmf_win.records import is_a
+from mmf_win.records import decode, optional_fields
 
 Event = dict[str, Any]
 
 LATEST = 2**33
 """The end of time, in seconds since the epoch: every system and library can show an earlier one."""
 
-_TYPES: dict[str, Any] = {  # of fields of events, in every kind that has them
-    "t": float,
+# The types of the fields of events, whatever the kind; the package's docstring says which kind has which.
+_EVENT = optional_fields(
     **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
-    **dict.fromkeys(("sha256", "source", "address", "module"), str),
-    **dict.fromkeys(("update", "epoch", "batch", "rows", "done", "total", "copied"), int),
+    **dict.fromkeys(("sha256", "source", "address", "quantity", "table", "verdict", "check"), str),
+    **dict.fromkeys(("mmfw", "python", "torch", "transformers", "omegaconf", "mmf", "onnxruntime"), str),
+    **dict.fromkeys(("module", "advice"), str | None),
+    **dict.fromkeys(("pid", "update", "epoch", "batch", "rows", "done", "total", "copied"), int),
     **dict.fromkeys(("workers", "processes", "seed"), int),
     **dict.fromkeys(("max_updates", "micro_batch", "parameters", "max_mem_mib"), int | None),
-    **dict.fromkeys(("loss", "lr", "updates_per_s"), float | None),
-    **dict.fromkeys(("searching", "known_fit", "found", "final", "best", "inputs_finite"), bool),
-    **dict.fromkeys(("data", "metrics", "next"), dict | None),
-    **dict.fromkeys(("missing", "bad_parameters", "bad_fields"), list[str]),
+    **dict.fromkeys(("t", "seconds", "checkpoint", "validation"), float),
+    **dict.fromkeys(("loss", "lr", "updates_per_s", "gpu_busy"), float | None),
+    **dict.fromkeys(("searching", "known_fit", "found", "final", "best", "images_once"), bool),
+    inputs_finite=bool | None,
+    **dict.fromkeys(("data", "metrics", "next", "waiting", "spent"), dict[str, Any] | None),
+    **dict.fromkeys(("missing", "bad_parameters", "bad_fields", "memes"), list[str]),
     **dict.fromkeys(("ids", "bad_ids"), list[int]),
-}
+)
 
 
 def append_event(path: Path, event: Event, *, sync: bool = False) -> None:
@@ -74,19 +78,10 @@ class EventReader:
         end = new.rfind(b"\n") + 1
         self._offset += end
         for line in new[:end].splitlines():
-            try:
-                event = json.loads(line, parse_constant=lambda _: None)  # JSON knows no NaN
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(event, dict) and _is_event(event):
-                yield event
-
-
-def _is_event(event: Event) -> bool:
-    """Whether an event's fields have the types that the protocol gives them."""
-    types = {name: float if type(value) in (int, float) else Any for name, value in event.items()} | _TYPES
-    typed = all(is_a(value, types[name]) for name, value in event.items())
-    return typed and "kind" in event and bool(0 <= event.get("t", 0) < LATEST)
+            with suppress(ValueError):
+                event = decode(line, _EVENT)
+                if "kind" in event and 0 <= event.get("t", 0) < LATEST:
+                    yield event
 
 
 def read_events(path: Path) -> list[Event]:

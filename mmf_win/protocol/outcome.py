@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmf_win.errors import SHM_HINT, DataError
-from mmf_win.files import json_bytes, read_json, remove, write_json
+from mmf_win.files import json_bytes, remove, write_json
 from mmf_win.protocol.attempt import Attempt
-from mmf_win.records import known_fields
+from mmf_win.records import read_record
 
 Outcome = Literal[
     "ok",
@@ -83,8 +83,8 @@ class Exit:
     def load(cls, path: Path) -> Exit | None:
         """Read an exit, skipping fields of later versions; None without a file, DataError of another one."""
         try:
-            return cls(**known_fields(cls, read_json(path)))
+            return read_record(path, cls)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError):
             raise DataError(f"{path}: it does not say how training or a prediction ended") from None

@@ -11,7 +11,7 @@ from mmf_win.errors import DataError, Interrupted, MmfwError
 from mmf_win.inputs import memes
 from mmf_win.protocol import read_events
 from mmf_win.protocol.check_result import Remark, Verdict
-from mmf_win.records import known_fields
+from mmf_win.records import convert
 from mmf_win.runs import training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.history import weights_loaded
@@ -56,5 +56,5 @@ def check(
                 verdict: Verdict = "note" if event["copied"] < event["total"] else "ok"
                 found.append(Remark(verdict, "weights", weights_loaded(event)))
             elif event["kind"] == "checked":
-                found.append(Remark(**known_fields(Remark, event)))
+                found.append(convert(event, Remark))
     return name, found

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from mmf_win.files import read_json, write_json
+from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.paths import tool_home
 from mmf_win.protocol import Event
-from mmf_win.records import is_a
+from mmf_win.records import read_record
 from mmf_win.runs.history import attempt_started
 
 _MOST = 200
@@ -23,8 +23,8 @@ def file() -> Path:
 def load() -> dict[str, int]:
     """What fitted, by what that depends on; a file that cannot be read holds nothing."""
     with suppress(OSError, ValueError):
-        fits: dict[str, int] = read_json(file())
-        if is_a(fits, dict[str, int]) and all(rows > 0 for rows in fits.values()):
+        fits = read_record(file(), dict[str, int])
+        if all(rows > 0 for rows in fits.values()):
             return fits
     return {}
 

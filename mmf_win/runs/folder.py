@@ -23,31 +23,33 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import stat
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, replace
 from html import escape
 from itertools import count
 from pathlib import Path
+from typing import Any, TypedDict
 
 from mmf_win import files
 from mmf_win.console import shell_line
 from mmf_win.errors import DataError, InUseError
-from mmf_win.files import read_json, write_json
+from mmf_win.files import write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
 from mmf_win.protocol import LATEST, AttemptFolder, RunFolder
-from mmf_win.records import known_fields
+from mmf_win.records import convert, decode, read_record
 from mmf_win.runs.request import Request, lasting
 
-# The last key of a request, as :func:`mmf_win.files.write_json` writes it.
-_CREATED = re.compile(rb'\n  "created": ([0-9.]+)\n}\s*\Z')
 SWEEPS = "sweeps"
 """Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie."""
 SPECIFICATION, PARAMETERS, RECORD = "sweep.yaml", "param", "task.json"
 """The file that makes a folder that of a sweep, and those that make one that of a task."""
 _FOR_PINS = 2.0  # seconds in which another command removes pins that a killed one has left
+
+
+class _Created(TypedDict):
+    created: float
 
 
 @dataclass(frozen=True)
@@ -120,12 +122,10 @@ class Run(RunFolder):
             return None
         except OSError:  # whoever reads the run is told why it cannot be
             return 0.0, False
-        with suppress(OSError, ValueError, TypeError, LookupError, OverflowError):
+        with suppress(OSError, ValueError, LookupError):
             if stat.S_ISREG(about.st_mode):
                 with open(file, "rb") as opened:  # noqa: PTH123
-                    content = opened.read()
-                match = _CREATED.search(content)  # to parse all would take twice as long
-                created = float(match[1] if match else read_json(self.request_file)["created"])
+                    created = decode(opened.read(), _Created)["created"]
                 if 0 <= created < LATEST:
                     return created, True
         return about.st_mtime, False
@@ -133,9 +133,8 @@ class Run(RunFolder):
     def request(self) -> Request:
         """What was asked for. Raises DataError where that cannot be read."""
         try:
-            values = read_json(self.request_file)
-            known = known_fields(Request, values)
-            request = Request(**{"created": self.request_file.stat().st_mtime, **known})
+            values = read_record(self.request_file, dict[str, Any])
+            request = convert({"created": self.request_file.stat().st_mtime, **values}, Request)
             request.ours  # noqa: B018 - refuses what is of another type
             if "overrides" in values:
                 raise ValueError("its overrides are not among its settings, so it is not of this version")

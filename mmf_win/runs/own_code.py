@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmf_win.errors import DataError, UsageError
-from mmf_win.files import read_json, write_json
+from mmf_win.files import write_json
 from mmf_win.locking import locked
 from mmf_win.paths import expanded, tool_home
-from mmf_win.records import is_a
+from mmf_win.records import read_record
 from mmf_win.runs.request import CommandOptions
 
 _log = logging.getLogger(__name__)
@@ -69,6 +69,5 @@ def _absolute(named: str) -> Path:
 
 def _known() -> list[str]:
     with suppress(OSError, ValueError):
-        if is_a(folders := read_json(file()), list[str]):
-            return list(folders)
+        return read_record(file(), list[str])
     return []

@@ -11,8 +11,7 @@ from tempfile import TemporaryDirectory
 from mmf_win.errors import Interrupted, MmfwError
 from mmf_win.paths import Places, expanded, new_folder
 from mmf_win.protocol import AttemptFolder, read_events
-from mmf_win.protocol.data_wait import Waiting
-from mmf_win.records import known_fields
+from mmf_win.records import convert
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
@@ -61,8 +60,7 @@ def run_profile(start: training.Start, updates: int, *, display: Display) -> tup
         written = AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace
         trace = Path(shutil.move(written, new_folder(place)))
     config = {key: prepared.config["training"][key] for key in _OF_CONFIG}
-    told = {**profiled, **config, "max_updates": prepared.first.total}
-    return Profile(**known_fields(Profile, {**told, "waiting": Waiting(**profiled["waiting"])})), trace
+    return convert({**profiled, **config, "max_updates": prepared.first.total}, Profile), trace
 
 
 def start_of(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from mmf_win.paths import Places, expanded
 from mmf_win.protocol import Precision
-from mmf_win.records import known_fields
+from mmf_win.records import convert
 from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
 from mmf_win.upstream.overrides import leaves, literal
 
@@ -87,7 +87,7 @@ class Request(ConfigParts):
     @property
     def ours(self) -> Ours:
         """What MMF has no key for. Raises ValueError where a value is not of its type."""
-        return Ours(**known_fields(Ours, self.settings.get(OURS, {})))
+        return convert(self.settings.get(OURS, {}), Ours)
 
     def number(self, name: str) -> int | None:
         """What was chosen of ``training``, such as ``seed`` or ``max_updates``, where that is a number."""

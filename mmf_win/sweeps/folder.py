@@ -42,10 +42,10 @@ from uuid import uuid4
 
 from mmf_win.console import did_you_mean, shell_line
 from mmf_win.errors import DataError, InUseError, UsageError
-from mmf_win.files import read_json, write_bytes, write_json
+from mmf_win.files import write_bytes, write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, portable_name
-from mmf_win.records import known_fields
+from mmf_win.records import read_record, some_fields_of
 from mmf_win.runs.folder import PARAMETERS, RECORD, SPECIFICATION, SWEEPS, Run, discard, require_unused
 from mmf_win.runs.lookup import all_runs, sweep_named, sweeps_in
 from mmf_win.sweeps.specification import RESERVED, SCRIPTS, Specification, Values, parse, read_text
@@ -267,7 +267,7 @@ def recorded(folder: TaskFolder) -> Task | None:
 def _read_record(folder: TaskFolder) -> dict[str, Any]:
     """What a task's record tells; nothing where there is none that can be read."""
     with suppress(OSError, ValueError):
-        return known_fields(Task, read_json(folder.record))
+        return read_record(folder.record, some_fields_of(Task))
     return {}
 
 

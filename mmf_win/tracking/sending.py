@@ -19,7 +19,7 @@ from mmf_win.errors import InUseError
 from mmf_win.files import read_json, remove_tree, share, write_bytes, write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import Event, EventReader
-from mmf_win.records import known_fields
+from mmf_win.records import read_record
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.request import as_typed
@@ -109,8 +109,8 @@ def destinations(run: Run) -> list[Sent]:
     """What each tracker has of a run."""
     found = []
     for file in sorted(run.tracking.glob("*.json")):
-        with suppress(OSError, ValueError, TypeError):
-            found.append(Sent(**known_fields(Sent, read_json(file))))
+        with suppress(OSError, ValueError):
+            found.append(read_record(file, Sent))
     # Earlier versions noted runs that W&B, which was offline or disabled, did not send: they have no link.
     return [sent for sent in found if sent.link or sent.id is None]
 

@@ -21,6 +21,7 @@ _UNTIL_KILLED = f"import sys, threading; port = sys.argv[1]\n{HOLD}\nthreading.E
 _UNTIL_THERE = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
 _STUCK = """\
 import sys, threading
+import msgspec  # what reads the run's files is not to be loaded in the short time
 from pathlib import Path
 from mmf_win.runs.folder import Run
 from mmf_win.tracking import follower, tracker

@@ -1,0 +1,77 @@
+"""Records that are read as a type: JSON of earlier and later versions, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mmf_win.files import write_json
+from mmf_win.records import decode, is_a, read_record
+
+
+@dataclass(frozen=True)
+class Part:
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    name: str
+    share: float = 0.0
+    part: Part | None = None
+    names: tuple[str, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def test_a_record_is_read_with_its_parts(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_json(path, {"name": "猫", "share": 1, "part": {"rows": 3}, "names": ["a"], "counts": {"b": 2}})
+    assert read_record(path, Record) == Record("猫", 1.0, Part(3), ("a",), {"b": 2})
+
+
+def test_fields_of_later_versions_are_ignored() -> None:
+    assert decode(b'{"name": "a", "later": [1], "part": {"later": 2}}', Record) == Record("a", part=Part())
+
+
+def test_a_name_that_is_not_utf8_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    write_json(path, {"name": "a\udcff.png"})
+    assert read_record(path, Record) == Record("a\udcff.png")
+
+
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
+def test_what_is_no_number_is_none(word: str) -> None:
+    assert decode(f'{{"name": "a", "part": {{"rows": {word}}}}}'.encode(), Record) == Record("a", part=Part())
+    with pytest.raises(ValueError, match=r"share"):
+        decode(f'{{"name": "a", "share": {word}}}'.encode(), Record)
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"name": 1}, "name"),
+        ({"name": "a", "share": "much"}, "share"),
+        ({"name": "a", "part": {"rows": True}}, r"part\.rows"),
+        ({"name": "a", "names": ["b", 1]}, r"names\[1\]"),
+        ({"name": "a\udcff", "part": {"rows": "x"}}, r"part\.rows"),
+        ({"share": 1.0}, "name"),
+    ],
+)
+def test_an_error_names_the_field(values: object, named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        decode(json.dumps(values).encode(), Record)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b'{"name": "\xff"}', b"[" * 100_000])
+def test_what_is_no_record_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(data, Record)
+
+
+def test_a_value_is_of_a_type() -> None:
+    assert is_a([0, "cpu"], list[int | str])
+    assert not is_a([0.5], list[int | str])
+    assert not is_a(True, int)
