@@ -13,9 +13,9 @@ from mmf_win.console import aligned, print_json, print_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places, expanded
 from mmf_win.runs import lookup, presets
+from mmf_win.runs.plan import Start
 from mmf_win.runs.profiling import run_profile, start_of_run
 from mmf_win.runs.request import CommandOptions
-from mmf_win.runs.training import Start
 
 _OF_RUNS = {"name", "keep", "trackers", "models", "pages", "nproc", "nnodes", "node_rank", "rdzv", "dry_run"}
 
@@ -30,7 +30,7 @@ def require_profilable(context: click.Context) -> None:
 
 
 def start_again(
-    resume: str, preset: str | None, once: CommandOptions, data_dir: Path | None, save_dir: Path | None
+    resume: str, preset: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> Start:
     """Return the training of the run that ``--resume`` names, from its beginning.
 
@@ -44,12 +44,12 @@ def start_again(
     of_preset = None if preset is None else presets.load(preset).name
     places = Places.resolve(data_dir, save_dir)
     run = lookup.newest(places.save_dir, wanted, lambda run: run, of_preset)
-    return start_of_run(run, once, data_dir, save_dir)
+    return start_of_run(run, options, data_dir, save_dir)
 
 
 def print_profile(start: Start, updates: int, *, as_json: bool) -> None:
     """Train some updates and print where their time goes."""
-    start = replace(start, once=replace(start.once, nproc=None))  # which MMFW_NPROC may set
+    start = replace(start, options=replace(start.options, nproc=None))  # which MMFW_NPROC may set
     profile, trace = run_profile(start, updates, display=RunDisplay)
     seconds, shares = profile.seconds(), profile.shares()
     if as_json:

@@ -26,7 +26,7 @@ from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import named
 from mmf_win.runs.override_rules import require_optimizer_kept, require_trainable, split_words
 from mmf_win.runs.published_weights import weights_of
-from mmf_win.runs.request import CommandOptions, SettingOptions
+from mmf_win.runs.request import CommandOptions, MmfwSettings
 from mmf_win.tracking.follower import following
 from mmf_win.tracking.sending import What
 from mmf_win.tracking.tracker import require_no_id
@@ -87,7 +87,7 @@ Examples:
 )
 @click.option(
     "--teacher",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(dir_okay=False),
     metavar="FILE",
     help="Learn from another model's predictions of the training rows, too: what `mmfw predict RUN --split "
     "train` writes.  [default: the run's]",
@@ -253,9 +253,8 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
     The run remembers what it was asked for; only options of one command are repeated.
     """
     context = command.make_context("train", list(words[2:]))
-    repeated = {field.name for field in fields(CommandOptions)} - {
-        field.name for field in fields(SettingOptions)
-    }
+    of_run = {field.name for field in fields(MmfwSettings)} | {"seed", "batch_size"}
+    repeated = {field.name for field in fields(CommandOptions)} - of_run
     repeated |= {"data_dir", "trackers", "models", "pages"}
     again = ["mmfw", "train", "--resume", str(run.path)]
     for option in command.params:

@@ -16,11 +16,11 @@ from mmf_win.errors import NO_RIGHT, CheckpointError, Interrupted, MmfwError
 from mmf_win.files import remove, remove_tree, write_bytes
 from mmf_win.paths import module_command
 from mmf_win.protocol import Attempt, Event, EventReader, Exit, read_events
-from mmf_win.runs import checkpoints, plan
+from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_started
 from mmf_win.runs.outcomes import as_error, exit_of
-from mmf_win.runs.request import Job
+from mmf_win.runs.plan import Plan, following, limit_to_lower
 from mmf_win.supervise import oom_kills, run_child
 from mmf_win.upstream import settings
 
@@ -67,12 +67,12 @@ def until_it_fits(
         try:
             events = events_of_attempt(asked)
             started = attempt_started(events)
-            less = plan.limit_to_lower(asked, end, started) if retry and number < _MOST else None
+            less = limit_to_lower(asked, end, started) if retry and number < _MOST else None
             if less is None or started is None:
                 raise as_error(end, asked)
             failed, (name, had, fewer) = asked, less
             failed.write_event("attempt_failed", reason=end.outcome, next={name: fewer})
-            asked = plan.following(failed, name, fewer, started, _newest_saved(run, events, failed))
+            asked = following(failed, name, fewer, started, _newest_saved(run, events, failed))
             _log.info(_SHRINKING[name], had, fewer)
             if asked.action == "train":
                 origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
@@ -112,7 +112,7 @@ def events_of_attempt(asked: Attempt) -> list[Event]:
     return [event for event in read_events(asked.events) if event.get("attempt") == asked.attempt.path.name]
 
 
-def worker_of(asked: Attempt, job: Job) -> tuple[list[str], dict[str, str]]:
+def worker_of(asked: Attempt, plan: Plan) -> tuple[list[str], dict[str, str]]:
     """The command that starts a worker, and its environment; what it is to do is saved for it."""
     run, files = Run(asked.run.path), asked.attempt
     asked.save()
@@ -121,22 +121,22 @@ def worker_of(asked: Attempt, job: Job) -> tuple[list[str], dict[str, str]]:
     save_dir, logs = (run.checkpoints, run.logs) if asked.action == "train" else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
     environment = settings.environment(
-        job.places, save_dir, logs, files.raw, offline=job.request.offline, asks_hub=asked.asks_hub
+        plan.start.places, save_dir, logs, files.raw, offline=plan.request.offline, asks_hub=asked.asks_hub
     )
-    environment = settings.on_gpus(environment, 0 if job.once.cpu else asked.nproc)
+    environment = settings.on_gpus(environment, 0 if plan.start.options.cpu else asked.nproc)
     return [*WORKER_COMMAND, str(files.request)], environment
 
 
-def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: int | None = None) -> Exit:
+def run_worker(run: Run, asked: Attempt, plan: Plan, display: Display, *, lock: int | None = None) -> Exit:
     """Run one worker to its end, and say how it ended; the attempt's folder says so too.
 
-    For a training, ``lock`` is the descriptor of the run's lock, and the run remembers what ``job`` asks for.
+    For a training, ``lock`` is the descriptor of the run's lock, and the run remembers the plan's request.
 
     Raises:
         Interrupted: the user asked for a stop in the last moment of what is no training.
     """
     files = asked.attempt
-    command, environment = worker_of(asked, job)
+    command, environment = worker_of(asked, plan)
     trains = asked.action == "train"
     saves = trains and not asked.is_trial
     if trains:
@@ -154,7 +154,7 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
             saving = event["kind"] == "saving"
             if event["kind"] == "train_started":
                 # No sooner: what MMF refuses must not stay with a run that went well so far.
-                run.save_request(job.request)
+                run.save_request(plan.request)
             show(event)
         return bool(events) or saving
 
@@ -167,7 +167,7 @@ def run_worker(run: Run, asked: Attempt, job: Job, display: Display, *, lock: in
             exit_file=files.exit,
             watch=progressed,
             on_stop=lambda: _log.info(stopping),
-            patience=job.once.stop_timeout,
+            patience=plan.start.options.stop_timeout,
             held=[] if lock is None else [lock],
         )
     end = exit_of(asked, ended, memory_ran_out=oom_kills() != kills)

@@ -24,24 +24,28 @@ _SHOWN = 15  # lines of the log of a model that cannot be built
 
 
 def check(
-    wanted: str | None, once: CommandOptions, data_dir: Path | None, save_dir: Path | None, display: Display
+    wanted: str | None,
+    options: CommandOptions,
+    data_dir: Path | None,
+    save_dir: Path | None,
+    display: Display,
 ) -> tuple[str, list[Remark]]:
     """Check the training of a preset, or of a run from its beginning; its name, and what was found.
 
     Nothing stays. The class of an MmfwError says why the model could not be built; see
     :func:`mmf_win.runs.profiling.start_of` for the arguments.
     """
-    name, start = start_of(wanted, once, data_dir, save_dir)
+    name, start = start_of(wanted, options, data_dir, save_dir)
     # Labels can be learnt by heart, and a teacher's probabilities cannot.
     alone = start.request.over({OURS: {"teacher": None, "teacher_weight": None}})
-    prepared = training.prepare(replace(start, request=alone))
+    plan = training.prepare(replace(start, request=alone))
     with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
-        here = replace(start.places, save_dir=Path(scratch))
-        settings = merge(prepared.first.settings, {"run_type": "train"})
-        first = replace(prepared.first, check=True, images=None, settings=settings)
+        settings = merge(plan.first.settings, {"run_type": "train"})
+        first = replace(plan.first, check=True, images=None, settings=settings)
+        here = replace(plan.start, places=replace(start.places, save_dir=Path(scratch)))
         try:
-            found = memes.remarks(start.places.dataset, prepared.config["dataset"], prepared.inputs)
-            run = training.carry_out(replace(prepared, places=here, first=first), display)
+            found = memes.remarks(start.places.dataset, plan.config["dataset"], plan.inputs)
+            run = training.carry_out(replace(plan, start=here, first=first), display)
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted("interrupted; nothing is kept") from None
         except MmfwError as error:

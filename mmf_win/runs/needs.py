@@ -4,93 +4,43 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TypeVar
 
 from mmf_win.console import Progress, first_few, shell_line
-from mmf_win.dataset.annotations import count_rows, is_unicode
-from mmf_win.errors import DatasetError, MmfError, UsageError
+from mmf_win.dataset.annotations import count_rows
+from mmf_win.errors import DatasetError, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
 from mmf_win.inputs.listing import inputs_of, paths_of
 from mmf_win.paths import Places, data_option
-from mmf_win.protocol import Attempt, Exit
-from mmf_win.runs import own_code, plan, presets
+from mmf_win.protocol import Exit
+from mmf_win.runs import presets
 from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import owner
-from mmf_win.runs.request import Job, Request, as_typed
+from mmf_win.runs.plan import Plan, require_even
+from mmf_win.runs.request import Request, as_typed
 from mmf_win.runs.targets import Target
-from mmf_win.unpacking.staging import require_makeable
 from mmf_win.upstream.checkpoint_files import counts
-from mmf_win.upstream.config import OURS, Tree, merge, put, resolve
-from mmf_win.upstream.install import Installed, changed_files, usable_mmf
-from mmf_win.upstream.overrides import literal
-from mmf_win.upstream.settings import HARMFUL
-from mmf_win.upstream.versions import config_path
+from mmf_win.upstream.config import Tree, merge, resolve
+from mmf_win.upstream.install import Installed
 
 _log = logging.getLogger(__name__)
-_J = TypeVar("_J", bound=Job)
 
 _ABOUT_FILES = ("checkpoint.", "dataset_config.", "env.", "model_config.")
 
 
-def mmf_for(request: Request) -> Installed:
-    """The MMF that runs, or an MmfError; a UsageError where it lacks the configuration that is asked for."""
-    mmf = usable_mmf()
-    _note_changes(mmf)
-    if request.config is not None:
-        try:
-            config_path(mmf.root, request.config)
-        except MmfError as error:
-            raise UsageError(f"preset {request.preset}: {error}", hint=error.hint) from None
-    return mmf
-
-
-@cache
-def _note_changes(mmf: Installed) -> None:
-    """Say once, however many predictions follow, what is not as usual: MMF, and variables of Python."""
-    if ignored := [name for name in HARMFUL if os.environ.get(name)]:
-        _log.warning("ignoring %s, which would break or slow the training", ", ".join(ignored))
-    if changed := changed_files(mmf):
-        _log.warning("changed or missing files of MMF: %d", len(changed))
-
-
-def composed(first: Attempt, job: _J, whose: str) -> tuple[Attempt, _J, Tree]:
-    """An attempt and a job with the overrides of this command in their settings, and MMF's configuration.
-
-    That is as :func:`~mmf_win.upstream.config.resolve` gives it. Raises UsageError where it cannot be put
-    together, and as :func:`mmf_win.runs.own_code.folder_of`; ``whose`` is what errors call the run or preset.
-    """
-    request, once, places = job.request, job.once, job.places
-    require_makeable(places)
-    for path in (places.data_dir, places.save_dir, places.cache_dir, first.checkpoint):
-        if not is_unicode(str(path)):
-            raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")
-    asked = replace(request, settings=first.settings)
-    config = resolve(Path(first.mmf), places, asked, once.overrides, checked=_checked(request))
-    typed = config["typed"]
-    code = own_code.folder_of(config["user_dir"], once, whose)
-    if code is not None:
-        typed = merge(typed, {"env": {"user_dir": literal(code)}})
-    request = request.over(typed)
-    # An override of MMF's own precision takes the place of what an option chose before.
-    first = replace(first, settings=merge(first.settings, typed), precision=request.ours.precision)
-    return first, replace(job, request=request), config
-
-
-def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int | None]:
-    """Check what training reads; the arguments are what :func:`composed` gives.
+def check_training(plan: Plan) -> tuple[Inputs, int | None]:
+    """Check what training reads.
 
     Returned are that, and after how many updates training ends; None where only MMF knows. Raises UsageError
     where the configuration cannot be used, or would not train one update, and DataError where something is
     missing or broken.
     """
-    request, ours, run_type = job.request, job.request.ours, str(asked.settings["run_type"])
+    request, asked, config = plan.request, plan.first, plan.config
+    ours, run_type = request.ours, str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
@@ -98,24 +48,25 @@ def check_training(asked: Attempt, job: Job, config: Tree) -> tuple[Inputs, int 
         message = "training.max_updates: without it, and training.max_epochs, no run ends"
         raise UsageError(message, hint="set one")
     if not asked.settings["training"].get("batch_size_per_device"):
-        plan.require_even(config, asked.nproc * asked.nnodes)
+        require_even(config, asked.nproc * asked.nnodes)
     inputs = check(
         Path(asked.mmf),
-        job.places,
+        plan.start.places,
         config,
         slots=("train", "val"),
-        allow_missing=ours.allow_missing,
-        offline=request.offline or job.once.dry_run,
-        record=not job.once.dry_run,
-        hint_words=_hint_words(job),
+        allow_missing=bool(ours.allow_missing),
+        offline=request.offline or plan.start.options.dry_run,
+        record=not plan.start.options.dry_run,
+        hint_words=_hint_words(plan),
     )
     total = _total(ours.epochs, config, inputs)
-    _require_updates_left(asked, job, config, total)
+    _require_updates_left(plan, total)
     return inputs, total
 
 
-def _require_updates_left(asked: Attempt, job: Job, config: Tree, total: int | None) -> None:
+def _require_updates_left(plan: Plan, total: int | None) -> None:
     """Refuse a checkpoint that leaves no update: at the total, or where a validation has ended training."""
+    asked, config = plan.first, plan.config
     reset, training = config["checkpoint"].get("reset") or {}, config["training"]
     if asked.checkpoint is None or asked.weights_alone or reset.get("all") or reset.get("counts"):
         return
@@ -126,13 +77,13 @@ def _require_updates_left(asked: Attempt, job: Job, config: Tree, total: int | N
     is_to_finish = (  # was stopped after its last update, but before it was done
         counted.update == total
         and run is not None
-        and job.request.start != asked.checkpoint
+        and plan.request.start != asked.checkpoint
         and Exit.load(run.exit_file) != Exit("ok")
     )
     if total is not None and counted.update >= total and not is_to_finish:
         hint = f"name a total above {counted.update} with --updates"
-        for preset in _typed(job.request):
-            where = [*data_option(job.places.data_dir), "--save-dir", job.places.save_dir]
+        for preset in _typed(plan.request):
+            where = [*data_option(plan.start.places.data_dir), "--save-dir", plan.start.places.save_dir]
             begin = shell_line("mmfw", "train", preset, "--init", checkpoint, *where)
             hint += f", or begin again with these weights: `{begin}`"
         message = f"{checkpoint}: it is at update {counted.update}, and the run's total is {total}"
@@ -168,19 +119,22 @@ def _total(epochs: int | None, config: Tree, inputs: Inputs) -> int | None:
     return total if isinstance(total, int) else None
 
 
-def check_prediction(asked: Attempt, job: Job, config: Tree, target: Target, features: Path | None) -> Inputs:
+def check_prediction(plan: Plan, target: Target, features: Path | None) -> Inputs:
     """Check what a prediction reads; ``features`` is the LMDB that the user named for the memes.
 
-    The others are as :func:`composed` gives them. Raises DataError where something is missing or broken.
+    Raises DataError where something is missing or broken.
     """
+    config = plan.config
     if features and not config["dataset"].get("use_features"):
-        preset = job.request.preset
+        preset = plan.request.preset
         _log.warning("%s reads no region features, so those of %s are not used", preset, features)
     if target.is_own and config["dataset"].get("use_features"):
         lmdb = paths_of(config["dataset"], "features", ["test"])[0]
-        _require_own_features(job.places, target, lmdb)
-    offline, words = job.request.offline, _hint_words(job)
-    return check(Path(asked.mmf), job.places, config, slots=("test",), offline=offline, hint_words=words)
+        _require_own_features(plan.start.places, target, lmdb)
+    offline, words = plan.request.offline, _hint_words(plan)
+    return check(
+        Path(plan.first.mmf), plan.start.places, config, slots=("test",), offline=offline, hint_words=words
+    )
 
 
 def _require_own_features(places: Places, target: Target, lmdb: Path) -> None:
@@ -227,19 +181,8 @@ def inputs_of_run(
 ) -> dict[Input, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
     asked = replace(request, settings=merge(request.preset_settings, request.settings))
-    config = resolve(mmf.root, places, asked, overrides, checked=_checked(request))
+    config = resolve(mmf.root, places, asked, overrides, checked=request.checked)
     return {each: _typed(request) for each in inputs_of(mmf.root, places, config)}
-
-
-def _checked(request: Request) -> Tree | None:
-    """What the user chose; of a preset that trained before, what MMF drops must not keep it from going on."""
-    if not request.mmf:
-        return None
-    checked: Tree = {}
-    for key, value in request.chosen.items():
-        put(checked, key, value)
-    checked.pop(OURS, None)
-    return checked
 
 
 def words_about_files(request: Request) -> list[str]:
@@ -255,8 +198,8 @@ def _typed(request: Request) -> list[str]:
     return [request.preset] if request.preset in presets.names() else []
 
 
-def _hint_words(job: Job) -> list[str]:
+def _hint_words(plan: Plan) -> list[str]:
     """By which preset and overrides the files of this run are found."""
-    words = [*(_typed(job.request) or ["PRESET"]), *words_about_files(job.request)]
-    typed = [word for word in job.once.overrides if word.startswith("checkpoint.")]
+    words = [*(_typed(plan.request) or ["PRESET"]), *words_about_files(plan.request)]
+    typed = [word for word in plan.start.options.overrides if word.startswith("checkpoint.")]
     return list(dict.fromkeys([*words, *typed]))

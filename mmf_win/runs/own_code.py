@@ -25,13 +25,13 @@ def file() -> Path:
     return tool_home() / "trusted.json"
 
 
-def folder_of(named: str | None, once: CommandOptions, whose: str) -> str | None:
+def folder_of(named: str | None, options: CommandOptions, whose: str) -> str | None:
     """The absolute path of code, for the settings of whoever needs it.
 
     Args:
         named: the folder; None where nothing names one, and empty where what names one stands for nothing.
-        once: what this command asks for. A folder that is named there, or by the variable of the environment,
-            is trusted from now on.
+        options: what this command asks for. A folder that is named there, or by the variable of the
+            environment, is trusted from now on.
         whose: what the user calls the run or the preset.
 
     Raises:
@@ -46,12 +46,12 @@ def folder_of(named: str | None, once: CommandOptions, whose: str) -> str | None
         raise UsageError(message, hint="name its folder with env.user_dir=FOLDER")
     if str(folder) in _known():
         return str(folder)
-    by_user = any(override.startswith("env.user_dir=") for override in once.overrides)
+    by_user = any(override.startswith("env.user_dir=") for override in options.overrides)
     by_user |= bool(of_environment) and folder == _absolute(str(of_environment))
-    if not (by_user or once.trust):
+    if not (by_user or options.trust):
         message = f"{folder}: {whose} names code (env.user_dir), which would be run"
         raise DataError(message, hint="if you trust it, give --trust, which is remembered")
-    if not once.dry_run:
+    if not options.dry_run:
         path = file()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

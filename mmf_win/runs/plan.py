@@ -9,60 +9,111 @@ from __future__ import annotations
 import logging
 import math
 import os
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mmf_win import machine
-from mmf_win.errors import UsageError
+from mmf_win.dataset.annotations import is_unicode
+from mmf_win.errors import MmfError, UsageError
+from mmf_win.inputs.check import Inputs
+from mmf_win.paths import Places
 from mmf_win.protocol import Action, Attempt, Event, Exit
-from mmf_win.runs import fits
-from mmf_win.runs.request import CommandOptions, Job, lasting
+from mmf_win.runs import fits, own_code
+from mmf_win.runs.folder import Run
+from mmf_win.runs.request import CommandOptions, Request, lasting
 from mmf_win.runs.targets import Target
+from mmf_win.unpacking.staging import require_makeable
 from mmf_win.upstream import settings
-from mmf_win.upstream.config import Tree, merge
-from mmf_win.upstream.install import Installed
-from mmf_win.upstream.versions import has_key, read_version
+from mmf_win.upstream.config import Tree, merge, resolve
+from mmf_win.upstream.install import Installed, changed_files, usable_mmf
+from mmf_win.upstream.overrides import literal
+from mmf_win.upstream.versions import config_path, has_key, read_version
 
 _log = logging.getLogger(__name__)
 
 
-def training(mmf: Installed, job: Job, checkpoint: Path | None, *, weights_alone: bool) -> Attempt:
-    """The first attempt to train, without the overrides of this command.
+@dataclass(frozen=True)
+class Start:
+    """Where a training or a prediction begins.
 
-    Without a checkpoint it starts from the weights that MMF begins with. With ``weights_alone``, only the
-    weights of the checkpoint are taken, and it begins at update 0.
+    Attributes:
+        request: what the run was asked for so far, without the options of this command.
+        options: what this command asks for.
+        places: MMF's folders.
+        run: the run to resume in its folder, or that predicts; None for a new one.
+        name: the new run's; None for that of the preset.
+        checkpoint: the file to start from; None for the weights that MMF begins with.
+        weights_alone: of the checkpoint, take only the weights, and begin at update 0.
     """
-    request, once, places, ours = job.request, job.once, job.places, job.request.ours
+
+    request: Request
+    options: CommandOptions
+    places: Places
+    run: Run | None = None
+    name: str | None = None
+    checkpoint: Path | None = None
+    weights_alone: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a training or a prediction does.
+
+    Attributes:
+        start: where it begins.
+        request: what the run is asked for, with the options and overrides of the command.
+        first: the first attempt; its settings are all that MMF gets.
+        config: the configuration that MMF makes of them; see :func:`mmf_win.upstream.config.resolve`.
+        inputs: what a training reads, checked.
+    """
+
+    start: Start
+    request: Request
+    first: Attempt
+    config: Tree
+    inputs: Inputs = field(default_factory=Inputs)
+
+
+def plan_training(start: Start) -> Plan:
+    """Plan a training, which is not checked yet. Raises as :func:`plan_attempt`."""
+    options, mmf, together = start.options, mmf_for(start.request), processes(start.options)
+    request = start.request.over(options.settings)
+    ours = request.ours
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
-    detect_anomaly = once.detect_anomaly and ours.precision != "fp16"
-    together = processes(once)
+    detect_anomaly = options.detect_anomaly and ours.precision != "fp16"
+    if options.detect_anomaly and not detect_anomaly:
+        _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
     # MMF loads the test set before it trains, and fails without one.
-    has_test = places.dataset.split(request.splits["test"]).is_file()
+    has_test = start.places.dataset.split(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
     tree = merge(
         settings.common(request.model, splits, mmf.version, together["nproc"]),
         settings.train(ours.updates),
         request.of_mmf,
         {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
-        settings.resume(checkpoint) if checkpoint else {},
+        settings.resume(start.checkpoint) if start.checkpoint else {},
     )
-    return replace(
-        _attempt("train", mmf, job, tree, checkpoint),
-        weights_alone=weights_alone,
-        keep=ours.keep,
-        find_micro_batch=ours.auto_batch,
-        fits=fits.load() if once.use_known_fits else {},
+    plan = plan_attempt("train", mmf, start, request, tree)
+    first = replace(
+        plan.first,
+        weights_alone=start.weights_alone,
+        keep=1 if ours.keep is None else ours.keep,
+        find_micro_batch=bool(ours.auto_batch),
+        fits=fits.load() if options.use_known_fits else {},
         **together,
     )
+    return replace(plan, first=first)
 
 
-def prediction(mmf: Installed, job: Job, target: Target, checkpoint: Path, features: Path | None) -> Attempt:
-    """The first attempt to predict, without the overrides of this command.
+def plan_prediction(start: Start, checkpoint: Path, target: Target, features: Path | None) -> Plan:
+    """Plan a prediction; ``features`` is an LMDB of region features to read instead of the dataset's.
 
-    ``features`` is an LMDB of region features to read instead of the dataset's.
+    Raises as :func:`plan_attempt`.
     """
-    request = job.request
+    mmf, request = mmf_for(start.request), start.request.over(start.options.settings)
+    start = replace(start, checkpoint=checkpoint)
     tree = merge(
         settings.common(request.model, request.splits, mmf.version),
         request.of_mmf,
@@ -70,46 +121,92 @@ def prediction(mmf: Installed, job: Job, target: Target, checkpoint: Path, featu
         target.settings,
         settings.for_every_split(features=features) if features else {},
     )
-    first = _attempt("predict", mmf, job, tree, checkpoint)
-    return replace(first, annotations=str(target.annotations), keep_annotations=target.is_own)
+    plan = plan_attempt("predict", mmf, start, request, tree)
+    first = replace(plan.first, annotations=str(target.annotations), keep_annotations=target.is_own)
+    return replace(plan, first=first)
 
 
-def _attempt(action: Action, mmf: Installed, job: Job, tree: Tree, checkpoint: Path | None) -> Attempt:
-    request, ours, images = job.request, job.request.ours, job.places.images
-    return Attempt(
+def plan_attempt(action: Action, mmf: Installed, start: Start, request: Request, tree: Tree) -> Plan:
+    """Merge the command's overrides over the settings in ``tree``.
+
+    Raises UsageError where the configuration cannot be put together, and as
+    :func:`mmf_win.runs.own_code.folder_of`.
+    """
+    options, places, checkpoint = start.options, start.places, start.checkpoint
+    require_makeable(places)
+    for path in (places.data_dir, places.save_dir, places.cache_dir, checkpoint):
+        if not is_unicode(str(path)):
+            raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")
+    tree = settings.with_hooks(tree, mmf.version, request.ours.precision)
+    asked = replace(request, settings=tree)
+    config = resolve(mmf.root, places, asked, options.overrides, checked=request.checked)
+    typed = config["typed"]
+    whose = f"run {start.run.id}" if start.run else f"preset {request.preset}"
+    code = own_code.folder_of(config["user_dir"], options, whose)
+    if code is not None:
+        typed = merge(typed, {"env": {"user_dir": literal(code)}})
+    request = request.over(typed)  # an override of MMF's own precision takes the place of an option's
+    first = Attempt(
         action,
         request.model,
         str(mmf.root),
-        settings=settings.with_hooks(tree, mmf.version, ours.precision),
+        settings=merge(tree, typed),
         base_config=request.config,
         checkpoint=str(checkpoint) if checkpoint else None,
-        precision=ours.precision,
-        fast=ours.fast,
-        trust=job.once.trust,
-        images=str(images) if images else None,
+        precision=request.ours.precision,
+        fast=bool(request.ours.fast),
+        trust=options.trust,
+        images=str(places.images) if places.images else None,
     )
+    return Plan(start, request, first, config)
 
 
-def processes(once: CommandOptions) -> dict[str, Any]:
+def mmf_for(request: Request) -> Installed:
+    """The MMF that runs, or an MmfError; a UsageError where it lacks the configuration that is asked for."""
+    mmf = usable_mmf()
+    _note_changes(mmf)
+    if request.config is not None:
+        try:
+            config_path(mmf.root, request.config)
+        except MmfError as error:
+            raise UsageError(f"preset {request.preset}: {error}", hint=error.hint) from None
+    return mmf
+
+
+@cache
+def _note_changes(mmf: Installed) -> None:
+    """Say once, however many predictions follow, what is not as usual: MMF, and variables of Python."""
+    if ignored := [name for name in settings.HARMFUL if os.environ.get(name)]:
+        _log.warning("ignoring %s, which would break or slow the training", ", ".join(ignored))
+    if changed := changed_files(mmf):
+        _log.warning("changed or missing files of MMF: %d", len(changed))
+
+
+def processes(options: CommandOptions) -> dict[str, Any]:
     """What an :class:`~mmf_win.protocol.Attempt` says of them. Raises UsageError where they cannot begin."""
-    found = 0 if once.cpu else machine.count_gpus()
-    nproc = max(1, found) if once.nproc == "auto" else int(once.nproc or 1)
+    found = 0 if options.cpu else machine.count_gpus()
+    nproc = max(1, found) if options.nproc == "auto" else int(options.nproc or 1)
     if found and nproc > found:
         there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"
         raise UsageError(f"--nproc {nproc}: {there}", hint="--nproc auto takes all; --cpu trains on the CPU")
-    if found > 1 and once.nproc is None:
+    if found > 1 and options.nproc is None:
         _log.info("training on 1 of %d GPUs; --nproc auto takes all", found)
-    if once.nnodes == 1 and (once.rdzv, once.node_rank) != (None, None):
+    if options.nnodes == 1 and (options.rdzv, options.node_rank) != (None, None):
         raise UsageError("--rdzv and --node-rank are for several machines", hint="--nnodes says how many")
-    if once.nnodes > 1:
-        host, _, port = (once.rdzv or "").rpartition(":")
-        if once.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if options.nnodes > 1:
+        host, _, port = (options.rdzv or "").rpartition(":")
+        if options.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise UsageError("several machines need --rdzv HOST:PORT of the first one, and --node-rank N")
-        if once.node_rank >= once.nnodes:
-            raise UsageError(f"--node-rank {once.node_rank}: it is from 0 to {once.nnodes - 1}")
+        if options.node_rank >= options.nnodes:
+            raise UsageError(f"--node-rank {options.node_rank}: it is from 0 to {options.nnodes - 1}")
     if left := settings.of_launchers(os.environ):
         _log.warning("ignoring %s of the environment: mmfw starts its processes itself", ", ".join(left))
-    return {"nproc": nproc, "nnodes": once.nnodes, "node_rank": once.node_rank or 0, "rdzv": once.rdzv}
+    return {
+        "nproc": nproc,
+        "nnodes": options.nnodes,
+        "node_rank": options.node_rank or 0,
+        "rdzv": options.rdzv,
+    }
 
 
 def require_even(config: Tree, count: int) -> None:

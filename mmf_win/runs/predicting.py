@@ -11,20 +11,20 @@ from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.errors import DataError, Interrupted, UsageError
 from mmf_win.files import remove
 from mmf_win.paths import Places
-from mmf_win.protocol import Attempt, Event
-from mmf_win.runs import attempts, needs, plan
+from mmf_win.protocol import Event
+from mmf_win.runs import attempts, needs
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import CommandOptions, Job
+from mmf_win.runs.plan import Start, plan_prediction
+from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.serving import Server
 from mmf_win.runs.targets import Target
 from mmf_win.unpacking.staging import reading
-from mmf_win.upstream.config import Tree
 
 
 def predict(
     run: Run,
     places: Places,
-    once: CommandOptions,
+    options: CommandOptions,
     *,
     checkpoint: Path,
     target: Target,
@@ -39,14 +39,14 @@ def predict(
     Raises an MmfwError whose class says how it ended.
 
     Args:
-        once: what the user chose, which wins over the run's settings.
+        options: what the user chose, which wins over the run's settings.
         features: an LMDB of region features to read instead of the dataset's.
         folder: where the file of predictions is made; None for the run's folder of reports.
         export: an empty folder into which the model is exported afterwards; with ``int8``, also quantized.
     """
-    first, job, config = _composed(run, places, once, checkpoint, target, features)
-    inputs = needs.check_prediction(first, job, config, target, features)
-    first = replace(first, asks_hub=inputs.asks_hub or once.trust)
+    plan = plan_prediction(Start(run.request(), options, places, run), checkpoint, target, features)
+    inputs = needs.check_prediction(plan, target, features)
+    first = replace(plan.first, asks_hub=inputs.asks_hub or options.trust)
     first = replace(first, export=str(export) if export else None, int8=int8)
 
     with ExitStack() as stack:
@@ -54,8 +54,8 @@ def predict(
         place = stack.enter_context(attempts.place_of_attempts(run))
         csv = stack.enter_context(run.new_report(target.name, folder))
         try:
-            worker = partial(attempts.run_worker, place, job=job, display=display)
-            done = attempts.until_it_fits(place, replace(first, report=str(csv)), worker, retry=once.retry)
+            worker = partial(attempts.run_worker, place, plan=plan, display=display)
+            done = attempts.until_it_fits(place, replace(first, report=str(csv)), worker, retry=options.retry)
         except Interrupted:
             for made in (csv, annotations_beside(csv)):
                 remove(made)
@@ -67,7 +67,7 @@ def predict(
         return csv, attempts.events_of_attempt(done)
 
 
-def serve(run: Run, places: Places, once: CommandOptions, *, checkpoint: Path, scratch: Path) -> Server:
+def serve(run: Run, places: Places, options: CommandOptions, *, checkpoint: Path, scratch: Path) -> Server:
     """A worker that has loaded a checkpoint of a run, and answers; its files lie in ``scratch``.
 
     Raises an MmfwError as :func:`predict` does, and UsageError where the model reads region features.
@@ -76,21 +76,13 @@ def serve(run: Run, places: Places, once: CommandOptions, *, checkpoint: Path, s
     image.write_bytes(b"P6 64 64 255\n" + bytes([128]) * (64 * 64 * 3))
     target = Target.of_image(image, "", scratch)
     # One process has the model and its rows, and keeps no images, whose paths will soon mean others.
-    once = replace(once, overrides=(*once.overrides, "training.num_workers=0"))
-    first, job, config = _composed(run, places, once, checkpoint, target, None)
-    if config["dataset"].get("use_features"):
+    options = replace(options, overrides=(*options.overrides, "training.num_workers=0"))
+    plan = plan_prediction(Start(run.request(), options, places, run), checkpoint, target, None)
+    if plan.config["dataset"].get("use_features"):
         hint = "`mmfw predict --memes TABLE --features LMDB` predicts memes whose features are there"
         raise UsageError(f"run {run.id} reads region features, which nothing makes of new images", hint=hint)
-    inputs = needs.check_prediction(first, job, config, target, None)
-    first = replace(first, asks_hub=inputs.asks_hub or once.trust, images=None, serve=True)
+    inputs = needs.check_prediction(plan, target, None)
+    first = replace(plan.first, asks_hub=inputs.asks_hub or options.trust, images=None, serve=True)
     first = replace(first, attempt_dir=str(Run(scratch).new_attempt().path))
     with reading(places.dataset.root):
-        return Server(first, *attempts.worker_of(first, job))
-
-
-def _composed(
-    run: Run, places: Places, once: CommandOptions, checkpoint: Path, target: Target, features: Path | None
-) -> tuple[Attempt, Job, Tree]:
-    job = Job(run.request().over(once.settings), once, places)
-    first = plan.prediction(needs.mmf_for(job.request), job, target, checkpoint, features)
-    return needs.composed(first, job, f"run {run.id}")
+        return Server(first, *attempts.worker_of(first, plan))

@@ -15,6 +15,7 @@ from mmf_win.records import convert
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
+from mmf_win.runs.plan import Start
 from mmf_win.runs.profile import Profile
 from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import Tree, merge
@@ -23,7 +24,7 @@ _log = logging.getLogger(__name__)
 _OF_CONFIG = ("batch_size", "checkpoint_interval", "evaluation_interval")
 
 
-def run_profile(start: training.Start, updates: int, *, display: Display) -> tuple[Profile, Path]:
+def run_profile(start: Start, updates: int, *, display: Display) -> tuple[Profile, Path]:
     """Train some updates from the beginning, and measure them.
 
     A validation comes after half of them and at the end, and MMF saves after each, and in the end once more.
@@ -40,15 +41,14 @@ def run_profile(start: training.Start, updates: int, *, display: Display) -> tup
     Raises:
         MmfwError: its class says why the training failed.
     """
-    prepared = training.prepare(start)
+    plan = training.prepare(start)
     place = start.places.save_dir / "profiles"
     disk = next(each for each in (place, *place.parents) if each.exists())  # whose speed checkpoints have
     with TemporaryDirectory(prefix=".mmfw-profile-", dir=disk, ignore_cleanup_errors=True) as scratch:
-        here = replace(start.places, save_dir=Path(scratch))
-        settings = merge(prepared.first.settings, _shortened(updates))
-        first = replace(prepared.first, profile=updates, settings=settings)
+        first = replace(plan.first, profile=updates, settings=merge(plan.first.settings, _shortened(updates)))
+        here = replace(start, places=replace(start.places, save_dir=Path(scratch)))
         try:
-            trained = training.carry_out(replace(prepared, places=here, first=first), display)
+            trained = training.carry_out(replace(plan, start=here, first=first), display)
         except (Interrupted, KeyboardInterrupt):
             raise Interrupted("interrupted; nothing is kept") from None
         except MmfwError as error:
@@ -59,34 +59,32 @@ def run_profile(start: training.Start, updates: int, *, display: Display) -> tup
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         written = AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace
         trace = Path(shutil.move(written, new_folder(place)))
-    config = {key: prepared.config["training"][key] for key in _OF_CONFIG}
-    return convert({**profiled, **config, "max_updates": prepared.first.total}, Profile), trace
+    config = {key: plan.config["training"][key] for key in _OF_CONFIG}
+    return convert({**profiled, **config, "max_updates": plan.first.total}, Profile), trace
 
 
 def start_of(
-    wanted: str | None, once: CommandOptions, data_dir: Path | None, save_dir: Path | None
-) -> tuple[str, training.Start]:
+    wanted: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
+) -> tuple[str, Start]:
     """Return the training of a preset, or that of a run from its beginning, and its name.
 
     Args:
         wanted: a preset, or else a run; None for the newest run.
-        once: the command's options.
+        options: the command's options.
         data_dir: MMF's data folder; None for the one that the run used, or the default.
         save_dir: where runs are; None for the default.
     """
     places = Places.resolve(data_dir, save_dir)
     if wanted is not None and (wanted in presets.names() or expanded(wanted).is_file()):
-        start = training.new(wanted, once, places)  # even where a run has the preset's name
+        start = training.new(wanted, options, places)  # even where a run has the preset's name
         return start.request.preset, start
     run = lookup.find_run(places.save_dir, wanted)
-    return run.id, start_of_run(run, once, data_dir, save_dir)
+    return run.id, start_of_run(run, options, data_dir, save_dir)
 
 
-def start_of_run(
-    run: Run, once: CommandOptions, data_dir: Path | None, save_dir: Path | None
-) -> training.Start:
+def start_of_run(run: Run, options: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> Start:
     """Return the training of a run from its beginning; see :func:`start_of`."""
-    start = training.of_request(run.request(), once, data_dir, save_dir)
+    start = training.of_request(run.request(), options, data_dir, save_dir)
     if (weights := start.request.init or start.request.start) is None:
         return start
     if not Path(weights).is_file():

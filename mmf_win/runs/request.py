@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from mmf_win.paths import Places, expanded
+from mmf_win.paths import expanded
 from mmf_win.protocol import Precision
 from mmf_win.records import convert
-from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge
+from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge, put
 from mmf_win.upstream.overrides import leaves, literal
 
 # What starts a run must not steer where it resumes from.
@@ -20,14 +19,14 @@ _OF_THE_START = ("resume", "reset", "zoo_config_override")
 _TOTAL = {"max_updates", "max_epochs"}
 
 
-@dataclass(frozen=True)
-class Ours:
-    """The group ``mmfw`` of a run's settings: what MMF has no key for.
+@dataclass(frozen=True, kw_only=True)
+class MmfwSettings:
+    """The group ``mmfw`` of a run's settings: what MMF has no key for; None for what nobody chose.
 
     Attributes:
         updates: the total of ``--updates``, which also says how often a run validates and saves.
         epochs: the total as passes over the training rows.
-        precision: what the model calculates with; None for what MMF's configuration says.
+        precision: what the model calculates with; by default what MMF's configuration says.
         fast: take ways that change results by more than floating-point noise.
         auto_batch: look for the largest micro-batch that fits into memory.
         keep: how many older checkpoints stay beside the best and the current one.
@@ -40,10 +39,10 @@ class Ours:
     updates: int | None = None
     epochs: int | None = None
     precision: Precision | None = None
-    fast: bool = False
-    auto_batch: bool = False
-    keep: int = 1
-    allow_missing: bool = False
+    fast: bool | None = None
+    auto_batch: bool | None = None
+    keep: int | None = None
+    allow_missing: bool | None = None
     teacher: str | None = None
     teacher_weight: float | None = None
     teacher_sha256: str | None = None
@@ -85,9 +84,9 @@ class Request(ConfigParts):
     created: float = field(default_factory=time.time)
 
     @property
-    def ours(self) -> Ours:
+    def ours(self) -> MmfwSettings:
         """What MMF has no key for. Raises ValueError where a value is not of its type."""
-        return convert(self.settings.get(OURS, {}), Ours)
+        return convert(self.settings.get(OURS, {}), MmfwSettings)
 
     def number(self, name: str) -> int | None:
         """What was chosen of ``training``, such as ``seed`` or ``max_updates``, where that is a number."""
@@ -102,6 +101,21 @@ class Request(ConfigParts):
         none = object()
         known = leaves(self.settings)
         return {key: value for key, value in known if key and of_preset.get(key, none) != value}
+
+    @property
+    def checked(self) -> Tree:
+        """The settings that MMF must know.
+
+        Of a run that was trained, these are what the user chose: what MMF drops of its preset must not keep
+        it from going on.
+        """
+        if not self.mmf:
+            return self.of_mmf
+        checked: Tree = {}
+        for key, value in self.chosen.items():
+            put(checked, key, value)
+        checked.pop(OURS, None)
+        return checked
 
     def over(self, changes: Tree) -> Request:
         """This request with changes over its settings; what says the same in another way gives way."""
@@ -119,46 +133,15 @@ class Request(ConfigParts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SettingOptions:
-    """Options that become settings of a run, most as in :class:`Ours`; None for what the run has already.
+class CommandOptions(MmfwSettings):
+    """What one command asks for.
+
+    ``settings`` are merged over those of the run, which remembers them. The attributes of this class but
+    ``seed`` and ``batch_size`` hold for the command alone, but for the overrides.
 
     Attributes:
+        seed: the random seed; None for what the run has already.
         batch_size: rows an update, over all GPUs; ``auto`` leaves them, and looks for the micro-batch.
-    """
-
-    seed: int | None = None
-    batch_size: int | Literal["auto"] | None = None
-    updates: int | None = None
-    epochs: int | None = None
-    precision: Precision | None = None
-    fast: bool | None = None
-    keep: int | None = None
-    allow_missing: bool = False
-    teacher: Path | None = None
-    teacher_weight: float | None = None
-
-    @property
-    def settings(self) -> Tree:
-        """The settings that the options choose; those that are not given are not in them."""
-        auto = None if self.batch_size is None else self.batch_size == "auto"
-        batch_size = None if auto else self.batch_size
-        training = {"seed": self.seed, "batch_size": batch_size, "max_updates": self.updates}
-        ours: Tree = {"precision": self.precision, "fast": self.fast, "auto_batch": auto, "keep": self.keep}
-        teacher = self.teacher and literal(str(expanded(self.teacher).absolute()))
-        ours |= {"allow_missing": self.allow_missing or None}
-        ours |= {"teacher": teacher, "teacher_weight": self.teacher_weight}
-        chosen = {"training": _given(training), OURS: _given(ours)}
-        if self.updates or self.epochs:
-            chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
-            chosen[OURS] |= {"updates": self.updates, "epochs": self.epochs}
-        return _given(chosen)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CommandOptions(SettingOptions):
-    """What one command asks for. The attributes of this class hold for it alone, but for the overrides.
-
-    Attributes:
         overrides: ``KEY=VALUE``, as typed.
         detect_anomaly: autograd's anomaly detection, which makes training slower.
         trust: load the checkpoint even if it holds classes that torch refuses, and run code of others.
@@ -171,6 +154,8 @@ class CommandOptions(SettingOptions):
         nnodes: on how many machines, of which this is number ``node_rank``; they meet at ``rdzv``.
     """
 
+    seed: int | None = None
+    batch_size: int | Literal["auto"] | None = None
     overrides: Sequence[str] = ()
     detect_anomaly: bool = False
     trust: bool = False
@@ -184,14 +169,21 @@ class CommandOptions(SettingOptions):
     node_rank: int | None = None
     rdzv: str | None = None
 
-
-@dataclass(frozen=True)
-class Job:
-    """What a command does with a run: what that is asked for, what the command asks for, MMF's folders."""
-
-    request: Request
-    once: CommandOptions
-    places: Places
+    @property
+    def settings(self) -> Tree:
+        """The settings that the options choose; those that are not given are not in them."""
+        ours = {each.name: getattr(self, each.name) for each in fields(MmfwSettings)}
+        training = {"seed": self.seed, "max_updates": self.updates}
+        if self.batch_size is not None:
+            ours["auto_batch"] = self.batch_size == "auto"
+            training["batch_size"] = None if self.batch_size == "auto" else self.batch_size
+        ours |= {"allow_missing": self.allow_missing or None}
+        ours |= {"teacher": self.teacher and literal(str(expanded(self.teacher).absolute()))}
+        chosen = {"training": _given(training), OURS: _given(ours)}
+        if self.updates or self.epochs:
+            chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
+            chosen[OURS] |= {"updates": self.updates, "epochs": self.epochs}
+        return _given(chosen)
 
 
 def lasting(settings: Tree) -> Tree:

@@ -6,24 +6,25 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.errors import UsageError
 from mmf_win.inputs import memes
-from mmf_win.inputs.check import Inputs
 from mmf_win.paths import Places, expanded
 from mmf_win.protocol import Attempt, Exit, read_events
-from mmf_win.runs import checkpoints, fits, lookup, needs, plan, presets, published_weights, teacher
+from mmf_win.runs import checkpoints, fits, lookup, needs, presets, published_weights, teacher
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
 from mmf_win.runs.history import changed_splits, events_of, how_far
+from mmf_win.runs.plan import Plan, Start, plan_training
 from mmf_win.runs.presets import Preset
-from mmf_win.runs.request import CommandOptions, Job, Request
+from mmf_win.runs.request import CommandOptions, Request
 from mmf_win.unpacking.staging import reading
 from mmf_win.upstream.checkpoint_files import counts
-from mmf_win.upstream.config import OURS, Tree, merge
+from mmf_win.upstream.config import OURS, merge
+from mmf_win.upstream.versions import read_version
 
 _log = logging.getLogger(__name__)
 
@@ -33,41 +34,9 @@ PUBLISHED = "published"
 _SUFFIXES = (".ckpt", ".pth", ".pt")
 
 
-@dataclass(frozen=True)
-class Start(Job):
-    """Where a training begins; its request lacks the overrides of this command.
-
-    Attributes:
-        run: the run to resume in its folder; None for a new one.
-        name: the new run's; None for that of the preset.
-        checkpoint: the file to start from; None for the weights that MMF begins with.
-        weights_alone: of the checkpoint, take only the weights, and begin at update 0.
-    """
-
-    run: Run | None = None
-    name: str | None = None
-    checkpoint: Path | None = None
-    weights_alone: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prepared(Start):
-    """A training that can begin; its request has all that was asked for.
-
-    Attributes:
-        first: the first attempt.
-        inputs: what it reads, checked.
-        config: MMF's configuration; see :func:`~mmf_win.upstream.config.resolve`.
-    """
-
-    first: Attempt
-    inputs: Inputs
-    config: Tree
-
-
 def new(
     preset_name: str,
-    once: CommandOptions,
+    options: CommandOptions,
     places: Places,
     name: str | None = None,
     *,
@@ -83,18 +52,20 @@ def new(
         source: where to look first for published weights.
     """
     preset, weights = presets.load(preset_name), None
-    request = _of_preset(preset, once, places)
+    request = _of_preset(preset, places)
     if init == PUBLISHED:
-        weights = published_weights.fetch(preset, places, source, offline=once.dry_run)
+        weights = published_weights.fetch(preset, places, source, offline=options.dry_run)
         init = preset.zoo
     elif init is not None:
         weights = checkpoints.checked(init)
         init = str(weights)
     request, alone = replace(request, init=init), weights is not None
-    return Start(request, once, places, name=name, checkpoint=weights, weights_alone=alone)
+    return Start(request, options, places, name=name, checkpoint=weights, weights_alone=alone)
 
 
-def of_request(request: Request, once: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> Start:
+def of_request(
+    request: Request, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
+) -> Start:
     """A training as a run was trained, from update 0; an MmfwError where the dataset cannot be read.
 
     The run then remembers ``data_dir``, MMF's data folder; None is for the one that it used.
@@ -103,13 +74,13 @@ def of_request(request: Request, once: CommandOptions, data_dir: Path | None, sa
     splits = choose_splits(places.dataset)
     if data_dir is not None:
         request = replace(request, data_dir=str(places.data_dir), splits=splits)
-    return Start(request.over(once.settings), once, places)
+    return Start(request, options, places)
 
 
 def resumed(
     wanted: str,
     preset_name: str | None,
-    once: CommandOptions,
+    options: CommandOptions,
     name: str | None,
     data_dir: Path | None,
     places: Places,
@@ -136,24 +107,24 @@ def resumed(
         checkpoints.require_own_best(run)
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
-        _require_seed_kept(once, checkpoint, run.request().number("seed"))
-        start = of_request(run.request(), once, data_dir, places.save_dir)
+        _require_seed_kept(options, checkpoint, run.request().number("seed"))
+        start = of_request(run.request(), options, data_dir, places.save_dir)
         begun = [event for event in events_of(run) if event["kind"] == "train_started"]
-        now = once.settings.get(OURS, {}).get("precision")
+        now = options.settings.get(OURS, {}).get("precision")
         if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
             _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
     checkpoint = checkpoints.checked(wanted)
-    _require_seed_kept(once, checkpoint)
+    _require_seed_kept(options, checkpoint)
     owner = lookup.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
         checkpoints.note_foreign(owner, checkpoint)
     if preset is not None:
-        start = Start(_of_preset(preset, once, places), once, places)
+        start = Start(_of_preset(preset, places), options, places)
     elif owner is not None:
         request = replace(owner.request(), init=None, created=time.time())
-        start = of_request(request, once, data_dir, places.save_dir)
+        start = of_request(request, options, data_dir, places.save_dir)
     else:
         raise UsageError(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
@@ -180,44 +151,38 @@ def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[
     return lookup.newest(save_dir, None if newest else wanted, of, preset.name if preset else None)
 
 
-def _require_seed_kept(once: CommandOptions, checkpoint: Path, known: int | None = None) -> None:
+def _require_seed_kept(options: CommandOptions, checkpoint: Path, known: int | None = None) -> None:
     """Refuse a seed, other than the run's, beside a checkpoint whose random state would take its place."""
-    seed = once.settings.get("training", {}).get("seed")
+    seed = options.settings.get("training", {}).get("seed")
     typed = [f"--seed {seed}"] if seed not in (None, known) else []
-    typed += [word for word in once.overrides if word.startswith("training.seed=")]
+    typed += [word for word in options.overrides if word.startswith("training.seed=")]
     resets = ("checkpoint.reset.all=", "checkpoint.reset.counts=")
-    if not typed or any(word.startswith(resets) for word in once.overrides):
+    if not typed or any(word.startswith(resets) for word in options.overrides):
         return
     if (counted := counts(checkpoint)) is not None and counted.has_state:
         message = f"{typed[0]}: what is resumed goes on with the random state of {checkpoint}"
         raise UsageError(message, hint="leave it out")
 
 
-def _of_preset(preset: Preset, once: CommandOptions, places: Places) -> Request:
-    return presets.request(preset, choose_splits(places.dataset), places).over(once.settings)
+def _of_preset(preset: Preset, places: Places) -> Request:
+    return presets.request(preset, choose_splits(places.dataset), places)
 
 
-def prepare(start: Start) -> Prepared:
-    """Compose the configuration of a training, and check what it reads. Raises MmfwError where it fails."""
-    request, once = start.request, start.once
-    mmf = needs.mmf_for(request)
-    whose = f"run {start.run.id}" if start.run else f"preset {request.preset}"
-    first = plan.training(mmf, start, start.checkpoint, weights_alone=start.weights_alone)
-    if once.detect_anomaly and request.ours.precision == "fp16":
-        _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
-    first, start, config = needs.composed(first, start, whose)
-    request = start.request
-    inputs, total = needs.check_training(first, start, config)
+def prepare(start: Start) -> Plan:
+    """Compose the configuration of a training, and check what it reads. Raises MmfError where it fails."""
+    plan = plan_training(start)
+    inputs, total = needs.check_training(plan)
+    request, first, version = plan.request, plan.first, read_version(Path(plan.first.mmf))
     if request.ours.teacher or request.ours.teacher_weight:
-        request, first = teacher.checked(request, first, config, inputs)
+        request, first = teacher.checked(request, first, plan.config, inputs)
     if request.ours.epochs and total is not None:
         in_updates = {"training": {"max_updates": total, "max_epochs": None}}
         first = replace(first, settings=merge(first.settings, in_updates))
-    if request.mmf and request.mmf != mmf.version:
-        _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, mmf.version)
-    start = replace(start, request=replace(request, mmf=mmf.version))
-    first = replace(first, data=dict(inputs.data), total=total, asks_hub=inputs.asks_hub or once.trust)
-    return Prepared(**vars(start), first=first, inputs=inputs, config=config)
+    if request.mmf and request.mmf != version:
+        _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, version)
+    asks_hub = inputs.asks_hub or start.options.trust
+    first = replace(first, data=dict(inputs.data), total=total, asks_hub=asks_hub)
+    return replace(plan, request=replace(request, mmf=version), first=first, inputs=inputs)
 
 
 def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda _: None) -> Run:
@@ -226,22 +191,22 @@ def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda 
     Raises an MmfwError whose class says how it ended.
     """
     with nullcontext() if start.run is None else training_alone(start.run) as lock:
-        prepared = prepare(start)
-        for each in memes.remarks(start.places.dataset, prepared.config["dataset"], prepared.inputs):
+        plan = prepare(start)
+        for each in memes.remarks(start.places.dataset, plan.config["dataset"], plan.inputs):
             if each.verdict != "ok":
                 _log.warning("%s; %s", each.text, each.advice)
-        return carry_out(prepared, display, lock, begun)
+        return carry_out(plan, display, lock, begun)
 
 
 def carry_out(
-    prepared: Prepared,
+    plan: Plan,
     display: Display,
     lock: int | None = None,
     begun: Callable[[Run], None] = lambda _: None,
 ) -> Run:
     """Train what is prepared, as :func:`train` does; ``lock`` is that of the run that is resumed."""
-    run, request, places, inputs = prepared.run, prepared.request, prepared.places, prepared.inputs
-    checkpoint = prepared.checkpoint
+    start, request, inputs = plan.start, plan.request, plan.inputs
+    run, places, checkpoint = start.run, start.places, start.checkpoint
     with ExitStack() as stack:
         stack.enter_context(reading(places.dataset.root))
         if run is not None and checkpoint is not None:
@@ -251,13 +216,13 @@ def carry_out(
                 _log.warning(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
-        origin, total = run or (request.start and lookup.owner(Path(request.start))), prepared.first.total
+        origin, total = run or (request.start and lookup.owner(Path(request.start))), plan.first.total
         before = how_far(read_events(origin.events))[1] if origin else None
         if total and before not in (None, total):
             text = "the total is %d updates instead of %d, so learning-rate schedule and result change"
             _log.warning(text, total, before)
         if run is None:
-            run = Run.create(places.save_dir, prepared.name or request.preset)
+            run = Run.create(places.save_dir, start.name or request.preset)
             lock = stack.enter_context(training_alone(run))
             if request.start and (counted := counts(Path(request.start))):
                 _log.info("run %s starts from %s, update %d", run.id, request.start, counted.update)
@@ -265,7 +230,7 @@ def carry_out(
         def attempt(asked: Attempt) -> Exit:
             annotations = inputs.settings(asked.attempt.path / "annotations")
             asked = replace(asked, settings=merge(asked.settings, annotations))
-            end = run_worker(run, asked, prepared, display, lock=lock)
+            end = run_worker(run, asked, plan, display, lock=lock)
             if end.outcome in ("ok", "interrupted"):
                 fits.remember(events_of_attempt(asked))
             return end
@@ -274,5 +239,5 @@ def carry_out(
             run.save_request(request)
         begun(run)
         # Another attempt would have to begin on all machines.
-        until_it_fits(run, prepared.first, attempt, retry=prepared.once.retry and prepared.once.nnodes == 1)
+        until_it_fits(run, plan.first, attempt, retry=start.options.retry and start.options.nnodes == 1)
     return run

@@ -13,7 +13,7 @@ from mmf_win.paths import Places
 from mmf_win.protocol import Event, Exit
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import SettingOptions
+from mmf_win.runs.request import CommandOptions
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, starts
 from tests.worlds.tools import typed, wide
 from tests.worlds.torch_files import checkpoint
@@ -71,7 +71,7 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(tool: Tool
     run = Run.create(tool.save_dir, "bert")
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     places = Places.resolve(tool.world.data, tool.save_dir)
-    run.save_request(presets.request(preset, splits, places).over(SettingOptions(updates=100).settings))
+    run.save_request(presets.request(preset, splits, places).over(CommandOptions(updates=100).settings))
     saved = checkpoint(run.checkpoints / "current.ckpt", 80)
     Exit("ok").save(run.exit_file)
     totals = ("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",), ("training.max_epochs=2",)

@@ -9,7 +9,7 @@ import pytest
 from mmf_win.files import read_json
 from mmf_win.paths import module_command
 from mmf_win.protocol import read_events
-from mmf_win.runs import attempts, needs
+from mmf_win.runs import attempts, plan
 from mmf_win.runs.scores import val_auroc
 from tests.endtoend.conftest import Tool, events, saved
 from tests.worlds import tiny_mmf
@@ -234,7 +234,7 @@ def test_variables_of_python_that_break_the_worker_are_ignored(
     harmful = {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONTRACEMALLOC": "5"}
     for name, value in harmful.items():
         monkeypatch.setenv(name, value)
-    needs._note_changes.cache_clear()
+    plan._note_changes.cache_clear()
     monkeypatch.setattr(attempts, "WORKER_COMMAND", module_command("mmf_win.worker.entry"))
     assert tool.code("train", tool.preset("vilbert"), "--updates", "1") == 0
     assert "ignoring PYTHONOPTIMIZE, PYTHONTRACEMALLOC, PYTHONWARNINGS" in tool.errors

@@ -20,8 +20,8 @@ from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import fits
 from mmf_win.runs.attempts import until_it_fits
 from mmf_win.runs.folder import Run
-from mmf_win.runs.plan import following, limit_to_lower, smaller_rows
-from mmf_win.runs.request import CommandOptions, Job, Request
+from mmf_win.runs.plan import Plan, Start, following, limit_to_lower, smaller_rows
+from mmf_win.runs.request import CommandOptions, Request
 from mmf_win.supervise import Ended
 from tests.worlds.memes import SLOTS, lay_out
 from tests.worlds.tools import Mmfw
@@ -248,12 +248,13 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
             progress.append(watch())
         return Ended(code=0, stop_requested=True, killed=False)
 
-    monkeypatch.setattr(attempts_module, "worker_of", lambda _asked, _job: ([], {}))
+    monkeypatch.setattr(attempts_module, "worker_of", lambda _asked, _plan: ([], {}))
     monkeypatch.setattr(attempts_module, "run_child", run_child)
     shown: list[Event] = []
     places = Places(run.path, run.path, run.path)
-    job = Job(Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data"), CommandOptions(), places)
-    attempts_module.run_worker(run, training, job, lambda: nullcontext(shown.append))
+    of_run = Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
+    plan = Plan(Start(of_run, CommandOptions(), places), of_run, training, {})
+    attempts_module.run_worker(run, training, plan, lambda: nullcontext(shown.append))
     assert progress == [False, True, True, True, True, False]
     assert [event["kind"] for event in shown] == ["saving", "checkpoint"]
 

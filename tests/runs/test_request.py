@@ -10,17 +10,17 @@ import pytest
 
 from mmf_win.errors import DataError
 from mmf_win.paths import Places
-from mmf_win.protocol import Attempt
-from mmf_win.runs import needs
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import CommandOptions, Job, Ours, Request, SettingOptions
+from mmf_win.runs.plan import Start, plan_attempt
+from mmf_win.runs.request import CommandOptions, MmfwSettings, Request
+from mmf_win.upstream.install import Installed
 from tests.worlds.memes import SLOTS
 from tests.worlds.mmf_sources import bare_mmf
 from tests.worlds.requests import request
 
 
 def over(earlier: Request, **now: Any) -> Request:
-    return earlier.over(SettingOptions(**now).settings)
+    return earlier.over(CommandOptions(**now).settings)
 
 
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
     assert (again.number("max_updates"), again.settings["training"]["max_epochs"]) == (9, None)
     assert over(request(updates=100)).number("max_updates") == 100
     updates = over(after, updates=5)
-    assert (updates.number("max_updates"), updates.ours) == (5, Ours(updates=5))
+    assert (updates.number("max_updates"), updates.ours) == (5, MmfwSettings(updates=5))
 
 
 def test_only_options_that_were_given_are_set() -> None:
     def options(**given: Any) -> Any:
-        return SettingOptions(**given).settings
+        return CommandOptions(**given).settings
 
     assert options(seed=1) == {"training": {"seed": 1}}
     assert options(batch_size="auto") == {"mmfw": {"auto_batch": True}}
@@ -110,18 +110,21 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
     tmp_path: Path, places: Places
 ) -> None:
     root = bare_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
-    run = request(model="mmbt", preset="mine", precision="bf16", mmf="1.0.0rc12")
-    first = Attempt("train", "mmbt", str(root), settings={"training": {"fp16": False}}, precision="bf16")
+    mmf, of_run = (
+        Installed(root, "1.0.0rc12", "path"),
+        request(model="mmbt", precision="bf16", mmf="1.0.0rc12"),
+    )
     for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
-        attempt, kept, _ = needs.composed(first, Job(run, CommandOptions(overrides=[word]), places), "run r")
-        assert attempt.precision == kept.request.ours.precision == precision
-        assert attempt.settings["training"]["fp16"] is (precision is None)
+        once = CommandOptions(overrides=[word])
+        plan = plan_attempt("train", mmf, Start(of_run, once, places), of_run, {"training": {}})
+        assert plan.first.precision == plan.request.ours.precision == precision
+        assert plan.first.settings["training"]["fp16"] is (precision is None)
 
 
 def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(tmp_path: Path, places: Places) -> None:
     root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
-    job = Job(request(model="mmbt"), CommandOptions(overrides=["checkpoint.reset.all=true"]), places)
-    first = Attempt("train", "mmbt", str(root))
-    attempt, _, config = needs.composed(first, job, "preset mine")
-    assert attempt.settings == {"checkpoint": {"reset": {"all": True}}}
-    assert config["checkpoint"]["reset"]["all"] is True
+    once, mmf = CommandOptions(overrides=["checkpoint.reset.all=true"]), Installed(root, "1.0.0rc10", "path")
+    of_run = request(model="mmbt")
+    plan = plan_attempt("train", mmf, Start(of_run, once, places), of_run, {})
+    assert plan.first.settings["checkpoint"] == {"reset": {"all": True}}
+    assert plan.config["checkpoint"]["reset"]["all"] is True

@@ -31,7 +31,7 @@ SAVED: dict[str, set[str]] = {
     "Attempt": {"node_rank", "rdzv"},  # of several machines
     "Exit": {"hint"},
     "Installed": {"commit"},  # of a checkout with git
-    "Ours": set(),
+    "MmfwSettings": set(),
     "Remark": set(),
     "Request": {"published_weights", "published_sha256"},  # of MMF's zoo, which is far away
     "Sent": {"error"},
@@ -194,7 +194,7 @@ def records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
     profiled = [each for each in told if each["kind"] == "profiled"]
     return {
         "Request": requests,
-        "Ours": [each["settings"].get("mmfw", {}) for each in requests],
+        "MmfwSettings": [each["settings"].get("mmfw", {}) for each in requests],
         "Attempt": read("save/**/attempts/*/request.json"),
         "Exit": read("save/**/exit.json"),
         "Task": read("save/sweeps/*/*/task.json"),

@@ -15,7 +15,7 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import Attempt
 from mmf_win.runs import teacher
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Request, SettingOptions
+from mmf_win.runs.request import CommandOptions, Request
 
 LOSSES = [{"type": "cross_entropy"}]
 
@@ -32,7 +32,7 @@ def train(tmp_path: Path) -> Path:
 
 
 def asked(path: Path, **chosen: Any) -> Request:
-    return Request(model="mmbt").over(SettingOptions(teacher=path, **chosen).settings)
+    return Request(model="mmbt").over(CommandOptions(teacher=path, **chosen).settings)
 
 
 def check(request: Request, train: Path, losses: object = LOSSES) -> tuple[Request, dict[str, float]]:
@@ -59,11 +59,11 @@ def test_probabilities_by_the_ids_of_mmf(train: Path, tmp_path: Path) -> None:
     assert probas == {"7": 0.75, "8": 0.25}
     assert request.ours.teacher_weight == 0.7
     assert check(request, train)[0] == request, "a resumed run finds the file as it was"
-    assert request.over(SettingOptions(teacher=path).settings).ours.teacher_weight == 0.7
+    assert request.over(CommandOptions(teacher=path).settings).ours.teacher_weight == 0.7
     write(tmp_path, "b,0.25,0", "7,0.5,1")
     with pytest.raises(DataError, match="not those that this run began with"):
         check(request, train)
-    assert check(request.over(SettingOptions(teacher=path).settings), train)[1]["7"] == 0.5, "named anew"
+    assert check(request.over(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, "named anew"
     path.unlink()
     with pytest.raises(DataError, match=r"учитель \$\{x\}.csv: there is no such file"):
         check(request, train)
@@ -137,4 +137,4 @@ def test_a_model_with_another_loss(train: Path, tmp_path: Path, losses: object, 
 
 def test_a_weight_without_a_teacher(train: Path) -> None:
     with pytest.raises(UsageError, match="--teacher-weight is for --teacher"):
-        check(replace(Request(), settings=SettingOptions(teacher_weight=0.5).settings), train)
+        check(replace(Request(), settings=CommandOptions(teacher_weight=0.5).settings), train)

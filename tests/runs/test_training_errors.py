@@ -16,7 +16,8 @@ from mmf_win.protocol import Attempt, Exit
 from mmf_win.runs import needs, training
 from mmf_win.runs.folder import Run, training_alone
 from mmf_win.runs.history import state
-from mmf_win.runs.request import CommandOptions, Job, Request
+from mmf_win.runs.plan import Plan, Start
+from mmf_win.runs.request import CommandOptions, Request
 from mmf_win.upstream.install import Installed
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS, lay_out
@@ -80,7 +81,7 @@ def test_mmf_is_missing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def nothing() -> Installed:
         raise MmfError("MMF is not installed", hint="run `mmfw setup`")
 
-    monkeypatch.setattr(needs, "usable_mmf", nothing)
+    monkeypatch.setattr("mmf_win.runs.plan.usable_mmf", nothing)
     save = tmp_path / "save"
     assert "mmfw setup" in mmfw("train", "mmbt_grid", "--data-dir", data, "--save-dir", save, code=6)
     assert not save.exists(), "no run folder for a run that never began"
@@ -118,6 +119,8 @@ def test_a_run_that_stopped_early_is_resumed_from_its_best_but_not_from_its_last
     start = checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
     asked = Attempt("train", "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start))
     early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
-    job = Job(run.request(), CommandOptions(), Places.resolve(run.path, run.path))
+    config = {"checkpoint": {}, "training": early_stop}
+    begun = Start(run.request(), CommandOptions(), Places.resolve(run.path, run.path))
+    plan = Plan(begun, run.request(), asked, config)
     with pytest.raises(UsageError, match="stopped early at update 5") if is_refused else nullcontext():
-        needs._require_updates_left(asked, job, {"checkpoint": {}, "training": early_stop}, total=12)
+        needs._require_updates_left(plan, total=12)

@@ -8,10 +8,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from mmf_win.runs.request import Request, SettingOptions
+from mmf_win.runs.request import CommandOptions, MmfwSettings, Request
 from mmf_win.upstream.config import merge
 
-_OPTIONS = [field.name for field in fields(SettingOptions)]
+_OPTIONS = ["seed", "batch_size", *(field.name for field in fields(MmfwSettings))]
 
 
 def request(*, overrides: Sequence[str] = (), **values: Any) -> Request:
@@ -19,5 +19,5 @@ def request(*, overrides: Sequence[str] = (), **values: Any) -> Request:
     chosen = {name: values.pop(name) for name in _OPTIONS if name in values}
     of_preset = values.get("settings", {})
     typed: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
-    settings = merge(of_preset, SettingOptions(**chosen).settings, typed)
+    settings = merge(of_preset, CommandOptions(**chosen).settings, typed)
     return Request(**{**values, "settings": settings, "preset_settings": of_preset})
