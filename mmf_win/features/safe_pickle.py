@@ -1,7 +1,9 @@
 """Unpickling for region features: plain values and numpy's plain arrays, and nothing that could run code.
 
 Numpy trusts what it unpickles: it reads as many objects as a shape says, and follows whatever a type calls an
-address. So a pickle is read without numpy, and what it calls is done only if numpy writes such calls.
+address. The unpickler in C ends the process where it hashes deeply nested tuples, and takes any memory for
+the numbers of a memo. So this is Python's own, which here knows only the instructions that numpy writes, and
+makes only what was checked.
 """
 
 from __future__ import annotations
@@ -11,30 +13,32 @@ import math
 import pickle
 import pickletools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import DamagedFeatures, HostileFeatures
 
 _NAME = re.compile(
-    r"numpy (ndarray|dtype)|numpy\._?core\.(multiarray (_reconstruct|scalar)|numeric _frombuffer)"
-    r"|_codecs encode|__builtin__ bytes"  # which make bytes
+    r"numpy\.(ndarray|dtype)|numpy\._?core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer)"
+    r"|_codecs\.encode|__builtin__\.bytes"  # which make bytes
 )
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_PLAIN = _CONSTANTS.keys() | {
+# By their names in pickletools; first all that push a plain value.
+_INSTRUCTIONS = {
     opcode.name
     for opcode in pickletools.opcodes
     if opcode.arg and not opcode.stack_before and opcode.stack_after not in ([], [pickletools.anyobject])
 }
-_TAKES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "STACK_GLOBAL": 2}
-_TAKES |= {"APPEND": 1, "SETITEM": 2, "REDUCE": 1, "BUILD": 1}  # beside what is changed or called
+_INSTRUCTIONS |= {"NONE", "NEWTRUE", "NEWFALSE", "MARK", "PROTO", "FRAME", "STOP", "GLOBAL", "STACK_GLOBAL"}
+_INSTRUCTIONS |= {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "EMPTY_DICT"}
+_INSTRUCTIONS |= {"DICT", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "REDUCE", "BUILD", "MEMOIZE"}
+_INSTRUCTIONS |= {"PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET"}
 _TYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU]\d{1,7}|O8?")
 _IN_FEATURES = ("features", "feature", "image_feat")  # MMF's names in a dictionary in the place of the array
+_Unpickler: Any = pickle._Unpickler
 _DEEPEST = 30  # parts within parts
-_MOST_PARTS = 2_000_000
 _MOST_EMPTY = 1 << 20  # rows × columns of an array without bytes
 
 
@@ -50,6 +54,10 @@ class Unreadable(ValueError):
         self.reason = reason
 
 
+class _NotWritten(ValueError):
+    """A pickle holds what numpy does not write, but what is damaged may hold as well."""
+
+
 def _refused(what: str) -> Refused:
     return Refused(f"it {what}, and only plain arrays are loaded")
 
@@ -58,147 +66,148 @@ class _Name(str):
     """What a pickle names, and nothing else of Python."""
 
 
-class _Pairs(list[Any]):
-    """The keys and values of a dictionary, in turn; to hash nested tuples would take any stack."""
+class _File(io.BytesIO):
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Return a line with its end, which the unpickler cuts off unseen."""
+        if not (line := super().readline(size)).endswith(b"\n"):
+            raise ValueError("no newline found")
+        return line
 
 
-@dataclass(eq=False)
-class _Call:
-    """What a pickle calls, and the state that it gives the result; neither is done."""
+class _Reader(_Unpickler):  # type: ignore[misc]
+    """Reads one pickle; the arrays in it, and its parts in the end, are at most so many bytes and parts."""
 
-    name: object
-    args: object
-    state: Any = None
-    result: Any = None
+    def __init__(self, file: _File, left: int) -> None:
+        super().__init__(file)
+        self._left = left
 
+    def find_class(self, module: str, name: str, /) -> Any:
+        """Return a name that numpy writes; what it names is not looked up."""
+        if not _NAME.fullmatch(f"{module}.{name}"):
+            raise _refused(f"names {f'{module}.{name}':.100}")
+        return _Name(name)
 
-def _told(pickled: bytes | memoryview) -> Any:
-    """What a pickle tells of, with nothing of it done; instructions that numpy does not write are refused."""
-    stack: list[Any] = []
-    below: list[list[Any]] = []  # the marks on the stack
-    memo: dict[Any, Any] = {}
-    for number, (opcode, value, _) in enumerate(pickletools.genops(io.BytesIO(pickled))):
-        if number == _MOST_PARTS:
-            raise ValueError("it has too many parts")
-        if pickletools.markobject in opcode.stack_before:
-            taken, stack = stack, below.pop()
-        else:
-            first = len(stack) - _TAKES.get(opcode.name, 0)
-            taken = stack[first:]
-            del stack[first:]
-        match opcode.name:
-            case name if name in _PLAIN:
-                stack.append(_CONSTANTS.get(name, value))
-            case "EMPTY_TUPLE" | "TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(taken))
-            case "EMPTY_LIST" | "LIST":
-                stack.append(taken)
-            case "EMPTY_DICT" | "DICT":
-                stack.append(_Pairs(taken))
-            case "APPEND" | "APPENDS" | "SETITEM" | "SETITEMS" if isinstance(stack[-1], list):
-                stack[-1].extend(taken)
-            case "GLOBAL" | "STACK_GLOBAL":
-                named = value or " ".join(taken)
-                if not _NAME.fullmatch(named):
-                    raise _refused(f"names {named.replace(' ', '.'):.100}")
-                stack.append(_Name(named.rpartition(" ")[2]))
-            case "REDUCE":
-                stack[-1] = _Call(stack[-1], *taken)
-            case "BUILD" if type(stack[-1]) is _Call and stack[-1].state is None:
-                [stack[-1].state] = taken
-            case "MARK":
-                below.append(stack)
-                stack = []
-            case "PUT" | "BINPUT" | "LONG_BINPUT" | "MEMOIZE":
-                memo[len(memo) if value is None else value] = stack[-1]
-            case "GET" | "BINGET" | "LONG_BINGET":
-                stack.append(memo[value])
-            case "PROTO" | "FRAME" | "STOP":
-                pass
+    def load_bytearray8(self) -> None:
+        """Push a bytearray; the original takes the memory before it looks for the bytes."""
+        size = int.from_bytes(self.read(8), "little")
+        self.append(bytearray(self.read(size)))
+
+    def load_setitem(self) -> None:
+        """Set an item of a dictionary."""
+        _require_items(self.stack[-3], self.stack[-2:-1])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        """Set items of a dictionary."""
+        _require_items(self.metastack[-1][-1], self.stack[::2])
+        super().load_setitems()
+
+    def load_dict(self) -> None:
+        """Push a dictionary."""
+        _require_items({}, self.stack[::2])
+        super().load_dict()
+
+    def load_reduce(self) -> None:
+        """Push what numpy makes of its own pickles."""
+        arguments, name = self.stack.pop(), self.stack.pop()
+        match type(name) is _Name and name, arguments:
+            case "encode", (str(text), "latin1"):
+                self.spend(len(text))
+                made: Any = text.encode("latin1")
+            case "bytes", ():
+                made = b""
+            case "dtype", (str(code), 0, 1):  # or False and True
+                made = _dtype(code)
+            case "scalar", (dtype, data):
+                made = self._array(data, dtype, (), "C")[()]
+            case "_frombuffer", (data, dtype, shape, order):
+                made = self._array(data, dtype, shape, order)
+            case "_frombuffer", (data, dtype, shape, "K", axes):
+                made = self._array(data, dtype, shape, "C").transpose(axes)
+            case "_reconstruct", ("ndarray", (0,), b"b"):
+                made = _empty()
             case _:
-                raise _refused(f"has the instruction {opcode.name} where numpy does not write it")
-    return stack.pop()
+                raise _refused(f"calls {name if type(name) is _Name else 'a value'} as numpy does not")
+        self.append(made)
 
-
-@dataclass
-class _Making:
-    """Makes what a pickle tells of: so many parts, and bytes, since a memo repeats them at no cost."""
-
-    left: int
-
-    def made(self, told: Any, depth: int = _DEEPEST) -> Any:
-        """What a pickle tells of."""
-        kind = type(told)
-        self._spend(1)
-        if not depth:
-            raise ValueError("it is nested too deeply")
-        if kind is _Pairs:
-            if any(type(key) is not str for key in told[::2]):
-                raise _refused("has keys that are no text")
-            values = (self.made(value, depth - 1) for value in told[1::2])
-            return dict(zip(told[::2], values, strict=True))
-        if kind in (list, tuple):
-            return kind([self.made(value, depth - 1) for value in told])
-        if kind is _Call:
-            if told.result is None:
-                told.result = self._result(told, depth - 1)
-            return told.result
-        if told is not None and kind not in (bool, int, float, str, bytes, bytearray):
-            raise _refused(f"holds {told if kind is _Name else kind.__name__}")
-        return told
-
-    def _result(self, call: _Call, depth: int) -> Any:
-        """What numpy makes of its own pickles."""
-        match call.name, call.args, call.state:
-            case "encode", (str(text), "latin1"), None:
-                self._spend(len(text))
-                return text.encode("latin1")
-            case "bytes", (), None:
-                return b""
-            case "dtype", (str(code), 0, 1), state:  # or False and True
-                return _dtype(code, state)
-            case "scalar", (dtype, data), None:
-                return self._array(data, dtype, (), "C", depth)[()]
-            case "_frombuffer", (data, dtype, shape, order), None:
-                return self._array(data, dtype, shape, order, depth)
-            case "_frombuffer", (data, dtype, shape, "K", axes), None:
-                return self._array(data, dtype, shape, "C", depth).transpose(axes)
-            case "_reconstruct", ("ndarray", (0,), kind), (1, shape, dtype, is_fortran, data):
-                if self.made(kind, depth) == b"b":
-                    return self._array(data, dtype, shape, "F" if is_fortran else "C", depth)
-        raise _refused(f"calls {call.name if type(call.name) is _Name else 'a value'} as numpy does not")
-
-    def _array(self, data: Any, dtype: Any, shape: Any, order: object, depth: int) -> Any:
+    def load_build(self) -> None:
+        """Give a type or an array the state that numpy writes."""
         import numpy as np
 
-        dtype, data = self.made(dtype, depth), self.made(data, depth)
-        if dtype == "O" and shape == () and type(data) is list and [*map(type, data)] == [dict]:
-            array = np.empty((), "O")  # as numpy.save puts a dictionary into one
-            array[()] = data[0]
-            return array
+        state, built = self.stack.pop(), self.stack[-1]
+        match state, built:
+            case (1, shape, dtype, bool(is_fortran), data), np.ndarray():
+                # A dictionary is put into an array by numpy.save.
+                if not (dtype == "O" and shape == () and type(data) is list and [*map(type, data)] == [dict]):
+                    self._array(data, dtype, shape, "F" if is_fortran else "C")
+            case _, np.dtype():
+                own: Any = built.__reduce__()[2]
+                if state not in [(own[0], order, *own[2:]) for order in "<>|="]:
+                    raise _refused(f"changes the type {built}")
+            case _:
+                _refuse_instruction("BUILD", self)
+        built.__setstate__(state)
+
+    def _array(self, data: Any, dtype: Any, shape: Any, order: object) -> Any:
+        import numpy as np
+
         if not isinstance(dtype, np.dtype) or type(data) not in (bytes, bytearray):
             raise _refused("makes an array of something else than bytes")
-        self._spend(len(data))
+        self.spend(len(data))
         return plain_array(data, dtype, shape, order)
 
-    def _spend(self, size: int) -> None:
-        self.left -= size
-        if self.left < 0:
-            raise ValueError("what it holds is larger than it")
+    def require_plain(self, value: Any, depth: int = _DEEPEST) -> None:
+        """Raise Refused where a part is a name, and ValueError where there are too many, or too deep ones."""
+        self.spend(1)
+        if not depth:
+            raise _NotWritten("it is nested too deeply")
+        if type(value) is _Name:
+            raise _refused(f"holds {value}")
+        if getattr(value, "dtype", None) == "O":
+            value = value.item()
+        if isinstance(value, (dict, list, tuple)):
+            for part in value.values() if isinstance(value, dict) else value:
+                self.require_plain(part, depth - 1)
+
+    def spend(self, size: int) -> None:
+        """Count parts or bytes. Raises ValueError where they are more than the pickle can mean."""
+        self._left -= size
+        if self._left < 0:
+            raise _NotWritten("what it holds is larger than it")
 
 
-def _dtype(code: str, state: Any) -> Any:
+def _refuse_instruction(name: str, _reader: _Reader) -> None:
+    raise _refused(f"has the instruction {name} where numpy does not write it")
+
+
+_Reader.dispatch = {
+    ord(opcode.code): getattr(_Reader, _Unpickler.dispatch[ord(opcode.code)].__name__)
+    if opcode.name in _INSTRUCTIONS
+    else partial(_refuse_instruction, opcode.name)
+    for opcode in pickletools.opcodes
+}
+
+
+def _require_items(target: object, keys: Sequence[object]) -> None:
+    """Refuse items of what is no dictionary, and keys that are no text: to hash tuples may take any stack."""
+    if type(target) is not dict:
+        raise _refused("sets items where numpy does not")
+    if any(type(key) is not str for key in keys):
+        raise _refused("has keys that are no text")
+
+
+def _empty() -> Any:
+    import numpy as np
+
+    return np.ndarray((0,), "b")
+
+
+def _dtype(code: str) -> Any:
     import numpy as np  # what is without arrays is read without it
 
     if not _TYPE.fullmatch(code):
         raise _refused(f"makes the type {code:.40}")
-    dtype = np.dtype(code)
-    if state is None:
-        return dtype
-    own: Any = dtype.__reduce__()[2]
-    if state not in [(own[0], order, *own[2:]) for order in "<>|="]:
-        raise _refused(f"changes the type {code}")
-    return dtype.newbyteorder(state[1])
+    return np.dtype(code, copy=True)  # its state may change
 
 
 def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: object) -> Any:
@@ -208,30 +217,34 @@ def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: object) 
     if dtype.kind not in "biufSU":
         raise _refused(f"makes an array of the type {dtype!s:.40}")
     if type(shape) is not tuple or len(shape) > 32 or any(type(n) is not int or n >> 60 for n in shape):
-        raise ValueError("the shape of an array is none")
+        raise _NotWritten("the shape of an array is none")
     cells = math.prod(n or 1 for n in shape)
     if math.prod(shape) * dtype.itemsize != len(data) or cells > max(len(data), _MOST_EMPTY):
-        raise ValueError(f"an array of {shape} has {len(data)} bytes")
+        raise _NotWritten(f"an array of {shape} has {len(data)} bytes")
     array: Any = np.ndarray(shape, dtype, data, order="F" if order == "F" else "C").copy("K")
     if dtype.kind == "U":
-        array.tolist()  # else its readers would meet what is no character
+        try:
+            array.tolist()
+        except (ValueError, SystemError) as error:  # its readers would meet what is no character
+            raise _NotWritten(str(error)) from None
     return array
 
 
 def loads(pickled: bytes | memoryview) -> Any:
     """What ``pickle.loads`` returns. Raises Refused where that could do harm, ValueError for damage."""
+    file = _File(pickled)
     try:
-        told = _told(pickled)
+        reader = _Reader(file, 3 * len(pickled))  # a memo repeats what there is at no cost
+        value = reader.load()
+        reader.require_plain(value)
     except (Refused, MemoryError):
         raise
-    except Exception as error:  # whatever a damaged pickle leads to
-        raise Unreadable(str(error) or type(error).__name__) from error
-    try:
-        return _Making(3 * len(pickled)).made(told)
-    except (Refused, MemoryError):
-        raise
-    except Exception as error:
+    except _NotWritten as error:
         raise _refused(f"holds what numpy does not write ({error})") from error
+    except Exception as error:  # whatever a damaged pickle leads to
+        what = "unknown instruction" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise Unreadable(f"{what} at position {file.tell() - 1}") from error
+    return value
 
 
 def load_npy(content: bytes) -> Any:
