@@ -12,13 +12,42 @@ from mmf_win.runs.history import weights_loaded
 from mmf_win.runs.scores import val_auroc
 
 
-class RunDisplay:
+class EventBar:
+    """A progress bar that a worker's events start, move and end.
+
+    Attributes:
+        notes: the figures to show with the bar, by their names.
+    """
+
+    def __init__(self) -> None:
+        self.notes: dict[str, str] = {}
+        self._bar: Progress | None = None
+
+    def begin(self, title: str, total: int | None, unit: Unit, done: int, *, leave: bool = True) -> None:
+        """Start a bar; the arguments are those of :class:`Progress`."""
+        self.close()
+        self._bar = Progress(title, total, unit, done, leave=leave).__enter__()
+
+    def advance_to(self, done: int, *more_notes: str) -> None:
+        """Show how much is done, if a bar was started."""
+        if self._bar is not None:
+            notes = [*(f"{name} {value}" for name, value in self.notes.items()), *more_notes]
+            self._bar.annotate(", ".join(notes))
+            self._bar.advance(max(0, done - self._bar.done))
+
+    def close(self) -> None:
+        """End the bar."""
+        if self._bar is not None:
+            self._bar.__exit__()
+            self._bar = None
+
+
+class RunDisplay(EventBar):
     """Shows the events of one attempt, as :data:`mmf_win.runs.attempts.Display` describes."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._best: int | None = None
-        self._progress: Progress | None = None
-        self._notes: dict[str, str] = {}
         self._gpu: Iterator[str] = iter(())
         self._cpu = False
 
@@ -27,7 +56,7 @@ class RunDisplay:
         return self._show
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self.close()
 
     def _show(self, event: Event) -> None:
         show = getattr(self, f"_on_{event['kind']}", None)
@@ -51,7 +80,7 @@ class RunDisplay:
             ignore = "--ignore-known-fits begins with the whole batch"
             say(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")
         self._cpu = event["device"] == "cpu"
-        self._begin("training", event["max_updates"], "update", event["update"])
+        self.begin("training", event["max_updates"], "update", event["update"])
 
     def _on_micro_batch(self, event: Event) -> None:
         if event["found"]:
@@ -60,8 +89,8 @@ class RunDisplay:
 
     def _on_train(self, event: Event) -> None:
         if event["loss"] is not None:
-            self._notes["loss"] = f"{event['loss']:.4f}"
-        self._advance_to(event["update"])
+            self.notes["loss"] = f"{event['loss']:.4f}"
+        self._advance(event["update"])
 
     def _on_checkpoint(self, event: Event) -> None:
         if event["best"]:  # told before its validation is
@@ -70,38 +99,24 @@ class RunDisplay:
     def _on_val(self, event: Event) -> None:
         auroc = val_auroc(event)
         if event.get("final"):
-            self._end()
-        elif auroc is not None and self._progress is not None:
+            self.close()
+        elif auroc is not None and self._bar is not None:
             best = event["update"] == self._best
-            self._notes["AUROC"] = f"{auroc:.4f}"
+            self.notes["AUROC"] = f"{auroc:.4f}"
             score = f"{auroc:.4f}{_part(event, ' on ')}{' (best)' * best}"
             say(f"update {event['update']}: validation AUROC {score}")
-        self._advance_to(event["update"])
+        self._advance(event["update"])
 
     def _on_note(self, event: Event) -> None:
         say(f"note: {event['text']}")
 
     def _on_predict(self, event: Event) -> None:
-        if self._progress is None:
-            self._begin("predicting", event["total"], "image", 0)
-        self._advance_to(event["done"])
+        if self._bar is None:
+            self.begin("predicting", event["total"], "image", 0)
+        self._advance(event["done"])
 
-    def _begin(self, title: str, total: int | None, unit: Unit, initial: int) -> None:
-        self._end()
-        self._progress = Progress(title, total, unit, initial).__enter__()
-
-    def _advance_to(self, amount: int) -> None:
-        if self._progress is not None:
-            notes = [f"{key} {value}" for key, value in self._notes.items()]
-            if figures := next(self._gpu, None):
-                notes.append(figures)
-            self._progress.annotate(", ".join(notes))
-            self._progress.advance(max(0, amount - self._progress.done))
-
-    def _end(self) -> None:
-        if self._progress is not None:
-            self._progress.__exit__()
-            self._progress = None
+    def _advance(self, done: int) -> None:
+        self.advance_to(done, *filter(None, [next(self._gpu, "")]))
 
 
 def _part(event: Event, before: str) -> str:

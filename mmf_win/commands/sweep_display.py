@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from mmf_win.commands.progress import EventBar
 from mmf_win.console import Progress, duration, say
 from mmf_win.protocol import Event
 from mmf_win.runs.scores import val_auroc
@@ -50,34 +51,24 @@ class SweepDisplay:
             self._all.advance(1)
 
 
-class _SlotDisplay:
+class _SlotDisplay(EventBar):
     """The task in a slot."""
 
     def __init__(self, title: str) -> None:
+        super().__init__()
         self.best: float | None = None
         self.began = time.monotonic()
         self._title = title
-        self._notes: dict[str, str] = {}
-        self._bar: Progress | None = None
 
     def show(self, event: Event) -> None:
         """Show how far a training is."""
         kind = event["kind"]
         if kind == "train_started":
-            self.close()
-            bar = Progress(self._title, event["max_updates"], "update", event["update"], leave=False)
-            self._bar = bar.__enter__()
+            self.begin(self._title, event["max_updates"], "update", event["update"], leave=False)
         elif kind == "train" and event["loss"] is not None:
-            self._notes["loss"] = f"{event['loss']:.4f}"
+            self.notes["loss"] = f"{event['loss']:.4f}"
         elif (auroc := val_auroc(event)) is not None:
             self.best = max(auroc, self.best or 0.0)
-            self._notes["AUROC"] = f"{self.best:.4f}"
-        if self._bar is not None and kind in ("train", "val") and not event.get("final"):
-            self._bar.annotate(", ".join(f"{name} {value}" for name, value in self._notes.items()))
-            self._bar.advance(max(0, event["update"] - self._bar.done))
-
-    def close(self) -> None:
-        """Take the bar away."""
-        if self._bar is not None:
-            self._bar.__exit__()
-            self._bar = None
+            self.notes["AUROC"] = f"{self.best:.4f}"
+        if kind in ("train", "val") and not event.get("final"):
+            self.advance_to(event["update"])
