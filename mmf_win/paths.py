@@ -120,6 +120,14 @@ def new_file(folder: Path, start: str, suffix: str) -> Iterator[Path]:
             marker.unlink()
 
 
+def require_new_file(path: Path) -> None:
+    """Raise UsageError where a file exists, or the folder that it is to be written to does not."""
+    if path.exists():
+        raise UsageError(f"{path} is there already", hint="name a new file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path.parent}: there is no such folder", hint="make it, or name another")
+
+
 def first_free(paths: Iterator[Path], make: Callable[[Path], None]) -> Path:
     """The first of endlessly many paths that ``make``, which raises FileExistsError where one is taken, made.
 

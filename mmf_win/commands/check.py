@@ -12,9 +12,9 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say
-from mmf_win.errors import CheckFailed, UsageError
+from mmf_win.errors import CheckFailed
 from mmf_win.files import write_json
-from mmf_win.paths import expanded
+from mmf_win.paths import expanded, require_new_file
 from mmf_win.protocol import Event
 from mmf_win.protocol.check_result import Verdict
 from mmf_win.runs.checking import check
@@ -64,10 +64,7 @@ def command(
     """
     if output is not None:
         output = expanded(output).absolute()
-        if output.exists():
-            raise UsageError(f"{output} is there already", hint="name a new file")
-        if not output.parent.is_dir():
-            raise UsageError(f"{output.parent}: there is no such folder", hint="make it, or name another")
+        require_new_file(output)
     names, overrides = split_words(words, names=1)
     asked = replace(asked, overrides=overrides)
     require_trainable(asked, resumes=False)
@@ -77,10 +74,8 @@ def command(
     if as_json:
         print_json(told)
     else:
-        rows = [
-            (each.verdict, each.check, f"{each.text}; {each.advice}" if each.advice else each.text)
-            for each in found
-        ]
+        texts = ["; ".join(filter(None, (each.text, each.advice))) for each in found]
+        rows = [(each.verdict, each.check, text) for each, text in zip(found, texts, strict=True)]
         print(aligned(("verdict", "check", "found"), rows))
         print_line(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
     if output is not None:

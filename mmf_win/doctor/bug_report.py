@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import controls_escaped
-from mmf_win.errors import DataError, UsageError
+from mmf_win.errors import DataError
 from mmf_win.files import replacing, require_end
+from mmf_win.paths import require_new_file
 from mmf_win.protocol import AttemptFolder
 from mmf_win.runs.folder import Run
 from mmf_win.scrub import scrubber
@@ -26,10 +27,7 @@ def write(run: Run | None, about: Mapping[str, Any], path: Path, *, log: bool) -
     With ``log``, also what the run printed goes into it. Raises UsageError where the file exists, or its
     folder does not.
     """
-    if path.exists():
-        raise UsageError(f"{path} is there already", hint="name a new file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{path.parent}: there is no such folder", hint="make it, or name another")
+    require_new_file(path)
     overrides: list[tuple[str, str]] = []  # MMF's log has their keys and values apart
     with suppress(DataError):
         overrides = [(key, str(value)) for key, value in run.request().chosen.items()] if run else []
