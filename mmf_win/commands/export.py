@@ -103,15 +103,10 @@ def command(
 
 
 def _tell_of_int8(told: dict[str, Any]) -> None:
-    rows = [
-        (
-            name,
-            size(told[key]["bytes"]),
-            *(f"{told[key][each]:.1f}" for each in ("p50_ms", "p99_ms")),
-            f"{told['auroc'][key]:.4f}",
-        )
-        for name, key in (("float32", "before"), ("int8", "after"))
-    ]
+    rows = []
+    for name, key in (("float32", "before"), ("int8", "after")):
+        p50, p99 = (f"{told[key][each]:.1f}" for each in ("p50_ms", "p99_ms"))
+        rows.append((name, size(told[key]["bytes"]), p50, p99, f"{told['auroc'][key]:.4f}"))
     print(aligned(("weights", "size", "p50 ms", "p99 ms", "AUROC"), rows))
     say(f"probabilities differ by at most {told['largest_difference']:.2g} from those with 32 bits")
     if interval := told["auroc"]["interval"]:
