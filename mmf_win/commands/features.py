@@ -137,13 +137,7 @@ Examples:
 
 mmfw has no detector. MMF's repository has scripts that run one, in tools/scripts/features.""",
 )
-@click.argument(
-    "folders",
-    nargs=-1,
-    required=True,
-    metavar="FOLDER ...",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-)
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER ...", type=options.FOLDER)
 @options.output("Build this LMDB.  [default: detectron.lmdb where MMF looks]", "LMDB")
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace the LMDB that is there.")

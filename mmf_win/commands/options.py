@@ -25,6 +25,11 @@ from mmf_win.runs.request import CommandOptions
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+"""A folder that is there."""
+FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+"""A file that is there."""
+
 
 def _known(word: str, places: Places) -> Iterable[str]:
     """What a word of :func:`completed_by` stands for; of runs also unreadable ones, the newest first."""
@@ -223,12 +228,7 @@ def ask(function: Callable[..., None]) -> Callable[..., None]:
         help="The archive's password. It can be seen in the list of processes and stays in the shell's "
         "history; --password-file, the variable MMFW_PASSWORD and the hidden prompt avoid that.",
     )
-    @click.option(
-        "--password-file",
-        type=click.Path(path_type=Path, exists=True, dir_okay=False),
-        metavar="F",
-        help="A file whose first line is the password.",
-    )
+    @click.option("--password-file", type=FILE, metavar="F", help="A file whose first line is the password.")
     @wraps(function)
     def command(*, password: str | None, password_file: Path | None, **arguments: Any) -> None:
         if password_file is not None:

@@ -307,7 +307,7 @@ def _cell(value: object) -> str | None:
 
 
 @command.command("fix-names")
-@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("folder", type=options.FOLDER)
 @options.as_json
 def fix_names(folder: Path, as_json: bool) -> None:
     """Rename files below FOLDER whose names Windows refuses.
