@@ -10,6 +10,7 @@ from typing import get_args
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say
 from mmf_win.errors import CheckFailed
@@ -32,14 +33,7 @@ class _Display(RunDisplay):
         say(f"{event['verdict']}: {event['check']} ({event['seconds']:.1f} s)")
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw check mmbt_grid                      a preset
-  mmfw check my.yaml optimizer.params.lr=1e-4
-  mmfw check                                the newest run's configuration, from its beginning
-  mmfw check mmbt_grid --json -o found.json"""
-)
+@click.command(cls=Command)
 @options.words("[PRESET|RUN] [KEY=VALUE ...]", "PRESET", "RUN")
 @options.output("A new file for what was found, as JSON.", "FILE")
 @options.allow_missing
@@ -61,6 +55,12 @@ def command(
     Tries the model of a preset, or of a run's configuration as at its beginning, with a few memes.
     Each finding says what it means; the exit code is 9 where one is an error. What would take more than a
     minute is skipped. Nothing is changed or kept.
+
+    Examples:
+      mmfw check mmbt_grid                      a preset
+      mmfw check my.yaml optimizer.params.lr=1e-4
+      mmfw check                                the newest run's configuration, from its beginning
+      mmfw check mmbt_grid --json -o found.json
     """
     if output is not None:
         output = expanded(output).absolute()

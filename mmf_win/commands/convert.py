@@ -9,6 +9,7 @@ import click
 
 from mmf_win.archives import Ask
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.console import aligned, duration, print_json, say, shell_line
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import Conversion, convert, require_list
@@ -16,18 +17,7 @@ from mmf_win.errors import NoValidation, UsageError
 from mmf_win.paths import Places, data_option
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw convert hateful_memes.zip
-  mmfw convert hateful_memes.zip --password-file secret.txt --data-dir D:\\data
-  mmfw convert unpacked/hateful_memes --allow-missing
-  mmfw convert my_memes/                train.csv, dev.csv, test.csv and images of your own
-  mmfw convert --clearml-dataset 0123abcd0123abcd0123abcd0123abcd
-
-The password may also be in the variable MMFW_PASSWORD; otherwise you are asked for it when it is needed.
-It is neither shown nor stored.""",
-)
+@click.command(cls=Command)
 @click.argument("words", nargs=-1, type=click.Path(), metavar="ARCHIVE")
 @click.option("--zip", "source", type=click.Path(), metavar="ARCHIVE", help="The same as ARCHIVE.")
 @options.ask
@@ -55,6 +45,16 @@ def command(
 
     A data set that `mmfw track register-dataset` made is verified, and used where ClearML keeps it on this
     machine, or converted to what --data-dir names.
+
+    Examples:
+      mmfw convert hateful_memes.zip
+      mmfw convert hateful_memes.zip --password-file secret.txt --data-dir D:\\data
+      mmfw convert unpacked/hateful_memes --allow-missing
+      mmfw convert my_memes/                train.csv, dev.csv, test.csv and images of your own
+      mmfw convert --clearml-dataset 0123abcd0123abcd0123abcd0123abcd
+
+    The password may also be in the variable MMFW_PASSWORD; otherwise you are asked for it when it is needed.
+    It is neither shown nor stored.
     """
     # The value of an unset shell variable is empty, and as a path would mean the current folder.
     named = [name for name in (source, dataset, *words) if name]

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.console import duration, print_json, say, shell_line
 from mmf_win.demo.folder import PASSWORD, PRESETS, DemoFolder
 from mmf_win.errors import Interrupted, TrainingError
@@ -27,14 +28,7 @@ _SEED = 1
 _GOOD = 0.8
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw demo                     only the predictions and the report stay, as mmfw-demo-TIME
-  mmfw demo --keep              everything stays, in the folder mmfw-demo
-  mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's
-  mmfw demo --model clip        a model that reads pixels, and so predicts memes of your own, too"""
-)
+@click.command(cls=Command)
 @click.option(
     "--dir",
     "chosen",
@@ -57,6 +51,12 @@ def command(chosen: Path | None, keep: bool, model: str, as_json: bool) -> None:
     Makes an encrypted archive in the format of Hateful Memes, whose labels depend on words and picture
     together, and then does with the real commands what one does with the real archive: convert it, put region
     features in their place, train a tiny model, predict the test set and make the report.
+
+    Examples:
+      mmfw demo                     only the predictions and the report stay, as mmfw-demo-TIME
+      mmfw demo --keep              everything stays, in the folder mmfw-demo
+      mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's
+      mmfw demo --model clip        a model that reads pixels, and so predicts memes of your own, too
     """
     usable_mmf()
     require_packages("pillow", "lmdb", "numpy", "jinja2", "matplotlib")

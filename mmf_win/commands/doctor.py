@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.console import (
     aligned,
     colour,
@@ -30,16 +31,7 @@ from mmf_win.runs.lookup import all_runs, find_run
 from mmf_win.upstream.install import find_mmf
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw doctor
-  mmfw doctor --data-dir D:/data --json
-  mmfw doctor --compat
-  mmfw doctor --report bug.zip
-  mmfw doctor --report bug.zip --run mmbt_grid --log
-""",
-)
+@click.command(cls=Command)
 @options.places_and_json
 @click.option("--compat", is_flag=True, help="List only the patches to MMF for today's libraries.")
 @click.option("--report", type=Path, metavar="FILE.zip", help="Write a bug report to this new file instead.")
@@ -68,6 +60,13 @@ def command(
     --log also its logs, of each the last megabyte. Passwords, tokens, your user name and your home folder are
     replaced. mmfw cannot know every secret, and an error may quote a meme, so look through the zip before you
     give it away.
+
+    Examples:
+      mmfw doctor
+      mmfw doctor --data-dir D:/data --json
+      mmfw doctor --compat
+      mmfw doctor --report bug.zip
+      mmfw doctor --report bug.zip --run mmbt_grid --log
     """
     if report is None and (run or log):
         raise UsageError(

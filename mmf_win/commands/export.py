@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import aligned, print_json, print_line, say, size
 from mmf_win.errors import UsageError
@@ -20,16 +21,7 @@ from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.install import require_packages
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw export -o model                      the newest run's best checkpoint
-  mmfw export mmbt_grid -o model
-  mmfw export mmbt_grid -o small --int8     with weights of 8 bits
-  mmfw export mmbt_grid -o model --checkpoint last --split test_seen
-  python model/run.py --image cat.jpg --text "look at this cat"
-  mmfw predict --with model --split dev_seen"""
-)
+@click.command(cls=Command)
 @options.words("[RUN] [KEY=VALUE ...]", "RUN")
 @options.output("The new folder.", required=True)
 @click.option(
@@ -77,6 +69,14 @@ def command(
     Images of any size and texts go in, probabilities come out. The folder appears once run.py has predicted
     a split, and each probability is that of `mmfw predict`. A model that reads region features is exported,
     too, but something else must make these.
+
+    Examples:
+      mmfw export -o model                      the newest run's best checkpoint
+      mmfw export mmbt_grid -o model
+      mmfw export mmbt_grid -o small --int8     with weights of 8 bits
+      mmfw export mmbt_grid -o model --checkpoint last --split test_seen
+      python model/run.py --image cat.jpg --text "look at this cat"
+      mmfw predict --with model --split dev_seen
     """
     if wanted.max_loss is not None and not wanted.int8:
         raise UsageError("--max-loss is for --int8", hint="leave it out, or add --int8")

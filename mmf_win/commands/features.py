@@ -11,6 +11,7 @@ import click
 
 from mmf_win.archives import Ask
 from mmf_win.commands import options, verify
+from mmf_win.commands.examples import Group
 from mmf_win.console import aligned, first_few, print_json, say, shell_line, size
 from mmf_win.dataset.features import extract_features
 from mmf_win.demo.folder import PRESETS
@@ -30,30 +31,25 @@ _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes 
 _REGIONS = [100, 100]  # MMF's max_features
 
 
-@click.group(
-    epilog="""\b
-Examples:
-  mmfw features status                          what the newest run's preset needs, or all presets
-  mmfw features fetch vilbert_cc                download what is missing
-  mmfw features fetch mmbt_region --source E:\\  ... from a USB stick
-  mmfw features extract features_2020_10_01.tar.gz
-  mmfw features add my_features                 add your own images' features, from .npy files
-
-`mmfw verify PRESET` verifies what a preset reads, and `mmfw repair PRESET` repairs it.""",
-)
+@click.group(cls=Group)
 def command() -> None:
-    """Show, download, unpack and add region features and pretrained weights."""
+    """Show, download, unpack and add region features and pretrained weights.
+
+    Examples:
+      mmfw features status                          what the newest run's preset needs, or all presets
+      mmfw features fetch vilbert_cc                download what is missing
+      mmfw features fetch mmbt_region --source E:\\  ... from a USB stick
+      mmfw features extract features_2020_10_01.tar.gz
+      mmfw features add my_features                 add your own images' features, from .npy files
+
+    `mmfw verify PRESET` verifies what a preset reads, and `mmfw repair PRESET` repairs it.
+    """
 
 
 _words = options.words("[PRESET ...] [KEY=VALUE ...]", "PRESET")
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw features status
-  mmfw features status mmbt_region visual_bert_coco --json"""
-)
+@command.command()
 @_words
 @options.places_and_json
 def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
@@ -61,6 +57,10 @@ def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, a
 
     The default is the preset of the newest run, or all presets if there is no run. KEY=VALUE overrides are as
     for `mmfw train`. No file is read.
+
+    Examples:
+      mmfw features status
+      mmfw features status mmbt_region visual_bert_coco --json
     """
     wanted = _wanted(words, data_dir, save_dir)
     found = {each: each.state() for each in wanted.inputs}
@@ -68,14 +68,7 @@ def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, a
     _show(found, wanted, as_json, bytes_to_download(absent, Mirror()))
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw features fetch visual_bert_coco
-  mmfw features fetch mmbt_region --source /media/usb
-  mmfw features fetch visual_bert checkpoint.resume_zoo=visual_bert.pretrained.cc.full
-  mmfw features fetch --source https://mirror.example/mmf --no-keep-archives"""
-)
+@command.command()
 @options.archives
 @_words
 @options.places_and_json
@@ -89,17 +82,19 @@ def fetch(
     """Download the missing files of PRESETs to where MMF looks for them.
 
     Interrupted downloads are resumed. A file is renamed into place only after its SHA-256 matches.
+
+    Examples:
+      mmfw features fetch visual_bert_coco
+      mmfw features fetch mmbt_region --source /media/usb
+      mmfw features fetch visual_bert checkpoint.resume_zoo=visual_bert.pretrained.cc.full
+      mmfw features fetch --source https://mirror.example/mmf --no-keep-archives
     """
     wanted = _wanted(words, data_dir, save_dir)
     found = fetch_inputs(list(wanted.inputs), wanted.places, mirror)
     _show(dict(zip(wanted.inputs, found, strict=True)), wanted, as_json, {})
 
 
-@command.command(
-    epilog="""\b
-Example:
-  mmfw features extract features.tar.gz""",
-)
+@command.command()
 @click.argument("archive", type=click.Path(path_type=Path))
 @options.ask
 @options.data_dir
@@ -109,6 +104,9 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
 
     The LMDB takes its place only when it is complete and verified. Extracting the same archive again takes a
     second.
+
+    Examples:
+      mmfw features extract features.tar.gz
     """
     places, entry = Places.resolve(data_dir), None
     with suppress(MmfError):  # there is no MMF yet
@@ -128,15 +126,7 @@ def _require_harmless(lmdb: Path) -> None:
         image_keys(lmdb, walk=True)
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw features add extracted/                     where MMF looks for them
-  mmfw features add extracted/ more/ --force       ... in place of those that are there
-  mmfw features add extracted/ -o own/memes.lmdb   another LMDB, as for `mmfw predict --features`
-
-mmfw has no detector. MMF's repository has scripts that run one, in tools/scripts/features.""",
-)
+@command.command()
 @click.argument("folders", nargs=-1, required=True, metavar="FOLDER ...", type=options.FOLDER)
 @options.output("Build this LMDB.  [default: detectron.lmdb where MMF looks]", "LMDB")
 @options.data_dir
@@ -149,6 +139,13 @@ def add(
 
     NAME.npy holds the features of the image NAME, NAME_info.npy its boxes, as MMF's extraction scripts write
     them. The LMDB takes its place when it is complete.
+
+    Examples:
+      mmfw features add extracted/                     where MMF looks for them
+      mmfw features add extracted/ more/ --force       ... in place of those that are there
+      mmfw features add extracted/ -o own/memes.lmdb   another LMDB, as for `mmfw predict --features`
+
+    mmfw has no detector. MMF's repository has scripts that run one, in tools/scripts/features.
     """
     places = Places.resolve(data_dir)
     if output is not None and output.suffix != ".lmdb":

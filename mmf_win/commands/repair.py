@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.commands.verify import meant, show, what
 from mmf_win.console import say
 from mmf_win.doctor.verify import repair
@@ -15,14 +16,7 @@ from mmf_win.errors import DataError, InUseError, PasswordError
 from mmf_win.inputs.given import Mirror
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw repair
-  mmfw repair dataset --source E:\\hateful_memes.zip
-  mmfw repair features --source /media/usb
-  mmfw repair visual_bert_coco mmf"""
-)
+@click.command(cls=Command)
 @what
 @options.archives
 @options.places_and_json
@@ -39,6 +33,12 @@ def command(
     where it lay or by --source, else downloaded where they can be; MMF is fetched again. A damaged checkpoint
     cannot be repaired: the newest intact one is named, and nothing is deleted. Exits with 3 when something
     stays damaged.
+
+    Examples:
+      mmfw repair
+      mmfw repair dataset --source E:\\hateful_memes.zip
+      mmfw repair features --source /media/usb
+      mmfw repair visual_bert_coco mmf
     """
     names, overrides, places = meant(words, data_dir, save_dir)
     found = repair(names, places, overrides, mirror)

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.console import print_json, print_line, say
 from mmf_win.errors import UsageError
 from mmf_win.paths import expanded
@@ -18,16 +19,7 @@ from mmf_win.sweeps.table import trained
 from mmf_win.upstream.install import require_packages
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw report                               the newest run, with its newest predictions
-  mmfw report mmbt_grid --split dev_seen --open
-  mmfw report mmbt_grid --no-images -o for-the-group.html
-  mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them
-  mmfw report sweeps/mmbt_grid              compare the runs of a sweep
-  mmfw report sweeps/mmbt_grid vilbert      ... with another run"""
-)
+@click.command(cls=Command)
 @click.argument("runs", nargs=-1, metavar="[RUN ...]", shell_complete=options.completed_by("RUN"))
 @options.split("The split whose predictions to show.  [default: the newest]")
 @options.output("Where the page goes.", "FILE")
@@ -53,6 +45,14 @@ def command(
     blurred until they are clicked. For several it goes into the save dir under a new name. RUN is a run's
     id, its name (the newest run of that name) or its folder. A sweep, as sweeps/NAME or by its folder, stands
     for its runs: the page also shows what each parameter changed. That of one sweep goes into its folder.
+
+    Examples:
+      mmfw report                               the newest run, with its newest predictions
+      mmfw report mmbt_grid --split dev_seen --open
+      mmfw report mmbt_grid --no-images -o for-the-group.html
+      mmfw report RUN RUN RUN                   compare runs, seeds of a preset among them
+      mmfw report sweeps/mmbt_grid              compare the runs of a sweep
+      mmfw report sweeps/mmbt_grid vilbert      ... with another run
     """
     require_packages("jinja2", "matplotlib", "pillow", "numpy")
     from mmf_win.results.report import pages

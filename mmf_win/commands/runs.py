@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Group
 from mmf_win.console import (
     aligned,
     controls_escaped,
@@ -43,20 +44,7 @@ _RUNS, _PRESETS = options.completed_by("RUN"), options.completed_by("PRESET")
 _STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
 
 
-@click.group(
-    invoke_without_command=True,
-    epilog="""\b
-Examples:
-  mmfw runs
-  mmfw runs --preset mmbt_grid --state done --limit 5
-  mmfw runs --format csv > runs.csv
-  mmfw runs --sweep mmbt_grid
-  mmfw runs show mmbt_grid
-  mmfw runs show mmbt_grid --verify
-  mmfw runs compare mmbt_grid vilbert
-  mmfw runs rm mmbt_grid/2026-01-31T12-00-00
-  mmfw runs fix-names save        rename reports whose names Windows refuses""",
-)
+@click.group(cls=Group, invoke_without_command=True)
 @click.option("--preset", metavar="PRESET", shell_complete=_PRESETS, help="Only runs of this preset.")
 @click.option("--state", type=click.Choice(_STATES), help="Only runs in this state.")
 @options.number("--limit", meaning="Only the newest N of them.")
@@ -74,7 +62,19 @@ def command(
     save_dir: Path,
     as_json: bool,
 ) -> None:
-    """List what ran and how well, the newest first, and then each sweep on one line."""
+    """List what ran and how well, the newest first, and then each sweep on one line.
+
+    Examples:
+      mmfw runs
+      mmfw runs --preset mmbt_grid --state done --limit 5
+      mmfw runs --format csv > runs.csv
+      mmfw runs --sweep mmbt_grid
+      mmfw runs show mmbt_grid
+      mmfw runs show mmbt_grid --verify
+      mmfw runs compare mmbt_grid vilbert
+      mmfw runs rm mmbt_grid/2026-01-31T12-00-00
+      mmfw runs fix-names save        rename reports whose names Windows refuses
+    """
     of_runs_alone = any(given is not None for given in (preset, state, limit, sweep))
     if ctx.invoked_subcommand is not None:
         if of_runs_alone or form != "text":
@@ -135,15 +135,7 @@ def _line_of_sweep(folder: Path) -> dict[str, object]:
     return {"run": f"{SWEEPS}/{folder.name}", "state": told or "not begun"}
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw runs show
-  mmfw runs show mmbt_grid --json
-  mmfw runs show mmbt_grid --verify
-  mmfw runs show mmbt_grid --config
-  mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt"""
-)
+@command.command()
 @click.argument("run", required=False, shell_complete=_RUNS)
 @click.option(
     "--verify", is_flag=True, help="Read all checkpoints, and say what is in them and which are intact."
@@ -155,6 +147,13 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
 
     With --verify, every byte of its checkpoints is read and compared with the checksums in the file. Names
     of the same bytes take up their space only once.
+
+    Examples:
+      mmfw runs show
+      mmfw runs show mmbt_grid --json
+      mmfw runs show mmbt_grid --verify
+      mmfw runs show mmbt_grid --config
+      mmfw predict --checkpoint save/mmbt_grid/2026-01-31T12-00-00/checkpoints/models/model_2000.ckpt
     """
     chosen = find_run(save_dir, run)
     if config:
@@ -228,12 +227,7 @@ def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
         say(use)
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw runs rm mmbt_grid/2026-01-31T12-00-00
-  mmfw runs rm save/vilbert/2026-01-31T12-00-00 --yes"""
-)
+@command.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN ...", shell_complete=_RUNS)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @options.runs_and_json
@@ -242,6 +236,10 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
 
     RUN is a run's id or folder; a name or a time alone must belong to one run only. If RUN is a link, the
     folder that it points to is removed as well. If one of them is in use, nothing is removed.
+
+    Examples:
+      mmfw runs rm mmbt_grid/2026-01-31T12-00-00
+      mmfw runs rm save/vilbert/2026-01-31T12-00-00 --yes
     """
     found = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
     chosen = list({run.path.resolve(): run for run in found}.values())  # of a run and a link to it, the link
@@ -268,12 +266,7 @@ def remove_asked(folders: Mapping[str, Path], how: Callable[[], object], yes: bo
     say(f"freed {size(freed)}" if agreed else "nothing is removed")
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw runs compare mmbt_grid vilbert
-  mmfw runs compare mmbt_grid/2026-01-31T12-00-00 mmbt_grid/2026-02-01T12-00-00 --json"""
-)
+@command.command()
 @click.argument("first", shell_complete=_RUNS)
 @click.argument("second", shell_complete=_RUNS)
 @options.runs_and_json
@@ -281,6 +274,10 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     """Show how two runs differ: in request, configuration and scores.
 
     `mmfw report RUN RUN` draws a page of it.
+
+    Examples:
+      mmfw runs compare mmbt_grid vilbert
+      mmfw runs compare mmbt_grid/2026-01-31T12-00-00 mmbt_grid/2026-02-01T12-00-00 --json
     """
     runs = find_run(save_dir, first), find_run(save_dir, second)
     differing = differences(*runs)

@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import click
 
+from mmf_win.commands.examples import Command
 from mmf_win.commands.options import as_json
 from mmf_win.console import print_json, print_line, say, shell_line
 from mmf_win.doctor.survey import pip_line
@@ -14,16 +15,7 @@ from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import pip_hint, set_up
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw setup                      the version of PyPI; also repairs a damaged copy
-  mmfw setup --mmf github         the newest, from GitHub
-  mmfw setup --mmf ../my-mmf      a checkout that you edit
-  mmfw setup --torch              print the pip command that installs PyTorch for this machine
-  pip install -c "$(mmfw setup --constraints)" ".[train]"    the versions that mmfw is tested with
-""",
-)
+@click.command(cls=Command)
 @click.option(
     "--mmf",
     "wanted",
@@ -39,6 +31,13 @@ def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_
 
     pypi installs version 1.0.0rc10 (2020) by pip, from the index or mirror that pip is configured to use.
     github downloads the source of a newer, fixed commit (1.0.0rc12); it needs neither git nor a compiler.
+
+    Examples:
+      mmfw setup                      the version of PyPI; also repairs a damaged copy
+      mmfw setup --mmf github         the newest, from GitHub
+      mmfw setup --mmf ../my-mmf      a checkout that you edit
+      mmfw setup --torch              print the pip command that installs PyTorch for this machine
+      pip install -c "$(mmfw setup --constraints)" ".[train]"    the versions that mmfw is tested with
     """
     if torch + constraints + bool(wanted or force) > 1:
         raise UsageError("--torch and --constraints only print; give one of them, and nothing else")

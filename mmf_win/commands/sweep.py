@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Group
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.sweep_show import print_lines, print_plan, rm, status, table, tasks
 from mmf_win.commands.track import tracking, usable
@@ -37,29 +38,19 @@ def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> t
     return tuple(dict.fromkeys(seeds))
 
 
-@click.group(
-    epilog="""\b
-Examples:
-  mmfw sweep run mmbt_grid --seeds 1-5 optimizer.params.lr=1e-5,5e-5
-  mmfw sweep run params.yaml --dry-run
-  mmfw sweep status
-  mmfw sweep table --baseline lr=1e-05""",
-)
+@click.group(cls=Group)
 def command() -> None:
-    """Run many experiments: grids, seeds and searches, one process per GPU."""
+    """Run many experiments: grids, seeds and searches, one process per GPU.
+
+    Examples:
+      mmfw sweep run mmbt_grid --seeds 1-5 optimizer.params.lr=1e-5,5e-5
+      mmfw sweep run params.yaml --dry-run
+      mmfw sweep status
+      mmfw sweep table --baseline lr=1e-05
+    """
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw sweep run mmbt_grid --seeds 1-5      five seeds, one process per GPU
-  mmfw sweep run mmbt_grid --seeds 1-3 optimizer.params.lr=1e-5,5e-5 training.batch_size=16,32
-  mmfw sweep run demo --slots 2 --dry-run optimizer.params.lr=1e-4,7e-4
-  mmfw sweep run params.yaml                what a file says; mlrunner's files work, too
-  mmfw sweep run params.yaml -t norm -c test -r 0,1 -r 2,3
-  mmfw sweep run save/sweeps/mmbt_grid      what is left of an earlier sweep
-  mmfw sweep run save/sweeps/mmbt_grid --failed"""
-)
+@command.command()
 @options.words("PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]", "PRESET")
 @click.option("--seeds", callback=_seeds, metavar="N-M", help="Seeds, for each combination.")
 @options.number("--updates", meaning="The total of each training of a preset.")
@@ -103,6 +94,15 @@ def run(asked: SweepOptions, trackers: tuple[str, ...], what: What, as_json: boo
     A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, and
     with which values (docs/sweeps.md). Each task has a folder that its parameters name. What ended well is
     not run again, and a training that was stopped is resumed. Ctrl+C lets the running tasks save and exit.
+
+    Examples:
+      mmfw sweep run mmbt_grid --seeds 1-5      five seeds, one process per GPU
+      mmfw sweep run mmbt_grid --seeds 1-3 optimizer.params.lr=1e-5,5e-5 training.batch_size=16,32
+      mmfw sweep run demo --slots 2 --dry-run optimizer.params.lr=1e-4,7e-4
+      mmfw sweep run params.yaml                what a file says; mlrunner's files work, too
+      mmfw sweep run params.yaml -t norm -c test -r 0,1 -r 2,3
+      mmfw sweep run save/sweeps/mmbt_grid      what is left of an earlier sweep
+      mmfw sweep run save/sweeps/mmbt_grid --failed
     """
     if not any(asked.words[:1]):
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.commands.runs import remove_asked
 from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, shell_line, size
 from mmf_win.errors import UsageError
@@ -24,12 +25,7 @@ from mmf_win.sweeps.starting import PlannedSweep
 from mmf_win.sweeps.table import Line, flat, lines, position
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw sweep status                         of the newest sweep
-  mmfw sweep status mmbt_grid --state failed"""
-)
+@click.command(cls=Command)
 @click.argument("sweep", required=False)
 @click.option("--state", type=click.Choice(get_args(State)), help="Only tasks in this state.")
 @options.runs_and_json
@@ -37,6 +33,10 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     """Show how far the tasks of a sweep are.
 
     SWEEP is its folder, or its name in the save dir; the newest one there is the default.
+
+    Examples:
+      mmfw sweep status                         of the newest sweep
+      mmfw sweep status mmbt_grid --state failed
     """
     folder = find_sweep(save_dir, sweep)
     found = all_tasks(folder)
@@ -65,13 +65,7 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     print(aligned([header[n] for n in kept], rows, optional=("slot", "time", "at")))
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw sweep table                          of the newest sweep, the best combination first
-  mmfw sweep table mmbt_grid --baseline lr=1e-05 --baseline batch_size=32
-  mmfw sweep table --metric accuracy --format csv > table.csv"""
-)
+@click.command(cls=Command)
 @click.argument("sweep", required=False)
 @click.option(
     "--metric",
@@ -98,6 +92,11 @@ def table(
     Only tasks that ended well count. The metrics are those of each run's best checkpoint, on the validation
     split and on the test splits that it has predicted. Nothing is ranked by a test split. SWEEP
     is as for `mmfw sweep status`.
+
+    Examples:
+      mmfw sweep table                          of the newest sweep, the best combination first
+      mmfw sweep table mmbt_grid --baseline lr=1e-05 --baseline batch_size=32
+      mmfw sweep table --metric accuracy --format csv > table.csv
     """
     folder = find_sweep(save_dir, sweep)
     found = lines(folder, metric=metric, baseline=baseline)
@@ -138,7 +137,7 @@ def _spread(values: Sequence[float], runs: int) -> str | None:
     return None if mean is None else f"{mean:.4f}{deviation}{fewer}"
 
 
-@click.command(epilog="Examples:\n  mmfw sweep rm mmbt_grid")
+@click.command(cls=Command)
 @click.argument("sweep")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @options.runs_and_json
@@ -146,6 +145,9 @@ def rm(sweep: str, yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove a sweep with all its runs and their checkpoints, and free their space.
 
     SWEEP is its folder or its name. A sweep that is in use is not removed.
+
+    Examples:
+      mmfw sweep rm mmbt_grid
     """
     folder = find_sweep(save_dir, sweep)
     remove_asked({folder.path.name: folder.path}, lambda: remove_sweep(folder), yes, as_json)

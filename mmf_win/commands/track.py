@@ -10,6 +10,7 @@ from typing import Any, get_args
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Group
 from mmf_win.console import Progress, aligned, print_json, say, shell_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import Places
@@ -22,15 +23,15 @@ from mmf_win.tracking.tracker import Tracker, require_no_id, tracker
 from mmf_win.upstream.install import require_packages
 
 
-@click.group(
-    epilog="""\b
-Examples:
-  mmfw train mmbt_grid --track mlflow       send a training while it runs
-  mmfw track status                         what trackers have of each run
-  mmfw track push mmbt_grid --to mlflow     send what is missing there"""
-)
+@click.group(cls=Group)
 def command() -> None:
-    """Send runs to MLflow, ClearML or Weights & Biases."""
+    """Send runs to MLflow, ClearML or Weights & Biases.
+
+    Examples:
+      mmfw train mmbt_grid --track mlflow       send a training while it runs
+      mmfw track status                         what trackers have of each run
+      mmfw track push mmbt_grid --to mlflow     send what is missing there
+    """
 
 
 def to_track(option: str, meaning: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -90,13 +91,7 @@ def sweep_of(run: Run) -> Sweep | None:
     return sweep.key(), f"sweeps/{sweep.path.name}", str(sweep.tracking_lock)
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw track push --to mlflow               the newest run
-  mmfw track push mmbt_grid --to mlflow --track-models best
-  mmfw track push sweeps/mmbt_grid --to mlflow --to wandb"""
-)
+@command.command()
 @click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.completed_by("RUN"))
 @to_track("--to", "Where to; may be given several times.")
 @options.runs_dir
@@ -106,6 +101,11 @@ def push(name: str | None, trackers: tuple[str, ...], what: What, save_dir: Path
 
     What it has is not sent again. RUN is a run's id, its name (the newest run of that name) or its folder, by
     default the newest run; SWEEP is sweeps/NAME or a sweep's folder.
+
+    Examples:
+      mmfw track push --to mlflow               the newest run
+      mmfw track push mmbt_grid --to mlflow --track-models best
+      mmfw track push sweeps/mmbt_grid --to mlflow --to wandb
     """
     if not trackers:
         raise UsageError("no tracker is named", hint="`mmfw track push --to mlflow`, clearml or wandb")
@@ -143,17 +143,17 @@ def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
     return {"new": new, **asdict(sender.sent)}
 
 
-@command.command(
-    epilog="""\b
-Examples:
-  mmfw track status
-  mmfw track status mmbt_grid --json"""
-)
+@command.command()
 @click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.completed_by("RUN"))
 @options.runs_dir
 @options.as_json
 def status(name: str | None, save_dir: Path, as_json: bool) -> None:
-    """Show what was sent of all runs, of RUN, or of SWEEP, named as for `mmfw track push`."""
+    """Show what was sent of all runs, of RUN, or of SWEEP, named as for `mmfw track push`.
+
+    Examples:
+      mmfw track status
+      mmfw track status mmbt_grid --json
+    """
     told = []
     for run in find_runs(save_dir, name) if name else with_sweeps(save_dir):
         sends = destinations(run)
@@ -170,12 +170,7 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
         say("nothing is sent so far; `mmfw track push --to mlflow` sends the newest run")
 
 
-@command.command(
-    "register-dataset",
-    epilog="""\b
-Examples:
-  mmfw track register-dataset hateful_memes""",
-)
+@command.command("register-dataset")
 @click.argument("name")
 @options.data_dir
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -185,6 +180,9 @@ def register_dataset(name: str, data_dir: Path | None, yes: bool, as_json: bool)
 
     Images and annotations are verified and uploaded, and `mmfw convert --clearml-dataset` gets them. Only
     those who have accepted the licence of Hateful Memes may use it.
+
+    Examples:
+      mmfw track register-dataset hateful_memes
     """
     from mmf_win.tracking import datasets  # here, as trainings import this module
 

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.commands.profiling import print_profile, require_profilable, start_again
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import sweep_of, tracking, usable, write_page
@@ -33,27 +34,7 @@ from mmf_win.tracking.tracker import require_no_id
 from mmf_win.upstream.install import find_mmf
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw train --list                         the presets, and what the paper reports of them
-  mmfw train mmbt_grid                      train one
-  mmfw train mmbt_grid --updates 500 --seed 1 --name quick
-  mmfw train my.yaml                        train your own preset
-  mmfw train --resume last                  resume the newest run
-  mmfw train --resume last --updates 30000  ... to 30000 updates in all
-  mmfw train --resume mmbt_grid             resume the newest run of that name
-  mmfw train --resume old/best.ckpt         start a new run from a checkpoint
-  mmfw train mmbt_grid --init published     fine-tune MMF's published weights
-  mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
-  mmfw train mmbt_grid --precision bf16 --fast
-  mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5
-  mmfw train mmbt_grid --nproc auto         one process on each GPU
-  mmfw train mmbt_grid --track mlflow       send scalars, scores and the outcome to MLflow
-  mmfw train text_bert --teacher FILE.csv   learn from predictions of a larger model, too
-  mmfw train mmbt_grid --profile 30         where the time of 30 updates goes, and what helps
-  mmfw train mmbt_grid --dry-run            the settings that MMF would get"""
-)
+@click.command(cls=Command)
 @options.words("[PRESET] [KEY=VALUE ...]", "PRESET")
 @click.option(
     "--resume",
@@ -150,6 +131,25 @@ def command(
 
     KEY=VALUE words are overrides of MMF's own configuration keys; they win over presets and options.
     Ctrl+C saves a checkpoint and exits; a second Ctrl+C ends at once.
+
+    Examples:
+      mmfw train --list                         the presets, and what the paper reports of them
+      mmfw train mmbt_grid                      train one
+      mmfw train mmbt_grid --updates 500 --seed 1 --name quick
+      mmfw train my.yaml                        train your own preset
+      mmfw train --resume last                  resume the newest run
+      mmfw train --resume last --updates 30000  ... to 30000 updates in all
+      mmfw train --resume mmbt_grid             resume the newest run of that name
+      mmfw train --resume old/best.ckpt         start a new run from a checkpoint
+      mmfw train mmbt_grid --init published     fine-tune MMF's published weights
+      mmfw train mmbt_grid --batch-size auto    the largest micro-batch that the GPU holds
+      mmfw train mmbt_grid --precision bf16 --fast
+      mmfw train mmbt_grid training.num_workers=2 optimizer.params.lr=1e-5
+      mmfw train mmbt_grid --nproc auto         one process on each GPU
+      mmfw train mmbt_grid --track mlflow       send scalars, scores and the outcome to MLflow
+      mmfw train text_bert --teacher FILE.csv   learn from predictions of a larger model, too
+      mmfw train mmbt_grid --profile 30         where the time of 30 updates goes, and what helps
+      mmfw train mmbt_grid --dry-run            the settings that MMF would get
     """
     if show_list:
         _print_presets(as_json)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.console import aligned, iso, moment, print_json, say, shell_line, size, with_rest_counted
 from mmf_win.doctor.verify import PARTS, verify
 from mmf_win.errors import DataError, UsageError
@@ -20,15 +21,7 @@ what = options.words("[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]
 """What to verify or repair."""
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw verify
-  mmfw verify dataset runs
-  mmfw verify visual_bert_coco --full
-  mmfw verify mmbt_grid/2026-01-31T12-00-00
-  mmfw verify --data-dir D:\\data --json"""
-)
+@click.command(cls=Command)
 @what
 @click.option("--full", is_flag=True, help="Read every file, even if it is unchanged since the last check.")
 @options.places_and_json
@@ -40,6 +33,13 @@ def command(
     A PRESET stands for the features and weights that it reads, with KEY=VALUE overrides as for `mmfw train`.
     A file that was not touched since it was last found intact is not read again; checkpoints are, each time.
     Exits with 3 when something is damaged; `mmfw repair` repairs it.
+
+    Examples:
+      mmfw verify
+      mmfw verify dataset runs
+      mmfw verify visual_bert_coco --full
+      mmfw verify mmbt_grid/2026-01-31T12-00-00
+      mmfw verify --data-dir D:\\data --json
     """
     names, overrides, places = meant(words, data_dir, save_dir)
     found = verify(names, places, overrides, full=full)
