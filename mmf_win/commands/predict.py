@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
+from mmf_win.commands.examples import Command
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import sweep_of, tracking, usable
 from mmf_win.console import print_json, print_line, say
@@ -50,24 +51,7 @@ class _Weights:
 _ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--report", "trackers": "--track"}
 
 
-@click.command(
-    epilog="""\b
-Examples:
-  mmfw predict                              the newest run's best checkpoint, on its test split
-  mmfw predict mmbt_grid                    the newest run of that name
-  mmfw predict mmbt_grid --split dev_seen --split test_seen -o predictions
-  mmfw predict --checkpoint model.ckpt
-  mmfw predict --with model --split dev_seen    by the model that `mmfw export` has put there
-  mmfw predict --published mmbt_grid        MMF's published weights, on the paper's splits
-  mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
-  mmfw predict --best-of mmbt_grid          all seeds of a sweep's best combination
-  mmfw predict --checkpoint best --checkpoint last --ensemble mean
-  mmfw predict --threshold best-accuracy
-  mmfw predict mmbt_grid --image cat.jpg --text "look at this cat"
-  mmfw predict mmbt_grid --track mlflow     send scores and predictions to MLflow
-  mmfw predict mmbt_grid --memes own.csv    a table: img, text, and optionally id and label
-  mmfw predict visual_bert --memes own.csv --features own.lmdb"""
-)
+@click.command(cls=Command)
 @options.words("[RUN ...] [KEY=VALUE ...]", "RUN")
 @click.option(
     "--checkpoint",
@@ -170,6 +154,22 @@ def command(
     the split has labels. RUN is a run's id, its name or its folder, by default the newest run. Several
     runs or checkpoints are predicted one by one; --ensemble also blends them. A page with the same name lies
     beside each prediction file. --json prints one object per prediction file, each on a line.
+
+    Examples:
+      mmfw predict                              the newest run's best checkpoint, on its test split
+      mmfw predict mmbt_grid                    the newest run of that name
+      mmfw predict mmbt_grid --split dev_seen --split test_seen -o predictions
+      mmfw predict --checkpoint model.ckpt
+      mmfw predict --with model --split dev_seen    by the model that `mmfw export` has put there
+      mmfw predict --published mmbt_grid        MMF's published weights, on the paper's splits
+      mmfw predict mmbt_grid vilbert_cc visual_bert_coco --ensemble rank
+      mmfw predict --best-of mmbt_grid          all seeds of a sweep's best combination
+      mmfw predict --checkpoint best --checkpoint last --ensemble mean
+      mmfw predict --threshold best-accuracy
+      mmfw predict mmbt_grid --image cat.jpg --text "look at this cat"
+      mmfw predict mmbt_grid --track mlflow     send scores and predictions to MLflow
+      mmfw predict mmbt_grid --memes own.csv    a table: img, text, and optionally id and label
+      mmfw predict visual_bert --memes own.csv --features own.lmdb
     """
     _require_one_kind(chosen)
     found = usable(trackers, what)
