@@ -220,12 +220,9 @@ def moment(seconds: float | None) -> str:
 def duration(seconds: float) -> str:
     """A time span for people: ``7 s``, ``3 min 20 s``, ``2 h 5 min``."""
     minutes, rest = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{rest} s"
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    parts = {"h": hours, "min": minutes, "s": 0 if hours else rest}
+    return " ".join(f"{amount} {unit}" for unit, amount in parts.items() if amount) or "0 s"
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> str:
