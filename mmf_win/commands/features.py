@@ -73,11 +73,7 @@ def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, a
 @_words
 @options.places_and_json
 def fetch(
-    words: Sequence[str],
-    data_dir: Path | None,
-    save_dir: Path | None,
-    as_json: bool,
-    mirror: Mirror,
+    words: Sequence[str], data_dir: Path | None, save_dir: Path | None, as_json: bool, mirror: Mirror
 ) -> None:
     """Download the missing files of PRESETs to where MMF looks for them.
 

@@ -21,11 +21,7 @@ from mmf_win.inputs.given import Mirror
 @options.archives
 @options.places_and_json
 def command(
-    words: Sequence[str],
-    mirror: Mirror,
-    data_dir: Path | None,
-    save_dir: Path | None,
-    as_json: bool,
+    words: Sequence[str], mirror: Mirror, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
     """Repair what `mmfw verify` finds damaged, and touch nothing else.
 

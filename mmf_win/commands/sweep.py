@@ -239,9 +239,7 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     help="Compare the others with this combination, by a paired t-test over the seeds; may be repeated.",
 )
 @options.form(
-    "tsv",
-    "csv",
-    meaning="How to print it; tsv and csv have means and deviations in columns of their own.",
+    "tsv", "csv", meaning="How to print it; tsv and csv have means and deviations in columns of their own."
 )
 @options.runs_and_json
 def table(
