@@ -13,7 +13,6 @@ from typing import Any
 from mmf_win.console import controls_escaped
 from mmf_win.errors import DataError
 from mmf_win.files import replacing, require_end
-from mmf_win.paths import require_new_file
 from mmf_win.protocol import AttemptFolder
 from mmf_win.runs.folder import Run
 from mmf_win.scrub import scrubber
@@ -24,10 +23,8 @@ _MOST = 1 << 20  # of a file; what went wrong is at its end
 def write(run: Run | None, about: Mapping[str, Any], path: Path, *, log: bool) -> list[str]:
     """Write a zip, and return the names of what is in it.
 
-    With ``log``, also what the run printed goes into it. Raises UsageError where the file exists, or its
-    folder does not.
+    With ``log``, also what the run printed goes into it.
     """
-    require_new_file(path)
     overrides: list[tuple[str, str]] = []  # MMF's log has their keys and values apart
     with suppress(DataError):
         overrides = [(key, str(value)) for key, value in run.request().chosen.items()] if run else []
