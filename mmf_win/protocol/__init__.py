@@ -21,7 +21,9 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
                      before), fit (what that depends on), data (as in Attempt; null where it is not known)
     micro_batch      rows (of a micro-batch from here on), found (whether this is what was looked for)
     train            update, max_updates, epoch, loss, lr, updates_per_s, max_mem_mib
-    val              update, metrics, final (whether of the best checkpoint, after training), data (as above)
+    val              update, metrics (auroc, accuracy, loss and more; a run that an earlier version began has
+                     MMF's names, as hateful_memes/roc_auc, which EventReader translates), final (whether of
+                     the best checkpoint, after training), data (as above)
     saving           update; a checkpoint is about to be written
     checkpoint       update; it is written, with this sha256; best (whether also as the best one so far)
     note             text; something that the user should know

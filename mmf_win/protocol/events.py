@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from mmf_win.files import json_bytes, naming, require_end
+from mmf_win.protocol.metrics import rename_metrics
 from mmf_win.records import decode, optional_fields
 
 Event = dict[str, Any]
@@ -60,10 +61,13 @@ def _is_torn(file: BinaryIO) -> bool:
 
 
 class EventReader:
-    """Reads events as they come; each call of :meth:`poll` yields what is new since the last one."""
+    """Reads events as they come; each call of :meth:`poll` yields what is new since the last one.
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        self.path = path
+    Metrics have mmfw's names; ``as_written``, those of earlier versions keep MMF's.
+    """
+
+    def __init__(self, path: Path, *, from_end: bool = False, as_written: bool = False) -> None:
+        self.path, self._as_written = path, as_written
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def poll(self) -> Iterator[Event]:
@@ -81,6 +85,8 @@ class EventReader:
             with suppress(ValueError):
                 event = decode(line, _EVENT)
                 if "kind" in event and 0 <= event.get("t", 0) < LATEST:
+                    if event.get("metrics") and not self._as_written:
+                        event["metrics"] = rename_metrics(event["metrics"])
                     yield event
 
 

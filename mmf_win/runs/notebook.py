@@ -54,7 +54,7 @@ def events(run: Run, kind: str = "train") -> pandas.DataFrame:
     """What happened in a run, one row an event; it may still be training.
 
     ``t`` is in UTC. Of ``train`` there are ``loss``, ``lr`` and more, of ``val`` the ``metrics``, such as
-    ``metrics.hateful_memes/roc_auc``; the other kinds are listed in ``mmf_win/protocol/__init__.py``.
+    ``metrics.auroc``; the other kinds are listed in ``mmf_win/protocol/__init__.py``.
 
     Raises:
         UsageError: there is no event of this kind.

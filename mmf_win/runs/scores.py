@@ -19,7 +19,6 @@ from mmf_win.files import read_json
 from mmf_win.protocol import Event
 from mmf_win.runs.folder import Run
 
-AUROC = "hateful_memes/roc_auc"
 BEST, UNKNOWN = "best", "unknown"
 
 _STAMP = r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d+)?"
@@ -108,7 +107,7 @@ def is_test(split: str) -> bool:
 
 def val_auroc(event: Event) -> float | None:
     """The validation AUROC that an event reports, if it does."""
-    return _share((event.get("metrics") or {}).get(AUROC)) if event["kind"] == "val" else None
+    return _share((event.get("metrics") or {}).get("auroc")) if event["kind"] == "val" else None
 
 
 def _validation(events: Sequence[Event], best: Event | None) -> Event | None:

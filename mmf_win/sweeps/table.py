@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import disk_usage
 from mmf_win.protocol import Event, read_events
+from mmf_win.protocol.metrics import is_number
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run, task_id
 from mmf_win.runs.history import how_far, summaries
@@ -31,9 +32,7 @@ from mmf_win.upstream.install import require_packages
 if TYPE_CHECKING:
     import pandas
 
-_AUROC = "auroc"
 _SAMPLE = 20  # tasks whose files are counted
-_NAMES = {"roc_auc": _AUROC, "total_loss": "loss"}
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     """
     asked = load(folder)
     search = asked.search if asked is not None else None
-    searched = search.metric if search is not None else _AUROC
+    searched = search.metric if search is not None else "auroc"
     metric = metric or searched
     require_validation(metric)
     done = [task for task in all_tasks(folder) if task.finished and task.state in ("success", "queued")]
@@ -182,16 +181,13 @@ def metrics_of(scores: Scores) -> dict[str, float]:
     by = " (unknown checkpoint)" if scores.counted == UNKNOWN else ""
     for split, test in sorted(scores.scored.items()):
         if is_test(split) and test.auroc is not None:
-            found[f"{split}_{_AUROC}{by}"] = test.auroc
+            found[f"{split}_auroc{by}"] = test.auroc
     return found
 
 
 def validation(event: Event) -> dict[str, float]:
-    """The metrics of a validation, by the names that they have here."""
-    metrics = event.get("metrics") or {}
-    named = ((name.rpartition("/")[2], value) for name, value in metrics.items())
-    numbers = ((name, v) for name, v in named if isinstance(v, (int, float)) and math.isfinite(v))
-    return {_NAMES.get(name, name): float(v) for name, v in numbers}
+    """The metrics of a validation that are numbers."""
+    return {name: float(v) for name, v in (event.get("metrics") or {}).items() if is_number(v)}
 
 
 def objective(asked: Search, folder: TaskFolder) -> float | None:

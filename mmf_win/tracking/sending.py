@@ -19,6 +19,7 @@ from mmf_win.errors import InUseError
 from mmf_win.files import read_json, remove_tree, share, write_bytes, write_json
 from mmf_win.locking import locked
 from mmf_win.protocol import Event, EventReader
+from mmf_win.protocol.metrics import is_number, series_values
 from mmf_win.records import read_record
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
@@ -31,7 +32,6 @@ from mmf_win.upstream.overrides import leaves
 Sweep = tuple[str, str, str]
 _CHECKPOINTS = {"best": "best.ckpt", "last": "current.ckpt"}
 _SCORES = ".metrics.json"
-_SCALARS = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
 _FACTS = ("seed", "batch", "micro_batch", "precision", "device", "parameters", "max_updates")
 _AT_ONCE = 500  # events
 
@@ -217,7 +217,7 @@ class Sender:
     def _new_events(self) -> Iterator[tuple[str, int, list[Point]]]:
         """Of each event that was not sent: its file, how many are there with it, and the points in it."""
         for name, file in event_files(self._run).items():
-            for event in self._readers.setdefault(name, EventReader(file)).poll():
+            for event in self._readers.setdefault(name, EventReader(file, as_written=True)).poll():
                 self._seen[name] = self._seen.get(name, 0) + 1
                 points = [*self._points(event, name)]
                 if self._seen[name] > self.sent.events.get(name, 0):
@@ -230,7 +230,7 @@ class Sender:
         series end in ``/2``, ``/3`` and so on, since no tracker takes points back.
         """
         kind, update, t = event["kind"], event.get("update"), event.get("t", 0.0)
-        values: dict[str, Any] = {}
+        values: dict[str, Any] = series_values(event)
         if kind == "predict":
             update = event.get("done")
             values[file.replace("events.jsonl", "memes")] = update
@@ -246,18 +246,11 @@ class Sender:
             sha256 = event.get("sha256", "")
             self._saved[sha256] = update
             self._best = sha256 if event.get("best") else self._best
-        elif kind == "train":
-            values = {f"train/{name}": event.get(name) for name in _SCALARS}
-        elif kind == "val":
-            of = "best" if event.get("final") else "val"
-            values = {f"{of}/{name}": value for name, value in (event.get("metrics") or {}).items()}
-        is_final = event.get("final")  # of the best checkpoint, which may lie behind
-        if kind in ("train", "val") and not is_final:
+        elif kind in ("train", "val") and not event.get("final"):  # that one's checkpoint may lie behind
             self._furthest = max(self._furthest, update)
         branch = f"/{len(self._resumed_at) + 1}" if self._resumed_at and kind != "predict" else ""
         for name, value in values.items():
-            if _is_number(value):
-                yield Point(name + branch, float(value), update, t)
+            yield Point(name + branch, float(value), update, t)
 
     def _files(self, between_models: float) -> Iterator[tuple[str, Path, str]]:
         """Name, place and stamp of each file that is to be there."""
@@ -304,7 +297,7 @@ class Sender:
         update = self._saved.get(sha256, 0)
         by = f"update {update}/" if sha256 in self._saved and sha256 != self._best else ""
         for name, value in record.items():
-            if isinstance(value, float) and _is_number(value) and name not in ("created", "threshold"):
+            if isinstance(value, float) and is_number(value) and name not in ("created", "threshold"):
                 yield Point(f"{split}/{by}{name}", value, update, t)
 
     def _settings(self) -> dict[str, str]:
@@ -316,7 +309,3 @@ class Sender:
         told |= {name: self._started[name] for name in _FACTS if name in self._started}
         shown = {key: as_typed(value) for key, value in told.items() if value is not None}
         return {key: "<secret>" if is_secret(key) else self._scrub(value) for key, value in shown.items()}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e308

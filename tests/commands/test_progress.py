@@ -29,7 +29,7 @@ def test_a_plain_line_tells_all_fake_nvml(
     monkeypatch.setattr(console.time, "monotonic", lambda: now)
     with RunDisplay() as show:
         show({**STARTED, "device": device})
-        show({"kind": "val", "update": 5, "metrics": {"hateful_memes/roc_auc": 0.61}})
+        show({"kind": "val", "update": 5, "metrics": {"auroc": 0.61}})
         capsys.readouterr()
         now = 20.0
         show({"kind": "train", "update": 10, "loss": 0.5})
@@ -43,7 +43,7 @@ def test_the_best_is_what_was_saved_as_the_best(capsys: pytest.CaptureFixture[st
         for update, auroc, best in ((5, 0.61, True), (10, 0.61, True), (15, 0.7, False)):
             show({"kind": "checkpoint", "update": update, "best": False})
             show({"kind": "checkpoint", "update": update, "best": best})
-            show({"kind": "val", "update": update, "metrics": {"hateful_memes/roc_auc": auroc}})
+            show({"kind": "val", "update": update, "metrics": {"auroc": auroc}})
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("update")]
     assert [line.endswith(" (best)") for line in said] == [True, True, False]
 
@@ -51,7 +51,7 @@ def test_the_best_is_what_was_saved_as_the_best(capsys: pytest.CaptureFixture[st
 def test_rows_that_are_left_out_are_told_with_the_training_and_each_validation(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    metrics = {"hateful_memes/roc_auc": 0.61}
+    metrics = {"auroc": 0.61}
     with RunDisplay() as show:
         show({**STARTED, "data": {"split": "train", "rows": 8400, "full_rows": 8500}})
         for rows, full in ((433, 540), (540, 540), (540, None)):

@@ -49,7 +49,7 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
     log = EventLog(run.events, "1")
     log.write("run_started", torch="2")
     for final in (False, True):  # at the end the best checkpoint is validated once more
-        log.write("val", update=10, metrics={"hateful_memes/roc_auc": 0.7}, final=final)
+        log.write("val", update=10, metrics={"auroc": 0.7}, final=final)
     Exit(outcome, "" if outcome == "ok" else "why it failed").save(run.exit_file)  # type: ignore[arg-type]
     return run
 
@@ -194,8 +194,8 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: 
     log = EventLog(run.events, "1")
     log.write("train_started", update=0, data={"split": "train", "rows": 8400, "full_rows": 8500})
     data = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
-    log.write("val", update=20, metrics={"hateful_memes/roc_auc": 0.75}, data=data)
-    log.write("val", update=30, metrics={"hateful_memes/roc_auc": 0.6}, data={**data, "rows": 540})
+    log.write("val", update=20, metrics={"auroc": 0.75}, data=data)
+    log.write("val", update=30, metrics={"auroc": 0.6}, data={**data, "rows": 540})
     csv = run.reports / "hateful_memes_a_test_unseen_2026-01-01T00-00-01.csv"
     csv.parent.mkdir()
     csv.write_text("id,proba,label\n", encoding="utf-8")
@@ -328,8 +328,8 @@ def run(user_dir: Path) -> Run:
     run = make(user_dir, "a/2026-01-01T00-00-00")
     log = EventLog(run.events, "1")
     for update, auroc in ((4, 0.8), (6, 0.6)):
-        log.write("val", update=update, metrics={"hateful_memes/roc_auc": auroc})
-    log.write("val", update=6, metrics={"hateful_memes/roc_auc": 0.8}, final=True)
+        log.write("val", update=update, metrics={"auroc": auroc})
+    log.write("val", update=6, metrics={"auroc": 0.8}, final=True)
     checkpoint(run.checkpoints / "best.ckpt", 4)
     last = checkpoint(run.checkpoints / "models" / "model_6.ckpt", 6, epoch=2)
     share(last, run.checkpoints / "current.ckpt")

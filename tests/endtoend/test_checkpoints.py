@@ -16,7 +16,6 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
-from mmf_win.runs.scores import AUROC
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds import hostile
@@ -120,7 +119,7 @@ def test_a_run_that_begins_at_a_checkpoint_of_another_has_a_best_of_its_own(tool
     assert f"starts from {start}, update 3" in tool.errors
     assert "update 4: validation AUROC" in tool.errors and tool.errors.count("(best)") == 1
     assert known(new, "best.ckpt").update == 4
-    best = max(e["metrics"][AUROC] for e in events(new, "val"))
+    best = max(e["metrics"]["auroc"] for e in events(new, "val"))
     assert tool("runs")[0]["best_auroc"] == best
     (member,) = tool("predict")["members"]
     assert member["checkpoint"] == str(new.checkpoints / "best.ckpt")

@@ -109,7 +109,7 @@ def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
     table, validations, page = _run_notebook()
     assert table["seed"].tolist() == [1]
     assert table["test_auroc"].notna().all()
-    assert validations["metrics.hateful_memes/roc_auc"].between(0, 1).all()
+    assert validations["metrics.auroc"].between(0, 1).all()
     assert page._repr_html_().count("<iframe") == 1
 
 

@@ -25,7 +25,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert starts(tool.run_of(resumed)) == [0, 3], "the second attempt resumes where the first ended"
 
     assert list(shown_by_tensorboard(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
-    assert shown_by_tensorboard(tool.run_of(resumed).path, "val/roc_auc")
+    assert shown_by_tensorboard(tool.run_of(resumed).path, "val/auroc")
 
     predicted = tool("predict", "--no-report")
     assert not list(tool.run_of(resumed).reports.glob("*.html"))

@@ -40,7 +40,7 @@ def test_events_are_a_table_of_one_kind(world: World) -> None:
     table = events(run)
     assert {"t", "update", "loss"} <= set(table.columns) and "kind" not in table.columns
     assert str(table["t"].dt.tz) == "UTC"
-    assert "metrics.hateful_memes/roc_auc" in events(run, "val").columns
+    assert "metrics.auroc" in events(run, "val").columns
     with pytest.raises(UsageError, match="no event of the kind 'trian'") as error:
         events(run, "trian")
     assert "train" in str(error.value.hint)

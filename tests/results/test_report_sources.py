@@ -12,19 +12,19 @@ from tests.worlds.report_world import attempt
 
 def test_every_curve_is_read() -> None:
     curves = read_curves(attempt("1", 0, 60, "ok"))
-    assert [update for update, _ in curves.series("loss")] == [10, 20, 30, 40, 50, 60]
-    assert [update for update, _ in curves.series("auroc")] == [30, 60]
-    for name in ("lr", "speed", "memory", "val_loss", "accuracy"):
+    assert [update for update, _ in curves.series("train/loss")] == [10, 20, 30, 40, 50, 60]
+    assert [update for update, _ in curves.series("val/auroc")] == [30, 60]
+    for name in ("train/lr", "train/updates_per_s", "train/max_mem_mib", "val/loss", "val/accuracy"):
         assert curves.series(name), name
     assert curves.undone == ()
-    assert read_curves([]).series("loss") == [], "before training began"
+    assert read_curves([]).series("train/loss") == [], "before training began"
 
 
 def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
     curves = read_curves([*attempt("1", 0, 60, "cuda_oom"), *attempt("3", 30, 120, "ok", batch=16)])
-    updates = [update for update, _ in curves.series("loss")]
+    updates = [update for update, _ in curves.series("train/loss")]
     assert updates == list(range(10, 121, 10))
-    assert [update for update, _ in curves.series("loss", undone=True)] == [40, 50, 60]
+    assert [update for update, _ in curves.series("train/loss", undone=True)] == [40, 50, 60]
     first, second = curves.attempts
     assert (first.update, first.why, first.batch) == (0, "", 32)
     assert (second.update, second.batch) == (30, 16)
@@ -38,19 +38,19 @@ def test_an_attempt_without_an_end_was_killed() -> None:
 
 def test_pauses_between_attempts_take_no_time() -> None:
     curves = read_curves([*attempt("1", 0, 60, "interrupted"), *attempt("2", 60, 120, "ok")])
-    seconds = [second for second, _ in curves.over_time("speed")]
+    seconds = [second for second, _ in curves.over_time("train/updates_per_s")]
     assert seconds == [float(n) for n in range(10, 121, 10)]
 
 
 def test_the_last_validation_of_the_best_checkpoint_is_no_point_of_the_curve() -> None:
     events = attempt("1", 0, 60, "ok")
     final = {"t": 2e6, "kind": "val", "attempt": "1", "update": 30, "final": True}
-    curves = read_curves([*events, {**final, "metrics": {"hateful_memes/roc_auc": 0.9}}])
-    assert max(score for _, score in curves.series("auroc")) < 0.9
+    curves = read_curves([*events, {**final, "metrics": {"auroc": 0.9}}])
+    assert max(score for _, score in curves.series("val/auroc")) < 0.9
 
 
 def test_events_and_values_of_other_versions_are_skipped() -> None:
-    metrics = {"hateful_memes/roc_auc": "high", "total_loss": float("nan")}
+    metrics = {"auroc": "high", "loss": float("nan")}
     strange: list[dict[str, Any]] = [
         {"kind": "train", "attempt": "1", "update": 70, "loss": 0.1},
         {"kind": "val", "t": 2e6, "attempt": "1", "update": 70, "metrics": metrics},

@@ -146,8 +146,8 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
         run,
         {"kind": "run_started"},
         {"kind": "train_started", "update": 0, "max_updates": 30},
-        {"kind": "val", "update": 10, "metrics": {"hateful_memes/roc_auc": 0.7}},
-        {"kind": "val", "update": 20, "metrics": {"hateful_memes/roc_auc": 0.6, "unheard of": 1}},
+        {"kind": "val", "update": 10, "metrics": {"auroc": 0.7}},
+        {"kind": "val", "update": 20, "metrics": {"auroc": 0.6, "unheard of": 1}},
         {"kind": "of a later version", "whatever": True},
     )
     with locked(run.lock):
@@ -184,8 +184,8 @@ def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:
     lines = [
         '{"kind": "run_started", "attempt": "1"}',
         '{"t": 5, "kind": "val", "attempt": "1", "metrics": null}',
-        '{"t": 7, "kind": "val", "attempt": "1", "metrics": {"hateful_memes/roc_auc": NaN}}',
-        '{"t": 9, "kind": "val", "attempt": "1", "metrics": {"hateful_memes/roc_auc": 0.75}}',
+        '{"t": 7, "kind": "val", "attempt": "1", "metrics": {"auroc": NaN}}',
+        '{"t": 9, "kind": "val", "attempt": "1", "metrics": {"auroc": 0.75}}',
     ]
     run.events.write_text("\n".join([*lines, ""]), encoding="utf-8")
     [summary] = history.summaries(tmp_path)

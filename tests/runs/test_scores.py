@@ -12,7 +12,6 @@ import pytest
 from mmf_win.files import write_json
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
-from mmf_win.runs.scores import AUROC
 from mmf_win.sweeps.folder import TaskFolder
 from mmf_win.sweeps.table import measured, metrics_of
 from tests.worlds.event_log import EventLog
@@ -32,7 +31,7 @@ def saved(
 ) -> None:
     """The run came to an update, whose checkpoint has its number and its attempt as the hash."""
     log = EventLog(run.events, attempt)
-    log.write("val", update=update, metrics={AUROC: auroc}, final=False)
+    log.write("val", update=update, metrics={"auroc": auroc}, final=False)
     log.write("checkpoint", update=update, best=best, sha256=f"{update} of {attempt}")
 
 
@@ -129,7 +128,7 @@ def test_a_list_is_of_one_test_split(mmfw: Mmfw, run: Run) -> None:
 
 def test_of_older_records_the_checkpoint_is_unknown_and_said_to_be(mmfw: Mmfw, user_dir: Path) -> None:
     old = trained(user_dir, "a")
-    EventLog(old.events, "1").write("val", update=10, metrics={AUROC: 0.9}, final=False)
+    EventLog(old.events, "1").write("val", update=10, metrics={"auroc": 0.9}, final=False)
     EventLog(old.events, "1").write("checkpoint", update=10)
     predicted(old, "test_seen", "10 of 1", 0.7)
     assert listed(mmfw, user_dir) == {"a": (0.9, 0.7, "test_seen", "unknown")}

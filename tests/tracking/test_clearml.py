@@ -69,7 +69,7 @@ def test_a_stub_gets_what_a_run_leaves_once(world: World, stub: Stub) -> None:
     assert (told["id"], told["new"], task["name"], task["status"]) == (task["id"], True, run.id, "completed")
     assert told["link"] == f"http://web.test/projects/*/experiments/{task['id']}"
     assert stub.series("loss", "train") == losses(run)
-    assert [update for update, _, _ in stub.series("hateful_memes/roc_auc", "val")] == [30, 60, 90, 120]
+    assert [update for update, _, _ in stub.series("auroc", "val")] == [30, 60, 90, 120]
     assert stub.series("auroc", SPLIT) == [(0, round((BEGAN + 7) * 1000), 0.75)]
     params = stub.params("mmfw")
     assert (params["optimizer.params.lr"], params["env.api_token"]) == ("5e-05", "<secret>")

@@ -50,7 +50,7 @@ def test_a_finished_run_arrives_with_its_points_settings_files_and_state(
 ) -> None:
     assert send(run, tracker)
     assert tracker.steps("train/loss") == EVERY_TEN
-    assert tracker.steps("val/hateful_memes/roc_auc") == [30, 60, 90, 120]
+    assert tracker.steps("val/auroc") == [30, 60, 90, 120]
     assert tracker.sent[0].t == BEGAN + 1010
     assert tracker.settings["preset"] == "mmbt_grid" and tracker.settings["device"] == "cuda:0"
     assert tracker.tags == {"mmfw.outcome": "done"}
@@ -58,6 +58,22 @@ def test_a_finished_run_arrives_with_its_points_settings_files_and_state(
     assert tracker.states == ["running", "done"]
     [sent] = destinations(run)
     assert (sent.id, sent.state, sent.error) == ("run 1", "done", None)
+
+
+def test_a_run_that_an_earlier_version_began_goes_on_in_its_series(
+    run: Run, tracker: RecordingTracker
+) -> None:
+    """The worker keeps the names that the run has in its events, and so does the tracker."""
+    run.events.unlink()
+    for name, first, last in (("1", 0, 30), ("2", 30, 60)):
+        told = attempt(name, first, last, "interrupted")
+        for event in told:
+            if event["kind"] == "val":
+                event["metrics"] = {"hateful_memes/roc_auc": 0.5, "total_loss": 0.7}
+        tell(run, told)
+        send(run, tracker)
+    assert tracker.steps("val/hateful_memes/roc_auc") == tracker.steps("val/total_loss") == [30, 60]
+    assert not tracker.steps("val/auroc")
 
 
 def test_nothing_is_sent_twice(run: Run, tracker: RecordingTracker) -> None:

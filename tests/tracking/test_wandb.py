@@ -109,7 +109,7 @@ def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: World)
     assert (about.run_id, about.project, about.display_name) == (sent["id"], "hateful-memes", run.id)
     assert not (about.host or about.HasField("git"))
     assert series(folder, "train/loss") == told(run, "loss")
-    assert [update for update, _, _ in series(folder, "val/hateful_memes/roc_auc")] == [30, 60, 90, 120]
+    assert [update for update, _, _ in series(folder, "val/auroc")] == [30, 60, 90, 120]
     assert series(folder, f"{SPLIT}/auroc") == [(0, BEGAN, 0.71)]
     settings = values(of_kind(folder, "config")[0].update)
     assert (settings["optimizer.params.lr"], settings["env.api_key"]) == ("5e-05", "<secret>")

@@ -125,7 +125,7 @@ def attempt(
         events.append(event(update, "train", max_updates=120, epoch=1, **figures))
         if update % 30 == 0:
             auroc = 0.5 + update / 600
-            metrics = {"hateful_memes/roc_auc": auroc, "hateful_memes/accuracy": 0.5, "total_loss": 0.69}
+            metrics = {"auroc": auroc, "accuracy": 0.5, "loss": 0.69}
             events.append(event(update, "val", metrics=metrics, final=False, data=validated))
     if outcome is not None:
         events.append(event(last, "run_ended", outcome=outcome))
@@ -145,7 +145,7 @@ def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Run
         events = attempt("1", 0, 120, "ok", seed=1)
         for event in events:
             if event["kind"] == "val":
-                event["metrics"]["hateful_memes/roc_auc"] += n / 1000
+                event["metrics"]["auroc"] += n / 1000
         tell(run, events)
         if n < predicted:
             world.predict(run)

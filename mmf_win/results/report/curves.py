@@ -7,13 +7,8 @@ from dataclasses import dataclass, field
 
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
-from mmf_win.records import is_a
-from mmf_win.runs.scores import AUROC
+from mmf_win.protocol.metrics import series_values
 
-_VALUES = {
-    "train": {"loss": "loss", "lr": "lr", "speed": "updates_per_s", "memory": "max_mem_mib"},
-    "val": {"val_loss": "total_loss", "auroc": AUROC, "accuracy": AUROC.replace("roc_auc", "accuracy")},
-}
 _WHY = {
     "interrupted": "after an interruption",
     "cuda_oom": "after the GPU's memory had run out",
@@ -61,7 +56,7 @@ class Sample:
     Attributes:
         update: how many updates were done.
         seconds: time spent in training until then; pauses between attempts do not count.
-        values: finite numbers by the names that :meth:`TrainingCurves.series` takes.
+        values: numbers by the names of their series; see :func:`mmf_win.protocol.metrics.series_values`.
         data: of a validation, what it was measured on, where it is known.
     """
 
@@ -88,17 +83,15 @@ class TrainingCurves:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def series(self, name: str, *, undone: bool = False) -> list[tuple[int, float]]:
-        """Pairs of update and value of ``loss``, ``lr``, ``speed`` (updates a second), ``memory`` (MiB),
-        ``val_loss``, ``auroc`` or ``accuracy``; or of what is ``undone``.
-        """
+        """Pairs of update and value of ``train/loss``, ``val/auroc`` and so on; or of what is ``undone``."""
         samples = self.undone if undone else self.samples
         return [(sample.update, sample.values[name]) for sample in samples if name in sample.values]
 
     @property
     def best_validation(self) -> Sample | None:
         """The validation with the highest AUROC, the first of equal ones."""
-        validations = [sample for sample in self.samples if "auroc" in sample.values]
-        return max(validations, key=lambda sample: sample.values["auroc"], default=None)
+        validations = [sample for sample in self.samples if "val/auroc" in sample.values]
+        return max(validations, key=lambda sample: sample.values["val/auroc"], default=None)
 
     def over_time(self, name: str) -> list[tuple[float, float]]:
         """Pairs of seconds spent in training and value, of everything that was done."""
@@ -141,17 +134,9 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
             outcome = str(event.get("outcome"))
         elif not attempts or event.get("attempt") != current or event.get("final"):
             continue
-        elif values := _values(event):
+        elif values := series_values(event):
             seconds = spent + max(0.0, time - began)
             update = event.get("update", 0)
             samples.append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
     undone.sort(key=lambda sample: sample.seconds)
     return TrainingCurves(tuple(attempts), tuple(samples), tuple(undone), versions)
-
-
-def _values(event: Event) -> dict[str, float]:
-    source = event.get("metrics") if event["kind"] == "val" else event
-    if not isinstance(source, dict):
-        return {}
-    keys = _VALUES.get(event["kind"], {}).items()
-    return {name: float(source[key]) for name, key in keys if is_a(source.get(key), float)}

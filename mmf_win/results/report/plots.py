@@ -106,27 +106,27 @@ class Plots(list[Plot]):
 def training(curves: TrainingCurves) -> list[Plot]:
     """Loss, learning rate and validation over the updates; those of which nothing is known are left out."""
     plots = Plots()
-    if losses := curves.series("loss"):
+    if losses := curves.series("train/loss"):
         caption = f"The training loss went from {losses[0][1]:.3g} to {losses[-1][1]:.3g}."
-        validation = curves.series("val_loss")
+        validation = curves.series("val/loss")
         legend = {"training": "series-1", **({"validation": "series-2"} if validation else {})}
         with plots.drawing("loss", "Loss", caption, legend) as axes:
-            _line(axes, curves.series("loss", undone=True), "muted", alpha=0.5)
+            _line(axes, curves.series("train/loss", undone=True), "muted", alpha=0.5)
             _line(axes, losses, "series-1")
             _line(axes, validation, "series-2", dots=True)
             _over_updates(axes, curves)
     if (top := curves.best_validation) is not None:
-        best = top.values["auroc"]
+        best = top.values["val/auroc"]
         on = f", on {top.data.brief}" if top.data else ""
         caption = f"The best validation AUROC is {best:.4f}, at update {top.update:,}{on}."
-        accuracies = curves.series("accuracy")
+        accuracies = curves.series("val/accuracy")
         legend = {"AUROC": "series-1", **({"accuracy": "series-2"} if accuracies else {})}
         with plots.drawing("validation", "Validation", caption, legend) as axes:
             _line(axes, accuracies, "series-2", dots=True)
-            _line(axes, curves.series("auroc"), "series-1", dots=True)
+            _line(axes, curves.series("val/auroc"), "series-1", dots=True)
             axes.plot([top.update], [best], "o", markersize=8, markerfacecolor="none", color=COLOURS["ink"])
             _over_updates(axes, curves)
-    if rates := curves.series("lr"):
+    if rates := curves.series("train/lr"):
         peak = max(rate for _, rate in rates)
         caption = f"The learning rate rises to at most {peak:.3g}."
         with plots.drawing("rate", "Learning rate", caption) as axes:
@@ -139,12 +139,12 @@ def training(curves: TrainingCurves) -> list[Plot]:
 def resources(curves: TrainingCurves) -> list[Plot]:
     """Speed and GPU memory over the time spent in training."""
     plots = Plots()
-    if speeds := curves.over_time("speed"):
+    if speeds := curves.over_time("train/updates_per_s"):
         middle = np.median([speed for _, speed in speeds])
         caption = f"{middle:.3g} updates a second in the median."
         with plots.drawing("speed", "Updates a second", caption) as axes:
             _over_time(axes, speeds)
-    if memory := [(seconds, mib / 1024) for seconds, mib in curves.over_time("memory")]:
+    if memory := [(seconds, mib / 1024) for seconds, mib in curves.over_time("train/max_mem_mib")]:
         caption = f"At most {max(gib for _, gib in memory):.1f} GiB of the GPU's memory were allocated."
         with plots.drawing("memory", "GPU memory in GiB", caption) as axes:
             _over_time(axes, memory)
@@ -187,8 +187,9 @@ def histogram(
 def overlaid(runs: Sequence[tuple[TrainingCurves, str]]) -> list[Plot]:
     """The same curves of several runs, each in the colour of its role; some runs may have no points."""
     plots = Plots()
-    for name, title, key in (("validation", "Validation AUROC", "auroc"), ("loss", "Training loss", "loss")):
-        lines = [(points, role) for curves, role in runs if (points := curves.series(key))]
+    drawn = (("validation", "Validation AUROC", "val/auroc"), ("loss", "Training loss", "train/loss"))
+    for name, title, series in drawn:
+        lines = [(points, role) for curves, role in runs if (points := curves.series(series))]
         amount = f"{len(lines)} of {len(runs)}" if len(lines) < len(runs) else f"{len(runs)}"
         if lines:
             with plots.drawing(name, title, f"{amount} runs over their updates, one line per run.") as axes:

@@ -11,13 +11,13 @@ from typing import Any, NoReturn
 import torch
 
 from mmf_win.protocol import Attempt
+from mmf_win.protocol.metrics import series_values
 from mmf_win.worker.hooks.phase_timer import PhaseTimer
 from mmf_win.worker.hooks.ranks import any_rank, rank, ranks
 from mmf_win.worker.outcome import StopRequested
 from mmf_win.worker.stopping import Stop
 
 _HEARTBEAT = 1.0
-_CURVES = ("loss", "lr", "updates_per_s", "max_mem_mib")
 
 
 class Observer:
@@ -130,12 +130,8 @@ class TensorBoardLogger:
                 self._writer = SummaryWriter(str(self._folder), purge_step=values["update"] + 1)
         if self._writer is None:
             return
-        scalars: dict[str, float | None] = {}
-        if kind == "train":
-            scalars = {key: values.get(key) for key in _CURVES}
-        elif kind == "val" and not values.get("final"):
-            scalars = {key.removeprefix("hateful_memes/"): value for key, value in values["metrics"].items()}
-        for key, value in scalars.items():
-            if value is not None:
-                self._writer.add_scalar(f"{kind}/{key}", value, values["update"])
+        if not values.get("final"):
+            for name, value in series_values({"kind": kind, **values}).items():
+                # Runs that earlier versions began have MMF's names in their events.
+                self._writer.add_scalar(name.replace("hateful_memes/", ""), value, values["update"])
         self._writer.flush()  # a worker may be killed at any time

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from mmf_win.errors import UsageError
-from mmf_win.protocol import read_events
+from mmf_win.protocol import EventReader, read_events
 from mmf_win.protocol.data_wait import Waiting
+from mmf_win.protocol.metrics import rename_metrics
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity
 from mmf_win.worker.hooks.micro_batch import MicroBatch
 from mmf_win.worker.hooks.observer import Observer
@@ -36,6 +38,7 @@ class TrainingSession:
         training = trainer.config.training
         self._first_update = self._last_update = trainer.num_updates
         self._since = time.monotonic()
+        self._keeps_names = _has_mmf_names(request.events)
         observer.begin(
             "train_started",
             None if request.is_trial else self._save,
@@ -105,6 +108,7 @@ class TrainingSession:
     def on_validation_end(self, meter: Any, *, final: bool = False) -> None:
         """Report a validation, ``final`` if it follows training and scores the best checkpoint."""
         metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
+        metrics = metrics if self._keeps_names else rename_metrics(metrics)
         update, data = self._checkpoint.resume_state.validated, self._request.data.get("val")
         self._observer.event("val", update=update, metrics=metrics, final=final, data=data)
 
@@ -147,6 +151,13 @@ def note_waiting(observer: Observer, trainer: Any, waiting: Waiting) -> None:
     first = trainer.current_epoch == 1 and decodes_once(observer.request, trainer)
     later = ", and less once all images are decoded" if first else ""
     observer.event("note", text=f"{waiting}{later}: training.num_workers={workers} may help")
+
+
+def _has_mmf_names(events: Path) -> bool:
+    """Return whether an earlier version began the run: its series keep MMF's names of metrics."""
+    told = EventReader(events, as_written=True).poll()
+    first: dict[str, Any] = next((event["metrics"] for event in told if event.get("metrics")), {})
+    return first != rename_metrics(first)
 
 
 def _number(value: Any) -> float | None:

@@ -1,4 +1,4 @@
-"""What a training that has done nothing is called, and the curves that TensorBoard's own reader finds."""
+"""What a training tells of its updates and validations, and what TensorBoard's own reader finds of it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import Attempt, EventReader, read_events
 from mmf_win.worker.stopping import Stop
+from tests.worlds.event_log import EventLog
 from tests.worlds.tools import LazyModule, requires_package, shown_by_tensorboard
 
 torch = LazyModule("torch")
@@ -60,8 +61,8 @@ def trained(curves: Any, first: int, last: int, loss: float) -> None:
     curves.write("train_started", {"update": first})
     for update in range(first + 1, last + 1):
         curves.write("train", {"update": update, "loss": loss, "lr": 1e-5, "max_mem_mib": None, "epoch": 1})
-        curves.write("val", {"update": update, "metrics": {"hateful_memes/roc_auc": 0.5, "x": None}})
-    curves.write("val", {"update": 1, "metrics": {"hateful_memes/roc_auc": 0.9}, "final": True})
+        curves.write("val", {"update": update, "metrics": {"auroc": 0.5, "x": None}})
+    curves.write("val", {"update": 1, "metrics": {"auroc": 0.9}, "final": True})
     curves.write("alive", {})
 
 
@@ -71,11 +72,34 @@ def test_each_update_has_its_figures_and_a_run_that_goes_on_takes_the_place_of_w
     trained(observing.TensorBoardLogger(user_dir), 0, 4, loss=0.5)
     assert shown_by_tensorboard(user_dir, "train/loss") == dict.fromkeys(range(1, 5), 0.5)
     assert shown_by_tensorboard(user_dir, "train/lr") == pytest.approx(dict.fromkeys(range(1, 5), 1e-5))
-    roc_auc = shown_by_tensorboard(user_dir, "val/roc_auc")
-    assert roc_auc == dict.fromkeys(range(1, 5), 0.5), "the final is of none"
+    auroc = shown_by_tensorboard(user_dir, "val/auroc")
+    assert auroc == dict.fromkeys(range(1, 5), 0.5), "the final is of none"
     assert all(is_portable(path.name) for path in user_dir.iterdir())
     trained(observing.TensorBoardLogger(user_dir), 2, 5, loss=0.25)
     assert shown_by_tensorboard(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
+
+
+@pytest.mark.parametrize("began", ["earlier", "now"])
+def test_a_run_that_an_earlier_version_began_keeps_its_names_of_metrics(
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch, began: str
+) -> None:
+    of_mmf = {"hateful_memes/roc_auc": 0.75, "total_loss": 0.5}
+    if began == "earlier":
+        EventLog(user_dir / "events.jsonl", "1").write("val", update=3, metrics=of_mmf)
+    training = observed(user_dir, monkeypatch, began=3)
+    training._checkpoint = SimpleNamespace(resume_state=SimpleNamespace(validated=4))
+    meters = {f"val/{name}": SimpleNamespace(global_avg=value) for name, value in of_mmf.items()}
+    training.on_validation_end(SimpleNamespace(meters=meters))
+    told = [
+        event["metrics"]
+        for event in EventReader(user_dir / "events.jsonl", as_written=True).poll()
+        if event["kind"] == "val"
+    ]
+    names = {"earlier": ("val/roc_auc", "val/total_loss"), "now": ("val/auroc", "val/loss")}
+    assert told[-1] == (of_mmf if began == "earlier" else {"auroc": 0.75, "loss": 0.5})
+    assert [shown_by_tensorboard(user_dir, name) for name in names[began]] == [{4: 0.75}, {4: 0.5}]
+    read = [event["metrics"] for event in read_events(user_dir / "events.jsonl") if event["kind"] == "val"]
+    assert all(metrics == {"auroc": 0.75, "loss": 0.5} for metrics in read)
 
 
 def test_a_prediction_has_no_curves(user_dir: Path) -> None:
