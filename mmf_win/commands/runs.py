@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,6 @@ from mmf_win.runs.outcomes import use_intact
 from mmf_win.runs.request import as_typed
 from mmf_win.sweeps.folder import SweepFolder, begun, find_sweep
 
-_COVERED = ("split", "rows", "full_rows")
 _RUNS, _PRESETS = options.completed_by("RUN"), options.completed_by("PRESET")
 _STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
 
@@ -90,10 +89,10 @@ def command(
     if preset is not None and not (found or state):
         presets.load(preset)  # refuses what is no preset
     if as_json:
-        print_json([asdict(summary) for summary in found])
+        print_json([summary.columns() for summary in found])
     elif form == "csv":
-        rows = [asdict(summary) | {"started": iso(summary.started)} for summary in found]
-        print_csv([field.name for field in fields(Summary)], rows)
+        rows = [summary.columns() | {"started": iso(summary.started)} for summary in found]
+        print_csv(list(Summary("", "").columns()), rows)
     elif not found and of_runs_alone:
         say(f"there are no such runs in {save_dir}")
     elif not found and not sweeps:
@@ -117,9 +116,9 @@ def _line(s: Summary) -> dict[str, object]:
         "state": s.state,
         "updates": f"{s.updates or 0}/{s.max_updates or '?'}" if trained else None,
         "best AUROC": s.best_auroc,
-        "on": None if s.best_auroc is None else s.validated_on,
+        "on": _brief(None if s.best_auroc is None else s.validated_on),
         "test AUROC": s.test_auroc,
-        "of": s.tested_on,
+        "of": _brief(s.tested_on),
         "by": s.test_checkpoint,
         "seed": s.seed,
         "MMF": s.mmf,
@@ -127,6 +126,10 @@ def _line(s: Summary) -> dict[str, object]:
         "time": duration(s.seconds) if trained else None,
         "size": size(s.size),
     }
+
+
+def _brief(on: Coverage | None) -> str | None:
+    return None if on is None else on.brief
 
 
 def _line_of_sweep(folder: Path) -> dict[str, object]:
@@ -161,21 +164,22 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
             raise UsageError("--config prints the settings, and --verify checkpoints", hint="choose one")
         print_tree(chosen.request().settings, as_json)
         return
-    known = details(chosen)
+    record = Record.read(chosen)
+    known = details(record)
     found = listed(chosen) if verify else []
     if verify:
         known["checkpoints"] = [asdict(each) for each in found]
     if as_json:
         print_json(known)
         return
-    print(controls_escaped("\n\n".join(_described(known))), end="\n\n" if verify else "\n")
+    print(controls_escaped("\n\n".join(_described(record.summary, known))), end="\n\n" if verify else "\n")
     if verify:
         _show_checkpoints(chosen, found)
 
 
-def _described(run: dict[str, Any]) -> Iterator[str]:
-    best = run["best_auroc"] and f"{run['best_auroc']:.4f} on {_on({k: run[f'val_{k}'] for k in _COVERED})}"
-    amount = f"{run['updates'] or 0} of {run['max_updates'] or '?'} updates in {duration(run['seconds'])}"
+def _described(summary: Summary, run: dict[str, Any]) -> Iterator[str]:
+    best = summary.best_auroc and f"{summary.best_auroc:.4f} on {summary.validated_on}"
+    amount = f"{summary.updates or 0} of {summary.max_updates or '?'} updates in {duration(summary.seconds)}"
     settings = [f"{key}={as_typed(value)}" for key, value in run["settings"].items() if value is not None]
     splits = [f"{split} for {use.replace('val', 'validation')}" for use, split in run["splits"].items()]
     told = {
@@ -190,22 +194,16 @@ def _described(run: dict[str, Any]) -> Iterator[str]:
         "Weights to start from": run["published_weights"] or run["init"],
         "Weights loaded": "; ".join(dict.fromkeys(run["loaded"])),
         "Settings": " ".join(settings),
-        "Training rows": run["trained_on"] and _on(run["trained_on"]),
+        "Training rows": Coverage.read(run["trained_on"]),
         "Splits": ", ".join(splits),
         "Data": run["data_dir"],
         "Files": f"{run['path']}, {size(run['size'])}",
     }
     yield "\n".join(f"{name}: {value}" for name, value in told.items() if value not in (None, "", []))
-    if validations := [(each["update"], each["auroc"], _on(each)) for each in run["validations"]]:
+    if validations := [(each["update"], each["auroc"], Coverage.read(each)) for each in run["validations"]]:
         yield aligned(("update", "AUROC", "on"), validations)
-    if made := [(p["csv"], p["auroc"], _on(p), p["checkpoint"]) for p in run["predictions"]]:
+    if made := [(p["csv"], p["auroc"], Coverage.read(p), p["checkpoint"]) for p in run["predictions"]]:
         yield aligned(("prediction", "AUROC", "on", "by"), made)
-
-
-def _on(known: dict[str, Any]) -> str | None:
-    """The split and how many of its rows; the split alone, where no more is known."""
-    on = Coverage.read(known)
-    return known.get("split") if on is None else str(on)
 
 
 def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
@@ -283,8 +281,11 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     differing = differences(*runs)
     known = [Record.read(run) for run in runs]
     a, b = (each.summary for each in known)
-    compared = ("state", "updates", "best_auroc", "validated_on", "seconds")
-    scores: dict[str, Any] = {name: (getattr(a, name), getattr(b, name)) for name in compared}
+    scores: dict[str, Any] = {
+        **{name: (getattr(a, name), getattr(b, name)) for name in ("state", "updates", "best_auroc")},
+        "validated_on": (_brief(a.validated_on), _brief(b.validated_on)),
+        "seconds": (a.seconds, b.seconds),
+    }
     tested = [each.scores.scored for each in known]
     for split in sorted(set().union(*tested)):
         both = [scored.get(split) for scored in tested]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from mmf_win.commands.profiling import print_profile, require_profilable, start_
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import sweep_of, tracking, usable, write_page
 from mmf_win.console import aligned, controls_escaped, duration, print_json, print_tree, say, shell_line
+from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.published_results import PAPER, SPLITS, Published, published, why_none
 from mmf_win.errors import MmfError, MmfwError, UsageError
 from mmf_win.paths import DatasetPaths, Places, expanded, name_part
@@ -308,25 +309,25 @@ def _score(found: Published | None) -> str | None:
     return f"{100 * found.value:.2f}" + (f"±{100 * found.spread:.2f}" if found.spread else "")
 
 
-def _beside(numbers: dict[str, Any], split: str | None, rows: int | None) -> str | None:
+def _beside(numbers: dict[str, Any], on: Coverage) -> str | None:
     """What the paper reports for a validation split, or why nothing; None of what is not in the paper."""
-    if not numbers or split is None:
+    if not numbers:
         return None
-    paper = published(numbers, split, "auroc")
+    paper = published(numbers, on.split, "auroc")
     if paper is None:
-        return why_none(split)
-    apart = "" if rows in (None, paper.rows) else ", so the two are not comparable"
-    return f"published: {paper.value:.4f} on the {paper.rows:,} rows of {split}{apart}"
+        return why_none(on.split)
+    apart = "" if on.rows in (None, paper.rows) else ", so the two are not comparable"
+    return f"published: {paper.value:.4f} on the {paper.rows:,} rows of {on.split}{apart}"
 
 
 def _print_result(run: Run, as_json: bool) -> None:
     summary = Record.read(run).summary
     if as_json:
-        print_json(asdict(summary))
+        print_json(summary.columns())
         return
-    if summary.best_auroc is not None:
-        say(f"best validation AUROC {summary.best_auroc:.4f} on {summary.validated_on}")
-        if note := _beside(run.request().published, summary.val_split, summary.val_rows):
+    if summary.best_auroc is not None and (on := summary.validated_on):
+        say(f"best validation AUROC {summary.best_auroc:.4f} on {on.brief}")
+        if note := _beside(run.request().published, on):
             say(f"  {note}")
     updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"
     say(f"{updates} in {duration(summary.seconds)}: {run.path}")

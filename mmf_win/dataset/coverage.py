@@ -56,11 +56,12 @@ class SplitSummary:
 class Coverage:
     """The part of a split that was trained on, validated on or predicted.
 
-    The ``split`` is its annotation file's stem; ``full_rows`` is None where nothing tells how many it has.
+    The ``split`` is its annotation file's stem; ``rows`` and ``full_rows``, which it has in full, are None
+    where nothing tells them.
     """
 
     split: str
-    rows: int
+    rows: int | None = None
     full_rows: int | None = None
 
     @classmethod
@@ -76,7 +77,7 @@ class Coverage:
     @property
     def is_partial(self) -> bool:
         """Whether rows are known to be left out."""
-        return self.full_rows is not None and self.rows < self.full_rows
+        return self.rows is not None and self.full_rows is not None and self.rows < self.full_rows
 
     @property
     def amount(self) -> str:
@@ -89,7 +90,7 @@ class Coverage:
         return str(self) if self.is_partial else self.split
 
     def __str__(self) -> str:
-        return f"{self.amount} rows of {self.split}"
+        return self.split if self.rows is None else f"{self.amount} rows of {self.split}"
 
 
 def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:

@@ -6,7 +6,7 @@ import errno
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ _ASKED = {"model", "config", "start", "init", "mmf", "published_weights", "split
 # What the user chose, and other columns tell, or is a matter of this machine.
 _TOLD_ELSEWHERE = {"training.seed", "training.max_updates", "training.max_epochs", "env.user_dir"}
 _TOLD_ELSEWHERE |= {f"{OURS}.updates", f"{OURS}.keep", f"{OURS}.teacher_sha256"}
+_SLOTS = {"validated_on": "val", "tested_on": "test"}
 # What tells every run from every other, or one place from another, and nothing about the result.
 _NOT_COMPARED = {f"request.{key}" for key in ("created", "published", "preset_settings")}
 _NOT_COMPARED |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}
@@ -47,13 +48,11 @@ class Summary:
             published weights, which were never trained here, or ``unreadable``, where the rest is not known.
         updates, max_updates: how far it came, and how far it was to go; None before training began.
         best_auroc: the validation AUROC of the best checkpoint, 0 to 1.
-        val_split: the annotation file that it was measured on; before that, the one that it will be.
-        val_rows: how many of its rows were used; None before that.
-        val_full_rows: how many rows the full split has; None where that is not known.
+        validated_on: what it was measured on; before that, the split that it will be.
         test_auroc: that of the newest prediction of a test split by the best checkpoint, 0 to 1.
-        test_split, test_rows, test_full_rows: what that was measured on, as above; a list has one split.
         test_checkpoint: ``best``; ``update 300`` before there is a best; ``unknown`` where an older version
             trained or predicted, and left no record of its hash.
+        tested_on: what that was measured on; a list has one split.
         seed: the random seed that training began with.
         mmf: the version of MMF that trained it.
         differs: ``KEY=VALUE`` of what was chosen that not all runs of the list have, the overrides among it.
@@ -69,14 +68,10 @@ class Summary:
     updates: int | None = None
     max_updates: int | None = None
     best_auroc: float | None = None
-    val_split: str | None = None
-    val_rows: int | None = None
-    val_full_rows: int | None = None
+    validated_on: Coverage | None = None
     test_auroc: float | None = None
     test_checkpoint: str | None = None
-    test_split: str | None = None
-    test_rows: int | None = None
-    test_full_rows: int | None = None
+    tested_on: Coverage | None = None
     seed: int | None = None
     mmf: str | None = None
     differs: str | None = None
@@ -84,19 +79,14 @@ class Summary:
     seconds: float = 0.0
     size: int = 0
 
-    @property
-    def validated_on(self) -> str | None:
-        """The validation split, and how many of its rows where some are left out."""
-        return _brief(self.val_split, self.val_rows, self.val_full_rows)
-
-    @property
-    def tested_on(self) -> str | None:
-        """The same of the test split."""
-        return _brief(self.test_split, self.test_rows, self.test_full_rows)
-
-
-def _brief(split: str | None, rows: int | None, full_rows: int | None) -> str | None:
-    return split if split is None or rows is None else Coverage(split, rows, full_rows).brief
+    def columns(self) -> dict[str, Any]:
+        """Return the values by their names in JSON and tables, where a Coverage has three: ``val_split`` …"""
+        columns: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            slot = _SLOTS.get(name)
+            parts = {f"{slot}_{part.name}": getattr(value, part.name, None) for part in fields(Coverage)}
+            columns |= parts if slot else {name: value}
+        return columns
 
 
 @dataclass(frozen=True)
@@ -166,12 +156,9 @@ def _lines(runs: Sequence[Record]) -> dict[Run, Summary]:
 def _line(known: Record, test_split: str | None, differs: str | None) -> Summary:
     run, request, events, scores = known.run, known.request, known.events, known.scores
     update, limit = how_far(events)
-    on = scores.validated_on
+    val = request.splits.get("val")
     begun = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
-    test = scores.scored.get(test_split) if test_split else None
-    tested: dict[str, Any] = {}
-    if test is not None and test.on is not None:
-        tested = {"auroc": test.auroc, "checkpoint": scores.counted, **asdict(test.on)}
+    test = scores.scored.get(test_split or "")
     return Summary(
         id=run.id,
         path=str(run.path),
@@ -180,10 +167,10 @@ def _line(known: Record, test_split: str | None, differs: str | None) -> Summary
         updates=update,
         max_updates=limit or (None if request.number("max_epochs") else request.number("max_updates")),
         best_auroc=scores.best_auroc,
-        val_split=on.split if on else request.splits.get("val"),
-        val_rows=on.rows if on else None,
-        val_full_rows=on.full_rows if on else None,
-        **{f"test_{name}": value for name, value in tested.items()},
+        validated_on=scores.validated_on or (Coverage(val) if val else None),
+        test_auroc=test.auroc if test else None,
+        test_checkpoint=test.checkpoint if test else None,
+        tested_on=test.on if test else None,
         seed=next(begun, request.number("seed")),
         mmf=request.mmf or None,
         differs=differs,
@@ -206,18 +193,17 @@ def _chosen(request: Request) -> list[str]:
     return [f"{key}={as_typed(value)}" for key, value in chosen.items()]
 
 
-def details(run: Run) -> dict[str, Any]:
+def details(known: Record) -> dict[str, Any]:
     """All that a run's files say about it: its summary, what was asked for, attempts, scores and predictions.
 
-    Raises as :meth:`Record.read`.
+    Raises DataError or OSError where how it ended cannot be read.
     """
-    known = Record.read(run)
-    request, events = known.request, known.events
+    run, request, events = known.run, known.request, known.events
     asked = asdict(request)
     trained = [event.get("data") for event in reversed(events) if event["kind"] == "train_started"]
     end = Exit.load(run.exit_file)
     return {
-        **asdict(known.summary),
+        **known.summary.columns(),
         "why": end.message or None if end else None,
         **{key: asked[key] for key in asked if key in _ASKED},
         "settings": request.chosen,

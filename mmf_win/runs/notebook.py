@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
-    """One row a run, the newest first; the columns are those of :class:`Summary`, ``started`` in UTC.
+    """One row a run, the newest first; the columns are those of ``mmfw runs --json``, ``started`` in UTC.
 
     Args:
         save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
@@ -30,8 +29,8 @@ def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
     require_packages("pandas", extra="[notebook]")
     import pandas
 
-    lines = [asdict(summary) for summary in summaries(Places.resolve(save_dir=save_dir).save_dir)]
-    table = pandas.DataFrame(lines, columns=[field.name for field in fields(Summary)])
+    lines = [summary.columns() for summary in summaries(Places.resolve(save_dir=save_dir).save_dir)]
+    table = pandas.DataFrame(lines, columns=list(Summary("", "").columns()))
     table["started"] = pandas.to_datetime(table["started"], unit="s", utc=True)
     return table
 

@@ -52,7 +52,7 @@ def test_a_run_is_found_by_its_name_id_or_time_and_without_one_the_newest_is_mea
 def test_the_times_of_a_run_are_dates_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     events(run, {"kind": "run_started", "t": 1e9})
-    print_json(history.details(run))
+    print_json(history.details(history.Record.read(run)))
     told = json.loads(capsys.readouterr().out)
     assert told["started"] == "1970-01-12T13:46:40+00:00"
     assert told["attempts"] == [{"attempt": "1", "t": "2001-09-09T01:46:40+00:00"}]

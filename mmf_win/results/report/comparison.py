@@ -196,13 +196,14 @@ def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
     if scored is not None and scored.labels is not None:
         metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
     request, summary, curves = known.request, known.summary, read_curves(known.events)
+    on = None if summary.best_auroc is None else summary.validated_on
     return ComparedRun(
         known,
         curves,
         preset=f"{request.preset}, published weights" if request.published_weights else request.preset,
         configuration=_configuration(known, curves),
         best=summary.best_auroc,
-        best_on=None if summary.best_auroc is None else summary.validated_on,
+        best_on=None if on is None else on.brief,
         scored=scored,
         rows=None if scored is None else scored.coverage.amount,
         auroc=metrics["auroc"].value if metrics else None,

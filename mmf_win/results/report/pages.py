@@ -306,8 +306,9 @@ def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurve
         facts += [Fact("Batch", last.batching), Fact("Device", last.device or "unknown")]
         if last.data is not None:
             facts.append(Fact("Trained on", str(last.data), None if last.data.is_partial else ""))
-    on = summary.validated_on or "unknown"
-    return [*facts, Fact("Validated on", on, None if on != summary.val_split else "")]
+    on = summary.validated_on
+    is_all = on is not None and not on.is_partial
+    return [*facts, Fact("Validated on", on.brief if on else "unknown", "" if is_all else None)]
 
 
 def _versions(versions: Mapping[str, str]) -> list[Fact]:
