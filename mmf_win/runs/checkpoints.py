@@ -73,7 +73,7 @@ def choose(run: Run, wanted: str) -> Path:
         return path
     broken: list[tuple[Path, str]] = []
     events = read_events(run.events)
-    for path in _candidates(run, wanted):
+    for path in _candidates(run, wanted, events):
         reason = problem(path) or _foreign(run, path, events)
         if reason is None:
             for file, why in broken:
@@ -131,14 +131,15 @@ def require_own_best(run: Run) -> None:
 
 def require_names(run: Run) -> None:
     """Raise CheckpointError where a folder has the name under which the run would save a checkpoint."""
-    for path in filter(Path.is_dir, _candidates(run, "last")):
+    for path in filter(Path.is_dir, _candidates(run, "last", read_events(run.events))):
         raise CheckpointError(f"{path}: it is a folder", hint="move it away: a checkpoint is saved there")
 
 
 def can_resume(run: Run) -> bool:
     """Whether the run has an intact checkpoint of its own."""
     events = read_events(run.events)
-    return any((problem(path) or _foreign(run, path, events)) is None for path in _candidates(run, "last"))
+    candidates = _candidates(run, "last", events)
+    return any((problem(path) or _foreign(run, path, events)) is None for path in candidates)
 
 
 def checked(file: str, hint: str = "give the file of an intact checkpoint") -> Path:
@@ -166,9 +167,9 @@ def keep_last(run: Run, checkpoint: Path) -> str:
     return f", update {here.update}; {updates} after it {'is' if after == 1 else 'are'} set aside as {kept}"
 
 
-def _candidates(run: Run, wanted: str) -> list[Path]:
+def _candidates(run: Run, wanted: str, events: Sequence[Event]) -> list[Path]:
     """Existing files, the preferred one first; none that a resume from an earlier one has set aside."""
-    folder, aside = run.checkpoints, set_aside(read_events(run.events))
+    folder, aside = run.checkpoints, set_aside(events)
     current, best = folder / "current.ckpt", folder / "best.ckpt"
     last = [path for path in numbered(folder) if int(path.stem.rpartition("_")[2]) not in aside]
     counted = counts(current) if aside else None
