@@ -197,10 +197,9 @@ def json_bytes(value: object, indent: int | None = None) -> bytes:
 
     On Linux a file name may hold bytes that are no UTF-8; only then is everything but ASCII escaped.
     """
-    try:
+    with suppress(UnicodeEncodeError):
         return (json.dumps(value, indent=indent, ensure_ascii=False) + "\n").encode()
-    except UnicodeEncodeError:
-        return (json.dumps(value, indent=indent) + "\n").encode()
+    return (json.dumps(value, indent=indent) + "\n").encode()
 
 
 def read_tail(path: Path, length: int) -> bytes:

@@ -78,10 +78,9 @@ def total_memory() -> int | None:
         kilobytes = ctypes.c_uint64()
         known = ctypes.windll.kernel32.GetPhysicallyInstalledSystemMemory(ctypes.byref(kilobytes))
         return kilobytes.value << 10 if known else None
-    try:
+    with suppress(ValueError, OSError):
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return None
+    return None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import stat
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import reduce
 from pathlib import Path
@@ -191,11 +191,10 @@ class Archive(ABC):
     @staticmethod
     def _is_intact(member: Member, content: Iterable[bytes | memoryview]) -> bool:
         """Whether a member can be read and has its checksum."""
-        try:
+        with suppress(ArchiveError):
             crc = reduce(lambda crc, block: zlib_ng.crc32(block, crc), content, 0)
-        except ArchiveError:
-            return False
-        return member.crc32 in (None, crc)
+            return member.crc32 in (None, crc)
+        return False
 
     def _with_problems(self, members: Iterable[M]) -> list[M]:
         """``members``, with those marked whose names clash or cannot be written everywhere."""
@@ -311,11 +310,10 @@ def _hashed(path: Path, digest: Digest | None) -> Iterator[None]:
 
 def _version(path: Path) -> tuple[int, int] | None:
     """What changes with a file's content; None for a folder, and for what is gone: open files stay intact."""
-    try:
+    with suppress(FileNotFoundError):
         now = path.stat()
-    except FileNotFoundError:
-        return None
-    return None if stat.S_ISDIR(now.st_mode) else (now.st_size, now.st_mtime_ns)
+        return None if stat.S_ISDIR(now.st_mode) else (now.st_size, now.st_mtime_ns)
+    return None
 
 
 def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:

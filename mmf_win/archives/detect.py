@@ -79,11 +79,10 @@ def _is_tar(head: bytes) -> bool:
     """Whether a tar begins like this: its header has a checksum, even in old tars without a magic."""
     import tarfile  # most archives are none, and this would be a good part of the time that a small one takes
 
-    try:
+    with suppress(tarfile.HeaderError):
         tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True
+        return True
+    return False
 
 
 class FolderArchive(Archive):

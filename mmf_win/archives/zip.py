@@ -113,11 +113,10 @@ class ZipArchive(Archive):
             return opened == len(tried) and all(self._is_intact(m, reader.content(m)) for m in small)
 
     def _opens_one(self, member: ZipMember, reader: ZipReader) -> bool:
-        try:
+        with contextlib.suppress(PasswordError):
             next(reader.packed(member), b"")
-        except PasswordError:
-            return False
-        return True
+            return True
+        return False
 
 
 def _directory(path: Path) -> Iterator[tuple[zipfile.ZipInfo, str | None]]:

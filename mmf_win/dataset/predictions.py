@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,7 +119,6 @@ def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> li
 
 
 def _is_probability(text: str) -> bool:
-    try:
+    with suppress(ValueError):
         return 0 <= float(text) <= 1  # which NaN is not
-    except ValueError:
-        return False
+    return False

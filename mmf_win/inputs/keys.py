@@ -170,10 +170,9 @@ def key_of(image: str, keys: Collection[str]) -> str | None:
 
 def _asked_for(image: str) -> tuple[str, ...]:
     stem = _stem(image)
-    try:
+    with suppress(ValueError):
         return str(int(stem.split("_")[-1])), stem
-    except ValueError:
-        return (stem,)
+    return (stem,)
 
 
 def _stem(image: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ class Counts:
 
 def counts(path: Path) -> Counts | None:
     """The counts in a checkpoint; None in a file that cannot be read or holds weights only."""
-    try:
+    with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
         contents: Any = torch_file.plain_contents(path)
         return Counts(
             update=int(contents["num_updates"]),
@@ -49,8 +50,7 @@ def counts(path: Path) -> Counts | None:
             has_state=STATE in contents,
             save_dir=str(contents.get("config", {}).get("env", {}).get("save_dir", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
-        return None
+    return None
 
 
 def set_aside(events: Iterable[Event]) -> set[int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from mmf_win.console import did_you_mean
@@ -99,9 +100,8 @@ def follow_text_links(path: Path) -> Path:
 
 
 def _link_target(path: Path) -> str | None:
-    try:
+    with suppress(OSError, ValueError):  # not text, or text that cannot be a path
         text = path.read_text(encoding="utf-8")
-        is_link = bool(text) and "\n" not in text and (path.parent / text).exists()
-    except (OSError, ValueError):  # not text, or text that cannot be a path
-        return None
-    return text if is_link else None
+        if text and "\n" not in text and (path.parent / text).exists():
+            return text
+    return None
