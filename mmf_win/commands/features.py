@@ -19,7 +19,7 @@ from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageErr
 from mmf_win.inputs.given import Input, Mirror, bytes_to_download
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.keys import add_features, image_keys
-from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.verify import Finding
 from mmf_win.paths import Places, data_option, expanded
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files

@@ -13,7 +13,7 @@ from mmf_win.commands.examples import Command
 from mmf_win.console import aligned, iso, moment, print_json, say, shell_line, size, with_rest_counted
 from mmf_win.doctor.verify import PARTS, verify
 from mmf_win.errors import DataError, UsageError
-from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.verify import Finding
 from mmf_win.paths import Places, data_option
 from mmf_win.runs.override_rules import split_words
 

@@ -14,9 +14,8 @@ from mmf_win.dataset.image_files import advise, find_unusable, list_judged_files
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.listing import inputs_on_disk
-from mmf_win.integrity.finding import Finding, State
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
-from mmf_win.integrity.verify import find_damage
+from mmf_win.integrity.verify import Finding, State, find_damage
 from mmf_win.paths import Places, data_option, tool_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.checkpoints import FOREIGN, listed

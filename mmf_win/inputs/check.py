@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -21,9 +22,8 @@ from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Finding, repair_line
-from mmf_win.integrity.manifest import SUMS, Manifest, noted, undamaged
-from mmf_win.integrity.verify import find_damage
+from mmf_win.integrity.manifest import SUMS, Manifest, noted, repair_line, undamaged
+from mmf_win.integrity.verify import Finding, find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
 from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.config import DATASET, Tree
@@ -171,10 +171,9 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
 
 
 def _below(path: Path, folder: Path) -> str:
-    try:
+    with suppress(ValueError):  # on another drive of Windows
         return Path(os.path.relpath(path, folder)).as_posix()
-    except ValueError:  # on another drive of Windows
-        return path.as_posix()
+    return path.as_posix()
 
 
 def _rows_left(
@@ -251,10 +250,9 @@ def _without_images(
 
     @cache
     def names_in(folder: str) -> set[str]:
-        try:
+        with suppress(OSError):
             return set(os.listdir(folder))  # noqa: PTH208 – only names are wanted
-        except OSError:
-            return set()
+        return set()
 
     def is_there(folder: Path, image: str) -> bool:
         below, _, name = image.rpartition("/")

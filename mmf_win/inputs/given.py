@@ -25,9 +25,8 @@ from mmf_win.errors import DataError, HostileFeatures, InUseError, MmfError, Pas
 from mmf_win.files import disk_of, replacing
 from mmf_win.inputs.ledger import compare, contradicts_hash, hash_in_name, read_ledger
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Difference, Finding, State
 from mmf_win.integrity.manifest import FIRST_READING, Manifest
-from mmf_win.integrity.verify import last_check
+from mmf_win.integrity.verify import Difference, Finding, State, last_check
 from mmf_win.locking import locked
 from mmf_win.paths import Places, expanded
 from mmf_win.unpacking.staging import require_space

@@ -22,8 +22,8 @@ from mmf_win.files import NO_ROOM, read_json, replacing, share
 from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Finding
 from mmf_win.integrity.manifest import Manifest
+from mmf_win.integrity.verify import Finding
 from mmf_win.paths import Places, expanded
 from mmf_win.upstream.install import require_packages
 

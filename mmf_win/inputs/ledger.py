@@ -18,9 +18,8 @@ from pathlib import Path
 
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.digest import file_digest, git_id
-from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Check, Entry, Manifest
-from mmf_win.integrity.verify import hash_files
+from mmf_win.integrity.verify import Difference, hash_files
 from mmf_win.locking import locked
 
 BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")

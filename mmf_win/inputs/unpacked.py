@@ -15,9 +15,8 @@ from mmf_win.files import remove
 from mmf_win.inputs.given import Input, Mirror, only
 from mmf_win.inputs.keys import give_archive, image_keys, remake_features
 from mmf_win.integrity import torch_file
-from mmf_win.integrity.finding import Difference, Finding
 from mmf_win.integrity.manifest import Manifest, noted, undamaged
-from mmf_win.integrity.verify import LOCK, find_damage, record_hashes
+from mmf_win.integrity.verify import LOCK, Difference, Finding, find_damage, record_hashes
 from mmf_win.locking import locked
 from mmf_win.unpacking.extract import Choose, everything, extract_verified
 from mmf_win.unpacking.staging import finish_installation, is_unfinished, require_finished

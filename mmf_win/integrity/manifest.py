@@ -26,11 +26,11 @@ from pathlib import Path
 from sys import platform
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from mmf_win.console import Progress
+from mmf_win.console import Progress, shell_line
 from mmf_win.errors import DamagedManifest, DataError
 from mmf_win.files import files_below, json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import repair_line
+from mmf_win.paths import DatasetPaths, data_option
 from mmf_win.records import convert
 
 T = TypeVar("T")
@@ -238,6 +238,16 @@ def damaged(folder: Path, what: str, line: int | None = None) -> DamagedManifest
     where = folder / SUMS if line is None else f"{folder / SUMS}:{line}"
     hint = repair or "delete this list of hashes, and the files are verified again"
     return DamagedManifest(f"{where}: {what}", hint=hint)
+
+
+def repair_line(folder: Path) -> str | None:
+    """The command that repairs the dataset or the features in a folder; None where MMF looks for neither."""
+    for data_dir in folder.parents:
+        paths = DatasetPaths.below(data_dir)
+        if folder in (paths.root, paths.features):
+            part = "dataset" if folder == paths.root else "features"
+            return f"`{shell_line('mmfw', 'repair', part, *data_option(data_dir))}`"
+    return None
 
 
 def noted(folder: Path) -> Manifest | None:

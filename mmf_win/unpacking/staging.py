@@ -44,7 +44,7 @@ from mmf_win.files import (
     rename,
     write_json,
 )
-from mmf_win.integrity.finding import repair_line
+from mmf_win.integrity.manifest import repair_line
 from mmf_win.integrity.verify import LOCK
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Places

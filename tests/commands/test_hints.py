@@ -73,7 +73,7 @@ FOLLOWED = {
     "runs/presets: mmfw train": Case("train mmbt_gird --data-dir {dir}", 2),
     "runs/presets: mmfw convert": Case("train {dir}/memes.zip", 2),
     "dataset/convert: --force": Case("convert --zip {dir}/other.zip", 3, other_archive, option="--force"),
-    "integrity/finding: mmfw repair": Case("convert --zip {dir}/other.zip", 3, broken_list),
+    "integrity/manifest: mmfw repair": Case("convert --zip {dir}/other.zip", 3, broken_list),
     "errors: --password": Case(
         "convert --zip {dir}/locked.zip --data-dir {dir}/new",
         4,

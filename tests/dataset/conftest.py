@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.integrity.verify import find_damage
+from mmf_win.integrity.verify import Difference, find_damage
 from mmf_win.paths import DatasetPaths
 from tests.worlds.memes import encrypted_zip, memes
 

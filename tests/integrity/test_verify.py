@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import SUMS, Manifest, Source, manifest_files
-from mmf_win.integrity.verify import LOCK, find_damage, hash_files, last_check, record_hashes
+from mmf_win.integrity.verify import LOCK, Difference, find_damage, hash_files, last_check, record_hashes
 from mmf_win.locking import locked
 from mmf_win.threads import Advance
 from tests.worlds import hostile

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import ArchiveError, InUseError, UnfinishedInstallation
-from mmf_win.integrity.finding import Difference
 from mmf_win.integrity.manifest import Entry, Manifest, Source
-from mmf_win.integrity.verify import find_damage
+from mmf_win.integrity.verify import Difference, find_damage
 from mmf_win.unpacking import staging
 from mmf_win.unpacking.extract import extract_verified
 from tests.unpacking.conftest import FILES, identities, packed

@@ -11,7 +11,7 @@ from typing import Any
 from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
-from mmf_win.integrity.finding import Finding
+from mmf_win.integrity.verify import Finding
 from mmf_win.paths import Places
 from mmf_win.upstream.zoo import ZooEntry
 from tests.worlds.memes import tar_gz
