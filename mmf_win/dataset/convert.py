@@ -69,10 +69,7 @@ class Conversion:
     @classmethod
     def read(cls, manifest: Manifest) -> Conversion:
         """Return what a manifest remembers; raise DamagedManifest where a field is missing."""
-        known, folder = dict(manifest.result), manifest.folder
-        if isinstance(splits := known.get("splits"), dict):
-            known["splits"] = {split: parse(SplitSummary, each, folder) for split, each in splits.items()}
-        return parse(cls, known, folder)
+        return parse(cls, manifest.result, manifest.folder)
 
 
 def convert(

@@ -6,7 +6,7 @@ splits. Whatever shows a score says so, in the words of :class:`Coverage`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -15,6 +15,7 @@ from mmf_win.errors import DataError
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest, parse
 from mmf_win.paths import DatasetPaths
+from mmf_win.records import convert
 
 
 @dataclass(frozen=True)
@@ -67,12 +68,9 @@ class Coverage:
     @classmethod
     def read(cls, value: object) -> Coverage | None:
         """From a JSON object that has these three keys, among others; None from anything else."""
-        if not isinstance(value, Mapping):
-            return None
-        split, rows, full = (value.get(key) for key in ("split", "rows", "full_rows"))
-        if not isinstance(split, str) or not isinstance(rows, int):
-            return None
-        return cls(split, rows, full if isinstance(full, int) else None)
+        with suppress(ValueError):
+            return convert(value, cls)
+        return None
 
     @property
     def is_partial(self) -> bool:

@@ -99,8 +99,7 @@ def check(
         _log.warning("%s is missing; looking for it", each.title)
         fetch([each], places, Mirror(offline=offline, other_way=f"`{other_way}` takes a copy from a folder"))
     dataset = config["dataset"]
-    named = {slot: paths_of(dataset, "annotations", [slot]) for slot in slots}
-    files = {slot: paths[0] for slot, paths in named.items() if len(paths) == 1}
+    files = {s: paths[0] for s in slots if len(paths := paths_of(dataset, "annotations", [s])) == 1}
     rows = {slot: read_rows(path) for slot, path in files.items()}
     for slot in rows.keys() - {"test"}:
         if not rows[slot]:
