@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win import errors
-from mmf_win.console import Progress, shell_line
+from mmf_win.console import shell_line
 from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
 from mmf_win.errors import DamagedFeatures, DatasetError, Interrupted, UsageError
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.digest import hash_file
 from mmf_win.integrity.manifest import Check, Entry, Manifest, undamaged
 from mmf_win.paths import DatasetPaths, Places, data_option, module_command
 from mmf_win.unpacking.extract import install
@@ -90,9 +90,7 @@ def add_features(
         except DamagedFeatures as error:
             raise DatasetError(f"{lmdb}: it could not be built: {error}") from None
         data = here.new / lmdb.name / _DATA
-        with Progress("Hashing", data.stat().st_size) as bar:
-            entry = Entry(file_digest(data, progress=bar.advance).hex(), data.stat().st_size)
-        files = {f"{lmdb.name}/{_DATA}": entry}
+        files = {f"{lmdb.name}/{_DATA}": Entry(hash_file(data, "Hashing"), data.stat().st_size)}
         install(here, Manifest(lmdb.parent, files, "built", result={_BUILT_FROM: given}))
     keys = frozenset(found.pop("keys"))
     covered = {

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from mmf_win.console import Progress
 from mmf_win.files import require_end
 from mmf_win.threads import Advance, ignore
 
@@ -31,6 +32,12 @@ def file_digest(path: Path, progress: Advance = ignore) -> bytes:
     return hasher.digest()
 
 
+def hash_file(path: Path, title: str) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits, with a progress bar of this title."""
+    with Progress(title, path.stat().st_size) as bar:
+        return file_digest(path, bar.advance).hex()
+
+
 def git_id(content: bytes, kind: str = "blob") -> str:
     """The id of an object with this content (https://git-scm.com/book/en/v2/Git-Internals-Git-Objects)."""
     # A system in FIPS mode refuses SHA-1 unless the caller says that nothing is guarded by it.
@@ -42,23 +49,17 @@ def git_tree_id(files: Mapping[str, GitFile]) -> str:
 
     It stands for every byte, name and mode. As in git, a folder without files does not exist.
     """
-    entries: dict[bytes, bytes] = {}
+    entries = {name: entry for name, entry in files.items() if "/" not in name}
     folders: dict[str, dict[str, GitFile]] = defaultdict(dict)
-    for path, (mode, blob) in files.items():
-        name, is_nested, rest = path.partition("/")
-        if is_nested:
-            folders[name][rest] = mode, blob
-        else:
-            entries[_encoded(name)] = _entry(mode, name, blob)
-    for name, inside in folders.items():  # ordered as if its name ended in a slash
-        entries[_encoded(name) + b"/"] = _entry("40000", name, git_tree_id(inside))
-    return git_id(b"".join(entries[name] for name in sorted(entries)), "tree")
-
-
-def _entry(mode: str, name: str, identity: str) -> bytes:
-    return mode.encode() + b" " + _encoded(name) + b"\0" + bytes.fromhex(identity)
-
-
-def _encoded(name: str) -> bytes:
+    for path in files.keys() - entries.keys():
+        name, _, rest = path.partition("/")
+        folders[name][rest] = files[path]
+    # A folder is ordered as if its name ended in a slash.
+    entries |= {f"{name}/": ("40000", git_tree_id(inside)) for name, inside in folders.items()}
     # A name in a tree is bytes; tarfile hands over those that are no UTF-8 with surrogates in their place.
-    return name.encode("utf-8", "surrogateescape")
+    encoded = {name.encode("utf-8", "surrogateescape"): entry for name, entry in entries.items()}
+    content = b"".join(
+        mode.encode() + b" " + name.removesuffix(b"/") + b"\0" + bytes.fromhex(identity)
+        for name, (mode, identity) in sorted(encoded.items())
+    )
+    return git_id(content, "tree")

@@ -26,10 +26,10 @@ from pathlib import Path
 from sys import platform
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from mmf_win.console import Progress, shell_line
+from mmf_win.console import shell_line
 from mmf_win.errors import DamagedManifest, DataError
 from mmf_win.files import files_below, json_bytes, read_json, write_bytes
-from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.digest import hash_file
 from mmf_win.paths import DatasetPaths, data_option
 from mmf_win.records import convert
 
@@ -104,8 +104,7 @@ class Source:
             return True
         if self.sha256 is None or path.is_dir():
             return False
-        with Progress("Comparing", now.size) as bar:
-            return file_digest(path, progress=bar.advance).hex() == self.sha256
+        return hash_file(path, "Comparing") == self.sha256
 
 
 @dataclass(frozen=True)

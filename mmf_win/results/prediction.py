@@ -12,14 +12,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-from mmf_win.console import Progress, Timestamp
+from mmf_win.console import Timestamp
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.coverage import coverage
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import Prediction, read_predictions, write_predictions
 from mmf_win.errors import CheckpointError, DatasetError, UsageError
 from mmf_win.files import remove, write_json
-from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.digest import hash_file
 from mmf_win.paths import Places, expanded, new_file, new_folder
 from mmf_win.protocol import Event
 from mmf_win.results import probabilities, saved_metrics
@@ -329,6 +329,5 @@ class _Team:
 
     def _sha256(self, path: Path) -> str:
         if path not in self._digests:
-            with Progress(f"hashing {path.name}", path.stat().st_size) as progress:
-                self._digests[path] = file_digest(path, progress=progress.advance).hex()
+            self._digests[path] = hash_file(path, f"hashing {path.name}")
         return self._digests[path]

@@ -12,10 +12,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win.console import Progress
 from mmf_win.errors import CheckpointError, MmfwError
 from mmf_win.files import remove_tree, share
-from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.digest import hash_file
 from mmf_win.locking import locked
 from mmf_win.runs.folder import Run, reading
 
@@ -49,19 +48,17 @@ class PinnedCheckpoint:
 
     def require_unchanged(self) -> None:
         """Raise CheckpointError if the file was replaced since it was pinned, and had no second name."""
-        if self.path == self.original and _hash(self.path) != self.sha256():
+        if self.path == self.original and self._hash() != self.sha256():
             message = f"{self.original}: it was replaced while it was in use"
             raise CheckpointError(message, hint="run the same command again when no training writes it")
 
     def sha256(self) -> str:
         """Return the hash of the bytes, in hexadecimal digits."""
-        self._sha256 = self._sha256 or _hash(self.path)
+        self._sha256 = self._sha256 or self._hash()
         return self._sha256
 
-
-def _hash(path: Path) -> str:
-    with Progress(f"hashing {path.name}", path.stat().st_size) as progress:
-        return file_digest(path, progress=progress.advance).hex()
+    def _hash(self) -> str:
+        return hash_file(self.path, f"hashing {self.path.name}")
 
 
 @contextmanager
