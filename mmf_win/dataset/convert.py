@@ -99,9 +99,8 @@ def convert(
     manifest = None if listed is None or listed.was_changed else listed
     if manifest is not None and manifest.result and same and not force:
         repaired = repair_dataset(places, source, ask=ask)
-        earlier = Conversion.read(manifest)
         seconds = time.monotonic() - started
-        return replace(earlier, already_done=not repaired, seconds=seconds)
+        return replace(Conversion.read(manifest), already_done=not repaired, seconds=seconds)
     archive = open_archive(source, ask)
     layout = find_layout(source, archive.members, ours)
     old = [file for split in SPLITS if (file := paths.split(split)).is_file()]

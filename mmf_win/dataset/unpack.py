@@ -76,8 +76,7 @@ def unpack(
         written_rows = rows
         rows = {split: _match_images(listed, images, split) for split, listed in rows.items()}
         if not allow_missing:
-            members = (member.name for member in holder.members)
-            require_images(archive.path, rows, images, members)
+            require_images(archive.path, rows, images, (member.name for member in holder.members))
         if layout.tables:
             require_names_apart(images, chain(*rows.values()))
         targets = {member: f"images/{image}" for image, member in images.items()}

@@ -4,8 +4,8 @@ The first holds an array of regions × numbers, the second a pickled dictionary 
 seen in them (``tools/scripts/features`` of MMF's repository).
 
 For ``mmfw features add``, in a process of its own:
-``python -m mmf_win.features.builder TARGET FOLDER ... OUTPUT``, where
-:func:`~mmf_win.features.lmdb_file.answer` writes what :func:`build` returns.
+``python -m mmf_win.features.builder TARGET FOLDER ...``, where :func:`~mmf_win.features.lmdb_file.answer`
+prints what :func:`build` returns.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ _OF_INFO = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "
 _LONGEST_KEY = 511  # of LMDB, in bytes
 
 
-def main(target: str, *folders_and_output: str) -> int:
+def main(target: str, *folders: str) -> int:
     """Build an LMDB for the parent."""
-    *folders, output = map(Path, folders_and_output)
-    return lmdb_file.answer(Path(target), output, lambda: build(Path(target), folders))
+    return lmdb_file.answer(Path(target), lambda: build(Path(target), [*map(Path, folders)]))
 
 
 def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:

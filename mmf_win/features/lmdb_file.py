@@ -6,8 +6,8 @@ file name without its suffix, ``feature_path``, ``features`` (regions × 2048, f
 in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
 
 The parent reads one in a process of its own, since a truncated file kills whoever maps it:
-``python -m mmf_win.features.lmdb_file FOLDER keys|records OUTPUT``. To ``OUTPUT``, :func:`answer` writes the
-keys of the images that it has features of. With ``records``, every record is read, too.
+``python -m mmf_win.features.lmdb_file FOLDER keys|records``, where :func:`answer` prints the keys of the
+images that it has features of. With ``records``, every record is read, too.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from pathlib import Path
 
 import lmdb
 
-from mmf_win.console import Progress
+from mmf_win.console import Progress, print_json
 from mmf_win.errors import Interrupted, MmfwError, ResourceError
 from mmf_win.features.safe_pickle import loads, require_features, told_of
-from mmf_win.files import write_json
 
 
 def least_map(count: int, total: int) -> int:
@@ -98,8 +97,8 @@ def _opened(folder: Path) -> lmdb.Environment:
         raise MemoryError(str(error)) from None
 
 
-def answer(target: Path, output: Path, make: Callable[[], object]) -> int:
-    """Write JSON, and return the exit code of this process.
+def answer(target: Path, make: Callable[[], object]) -> int:
+    """Print JSON, and return the exit code of this process.
 
     It has under ``answer`` what ``make`` returns of the LMDB, or under ``error`` what is wrong, what that is
     ``about``, its ``hint`` and its ``kind``, a class of :mod:`mmf_win.errors`.
@@ -114,14 +113,14 @@ def answer(target: Path, output: Path, make: Callable[[], object]) -> int:
         found = {"error": text, "about": f"{target}:", "hint": None, "kind": ResourceError.__name__}
     except KeyboardInterrupt:
         return Interrupted.exit_code
-    write_json(output, found)
+    print_json(found, on_one_line=True)
     return 0
 
 
-def main(folder: Path, what: str, output: Path) -> int:
+def main(folder: Path, what: str) -> int:
     """Read the keys for the parent."""
-    return answer(folder, output, lambda: read_keys(folder, records=what == "records"))
+    return answer(folder, lambda: read_keys(folder, records=what == "records"))
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mmf_win.errors import MmfError
-from mmf_win.files import NO_ROOM, read_json, replacing, share
+from mmf_win.files import NO_ROOM, read_json, replacing, share, write_bytes
 from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
 from mmf_win.integrity.digest import file_digest
@@ -154,8 +154,7 @@ class HubModel(GivenModel):
                 shutil.copyfile(path, temporary)
         if self._revision is None:
             (cached / "refs").mkdir(exist_ok=True)
-            with replacing(cached / "refs" / "main") as temporary:
-                temporary.write_text(target.name, encoding="utf-8")
+            write_bytes(cached / "refs" / "main", target.name.encode())
 
     def _download(self, mirror: Mirror) -> None:
         """Download it by the library that the cache is of.
@@ -268,9 +267,8 @@ def _folder_of(name: str) -> Path:
 
 
 def _files_in(folder: Path, *, weights: Sequence[str]) -> list[Path]:
-    there = [folder / name for name in _FILES if (folder / name).is_file()]
-    of_weights = (folder / name for name in weights)
-    return [*there, *(next(([path] for path in of_weights if path.is_file()), []))]
+    there, of_weights = ([name for name in names if (folder / name).is_file()] for names in (_FILES, weights))
+    return [folder / name for name in (*there, *of_weights[:1])]
 
 
 def _link_to_blob(path: Path, told: str | None) -> None:

@@ -5,8 +5,8 @@ Of the user's own images, an LMDB is built of ``.npy`` files.
 
 from __future__ import annotations
 
+import json
 import subprocess
-import tempfile
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import astuple
@@ -114,23 +114,22 @@ def _require_free(lmdb: Path, force: bool) -> None:
 def answer_of(module: str, lmdb: str, *words: str) -> Any:
     """Ask a module of features about an LMDB; it imports what the parent must not.
 
-    ``python -m mmf_win.features.MODULE LMDB WORDS OUTPUT`` writes JSON to ``OUTPUT`` in its own process.
+    ``python -m mmf_win.features.MODULE LMDB WORDS`` prints JSON in its own process.
 
     Raises:
         Interrupted: the user pressed Ctrl+C.
         MmfwError: what the answer is instead.
         DamagedFeatures: there is none; to read what is cut off ends the process.
     """
-    with tempfile.TemporaryDirectory(prefix="mmfw-answer-", ignore_cleanup_errors=True) as scratch:
-        output = Path(scratch, "answer.json")
-        command = module_command(f"mmf_win.features.{module}", lmdb, *words, str(output))
-        code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
-        if code == Interrupted.exit_code:
-            raise Interrupted("interrupted")
-        try:
-            found = read_json(output)
-        except OSError:
-            raise DamagedFeatures(f"{lmdb}: not read or written to its end (exit code {code})") from None
+    command = module_command(f"mmf_win.features.{module}", lmdb, *words)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    if done.returncode == Interrupted.exit_code:
+        raise Interrupted("interrupted")
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        message = f"{lmdb}: not read or written to its end (exit code {done.returncode})"
+        raise DamagedFeatures(message) from None
     if "error" in found:
         kind, message = getattr(errors, found["kind"]), found["error"]
         raise kind(message, hint=found["hint"], about=found["about"])
