@@ -52,7 +52,8 @@ _NOT_ON_WINDOWS = {
 }
 WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "msgspec"),
-    *("nvidia-ml-py", "zlib-ng", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers", "pip"),
+    *("nvidia-ml-py", "zlib-ng", "pip"),
+    *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers"),
 }
 # What differs between systems: files, processes, archives and commands.
 _FILES = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]

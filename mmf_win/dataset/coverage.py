@@ -69,7 +69,8 @@ class Coverage:
     def read(cls, value: object) -> Coverage | None:
         """From a JSON object that has these three keys, among others; None from anything else."""
         with suppress(ValueError):
-            return convert(value, cls)
+            on = convert(value, cls)
+            return None if on.rows is None else on
         return None
 
     @property
