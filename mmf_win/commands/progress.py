@@ -23,7 +23,7 @@ class EventBar:
         self.notes: dict[str, str] = {}
         self._bar: Progress | None = None
 
-    def begin(self, title: str, total: int | None, unit: Unit, done: int, *, leave: bool = True) -> None:
+    def start(self, title: str, total: int | None, unit: Unit, done: int, *, leave: bool = True) -> None:
         """Start a bar; the arguments are those of :class:`Progress`."""
         self.close()
         self._bar = Progress(title, total, unit, done, leave=leave).__enter__()
@@ -80,7 +80,7 @@ class RunDisplay(EventBar):
             ignore = "--ignore-known-fits begins with the whole batch"
             say(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")
         self._cpu = event["device"] == "cpu"
-        self.begin("training", event["max_updates"], "update", event["update"])
+        self.start("training", event["max_updates"], "update", event["update"])
 
     def _on_micro_batch(self, event: Event) -> None:
         if event["found"]:
@@ -112,7 +112,7 @@ class RunDisplay(EventBar):
 
     def _on_predict(self, event: Event) -> None:
         if self._bar is None:
-            self.begin("predicting", event["total"], "image", 0)
+            self.start("predicting", event["total"], "image", 0)
         self._advance(event["done"])
 
     def _advance(self, done: int) -> None:
