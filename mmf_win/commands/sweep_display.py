@@ -64,7 +64,7 @@ class _SlotDisplay(EventBar):
         """Show how far a training is."""
         kind = event["kind"]
         if kind == "train_started":
-            self.begin(self._title, event["max_updates"], "update", event["update"], leave=False)
+            self.start(self._title, event["max_updates"], "update", event["update"], leave=False)
         elif kind == "train" and event["loss"] is not None:
             self.notes["loss"] = f"{event['loss']:.4f}"
         elif (auroc := val_auroc(event)) is not None:
