@@ -48,8 +48,7 @@ class OptunaSearch:
         self._asked, self._specification, self._sweep = asked, specification, sweep
         self._known = {task.key: task for task in tasks}
         self._without = 0  # trials that ended well without the metric
-        self._states = optuna.trial.TrialState
-        self._trial_of = optuna.trial.Trial
+        self._optuna = optuna
         url = URL.create("sqlite", database=str(sweep.study)).render_as_string()
         try:
             with locked(sweep.study_lock, math.inf):
@@ -109,12 +108,10 @@ class OptunaSearch:
                     self._known[task.key] = task
                     return task
                 trial.set_user_attr(_REPEATS, True)
-                ended = recorded(self._sweep.task(known[task.key].name))
-                if ended is not None and ended.key == task.key and ended.state in ("success", "pruned"):
-                    value = objective(self._asked, self._sweep.task(ended.name))
-                    self._tell(trial.number, ended.state, value)
-                else:
-                    self._tell(trial.number, "failed", None)
+                folder = self._sweep.task(known[task.key].name)
+                ended = recorded(folder)
+                state = ended.state if ended is not None and ended.key == task.key else "failed"
+                self._tell(trial.number, state, objective(self._asked, folder))
         return None  # there is hardly a combination left
 
     def _task_of(self, trial: Any) -> Task:
@@ -133,10 +130,9 @@ class OptunaSearch:
         value = validation(event).get(self._asked.metric) if event["kind"] == "val" else None
         if value is None or event.get("final") or self._asked.pruner == "none":
             return False
-        proposed = self._trial_with(task)
-        if proposed is None:
+        if (proposed := self._trial_with(task)) is None:
             return False
-        trial = self._trial_of(self._study, proposed._trial_id)
+        trial = self._optuna.trial.Trial(self._study, proposed._trial_id)
         trial.report(value, event["update"])
         return bool(trial.should_prune())
 
@@ -155,18 +151,16 @@ class OptunaSearch:
 
     def _trial_with(self, task: Task) -> Any:
         """The trial of a task; None where it has none, or had it in a study that was lost."""
-        number = task.trial
-        trials = self._study.get_trials(deepcopy=False)[number : number + 1] if number is not None else []
+        trials = (trial for trial in self._study.get_trials(deepcopy=False) if trial.number == task.trial)
         return next((trial for trial in trials if self._task_of(trial).key == task.key), None)
 
     def _tell(self, number: int, state: State, value: float | None) -> None:
-        if state == "success" and value is not None and math.isfinite(value):
-            self._study.tell(number, value, skip_if_finished=True)
-            return
-        if state == "success":
+        if state == "success" and (value is None or not math.isfinite(value)):
             _log.warning("trial %d has no finite %s, and counts as failed", number, self._asked.metric)
-        ended = self._states.PRUNED if state == "pruned" else self._states.FAIL
-        self._study.tell(number, state=ended, skip_if_finished=True)
+            state = "failed"
+        states = self._optuna.trial.TrialState
+        ended = {"success": states.COMPLETE, "pruned": states.PRUNED}.get(state, states.FAIL)
+        self._study.tell(number, value if state == "success" else None, ended, skip_if_finished=True)
 
 
 def _suggest(trial: Any, name: str, domain: Any) -> Any:
