@@ -20,7 +20,8 @@ from mmf_win.paths import expanded
 from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker, why
 
 _KEY = "mmfw.key"
-_MOST_POINTS, _MOST_VALUES, _LONGEST = 1000, 100, 5000  # of one request, and of a value
+_MOST = {"metrics": 1000, "params": 100, "tags": 100}  # of one request
+_LONGEST = 5000  # letters of a value
 _FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _STATES = {"running": "RUNNING", "done": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
@@ -97,20 +98,19 @@ class Connection(Tracker):
         return self._run, f"{self.host}/#/experiments/{experiment}/runs/{self._run}"
 
     def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
+        from mlflow.entities import Param, RunTag
+
         there = self._client.get_run(self._run).data
         now = {_name(key): value[:_LONGEST] for key, value in settings.items()}
         known = {**now, **there.params, **there.tags}  # a parameter cannot change; a tag says what it is now
         changed = {key: value for key, value in now.items() if known[key] != value}
-        self._log("params", "Param", {key: value for key, value in now.items() if key not in there.params})
-        self._log("tags", "RunTag", {**changed, **tags})
+        self._log("params", [Param(key, value) for key, value in now.items() if key not in there.params])
+        self._log("tags", [RunTag(_name(key), value) for key, value in {**changed, **tags}.items()])
 
     def points(self, points: Sequence[Point]) -> None:
         from mlflow.entities import Metric
 
-        for first in range(0, len(points), _MOST_POINTS):
-            some = points[first : first + _MOST_POINTS]
-            metrics = [Metric(_name(p.name), p.value, round(p.t * 1000), p.step) for p in some]
-            self._client.log_batch(self._run, metrics=metrics)
+        self._log("metrics", [Metric(_name(p.name), p.value, round(p.t * 1000), p.step) for p in points])
 
     def file(self, path: Path, folder: str) -> None:
         self._client.log_artifact(self._run, str(path), folder)
@@ -160,12 +160,9 @@ class Connection(Tracker):
             client.set_terminated(made.info.run_id)
         return made
 
-    def _log(self, kind: str, entity: str, values: Mapping[str, str]) -> None:
-        from mlflow import entities
-
-        each = [getattr(entities, entity)(_name(key), value) for key, value in values.items()]
-        for first in range(0, len(each), _MOST_VALUES):
-            self._client.log_batch(self._run, **{kind: each[first : first + _MOST_VALUES]})
+    def _log(self, kind: str, entities: Sequence[Any]) -> None:
+        for first in range(0, len(entities), _MOST[kind]):
+            self._client.log_batch(self._run, **{kind: entities[first : first + _MOST[kind]]})
 
 
 def _name(name: str) -> str:
