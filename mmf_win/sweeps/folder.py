@@ -190,13 +190,12 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     """A sweep by its folder or its name in the save dir; without one, the newest. UsageError for none."""
     known = sweeps_in(save_dir)
     newest = max(known, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime, default=None)
-    found = newest if wanted is None else sweep_named(save_dir, wanted)
-    if found is None:
-        makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-        missing = f"sweep in {save_dir / SWEEPS}" if wanted is None else f"such sweep: {wanted}"
-        meant = did_you_mean(wanted or "", [path.name for path in known])
-        raise UsageError(f"there is no {missing}", hint=f"{meant}`{makes}` makes one")
-    return SweepFolder(found)
+    if found := newest if wanted is None else sweep_named(save_dir, wanted):
+        return SweepFolder(found)
+    makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
+    missing = f"sweep in {save_dir / SWEEPS}" if wanted is None else f"such sweep: {wanted}"
+    meant = did_you_mean(wanted or "", [path.name for path in known])
+    raise UsageError(f"there is no {missing}", hint=f"{meant}`{makes}` makes one")
 
 
 def remove_sweep(sweep: SweepFolder) -> None:

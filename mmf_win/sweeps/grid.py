@@ -83,10 +83,8 @@ def _short(keys: Sequence[str]) -> list[str]:
     def short(key: str) -> str:
         fields = key.split(".")
         endings = (".".join(fields[-n:]) for n in range(1, len(fields) + 1))
-        for end in endings:
-            if end != SEED and sum(f".{other}".endswith(f".{end}") for other in plain) == 1:
-                return end
-        return key
+        own = (end for end in endings if sum(f".{other}".endswith(f".{end}") for other in plain) == 1)
+        return next((end for end in own if end != SEED), key)
 
     return [short(key).replace(".", "_") for key in plain]
 

@@ -128,9 +128,8 @@ class Cluster:
         used = [node for node in self._nodes() if any(_fitting(node, gpus) for gpus in wanted)]
         self._require_shared(used, sweep.path.absolute(), [Path.cwd(), Path(sys.prefix), data])
         chosen = islice(cycle(wanted), count or min(map(self._room, wanted)))
-        hidden = {"CUDA_VISIBLE_DEVICES": "-1"}
-        several = [hidden, {}, ON_ALL_GPUS]
-        return [Slot(n, _told(gpus), several[min(gpus, 2)], gpus) for n, gpus in enumerate(chosen)]
+        environments = [{"CUDA_VISIBLE_DEVICES": "-1"}, {}, ON_ALL_GPUS]
+        return [Slot(n, _told(gpus), environments[min(gpus, 2)], gpus) for n, gpus in enumerate(chosen)]
 
     def run(self, runner: Runner, task: Task, slot: Slot, tell: Tell, asked: Callable[[], Asked]) -> Task:
         """Run a task on a node, and on another one when that is lost; as ``runner`` does on this machine.

@@ -65,9 +65,8 @@ def plan(
         for parameters in _combinations(choice, sample):
             task = task_of(specification, parameters, commands or choice.commands)
             same = tasks.get(task.key, replace(task, order=len(tasks)))
-            both = {*same.commands, *task.commands}
-            in_order = tuple(name for name in specification.template if name in both)
-            tasks[task.key] = replace(same, commands=in_order)
+            in_order = (name for name in specification.template if name in same.commands + task.commands)
+            tasks[task.key] = replace(same, commands=tuple(in_order))
     every = [*tasks.values()]
     if specification.search is not None and title is None:
         domains = specification.search.parameters.items()
@@ -97,14 +96,11 @@ def task_of(
     """The task of one combination; ``commands`` None for all. Raises UsageError for an unknown case."""
     values: Values = {}
     for name, value in parameters.items():
-        cases = specification.alias.get(name)
-        if cases is None:
-            values[name] = value
-        elif value in cases:
-            values |= cases[value]
-        else:
+        cases = specification.alias.get(name, {value: {name: value}})
+        if value not in cases:
             hint = f"its cases are {', '.join(map(str, cases))}"
             raise UsageError(f"the alias {name} has no case {value}", hint=hint)
+        values |= cases[value]
     values |= {name: value for name, value in specification.default.items() if name not in values}
     name = "-".join(f"{_camel(key)}_{_named(value)}" for key, value in parameters.items()) or "default"
     chosen = tuple(name for name in specification.template if commands is None or name in commands)

@@ -223,9 +223,7 @@ class _Turn:
             return "success", None
         if ended.stop_requested:
             return self._stopped(), None
-        why = _last_words(log)
-        told = why if why.isprintable() and why else f"exit code {ended.code}"
-        return "failed", f"{name}: {told}"
+        return "failed", f"{name}: {_last_words(log) or f'exit code {ended.code}'}"
 
     def _begun(self, name: str, script: str) -> Run | None:
         """The run that an earlier start of the same words has begun; None where there is none."""
@@ -286,18 +284,18 @@ class _Turn:
 
 
 def _program(words: Sequence[str], shell: bool) -> Sequence[str]:
-    if shell and sys.platform == "win32":
+    if not shell:
+        return module_command("mmf_win", *words[1:]) if words[0] == "mmfw" else words
+    if sys.platform == "win32":
         return f'{os.environ.get("COMSPEC", "cmd.exe")} /d /s /c "{words[0]}"'
-    if shell:
-        return [shutil.which("bash") or "/bin/sh", "-c", words[0]]
-    return module_command("mmf_win", *words[1:]) if words[0] == "mmfw" else words
+    return [shutil.which("bash") or "/bin/sh", "-c", words[0]]
 
 
-def _last_words(log: Path) -> str:
-    """The error in a log: its last line that says so, else its last line."""
-    text = ""
+def _last_words(log: Path) -> str | None:
+    """The error in a log: its last line that says so, else its last line; None where it is not printable."""
+    lines: list[str] = []
     with suppress(OSError):  # the command may have removed it
-        text = read_tail(log, _TAIL).decode(errors="replace")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+        lines = [line.strip() for line in read_tail(log, _TAIL).decode(errors="replace").splitlines()]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1]
+    words = (errors or list(filter(None, lines)) or [""])[-1]
+    return words if words.isprintable() else None

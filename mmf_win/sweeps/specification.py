@@ -95,8 +95,7 @@ def parse(text: str, path: Path) -> Specification:
     """Read the YAML of a file. Raises UsageError with the path and the place where it is no specification."""
     first, *rest = _documents(text, path) or [None]
     head = _mapping(first, f"{path}: the first document")
-    unknown = [key for key in head if key not in _KEYS]
-    if unknown:
+    if unknown := [key for key in head if key not in _KEYS]:
         message = f"{path}: the first document has the unknown key {unknown[0]!r}"
         raise UsageError(message, hint=f"its keys are {', '.join(_KEYS)}")
     template = _mapping(head.get("template"), f"{path}: 'template'")
@@ -115,9 +114,9 @@ def parse(text: str, path: Path) -> Specification:
         cases = _of_any_key(document, f"{path}: 'alias' {name}").items()
         where = f"{path}: 'alias', case"
         alias[name] = {case: _values(v, f"{where} {case!r} of {name}", empty=False) for case, v in cases}
-    if not isinstance(head.get("shell", False), bool):
+    shell, search = head.get("shell", False), head.get("search")
+    if not isinstance(shell, bool):
         raise UsageError(f"{path}: 'shell' must be true or false")
-    search = head.get("search")
     choices = tuple(_choice(document, n, template, path) for n, document in enumerate(rest, 2))
     if not choices and search is None:
         hint = "a second document after a line with --- says which values to combine"
@@ -127,8 +126,8 @@ def parse(text: str, path: Path) -> Specification:
         choices=choices,
         default=_values(head.get("default") or {}, f"{path}: 'default'"),
         alias=alias,
-        resource=None if resource is None else tuple(str(entry) for entry in resource),
-        shell=head.get("shell", False),
+        resource=None if resource is None else tuple(map(str, resource)),
+        shell=shell,
         search=None if search is None else _search(search, path),
     )
 
