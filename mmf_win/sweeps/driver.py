@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections import deque
+
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -53,15 +53,14 @@ class Driver:
     show: Callable[[Slot, News], None]
     search: OptunaSearch | None = None
     tasks: dict[str, Task] = field(default_factory=dict)
-    _waiting: deque[Task] = field(default_factory=deque)
-    _elsewhere: list[Task] = field(default_factory=list)
+    _waiting: list[Task] = field(default_factory=list)
     _running: dict[int, _Running] = field(default_factory=dict)
     _news: SimpleQueue[tuple[Slot, News | Future[Task]]] = field(default_factory=SimpleQueue)
     _ended: bool = False
 
     def run(self, wanted: Sequence[Task]) -> bool:
         """Run tasks, in this order; return whether the user stopped it."""
-        self._waiting.extend(wanted)
+        self._waiting += wanted
         self.tasks |= {task.key: task for task in wanted}
         with stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
             try:
@@ -70,8 +69,6 @@ class Driver:
                 while True:
                     if time.monotonic() > next_look or not self._running:
                         next_look, look = time.monotonic() + BETWEEN_LOOKS, True
-                        self._waiting.extend(self._elsewhere)
-                        self._elsewhere.clear()
                     if stops() and not told_to_stop:
                         told_to_stop = True
                         _log.info(_STOPPING)
@@ -81,7 +78,7 @@ class Driver:
                         return told_to_stop
                     if not self._running and not waiting:
                         waiting = True
-                        _log.info("waiting for %d tasks that another driver runs", len(self._elsewhere))
+                        _log.info("waiting for %d tasks that another driver runs", len(self._waiting))
                     look = self._listen()
             finally:
                 self._ended = True  # so what still runs where an error ended this saves and leaves
@@ -100,16 +97,16 @@ class Driver:
             future.add_done_callback(tell)  # after all that the task has told
 
     def _next(self) -> Task | None:
-        """The next task that nobody runs at this moment."""
-        while self._waiting:
-            task = self._waiting.popleft()
+        """The next task that nobody runs at this moment; others may die, so theirs keep waiting."""
+        for task in self._waiting:
             try:
                 taken = is_locked(self.sweep.task(task.name).lock)
             except OSError:
                 taken = False  # why, is found out when it is to run
             if not taken:
+                self._waiting.remove(task)
                 return task
-            self._set_aside(task)
+            self.tasks[task.key] = replace(task, state="running")
         proposed = None if self.search is None else self.search.propose()
         if proposed is not None:
             self.tasks[proposed.key] = proposed
@@ -117,13 +114,13 @@ class Driver:
 
     def _others_have(self) -> bool:
         """Whether tasks are left that other drivers have, or had when they died, as those of a search."""
-        for task in [] if self._elsewhere or self.search is None else self.search.unbegun():
+        for task in [] if self._waiting or self.search is None else self.search.unbegun():
             self._set_aside(task)
-        return bool(self._elsewhere)
+        return bool(self._waiting)
 
     def _set_aside(self, task: Task) -> None:
         """Leave a task to whoever runs it, and look again later: he may die."""
-        self._elsewhere.append(task)
+        self._waiting.append(task)
         self.tasks[task.key] = replace(task, state="running")
 
     def _tell(self, slot: Slot, news: News | Future[Task]) -> None:
