@@ -97,10 +97,9 @@ def survey(places: Places) -> dict[str, Any]:
 def required_packages(extra: str = "") -> list[str]:
     """The packages that mmfw requires, or those that an extra adds; none where mmfw is not installed."""
     with suppress(importlib.metadata.PackageNotFoundError):  # it runs from a checkout
-        listed = importlib.metadata.requires("mmf-win") or ()
-        of_extras = [(each, re.search(r"extra == ['\"](\w+)", each)) for each in listed]
-        wanted = [each for each, found in of_extras if extra == (found[1] if found else "")]
-        return [re.split(r"[^\w.-]", each)[0] for each in wanted]
+        listed = "\n".join(importlib.metadata.requires("mmf-win") or ())
+        found = re.findall(r"^([\w.-]+)(?:.* extra == ['\"](\w+))?", listed, re.MULTILINE)
+        return [name for name, of_extra in found if of_extra == extra]
     return []
 
 
@@ -125,8 +124,16 @@ def survey_mmf(*, full: bool = False) -> MmfState:
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
-    """Where everything is; MMF and mmfw make theirs when they need them."""
-    named = {
+    """Where everything is; MMF and mmfw make theirs when they need them.
+
+    ``named_by`` is the option or variable that names a folder of MMF's, or that it is the default.
+    """
+    usual, of_cache = Places.resolve(), ("MMF_CACHE_DIR", "TORCH_HOME", "XDG_CACHE_HOME")
+    by = {"data": ("MMF_DATA_DIR", *of_cache), "cache": of_cache, "runs": ("MMF_SAVE_DIR",)}
+    named_by = {name: next(filter(os.environ.get, variables), "default") for name, variables in by.items()}
+    named_by |= {"data": "--data-dir"} if places.data_dir != usual.data_dir else {}
+    named_by |= {"runs": "--save-dir"} if places.save_dir != usual.save_dir else {}
+    paths = {
         "data": places.data_dir,
         "cache": places.cache_dir,
         "runs": places.save_dir,
@@ -136,20 +143,10 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
         "decoded images": places.images,
         "mmf": mmf.installed.root if mmf.installed else None,
     }
-    by = _named_by(places)
-    for name, path in named.items():
+    for name, path in paths.items():
         if path is not None:
             exists, free = path.is_dir(), free_space(path)
-            yield {"name": name, "path": path, "named_by": by.get(name), "exists": exists, "free": free}
-
-
-def _named_by(places: Places) -> dict[str, str]:
-    """The option or variable that names MMF's folders, or that it is the default."""
-    usual, of_cache = Places.resolve(), ("MMF_CACHE_DIR", "TORCH_HOME", "XDG_CACHE_HOME")
-    by = {"data": ("MMF_DATA_DIR", *of_cache), "cache": of_cache, "runs": ("MMF_SAVE_DIR",)}
-    named = {name: next(filter(os.environ.get, variables), "default") for name, variables in by.items()}
-    data_option = {"data": "--data-dir"} if places.data_dir != usual.data_dir else {}
-    return named | data_option | ({"runs": "--save-dir"} if places.save_dir != usual.save_dir else {})
+            yield {"name": name, "path": path, "named_by": named_by.get(name), "exists": exists, "free": free}
 
 
 def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> Iterator[MmfwError]:
@@ -225,12 +222,13 @@ class Torch:
 
 def survey_torch() -> Torch | None:
     """The installed torch, which is not imported; None where there is none, or it does not say."""
-    spec, found = find_spec("torch"), dict[str, str]()
+    spec = find_spec("torch")
     if spec is not None and spec.origin is not None:
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, KeyError):
             text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
             found = dict(_BUILT_FOR.findall(text))
-    return Torch(found["cuda"] or None, found.get("hip") or None) if "cuda" in found else None
+            return Torch(found["cuda"] or None, found.get("hip") or None)
+    return None
 
 
 def unused_gpu(torch: Torch | None, cuda: machine.Cuda | None) -> MmfError | None:
@@ -238,11 +236,9 @@ def unused_gpu(torch: Torch | None, cuda: machine.Cuda | None) -> MmfError | Non
 
     A driver runs what was built for a newer CUDA of the same major version.
     """
-    if torch is None or cuda is None:
+    if torch is None or cuda is None or (torch.cuda is None and _best_build(cuda) == "cpu"):
         return None
     if torch.cuda is None:
-        if _best_build(cuda) == "cpu":
-            return None
         return MmfError(f"there is a GPU, and torch is built for {torch.target}", hint=_INSTALL)
     if not all(build.knows(cuda) for build in _CUDA_BUILDS if build.cuda == torch.cuda):
         message = f"torch is built for CUDA {torch.cuda}, which has no code for the GPU"

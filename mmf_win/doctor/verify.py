@@ -189,21 +189,21 @@ def _checkpoints(run: Run) -> Finding | None:
         return replace(finding, state="damaged", problems=(f"{refused.filename}: {refused.strerror}",))
     if not found:
         return None
-    damaged = [each for each in found if each.problem]
-    if not damaged:
+    problems = {each.name: each.problem for each in found if each.problem}
+    if not problems:
         return finding
-    what = "damaged checkpoint"
-    hint = "there is no intact checkpoint to resume from: train again, and delete the damaged files"
-    if use := use_intact(run, found):
-        hint = f"{use}; delete the damaged files when you like"
-    if any(each.problem == FOREIGN for each in damaged):
+    use = use_intact(run, found)
+    if FOREIGN in problems.values():
         finding = replace(finding, against=f"{finding.against}, and the run's record of hashes")
-        what = "checkpoint that is not the run's"
-        instead = f"move away what the run has not saved; {use}"
-        hint = instead if use else "the run has none of its own: train again"
-    error = errors.CheckpointError(f"a {what} cannot be repaired", hint=hint)
-    problems = tuple(f"{each.name}: {each.problem}" for each in damaged)
-    return replace(finding, state="damaged", problems=problems, error=error)
+        what, instead = "checkpoint that is not the run's", "the run has none of its own: train again"
+        hint = f"move away what the run has not saved; {use}"
+    else:
+        what = "damaged checkpoint"
+        instead = "there is no intact checkpoint to resume from: train again, and delete the damaged files"
+        hint = f"{use}; delete the damaged files when you like"
+    error = errors.CheckpointError(f"a {what} cannot be repaired", hint=hint if use else instead)
+    told = tuple(f"{name}: {problem}" for name, problem in problems.items())
+    return replace(finding, state="damaged", problems=told, error=error)
 
 
 def _mmf(full: bool = False) -> Finding | None:
