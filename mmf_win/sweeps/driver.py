@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import time
-
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace

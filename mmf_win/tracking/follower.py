@@ -42,6 +42,7 @@ PATIENCE_AFTER_CTRL_C = 5.0
 _BETWEEN_MODELS = 600.0
 _HURRY, _CALM = b"!", b"."
 _LEFT = 3
+_Followers = list[tuple[Run, Tracker, subprocess.Popen[bytes]]]
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def following(
     It does so for as long as they send, but for five seconds after Ctrl+C. A note says what is left then, and
     which command sends it later.
     """
-    started: list[tuple[Run, Tracker, subprocess.Popen[bytes]]] = []
+    started: _Followers = []
 
     def start(run: Run) -> None:
         for to in trackers:
@@ -87,9 +88,7 @@ def _log_of(run: Run, to: Tracker) -> Path:
     return run.tracking / f"{to.name}.log"
 
 
-def _end(
-    started: Sequence[tuple[Run, Tracker, subprocess.Popen[bytes]]], what: What, deadline: float
-) -> None:
+def _end(started: _Followers, what: What, deadline: float) -> None:
     """Tell followers that mmfw ends, wait for them, and say what they leave."""
     for _, _, process in started:
         assert process.stdin is not None

@@ -23,6 +23,7 @@ _KEY = "mmfw.key"
 _MOST = {"metrics": 1000, "params": 100, "tags": 100}  # of one request
 _LONGEST = 5000  # letters of a value
 _FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
+_EXPERIMENT = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _STATES = {"running": "RUNNING", "done": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
 
@@ -33,11 +34,7 @@ class Connection(Tracker):
     name = "mlflow"
     variable = "MLFLOW_TRACKING_URI"
     id_variable = "MLFLOW_RUN_ID"
-    probe = (
-        "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default",
-        None,
-        {"experiment", "error_code"},
-    )
+    probe = (_EXPERIMENT, None, {"experiment", "error_code"})
 
     def __init__(self) -> None:
         self.server = os.environ.get(self.variable, "")
@@ -64,10 +61,9 @@ class Connection(Tracker):
         if kind == "sqlite" and (place in ("", ":memory:") or Path(place).is_dir()):
             raise UsageError(f"{self.server} names no file", hint=f"{self.variable}=sqlite:///FILE")
         if kind == "file" and os.environ.get(_FOLDERS, "").lower() not in ("true", "1"):
-            message = (
-                f"{self.server} is no server of mlflow; MLflow writes to a folder only with {_FOLDERS}=true"
-            )
-            raise UsageError(message, hint=f"set {self.variable} to a server or to sqlite:///FILE")
+            message = f"{self.server} is no server of mlflow; MLflow writes to a folder only with"
+            hint = f"set {self.variable} to a server or to sqlite:///FILE"
+            raise UsageError(f"{message} {_FOLDERS}=true", hint=hint)
         if kind in _DATABASES:
             self._require_driver()
         file = expanded(os.environ.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg")

@@ -129,10 +129,8 @@ class Tracker(ABC):
             except HTTPError as error:
                 said = error.read(_MOST)
                 if b"Invalid Host header" in said:
-                    hint = (
-                        f"restart it with `mlflow server --allowed-hosts {request.host},localhost:*` and the "
-                    )
-                    hint += "other names that it is used by"
+                    hint = f"restart it with `mlflow server --allowed-hosts {request.host},localhost:*` "
+                    hint += "and the other names that it is used by"
                     message = f"the server at {self.host} does not accept the host name {request.host}"
                     raise UsageError(message, hint=hint) from None
                 if error.code in (401, 403):
