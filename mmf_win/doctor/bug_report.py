@@ -33,8 +33,7 @@ def write(run: Run | None, about: Mapping[str, Any], path: Path, *, log: bool) -
     records |= {f"run/{name}": _end_of(file) for name, file in _records(run, log)}
     with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in records.items():
-            text = controls_escaped(scrub(content))
-            archive.writestr(name, text.encode("utf-8", "backslashreplace"))
+            archive.writestr(name, controls_escaped(scrub(content)).encode("utf-8", "backslashreplace"))
     return list(records)
 
 

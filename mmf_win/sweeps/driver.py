@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -98,14 +99,12 @@ class Driver:
     def _next(self) -> Task | None:
         """The next task that nobody runs at this moment; others may die, so theirs keep waiting."""
         for task in self._waiting:
-            try:
-                taken = is_locked(self.sweep.task(task.name).lock)
-            except OSError:
-                taken = False  # why, is found out when it is to run
-            if not taken:
-                self._waiting.remove(task)
-                return task
-            self.tasks[task.key] = replace(task, state="running")
+            with suppress(OSError):  # why, is found out when it is to run
+                if is_locked(self.sweep.task(task.name).lock):
+                    self.tasks[task.key] = replace(task, state="running")
+                    continue
+            self._waiting.remove(task)
+            return task
         proposed = None if self.search is None else self.search.propose()
         if proposed is not None:
             self.tasks[proposed.key] = proposed

@@ -18,7 +18,6 @@ from mmf_win.console import shell_line
 from mmf_win.errors import DataError, InUseError, UsageError
 from mmf_win.files import read_tail
 from mmf_win.locking import locked
-from mmf_win.machine import available_cpus
 from mmf_win.paths import module_command
 from mmf_win.protocol import Event, EventReader
 from mmf_win.runs import checkpoints, history
@@ -73,7 +72,7 @@ def slots_here(resources: Sequence[str] | None, count: int | None) -> list[Slot]
                 there = f"it has {', '.join(found)}" if found else "it has none that NVIDIA's driver knows"
                 raise UsageError(f"this machine has no GPU {gpu}; {there}", hint=OTHER_GPUS)
     chosen = list(islice(cycle(resources), count or len(resources)))
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, available_cpus() // len(chosen))))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, machine.available_cpus() // len(chosen))))
     visible = [{"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name} for name in chosen]
     shared = [{"OMP_NUM_THREADS": threads, **(ON_ALL_GPUS if "," in name else {})} for name in chosen]
     return [Slot(n, name, visible[n] | shared[n]) for n, name in enumerate(chosen)]
