@@ -7,10 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from mmf_win.files import remove
 from mmf_win.signals import StopRequests, heard_signals
@@ -117,11 +116,7 @@ def run_child(
 def stop_requests() -> Iterator[Callable[[], int]]:
     """Count the stop signals that are not ignored; yield what returns the count."""
     requests = StopRequests()
-
-    def hear(number: int, _frame: FrameType | None) -> None:
-        requests.add(number)
-
-    before = {number: signal.signal(number, hear) for number in heard_signals()}
+    before = {number: signal.signal(number, lambda got, _: requests.add(got)) for number in heard_signals()}
     try:
         with window_closed(requests.add):
             yield lambda: requests.count
@@ -139,8 +134,7 @@ def oom_kills(counters: Path = Path("/proc/vmstat")) -> int | None:
     Args:
         counters: the file in which the kernel counts.
     """
-    try:
-        found = re.search(r"^oom_kill (\d+)$", counters.read_text(encoding="ascii"), re.MULTILINE)
-    except (OSError, ValueError):
-        return None
-    return int(found[1]) if found else None
+    with suppress(OSError, ValueError):
+        if found := re.search(r"^oom_kill (\d+)$", counters.read_text(encoding="ascii"), re.MULTILINE):
+            return int(found[1])
+    return None

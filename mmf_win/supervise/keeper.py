@@ -38,9 +38,8 @@ def main(stop_file: Path, grace: float, command: list[str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         # They may be sent to every process of a job. Those that mmfw ignores, the worker is to ignore, too.
         # The others are not ignored here, since the worker would inherit that.
-        if signal.getsignal(number) is signal.SIG_IGN:
-            continue
-        signal.signal(number, lambda *_: None)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # The worker, too, holds what mmfw wants to be held until its end.
