@@ -17,9 +17,8 @@ from mmf_win.paths import Places
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task, reading
 from mmf_win.runs.lookup import find_runs, with_sweeps
-from mmf_win.tracking import TRACKERS, Models
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What, destinations, event_files
-from mmf_win.tracking.tracker import Tracker, require_no_id, tracker
+from mmf_win.tracking.tracker import TRACKERS, Models, Tracker, require_no_id, tracker
 from mmf_win.upstream.install import require_packages
 
 

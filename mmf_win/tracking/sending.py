@@ -25,8 +25,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.request import as_typed
 from mmf_win.scrub import is_secret, scrubber
-from mmf_win.tracking import Models
-from mmf_win.tracking.tracker import About, Point, Tracker
+from mmf_win.tracking.tracker import About, Models, Point, Tracker
 from mmf_win.upstream.overrides import leaves
 
 Sweep = tuple[str, str, str]

@@ -21,6 +21,9 @@ from mmf_win.upstream.install import require_packages
 
 _log = logging.getLogger(__name__)
 
+TRACKERS = ("mlflow", "clearml", "wandb")
+Models = Literal["best", "last", "none"]
+"""Which checkpoint is sent."""
 PROJECT = "hateful-memes"
 """Where runs go if the tracker's own variable names no other experiment or project."""
 OFFLINE = "offline"
