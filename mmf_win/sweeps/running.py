@@ -165,13 +165,9 @@ class _Turn:
             state, message = self._run_commands(left)
         except Exception as error:  # of one task; the others go on
             state, message = "failed", f"{type(error).__name__}: {error}"
-        self._note(
-            state=state,
-            message=message,
-            command=self.task.command if state == "failed" else None,
-            slot=None,
-            seconds=self.task.seconds + time.monotonic() - began,
-        )
+        command = self.task.command if state == "failed" else None
+        seconds = self.task.seconds + time.monotonic() - began
+        self._note(state=state, message=message, command=command, slot=None, seconds=seconds)
         return self.task
 
     def _run_commands(self, left: Sequence[str]) -> tuple[State, str | None]:

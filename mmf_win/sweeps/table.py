@@ -121,14 +121,12 @@ def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
 
 def differing_parameters(tasks: Sequence[Task]) -> list[str]:
     """The parameters that not all tasks have alike, but for seeds and those that begin with ``_``."""
+
+    def differs(name: str) -> bool:
+        return len({json.dumps(task.values.get(name), default=str) for task in tasks}) > 1
+
     names = dict.fromkeys(name for task in tasks for name in task.values)
-    return [
-        name
-        for name in names
-        if name not in SEEDS
-        and not name.startswith("_")
-        and len({json.dumps(task.values.get(name), default=str) for task in tasks}) > 1
-    ]
+    return [n for n in names if n not in SEEDS and not n.startswith("_") and differs(n)]
 
 
 def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
@@ -260,14 +258,10 @@ def _against(line: Line, base: Line, metric: str) -> Line:
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     if not differences:
         return line
-    return replace(line, difference=statistics.mean(differences), p=_paired_p(differences))
+    p = None
+    if len(set(differences)) > 1:  # else there is nothing to tell it from
+        require_packages("scipy", extra="[report]")
+        from scipy.stats import ttest_1samp
 
-
-def _paired_p(differences: Sequence[float]) -> float | None:
-    """The p-value of a paired t-test; None where there is nothing to tell it from."""
-    if len(differences) < 2 or len(set(differences)) == 1:
-        return None
-    require_packages("scipy", extra="[report]")
-    from scipy.stats import ttest_1samp
-
-    return float(ttest_1samp(differences, 0.0).pvalue)
+        p = float(ttest_1samp(differences, 0.0).pvalue)
+    return replace(line, difference=statistics.mean(differences), p=p)
