@@ -225,10 +225,8 @@ class Cluster:
         place = next(folder for folder in (sweep, *sweep.parents) if folder.is_dir())
         needed = [folder for folder in folders if folder.is_dir()]
         with TemporaryDirectory(prefix=".ray-", dir=place) as ours, locked(Path(ours, "lock")):
-            answers = [
-                asked.options(scheduling_strategy=strategy(node["NodeID"], False)).remote(ours, needed)
-                for node in nodes
-            ]
+            on_nodes = [asked.options(scheduling_strategy=strategy(node["NodeID"], False)) for node in nodes]
+            answers = [on_node.remote(ours, needed) for on_node in on_nodes]
             for node, answer in zip(nodes, answers, strict=True):
                 there = f"node {node['NodeManagerHostname']} of the cluster"
                 hint = f"install mmfw {__version__} there, for the Python that runs Ray"

@@ -84,8 +84,7 @@ def all_tasks(sweep: SweepFolder) -> list[Task]:
     Raises UsageError where the specification in its folder is invalid.
     """
     last, before = load(sweep), begun(sweep)
-    is_listed = last is not None and _count(last.choices) <= MOST_TASKS
-    asked = joined(plan(last).tasks, before) if last is not None and is_listed else []
+    asked = joined(plan(last).tasks, before) if last and _count(last.choices) <= MOST_TASKS else []
     keys = {task.key for task in asked}
     return [*asked, *(task for task in before if task.key not in keys)]
 

@@ -33,6 +33,7 @@ class OptunaSearch:
 
     def __init__(self, specification: Specification, sweep: SweepFolder, tasks: Sequence[Task]) -> None:
         import optuna
+        from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
         from sqlalchemy import URL
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -40,11 +41,7 @@ class OptunaSearch:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         asked = specification.search
         samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
-        pruners: dict[str, Any] = {
-            "none": optuna.pruners.NopPruner,
-            "median": optuna.pruners.MedianPruner,
-            "hyperband": optuna.pruners.HyperbandPruner,
-        }
+        pruners: dict[str, Any] = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
         self._asked, self._specification, self._sweep = asked, specification, sweep
         self._known = {task.key: task for task in tasks}
         self._without = 0  # trials that ended well without the metric
