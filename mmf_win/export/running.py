@@ -137,9 +137,8 @@ class ExportedModel:
         with run.new_report(target.name, folder) as csv:
             if target.is_own:
                 shutil.copyfile(target.annotations, annotations_beside(csv))
-            write_predictions(
-                csv, [Prediction(row.shown_id, p, int(p > 0.5)) for p, row in zip(probas, rows, strict=True)]
-            )
+            pairs = zip(rows, probas, strict=True)
+            write_predictions(csv, [Prediction(row.shown_id, p, int(p > 0.5)) for row, p in pairs])
         precision = "int8" if self.about.get("int8") else "fp32"
         versions = self.about["versions"] | {"onnxruntime": version("onnxruntime")}
         return csv, [{"kind": "predict_started", "precision": precision, **versions}]
