@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from mmf_win.compat.patch import RC10, RC12, Edit, Patch, edit
+from mmf_win.compat.patch import RC10, Edit, Patch, edit
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
 from mmf_win.features.safe_pickle import load_npy, loads, require_features, told_of
@@ -203,13 +203,6 @@ PATCHES = (
             "mmf.modules.embeddings": _load_only_arrays,
             "mmf.modules.encoders": _load_only_arrays,
         },
-    ),
-    Patch(
-        name="tensors",
-        problem="load_feat: torch.load before 2.6 unpickles any file",
-        mmf=RC12,
-        library="torch < 2.6",
-        edits=edit(_FEATURES, 'torch.device("cpu"))', 'torch.device("cpu"), weights_only=True)'),
     ),
     Patch(
         name="lmdb-handles",
