@@ -13,12 +13,11 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
-from functools import wraps
 from multiprocessing.connection import wait
 from types import ModuleType
 from typing import Any
 
-from mmf_win.compat.patch import Patch
+from mmf_win.compat.patch import Patch, wrap
 
 _NO_HANDLE = 24  # exit code of a worker that could not pass a handle on; torch prints it
 _MOMENT = 10.0  # seconds for a worker to be gone that has closed its end, on a machine that is busy
@@ -28,10 +27,8 @@ def hand_errors_over(module: ModuleType) -> None:
     """Let a worker send, for a batch that it cannot send, the error; torch raises it in the reader."""
     from torch._utils import ExceptionWrapper
 
-    loop = module._worker_loop
-
-    @wraps(loop)
-    def handing_over(kind: Any, dataset: Any, indices: Any, batches: Any, *args: Any, **kwargs: Any) -> Any:
+    @wrap(module, "_worker_loop")
+    def hand_over(loop: Any, kind: Any, dataset: Any, indices: Any, batches: Any, *others: Any) -> Any:
         def on_feeder_error(error: Exception, item: Any) -> None:
             traceback.print_exc()
             if isinstance(item, tuple):  # else the pipe is broken, and nobody reads
@@ -40,9 +37,7 @@ def hand_errors_over(module: ModuleType) -> None:
 
         batches._on_queue_feeder_error = on_feeder_error
         sys.excepthook = _leave  # by which multiprocessing's thread that passes handles tells its errors
-        return loop(kind, dataset, indices, batches, *args, **kwargs)
-
-    module._worker_loop = handing_over  # type: ignore[attr-defined]
+        return loop(kind, dataset, indices, batches, *others)
 
 
 def _leave(kind: Any, error: Any, trace: Any) -> None:
@@ -57,11 +52,9 @@ def say_how_workers_ended(module: ModuleType) -> None:
     torch's signal handler says the former, but what the handler interrupts may swallow its error; torch then
     only names the workers that are missing. Of the latter, the reader sees a closed connection.
     """
-    iterator: Any = module._MultiProcessingDataLoaderIter
-    try_get_data = iterator._try_get_data
 
-    @wraps(try_get_data)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @wrap(module._MultiProcessingDataLoaderIter, "_try_get_data")
+    def checked(try_get_data: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return try_get_data(self, *args, **kwargs)
         except (EOFError, OSError, RuntimeError) as error:
@@ -79,8 +72,6 @@ def say_how_workers_ended(module: ModuleType) -> None:
                     message = f"DataLoader worker (pid {pid}) is killed by signal: {name}."
                     raise RuntimeError(message) from error
             raise
-
-    iterator._try_get_data = checked
 
 
 PATCHES = (

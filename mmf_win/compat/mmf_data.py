@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable
-from functools import cache, partial, wraps
+from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from mmf_win.compat.patch import RC10, Edit, Patch, edit
+from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
 from mmf_win.dataset.annotations import objects_for_mmf
 from mmf_win.errors import UnreadableImage
 from mmf_win.features.safe_pickle import load_npy, loads, require_features, told_of
@@ -36,12 +36,11 @@ def _load_jsonl(self: Any, path: str) -> None:
 
 def _open_images(module: ModuleType) -> None:
     """Open pictures as exported models and pages do; turned ones are counted in the log of each process."""
-    database: Any = module.ImageDatabase
-    load, loader = database.open_image, getattr(module, "default_loader", module.tv_helpers.default_loader)
+    loader = getattr(module, "default_loader", module.tv_helpers.default_loader)
     turned: set[str] = set()
 
-    @wraps(load)
-    def opened(self: Any, path: str) -> Any:
+    @wrap(module.ImageDatabase, "open_image")
+    def opened(load: Any, self: Any, path: str) -> Any:
         if self.loader is not loader:
             return load(self, path)
         # The boxes of region features belong to the pixels as they are stored.
@@ -53,15 +52,10 @@ def _open_images(module: ModuleType) -> None:
                 _log.warning(what, path, len(turned))
         return image
 
-    database.open_image = opened
-
 
 def _name_files_and_rows(module: ModuleType) -> None:
-    database: Any = module.ImageDatabase
-    open_image, item = database.open_image, database.__getitem__
-
-    @wraps(open_image)
-    def named(self: Any, path: str) -> Any:
+    @wrap(module.ImageDatabase, "open_image")
+    def named(open_image: Any, self: Any, path: str) -> Any:
         try:
             return open_image(self, path)
         except MemoryError:
@@ -74,8 +68,8 @@ def _name_files_and_rows(module: ModuleType) -> None:
             what = "there is no such picture" if missing else f"the picture cannot be read ({reason})"
             raise UnreadableImage(f"{Path(path)}: {what}") from None
 
-    @wraps(item)
-    def with_row(self: Any, index: int) -> Any:
+    @wrap(module.ImageDatabase, "__getitem__")
+    def with_row(item: Any, self: Any, index: int) -> Any:
         try:
             return item(self, index)
         except UnreadableImage as error:
@@ -86,8 +80,6 @@ def _name_files_and_rows(module: ModuleType) -> None:
             meme = row.get("own_id", row.get("id"))
             where = f"row {index + 1} of {file}"
             raise UnreadableImage(f"{error}; it is that of meme {meme}, in {where}") from None
-
-    database.open_image, database.__getitem__ = named, with_row
 
 
 def _share_environments(module: ModuleType) -> None:
@@ -102,15 +94,11 @@ def _share_environments(module: ModuleType) -> None:
 
 
 def _unpickle_only_arrays(module: ModuleType) -> None:
-    reader: Any = module.LMDBFeatureReader
-    load = reader._load
-
-    @wraps(load)
-    def named(self: Any, image_file_path: str) -> Any:
+    @wrap(module.LMDBFeatureReader, "_load")
+    def named(load: Any, self: Any, image_file_path: str) -> Any:
         with told_of(self.db_path, f"the record of {Path(image_file_path).stem}: "):
             return require_features(load(self, image_file_path))
 
-    reader._load = named
     _load_only_arrays(module)
 
 

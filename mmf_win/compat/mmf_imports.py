@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmf_win.compat.patch import Patch, source_path
+from mmf_win.compat.patch import Patch, source_path, wrap
 
 _log = logging.getLogger(__name__)
 
@@ -81,14 +81,12 @@ def _look_further(module: ModuleType) -> None:
 
 def _stay_importable(module: ModuleType) -> None:
     """Leave the folder that the user's own code lies in on ``sys.path``, which spawned processes inherit."""
-    original = module.import_user_module
 
-    def import_user_module(user_dir: str | None, *args: Any, **kwargs: Any) -> None:
+    @wrap(module, "import_user_module")
+    def import_user_module(original: Any, user_dir: str | None, *args: Any, **kwargs: Any) -> None:
         original(user_dir, *args, **kwargs)
         if user_dir and (parent := str(Path(user_dir).absolute().parent)) not in sys.path:
             sys.path.append(parent)
-
-    module.import_user_module = import_user_module  # type: ignore[attr-defined]
 
 
 PATCHES = (

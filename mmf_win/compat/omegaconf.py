@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmf_win.compat.patch import RC10, Edit, Patch, edit
+from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
 from mmf_win.upstream.versions import follow_text_links
 
 _CONFIGURATION = "mmf.utils.configuration"
@@ -15,9 +15,8 @@ _LIST_CHECK = """                        (collections.abc.Mapping, collections.a
 
 
 def _allow_missing_keys(module: Any) -> None:
-    strict = module.DictConfig.__getattr__
-
-    def lenient(self: Any, key: str) -> Any:
+    @wrap(module.DictConfig, "__getattr__")
+    def lenient(strict: Any, self: Any, key: str) -> Any:
         try:
             return strict(self, key)
         except module.errors.ConfigAttributeError:
@@ -25,8 +24,6 @@ def _allow_missing_keys(module: Any) -> None:
             if key.startswith("__") or module.OmegaConf.is_struct(self):
                 raise
             return None
-
-    module.DictConfig.__getattr__ = lenient
 
 
 def follow(path: str) -> str:

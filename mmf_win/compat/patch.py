@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from importlib.util import MAGIC_NUMBER, decode_source, find_spec
@@ -104,6 +105,20 @@ def after_import(module: str, callback: Callback) -> None:
         callback(sys.modules[module])
     else:
         _finder.callbacks.setdefault(module, []).append(callback)
+
+
+def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace the function ``owner.name`` by the decorated one, which gets it as its first argument."""
+    original = getattr(owner, name)
+
+    def replace(function: Callable[..., Any]) -> None:
+        @wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, wrapper)
+
+    return replace
 
 
 def kept(kind: str, of: object, make: Callable[[], Any]) -> Any:

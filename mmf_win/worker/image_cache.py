@@ -18,7 +18,7 @@ from typing import Any
 
 import PIL.Image
 
-from mmf_win.compat.patch import after_import
+from mmf_win.compat.patch import after_import, wrap
 from mmf_win.files import free_space, remove, replacing
 
 _log = logging.getLogger(__name__)
@@ -105,11 +105,11 @@ def use(images: ImageCache) -> None:
     """Let MMF's ``ImageDatabase`` take its images from a cache, where it decodes them in the usual way."""
 
     def patch(module: Any) -> None:
-        database = module.ImageDatabase
-        from_path, open_image = database.from_path, database.open_image
+        open_image = module.ImageDatabase.open_image
         loader = getattr(module, "default_loader", module.tv_helpers.default_loader)  # its own in 1.0.0rc12
 
-        def cached(self: Any, paths: Any, use_transforms: bool = True) -> Any:
+        @wrap(module.ImageDatabase, "from_path")
+        def cached(from_path: Any, self: Any, paths: Any, use_transforms: bool = True) -> Any:
             is_usual = (type(self).open_image, self.loader, self.is_valid_file) == (open_image, loader, None)
             if not (use_transforms and is_usual and (parts := _split(self.transform))):
                 return from_path(self, paths, use_transforms)
@@ -118,8 +118,6 @@ def use(images: ImageCache) -> None:
             files = (Path(module.get_possible_image_paths(str(Path(self.base_path, name)))) for name in names)
             kept = (images.image(f, recipe, lambda f: resize(self.open_image(str(f)))) for f in files)
             return {"images": [finish(image) for image in kept]}
-
-        database.from_path = cached
 
     after_import("mmf.datasets.databases.image_database", patch)
 

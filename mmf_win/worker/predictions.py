@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mmf_win.compat.patch import wrap
 from mmf_win.dataset.annotations import count_rows, read_rows
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions, write_predictions
@@ -30,27 +31,24 @@ def watch_scoring(observer: Observer) -> None:
     """Tell ``observer`` of each batch that is scored, and once a second how many rows are predicted."""
     from mmf.common.test_reporter import TestReporter
 
-    prepare, add = TestReporter.prepare_batch, TestReporter.add_to_report
-
-    def prepared(self: Any, batch: Any) -> Any:
+    @wrap(TestReporter, "prepare_batch")
+    def prepared(prepare: Any, self: Any, batch: Any) -> Any:
         observer.heartbeat()
         return prepare(self, batch)
 
-    TestReporter.prepare_batch = prepared
     if observer.request.annotations is None:
         return
     total = count_rows(Path(observer.request.annotations))
     next_event = time.monotonic()
 
-    def counted(self: Any, report: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    @wrap(TestReporter, "add_to_report")
+    def counted(add: Any, self: Any, report: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal next_event
         add(self, report, model, *args, **kwargs)
         done = len(self.report)
         if done >= total or time.monotonic() >= next_event:
             next_event = time.monotonic() + _INTERVAL
             observer.event("predict", done=done, total=total)
-
-    TestReporter.add_to_report = counted
 
 
 def test_loader(trainer: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmf_win.compat.patch import wrap
 from mmf_win.protocol import Attempt
 from mmf_win.worker.hooks.observer import Observer
 
@@ -50,8 +51,7 @@ def pad_to_longest(request: Attempt) -> None:
         return
     from mmf.common.batch_collator import BatchCollator
 
-    collate = BatchCollator.__call__
-    BatchCollator.__call__ = lambda self, rows: shortened(collate(self, rows))
+    wrap(BatchCollator, "__call__")(lambda collate, *args: shortened(collate(*args)))
 
 
 def shortened(batch: Any) -> Any:

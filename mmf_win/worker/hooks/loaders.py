@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from functools import wraps
+from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import dataloader
 from torch.utils.data._utils import signal_handling
 
+from mmf_win.compat.patch import wrap
 from mmf_win.worker.hooks.observer import Observer
 
 
@@ -17,16 +18,14 @@ def leave_without_batches(observer: Observer) -> None:
     torch's handler of SIGCHLD would raise an error anywhere, such as between two parts of an update. After a
     stop request it is silent, and the reader of the next batch finds out.
     """
-    signals: Any = signal_handling
-    iterator: Any = dataloader._MultiProcessingDataLoaderIter
-    check, get = signals._error_if_any_worker_fails, iterator._try_get_data
 
-    def check_unless_stopping() -> None:
+    @wrap(signal_handling, "_error_if_any_worker_fails")
+    def check_unless_stopping(check: Callable[[], None]) -> None:
         if not observer.is_stopping:
             check()
 
-    @wraps(get)
-    def get_or_leave(*args: Any, **kwargs: Any) -> Any:
+    @wrap(dataloader._MultiProcessingDataLoaderIter, "_try_get_data")
+    def get_or_leave(get: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             is_there, batch = get(*args, **kwargs)
         except (EOFError, OSError, RuntimeError):
@@ -35,6 +34,3 @@ def leave_without_batches(observer: Observer) -> None:
         if not is_there:  # for some seconds
             observer.require_batches()
         return is_there, batch
-
-    signals._error_if_any_worker_fails = check_unless_stopping
-    iterator._try_get_data = get_or_leave

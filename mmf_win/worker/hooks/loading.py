@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mmf_win.compat.patch import wrap
 from mmf_win.errors import CheckpointError
 from mmf_win.worker.hooks.checkpoint_io import reader, replaced
 from mmf_win.worker.hooks.observer import Observer
@@ -25,14 +26,12 @@ def watch(observer: Observer) -> None:
     """Count what MMF's models load, also while they are built, where files are read as elsewhere."""
     from mmf.models.base_model import BaseModel
 
-    load = BaseModel.load_state_dict
-
-    def counted(model: nn.Module, weights: Any, strict: bool = True, *args: Any, **kwargs: Any) -> Any:
-        keys = load(model, weights, strict, *args, **kwargs)
+    @wrap(BaseModel, "load_state_dict")
+    def counted(load: Any, model: nn.Module, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        keys = load(model, weights, *args, **kwargs)
         tell(observer, model, model.state_dict().keys() - set(keys.missing_keys), weights)
         return keys
 
-    BaseModel.load_state_dict = counted
     torch.load = reader(trust=observer.request.trust, mapped=observer.request.action == "predict")
 
 

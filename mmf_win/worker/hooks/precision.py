@@ -6,7 +6,6 @@ torch's autocast: weights, gradients, the optimizer's state and losses stay in 3
 
 from __future__ import annotations
 
-import functools
 import platform
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
+from mmf_win.compat.patch import wrap
 from mmf_win.worker.hooks.observer import Observer
 
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -61,15 +61,12 @@ def calculate_in(half: torch.dtype, model: type[nn.Module], device: str) -> None
 
     The class, since the copies of a model on several GPUs have its methods and not its attributes.
     """
-    forward: Callable[..., Any] = model.forward
 
-    @functools.wraps(forward)
-    def in_half(*args: Any, **kwargs: Any) -> Any:
+    @wrap(model, "forward")
+    def in_half(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device, dtype=half):
             outputs = forward(*args, **kwargs)
         return in_full(outputs)
-
-    model.forward = in_half
 
 
 def in_full(value: Any) -> Any:

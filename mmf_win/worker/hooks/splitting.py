@@ -18,6 +18,8 @@ import torch
 from mmf.common.sample import SampleList
 from torch import nn
 
+from mmf_win.compat.patch import wrap
+
 
 def split(batch: SampleList, limit: int, weight: float = 1.0) -> list[tuple[float, SampleList]]:
     """The parts of a batch, each with its share of ``weight``; tensors are views, nothing is copied.
@@ -82,16 +84,14 @@ def evaluate_in_parts(model: nn.Module, limit: int | None) -> None:
     """Let the outermost module score at most ``limit`` rows in one pass; None for the whole batch."""
     if limit is None:
         return
-    forward = model.forward
 
-    def in_parts(sample_list: Any, *args: Any, **kwargs: Any) -> Any:
+    @wrap(model, "forward")
+    def in_parts(forward: Callable[..., Any], sample_list: Any, *args: Any, **kwargs: Any) -> Any:
         parts = [] if model.training else split(sample_list, limit)
         if len(parts) < 2:
             return forward(sample_list, *args, **kwargs)
         outputs = [forward(part, *args, **kwargs) for _, part in parts]
         return _joined(outputs, [part.get_batch_size() for _, part in parts])
-
-    model.forward = in_parts
 
 
 def _joined(values: Sequence[Any], rows: Sequence[int]) -> Any:
