@@ -14,7 +14,6 @@ from mmf.trainers.core.callback_hook import TrainerCallbackHookMixin
 from mmf.trainers.core.training_loop import TrainerTrainingLoopMixin
 
 from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
-from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.phase_timer import Timed
 from mmf_win.worker.hooks.session import TrainingSession, report_prediction
@@ -43,11 +42,6 @@ class MmfwCallback(Callback):  # type: ignore[misc]
         if self._observer.request.fast:
             fast.prepare(trainer.model, self._observer)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
-        self._replay = Replay(trainer)
-        self._mmf_step = trainer.run_training_batch
-        trainer.run_training_batch = self._in_parts
-        trainer._finish_update = self._replay.clipping()(trainer._finish_update)
-        trainer._check_nan_losses = self._check  # MMF's own does not know the update
 
     def on_init_end(self, **kwargs: Any) -> None:
         """Spread the model over the ranks; it may have to score a batch in parts."""
@@ -58,7 +52,18 @@ class MmfwCallback(Callback):  # type: ignore[misc]
         """Say that training begins, mark its validations, and let it begin with one that was interrupted."""
         trainer, resume_state = self.trainer, self._checkpoint.resume_state
         self._session = TrainingSession(self._observer, trainer, self._checkpoint, self._precision)
-        train = trainer.run_training_epoch
+        train, mmf_step = trainer.run_training_epoch, trainer.run_training_batch
+
+        def run_training_batch(batch: Any, divisor: float) -> Any:
+            """Make MMF's own step for each part of the batch; it divides each loss by the part's divisor."""
+
+            def step(share: float, rows: Any) -> Any:
+                return mmf_step(rows, divisor / share if share else math.inf).detach()
+
+            return self._session.step_in_parts(convert_batch_to_sample_list(batch), step)
+
+        def check(report: Any) -> None:
+            self._session.check_losses(report.losses, report.batch_size)
 
         def run_training_epoch() -> None:
             if not resume_state.validate_if_due(self._validate):
@@ -66,7 +71,9 @@ class MmfwCallback(Callback):  # type: ignore[misc]
                 self._session.require_update()
 
         trainer.evaluation_loop = resume_state.validating()(trainer.evaluation_loop)
-        trainer.run_training_epoch = run_training_epoch
+        trainer.run_training_epoch, trainer.run_training_batch = run_training_epoch, run_training_batch
+        trainer._finish_update = self._session.replay.clipping()(trainer._finish_update)
+        trainer._check_nan_losses = check  # MMF's own does not know the update
         trainer.batches_left = resume_state.batches_left
 
     def on_prediction_start(self, **kwargs: Any) -> None:
@@ -106,22 +113,6 @@ class MmfwCallback(Callback):  # type: ignore[misc]
         stop = self.trainer.early_stop_callback.on_validation_end(report=report, meter=meter)
         self.trainer.on_validation_end(report=report, meter=meter)
         return bool(stop)
-
-    def _check(self, report: Any) -> None:
-        self._session.check_losses(report.losses, report.batch_size)
-
-    def _in_parts(self, batch: Any, divisor: float) -> Any:
-        """MMF's own step for each part of the batch; it divides each loss by the part's divisor."""
-        weight, rows_of_all = self._checkpoint.resume_state.share()
-        parts = splitting.split(convert_batch_to_sample_list(batch), self._session.micro.limit, weight)
-
-        def step(share: float, rows: Any) -> Any:
-            return self._mmf_step(rows, divisor / share if share else math.inf).detach()
-
-        required = self.trainer.metrics.required_params
-        report = splitting.step_through(self.trainer.model, parts, self._replay.of_batch(step), required)
-        report.batch_size = rows_of_all
-        return report
 
 
 def register(observer: Observer, trainers: list[Any]) -> None:

@@ -134,7 +134,7 @@ class RowOrder(Sampler[int]):
         """Where training is; None before the first row."""
         if self._next is not None or self._began is None:
             return self._next
-        return {**self._began, "rows": min(self._rows_before(self._batches()), self._began["of"])}
+        return {**self._began, "rows": min(self._rows_begun(), self._began["of"])}
 
     def share(self) -> tuple[float, int]:
         """What the loss of this rank's rows counts in the mean over all ranks, and the rows of all.
@@ -142,15 +142,13 @@ class RowOrder(Sampler[int]):
         Training has begun with a batch, whose losses become those of all its rows.
         """
         assert self._began is not None
-        rows = min(self._batch, self._began["of"] - self._rows_before(self._batches() - 1))
+        rows = min(self._batch, self._began["of"] - self._rows_begun() + self._batch)
         return len(part(rows)) * ranks() / rows, rows
 
-    def _batches(self) -> int:
-        """How many batches of this pass training has begun with."""
-        return int(self._trainer.current_iteration - self._batches_before)
-
-    def _rows_before(self, batches: int) -> int:
+    def _rows_begun(self) -> int:
+        """Return how many rows training has begun with; the last batch of a pass counts as a full one."""
         assert self._began is not None
+        batches = self._trainer.current_iteration - self._batches_before
         return int(self._began["rows"] + batches * self._batch)
 
     def resume(self, position: Saved) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mmf_win.protocol.data_wait import Waiting
 from mmf_win.protocol.metrics import rename_metrics
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity
 from mmf_win.worker.hooks.micro_batch import MicroBatch
+from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.phase_timer import Profiler, WaitWatch, decodes_once
 from mmf_win.worker.hooks.ranks import ranks, share_weights
@@ -29,11 +30,13 @@ class TrainingSession:
 
     Attributes:
         micro: how many rows go through the model in one pass.
+        replay: finds where a value that is not finite comes from.
     """
 
     def __init__(self, observer: Observer, trainer: Any, checkpoint: Any, precision: str) -> None:
         self._observer, self._trainer, self._checkpoint = observer, trainer, checkpoint
         self._request = request = observer.request
+        self.replay = Replay(trainer)
         self.micro = micro = MicroBatch(observer, trainer, precision)
         training = trainer.config.training
         self._first_update = self._last_update = trainer.num_updates
@@ -67,6 +70,19 @@ class TrainingSession:
         self._measured = WaitWatch(trainer, observer.clock, ranks())
         if request.profile and observer.is_main:
             self._measured = Profiler(request, trainer, observer.clock)
+
+    def step_in_parts(self, batch: Any, step: Callable[[float, Any], Any]) -> Any:
+        """Make the gradients of a batch, and return its report, with the number of rows of all ranks.
+
+        ``step`` is as :func:`~mmf_win.worker.hooks.splitting.step_through` has it.
+        """
+        from mmf_win.worker.hooks.splitting import split, step_through  # imports MMF
+
+        weight, rows_of_all = self._checkpoint.resume_state.share()
+        parts, required = split(batch, self.micro.limit, weight), self._trainer.metrics.required_params
+        report = step_through(self._trainer.model, parts, self.replay.of_batch(step), required)
+        report.batch_size = rows_of_all
+        return report
 
     def check_losses(self, losses: Mapping[str, torch.Tensor], rows: int) -> None:
         """Raise Diverged before the step of an update whose loss is not finite; note an odd first loss.

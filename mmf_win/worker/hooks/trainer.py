@@ -15,7 +15,6 @@ from mmf.utils.general import clip_gradients
 from mmf.utils.timer import Timer
 
 from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
-from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.phase_timer import Timed
 from mmf_win.worker.hooks.session import TrainingSession, report_prediction
@@ -24,7 +23,6 @@ from mmf_win.worker.hooks.session import TrainingSession, report_prediction
 class Trainer(BaseTrainer):  # type: ignore[misc]
     """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
 
-    _replay: Replay
     _session: TrainingSession
 
     def __init__(self, observer: Observer, trainers: list[Any], config: Any) -> None:
@@ -57,7 +55,6 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
     def train(self) -> None:
         """Report that training starts, repeat a validation that was interrupted, and train."""
         if "train" in self.run_type:
-            self._replay = Replay(self)
             self._session = TrainingSession(self._observer, self, self.checkpoint, self._precision)
             self.train_timer, self.snapshot_timer = Timer(), Timer()
             if self.checkpoint.resume_state.validate_if_due(self._try_full_validation):
@@ -84,14 +81,9 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _forward_pass(self, batch: Any) -> Any:
         if self.model.training:
-            weight, rows = self.checkpoint.resume_state.share()
-            parts = splitting.split(batch, self._session.micro.limit, weight)
             self._session.micro.update_begins()
             self.optimizer.zero_grad()
-            step, required = self._replay.of_batch(self._step), self.metrics.required_params
-            report = splitting.step_through(self.model, parts, step, required)
-            report.batch_size = rows
-            return report
+            return self._session.step_in_parts(batch, self._step)
         self._observer.heartbeat()
         report = super()._forward_pass(batch)
         if self._observer.request.eval_batch is not None:  # the scores of all rows are kept until its end
@@ -113,7 +105,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         """As MMF has it, but the gradients are made, and a scaler leaves out updates that overflow."""
         self.scaler.unscale_(self.optimizer)
         if self.should_clip_gradients:
-            with self._replay.clipping():
+            with self._session.replay.clipping():
                 clip_gradients(self.model, self.num_updates, self.tb_writer, self.config)
         self.scaler.step(self.optimizer)
         self.scaler.update()
