@@ -13,12 +13,13 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import PIL.Image
 
-from mmf_win.compat.patch import after_import, wrap
+from mmf_win.compat.patch import wrap
 from mmf_win.files import free_space, remove, replacing
 
 _log = logging.getLogger(__name__)
@@ -49,7 +50,8 @@ class DiskCache:
     def _keep(self, kept: Path, content: bytes) -> None:
         try:
             if self._granted < len(content):
-                self._granted = min(_PORTION, _left(self._folder), (free_space(self._folder) or 0) - _RESERVE)
+                left, _ = _usage(self._folder)
+                self._granted = min(_PORTION, left, (free_space(self._folder) or 0) - _RESERVE)
             if self._granted < len(content):
                 raise OSError("it is full, or the disk is")
             self._granted -= len(content)
@@ -80,21 +82,17 @@ class ImageCache(DiskCache):
         return PIL.Image.open(io.BytesIO(self.get(about, ppm))).copy()
 
 
-def _files_in(folder: Path) -> list[tuple[float, int, Path]]:
-    """Return when each file was written, its size in bytes, and its path, the oldest first."""
+def _usage(folder: Path) -> tuple[int, list[tuple[float, int, Path]]]:
+    """Return how many bytes are left, and the time, the size and the path of each file, the oldest first."""
     stats = ((path.stat(), path) for path in folder.glob(f"??/{'?' * 32}"))
-    return sorted((stat.st_mtime, stat.st_size, path) for stat, path in stats)
-
-
-def _left(folder: Path) -> int:
-    return LIMIT - sum(size for _, size, _ in _files_in(folder))
+    files = sorted((stat.st_mtime, stat.st_size, path) for stat, path in stats)
+    return LIMIT - sum(size for _, size, _ in files), files
 
 
 def make_room(folder: Path) -> None:
     """Remove the oldest files of a cache that is nearly full, until half of it is free."""
     with suppress(OSError):  # another run may be using it
-        files = _files_in(folder)
-        left = LIMIT - sum(size for _, size, _ in files)
+        left, files = _usage(folder)
         for _, size, path in files if left < 0.1 * LIMIT else ():
             if left < 0.5 * LIMIT:
                 remove(path)
@@ -104,22 +102,20 @@ def make_room(folder: Path) -> None:
 def use(images: ImageCache) -> None:
     """Let MMF's ``ImageDatabase`` take its images from a cache, where it decodes them in the usual way."""
 
-    def patch(module: Any) -> None:
-        open_image = module.ImageDatabase.open_image
-        loader = getattr(module, "default_loader", module.tv_helpers.default_loader)  # its own in 1.0.0rc12
+    module: Any = import_module("mmf.datasets.databases.image_database")
+    open_image = module.ImageDatabase.open_image
+    loader = getattr(module, "default_loader", module.tv_helpers.default_loader)  # its own in 1.0.0rc12
 
-        @wrap(module.ImageDatabase, "from_path")
-        def cached(from_path: Any, self: Any, paths: Any, use_transforms: bool = True) -> Any:
-            is_usual = (type(self).open_image, self.loader, self.is_valid_file) == (open_image, loader, None)
-            if not (use_transforms and is_usual and (parts := _split(self.transform))):
-                return from_path(self, paths, use_transforms)
-            resize, finish, recipe = parts
-            names = [paths] if isinstance(paths, str) else paths
-            files = (Path(module.get_possible_image_paths(str(Path(self.base_path, name)))) for name in names)
-            kept = (images.image(f, recipe, lambda f: resize(self.open_image(str(f)))) for f in files)
-            return {"images": [finish(image) for image in kept]}
-
-    after_import("mmf.datasets.databases.image_database", patch)
+    @wrap(module.ImageDatabase, "from_path")
+    def cached(from_path: Any, self: Any, paths: Any, use_transforms: bool = True) -> Any:
+        is_usual = (type(self).open_image, self.loader, self.is_valid_file) == (open_image, loader, None)
+        if not (use_transforms and is_usual and (parts := _split(self.transform))):
+            return from_path(self, paths, use_transforms)
+        resize, finish, recipe = parts
+        names = [paths] if isinstance(paths, str) else paths
+        files = (Path(module.get_possible_image_paths(str(Path(self.base_path, name)))) for name in names)
+        kept = (images.image(f, recipe, lambda f: resize(self.open_image(str(f)))) for f in files)
+        return {"images": [finish(image) for image in kept]}
 
 
 def _split(transform: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any], str] | None:
