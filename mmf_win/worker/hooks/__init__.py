@@ -13,8 +13,7 @@ from typing import Any
 from mmf_win.protocol import Attempt
 from mmf_win.upstream.versions import has_key, read_version
 from mmf_win.worker.hooks import fast, loading
-from mmf_win.worker.hooks.loaders import leave_without_batches
-from mmf_win.worker.hooks.observer import Observer
+from mmf_win.worker.hooks.observer import Observer, leave_without_batches
 from mmf_win.worker.hooks.phase_timer import TIMED
 from mmf_win.worker.image_cache import ImageCache, use
 from mmf_win.worker.predictions import watch_scoring
