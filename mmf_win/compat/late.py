@@ -55,19 +55,15 @@ def cached_import_structure(find: Callable[[Any], Any], module_path: Any) -> Any
     files may change under the same version, such as a checkout, is read each time.
     """
     path = Path(module_path)
-    folder = path.parent if path.suffix else path
-    of = _installed(folder) if folder.name == "models" else None  # that of one model is a few files
-    return find(module_path) if of is None else kept("imports", of, lambda: find(module_path))
-
-
-def _installed(models: Path) -> list[Any] | None:
-    """Return what identifies an installation of transformers; None if it is not in site-packages."""
+    models = path.parent if path.suffix else path
     package = models.parent
     with suppress(OSError, PackageNotFoundError):
         of = distribution(package.name)
-        if Path(str(of.locate_file(package.name))) == package:
-            return [str(models), of.version, models.stat().st_mtime_ns]
-    return None
+        is_installed = Path(str(of.locate_file(package.name))) == package
+        if is_installed and models.name == "models":  # the structure of one model is a few files
+            about = [str(models), of.version, models.stat().st_mtime_ns]
+            return kept("imports", about, lambda: find(module_path))
+    return find(module_path)
 
 
 PATCHES = (
