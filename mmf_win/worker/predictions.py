@@ -51,9 +51,9 @@ def watch_scoring(observer: Observer) -> None:
             observer.event("predict", done=done, total=total)
 
 
-def test_loader(trainer: Any) -> Any:
-    """The DataLoader of what MMF's trainer predicts."""
-    loaders = trainer.test_loader.loaders
+def only_loader(of_datasets: Any) -> Any:
+    """Return the DataLoader of the one dataset of MMF's own loader, such as a trainer's ``test_loader``."""
+    loaders = of_datasets.loaders
     return next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders))
 
 

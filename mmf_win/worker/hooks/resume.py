@@ -14,6 +14,7 @@ from torch.utils.data import Sampler
 from mmf_win.worker.hooks.phase_timer import PhaseTimer
 from mmf_win.worker.hooks.random_state import get_rng_state, set_rng_state
 from mmf_win.worker.hooks.ranks import of_first, own_randomness, part, ranks
+from mmf_win.worker.predictions import only_loader
 
 Saved = dict[str, Any]
 """Tensors and plain values only, which ``torch.load`` reads with ``weights_only``."""
@@ -31,9 +32,7 @@ class ResumeState:
 
     def __init__(self, trainer: Any, clock: PhaseTimer) -> None:
         self._trainer, self._clock = trainer, clock
-        loaders = trainer.train_loader.loaders  # one, as there is one dataset
-        loader = next(iter(loaders.values() if isinstance(loaders, dict) else loaders))
-        self._order = RowOrder(loader, trainer, self.own_randomness)
+        self._order = RowOrder(only_loader(trainer.train_loader), trainer, self.own_randomness)
         self.batches_left, self.share = self._order.batches_left, self._order.share
         self._seed = int(of_first(torch.tensor(torch.initial_seed() % 2**32)))
         self.validated: int | None = None

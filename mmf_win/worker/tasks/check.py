@@ -20,6 +20,7 @@ from mmf_win.worker.hooks.first_loss import is_fresh, oddity, total
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.random_state import preserve_state
 from mmf_win.worker.outcome import Checked, StopRequested
+from mmf_win.worker.predictions import only_loader
 
 _LIMIT = 60.0  # seconds that a check may take
 _BATCHES, _ROWS = 8, 8  # in which both labels are looked for
@@ -46,8 +47,7 @@ class Subject:
     def __init__(self, trainer: Any, limit: int, *, fresh: bool) -> None:
         self.model, self.optimizer, self.fresh = trainer.model, trainer.optimizer, fresh
         self.name, self.seconds = str(trainer.config.model), 0.0
-        loaders = trainer.train_loader.loaders
-        self.dataset = next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders)).dataset
+        self.dataset = only_loader(trainer.train_loader).dataset
         for _, batch in zip(range(_BATCHES), trainer.train_loader, strict=False):
             if batch["targets"][:_ROWS].unique().numel() > 1:
                 break

@@ -27,7 +27,7 @@ from mmf_win.protocol import Attempt
 from mmf_win.version import __version__
 from mmf_win.worker.hooks.checkpoint_io import replaced, space_for
 from mmf_win.worker.pillow_resize import PillowResize
-from mmf_win.worker.predictions import test_loader
+from mmf_win.worker.predictions import only_loader
 
 _OPSET = 20
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "pillow")
@@ -99,7 +99,7 @@ def export(trainer: Any, request: Attempt) -> None:
     """
     assert request.export is not None and request.checkpoint is not None
     began, folder = time.monotonic(), Path(request.export)
-    dataset = test_loader(trainer).dataset
+    dataset = only_loader(trainer.test_loader).dataset
     row, resize = dataset[0], None
     if "image" in row:
         processor = _processor(dataset.image_processor, "TorchvisionTransforms")

@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 
 from mmf_win.protocol import Attempt
 from mmf_win.protocol.serving import answer
-from mmf_win.worker.predictions import test_loader
+from mmf_win.worker.predictions import only_loader
 
 
 def serve(trainer: Any, request: Attempt) -> None:
     """Answer until the parent is gone; the dataset of MMF's trainer gets the rows that are asked for."""
-    loader, model = test_loader(trainer), trainer.model.eval()
+    loader, model = only_loader(trainer.test_loader), trainer.model.eval()
     [dataset] = getattr(loader.dataset, "datasets", [loader.dataset])  # of several files MMF makes one
     annotations = dataset.annotation_db
     annotations.mmfw_file = None
