@@ -62,20 +62,17 @@ def counting_copies(
 
     Raises CheckpointError where two that are to match differ in shape, or nothing was copied.
     """
-    of_model, copied, target = model.state_dict(), set(), ""
-
-    def name_target(name: str) -> None:
-        nonlocal target
-        target = name
+    asked: list[str] = []  # names of the model's tensors; the last is the one that MMF copies to
+    of_model, copied = model.state_dict(), set[str]()
 
     def copy(name: str) -> None:
-        here, there = list(of_model[target].shape), list(weights[name].shape)
+        here, there = list(of_model[asked[-1]].shape), list(weights[name].shape)
         if here != there:  # torch would repeat a smaller one
-            message = f"{observer.weights}: {name} has the shape {there}, and the model's {target} {here}"
+            message = f"{observer.weights}: {name} has the shape {there}, and the model's {asked[-1]} {here}"
             raise CheckpointError(message, hint=_FITTING)
-        copied.add(target)
+        copied.add(asked[-1])
 
-    with replaced(model, "state_dict", lambda: _Watched(of_model, name_target)):
+    with replaced(model, "state_dict", lambda: _Watched(of_model, asked.append)):
         yield _Watched(weights, copy)
     del model.state_dict  # the class has it
     tell(observer, model, copied, weights)
