@@ -19,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -99,11 +100,11 @@ class Tower(nn.Module):
         for part in [] if self.frozen else [*layers[-unfreeze:], last]:
             part.requires_grad_(True)
         self._kept: dict[str, bytes] = {}
-        self._about: tuple[str, ...] | None = None
         self.register_load_state_dict_post_hook(Tower._forget)  # type: ignore[no-untyped-call]
 
     def _forget(self, *_: object) -> None:
-        self._kept, self._about = {}, None
+        self._kept = {}
+        self.__dict__.pop("_about", None)
 
     def train(self, mode: bool = True) -> Tower:
         """A frozen tower drops nothing."""
@@ -139,21 +140,20 @@ class Tower(nn.Module):
             if self._cache is None:
                 self._kept[key] = make()
             else:
-                self._kept[key] = self._cache.get((*self._depends(), content.shape, key), make)
+                self._kept[key] = self._cache.get((*self._about, content.shape, key), make)
         return torch.frombuffer(bytearray(self._kept[key]), dtype=torch.float32).to(row.device)
 
-    def _depends(self) -> tuple[str, ...]:
+    @cached_property
+    def _about(self) -> tuple[str, ...]:
         """What an output depends on beside its row."""
-        if self._about is None:
-            weights = hashlib.sha256()
-            for name, value in self.model.state_dict().items():
-                weights.update(name.encode())
-                weights.update(value.cpu().contiguous().numpy())
-            of_model = {key: value for key, value in self.model.config.to_dict().items() if key[0] != "_"}
-            config = json.dumps(of_model, sort_keys=True, default=str)
-            versions = (f"torch {torch.__version__}", f"transformers {transformers.__version__}")
-            self._about = (weights.hexdigest(), config, next(self.parameters()).device.type, *versions)
-        return self._about
+        weights = hashlib.sha256()
+        for name, value in self.model.state_dict().items():
+            weights.update(name.encode())
+            weights.update(value.cpu().contiguous().numpy())
+        of_model = {key: value for key, value in self.model.config.to_dict().items() if key[0] != "_"}
+        config = json.dumps(of_model, sort_keys=True, default=str)
+        versions = (f"torch {torch.__version__}", f"transformers {transformers.__version__}")
+        return weights.hexdigest(), config, next(self.parameters()).device.type, *versions
 
 
 class Clip(BaseModel):  # type: ignore[misc]
