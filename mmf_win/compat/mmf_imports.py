@@ -65,18 +65,15 @@ def import_everything() -> None:
 def _look_further(module: ModuleType) -> None:
     """Where the registry lacks a model, dataset or trainer, import everything and look again."""
 
-    def retrying(find: Any) -> Any:
-        def find_or_import(cls: Any, name: str) -> Any:
+    def find_or_import(find: Any, name: str) -> Any:
+        found = find(name)
+        if found is None and name and module.registry.get("imports_setup", no_warning=True):
+            import_everything()
             found = find(name)
-            if found is None and name and cls.get("imports_setup", no_warning=True):
-                import_everything()
-                found = find(name)
-            return found
-
-        return classmethod(find_or_import)
+        return found
 
     for lookup in ("get_model_class", "get_builder_class", "get_trainer_class"):
-        setattr(module.Registry, lookup, retrying(getattr(module.Registry, lookup)))
+        wrap(module.registry, lookup)(find_or_import)
 
 
 def _stay_importable(module: ModuleType) -> None:

@@ -35,10 +35,8 @@ class _OldNames(MetaPathFinder, Loader):
 
 
 def _add_transpose_for_scores(module: ModuleType) -> None:
-    method = module.BertSelfAttentionJit.transpose_for_scores
     for attention in (module.BertSelfAttention, module.RobertaSelfAttention):
-        if not hasattr(attention, "transpose_for_scores"):
-            attention.transpose_for_scores = method
+        attention.transpose_for_scores = module.BertSelfAttentionJit.transpose_for_scores
 
 
 def refuse_code_of_models() -> None:
