@@ -9,9 +9,6 @@ from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
 from mmf_win.upstream.versions import follow_text_links
 
 _CONFIGURATION = "mmf.utils.configuration"
-_LIST_CHECK = """                        (collections.abc.Mapping, collections.abc.Sequence),
-                    ):
-                        print("""
 
 
 def _allow_missing_keys(module: Any) -> None:
@@ -60,15 +57,6 @@ PATCHES = (
             "mmf.utils.checkpoint",
             "self.config.pretty(resolve=True)",
             "OmegaConf.to_yaml(self.config, resolve=True)",
-        ),
-    ),
-    Patch(
-        name="list-items",
-        problem="Configuration: KEY[0]=VALUE is silently dropped where the list holds texts",
-        mmf=RC10,
-        # The condition that 1.0.0rc12 has; 1.0.0rc10 takes each text for a list itself.
-        edits=edit(
-            _CONFIGURATION, _LIST_CHECK, _LIST_CHECK.replace("):\n", ") or idx == len(splits) - 1:\n")
         ),
     ),
     Patch(
