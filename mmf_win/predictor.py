@@ -24,7 +24,7 @@ from mmf_win.images import to_rgb
 from mmf_win.paths import Places, expanded
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs import predicting
-from mmf_win.runs.pinning import pinned
+from mmf_win.runs.checkpoints import pinned
 from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.serving import Server
 
@@ -223,7 +223,7 @@ def _starter(
     named = ([], [model]) if path.is_file() else ([model], ["best"])
     [chosen] = choose_checkpoints(places.save_dir, *named)
     places = Places.resolve(data_dir or Path(chosen.run.request().data_dir), save_dir)
-    with pinned(chosen.run, chosen.checkpoint) as pin:
+    with pinned(chosen.run, chosen.checkpoint, checked=chosen.checked) as pin:
 
         @without_progress()
         def start(scratch: Path) -> Server:

@@ -15,7 +15,7 @@ Advance: TypeAlias = Callable[[int], None]
 _TICK = 0.05  # on Windows, Ctrl+C does not interrupt a wait
 
 
-def ignore(_: int) -> None:
+def ignore(_: object) -> None:
     """Progress for those who do not want any."""
 
 

@@ -354,7 +354,7 @@ _TEXTS_OF_OTHERS = {
     "archives/zip_reader": "lzma has one class for all errors of liblzma",
     "inputs/hub": "only the first line of what huggingface_hub says is shown",
     "integrity/manifest": "Python names the field that a dataclass lacks in a text alone",
-    "runs/pinning": "a library may name a pinned file anywhere in its error, and the user knows another name",
+    "runs/checkpoints": "a library may name a pinned file anywhere in its error, which has another name",
     "runs/predicting": "so may one that reads the annotations that were made of the user's table",
     "sweeps/on_ray": "Ray passes on the text of an error alone",
     "worker/hooks/checkpoint_io": "torch has one class for all that it refuses",

@@ -8,7 +8,7 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.console import print_json, say, shell_line
-from mmf_win.dataset.annotations import read_rows, require_split
+from mmf_win.dataset.annotations import AnnotationFile, require_split
 from mmf_win.dataset.coverage import converted
 from mmf_win.dataset.predictions import ORDER, problems
 from mmf_win.errors import DataError
@@ -28,8 +28,9 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     a warning. The challenge takes full submissions only: memes left out at conversion count as missing.
     """
     places = Places.resolve(data_dir)
-    ids = [row.shown_id for row in read_rows(require_split(places.dataset, split))]
-    summary = converted(places.dataset, split)
+    annotations = AnnotationFile(require_split(places.dataset, split))
+    ids = [row.shown_id for row in annotations.rows]
+    summary = converted(places.dataset, annotations)
     left_out = summary.missing_ids if summary else ()
     found = problems(file, ids, left_out)
     usable = found in ([], [ORDER])

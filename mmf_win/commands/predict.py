@@ -15,7 +15,6 @@ from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import sweep_of, tracking, usable
 from mmf_win.console import print_json, print_line, say
 from mmf_win.dataset.annotations import require_split
-from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.features import find_lmdb
 from mmf_win.dataset.published_results import splits_of_paper
 from mmf_win.errors import MmfError, UsageError
@@ -280,12 +279,13 @@ def _print_probas(
 
 def _print_result(result: Result, data_dir: Path | None, *, report: bool, as_json: bool) -> None:
     """Print the scores and the file, and make its page."""
+    scored = result.scored
     if not as_json:
         _tell(result)
-        print_line(result.csv)
+        print_line(scored.csv)
     made = _page(result, data_dir) if report else None
     if as_json:
-        print_json({"csv": result.csv, "report": made, **result.metrics}, on_one_line=True)
+        print_json({"csv": scored.csv, "report": made, **result.record}, on_one_line=True)
 
 
 def _page(result: Result, data_dir: Path | None) -> Path | None:
@@ -298,16 +298,16 @@ def _page(result: Result, data_dir: Path | None) -> Path | None:
     from mmf_win.results.report import pages
 
     if result.run is None:
-        page = pages.of_ensemble(result.csv)
+        page = pages.of_ensemble(result.scored)
     else:
-        page = pages.of_run(result.run, split=result.metrics["split"], csv=result.csv, data_dir=data_dir)
+        page = pages.of_run(result.run, scored=result.scored, data_dir=data_dir)
     say(f"report: {page}")
     return page
 
 
 def _tell(result: Result) -> None:
-    metrics = result.metrics
-    where = f"{Coverage(result.memes, metrics['rows'], metrics['full_rows'])}: {result.title}"
+    metrics = result.record
+    where = f"{result.scored.coverage}: {result.title}"
     if metrics["accuracy"] is None:
         known = f"{metrics['labelled']:,} of {metrics['rows']:,}" if metrics["labelled"] else "no"
         say(f"{where}: {known} labels, so there is nothing to score")

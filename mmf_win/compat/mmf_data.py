@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
-from mmf_win.dataset.annotations import objects_for_mmf
+from mmf_win.dataset.annotations import AnnotationFile, objects_for_mmf
 from mmf_win.errors import UnreadableImage
 from mmf_win.features.safe_pickle import load_npy, loads, require_features, told_of
 from mmf_win.images import open_image
@@ -30,8 +30,12 @@ _NAMED = "PathManager.exists(os.path.join(config.data_dir, config.annotations.tr
 _OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
+read_once = cache(AnnotationFile)
+"""Read an annotation file, of which MMF makes several datasets; those of a worker stay as they are."""
+
+
 def _load_jsonl(self: Any, path: str) -> None:
-    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(Path(path)), 0, path
+    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(read_once(Path(path))), 0, path
 
 
 def _open_images(module: ModuleType) -> None:

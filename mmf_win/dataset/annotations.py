@@ -15,12 +15,14 @@ read, here and, by a patch, in MMF.
 from __future__ import annotations
 
 import codecs
+import hashlib
 import json
 import logging
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -90,16 +92,41 @@ class Row:
         return str(self.id) if self.own_id is None else self.own_id
 
 
-def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
-    """The rows of an annotation file, in its order; blank lines are skipped.
+class AnnotationFile:
+    """An annotation file that was read, once for all who need its rows or its hash.
 
-    Errors call it ``shown``, where the user knows it by another name. Raises DatasetError where it cannot be
-    read, a line is not what it should be, or two have the same id; that names file and line.
+    Raises DatasetError where it cannot be read.
+
+    Args:
+        path: where it lies.
+        shown: what errors call it, where the user knows it by another name.
+
+    Attributes:
+        lines: those that are not blank, or the items of a JSON list, each with its number, from 1.
+        sha256: the hash of the file, in hexadecimal digits.
     """
-    name = shown or str(path)
-    rows = [_row(f"{name}:{number}", number, value) for number, value in read_objects(path, name)]
-    require_unique(name, ((row.id, row.line) for row in rows))
-    return rows
+
+    def __init__(self, path: Path, shown: str | None = None) -> None:
+        self.path, self._shown = path, shown or str(path)
+        text, self.sha256 = read_text(path, self._shown)
+        self.lines = _lines(text, self._shown)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """The memes, in the order of the file.
+
+        Raises DatasetError where a line is not what it should be, or two have the same id; that names file
+        and line.
+        """
+        name = self._shown
+        rows = [_row(f"{name}:{number}", number, value) for number, value in read_objects(self.lines, name)]
+        require_unique(name, ((row.id, row.line) for row in rows))
+        return rows
+
+
+def read_rows(path: Path, *, shown: str | None = None) -> list[Row]:
+    """Return the rows of an annotation file; arguments and errors are those of :class:`AnnotationFile`."""
+    return AnnotationFile(path, shown).rows
 
 
 def require_unique(shown: str, ids: Iterable[tuple[int | str, int]]) -> None:
@@ -110,15 +137,10 @@ def require_unique(shown: str, ids: Iterable[tuple[int | str, int]]) -> None:
             raise DatasetError(f"{shown}:{line}: id {id_} is already in line {earlier}")
 
 
-def count_rows(path: Path) -> int:
-    """How many rows an annotation file has. Raises DatasetError where it cannot be read."""
-    return len(_lines(path, str(path)))
-
-
 def keep_rows(path: Path, rows: list[Row]) -> None:
     """Rewrite the file at ``path`` so that it has only the lines of ``rows``, with their images' names."""
     images = {row.line: row.img for row in rows}
-    kept = [(json.loads(line), line, images[n]) for n, line in _lines(path, str(path)) if n in images]
+    kept = [(json.loads(line), line, images[n]) for n, line in AnnotationFile(path).lines if n in images]
     lines = [
         line if value["img"] == image else json.dumps(value | {"img": image}, ensure_ascii=False)
         for value, line, image in kept
@@ -126,12 +148,9 @@ def keep_rows(path: Path, rows: list[Row]) -> None:
     path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
 
 
-def objects_for_mmf(path: Path) -> list[dict[str, Any]]:
-    """The rows of an annotation file as MMF wants them: it needs labels for all rows or for none.
-
-    Raises DatasetError where the file cannot be read.
-    """
-    rows: list[dict[str, Any]] = [json.loads(line) for _, line in _lines(path, str(path))]
+def objects_for_mmf(file: AnnotationFile) -> list[dict[str, Any]]:
+    """The rows of an annotation file as MMF wants them: it needs labels for all rows or for none."""
+    rows: list[dict[str, Any]] = [json.loads(line) for _, line in file.lines]
     if any(row.get("label") is None for row in rows):
         for row in rows:
             row.pop("label", None)
@@ -197,9 +216,8 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
 
 
-def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
+def _lines(text: str, shown: str) -> list[tuple[int, str]]:
     """The lines that are not blank, without their ends, or the items of a JSON list, counted from 1."""
-    text = read_text(path, shown)
     if text.lstrip().startswith("["):
         try:
             items: list[Any] = json.loads(text)
@@ -210,8 +228,8 @@ def _lines(path: Path, shown: str) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def read_text(path: Path, shown: str) -> str:
-    """The text in a file in UTF-8, without a byte order mark; errors call the file ``shown``.
+def read_text(path: Path, shown: str) -> tuple[str, str]:
+    """The text in a file in UTF-8, without a byte order mark, and its SHA-256; errors call it ``shown``.
 
     Raises DatasetError where it cannot be read, or is in another encoding.
     """
@@ -222,17 +240,17 @@ def read_text(path: Path, shown: str) -> str:
     if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DatasetError(f"{shown}: not in UTF-8 but UTF-16, as PowerShell's > writes", hint=_AS_UTF8)
     try:
-        return content.decode("utf-8-sig")
+        return content.decode("utf-8-sig"), hashlib.sha256(content).hexdigest()
     except UnicodeDecodeError:
         raise DatasetError(f"{shown}: not a text file in UTF-8", hint=_AS_UTF8) from None
 
 
-def read_objects(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects in a file, one a line or in a list, each with its number; for ``shown`` see above.
+def read_objects(lines: Iterable[tuple[int, str]], shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The JSON objects in the lines of an annotation file, each with its number.
 
-    Raises DatasetError where the file cannot be read, or holds something else.
+    Errors call the file ``shown``. Raises DatasetError where it holds something else.
     """
-    for number, line in _lines(path, shown):
+    for number, line in lines:
         try:
             value: Any = json.loads(line)
         except (ValueError, RecursionError) as error:

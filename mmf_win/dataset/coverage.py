@@ -10,9 +10,8 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mmf_win.dataset.annotations import Row, count_rows
+from mmf_win.dataset.annotations import AnnotationFile, Row
 from mmf_win.errors import DataError
-from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest, parse
 from mmf_win.paths import DatasetPaths
 from mmf_win.records import convert
@@ -92,16 +91,16 @@ class Coverage:
         return self.split if self.rows is None else f"{self.amount} rows of {self.split}"
 
 
-def converted(paths: DatasetPaths, split: str) -> SplitSummary | None:
+def converted(paths: DatasetPaths, file: AnnotationFile) -> SplitSummary | None:
     """Return what the conversion found in a split; None if none wrote its file, or it was changed since then.
 
     Raises DamagedManifest if the conversion's record of the split lacks a field.
     """
-    file, summary = paths.split(split), None
+    summary = None
     with suppress(DataError, OSError, KeyError, TypeError, AttributeError):
         manifest = Manifest.load(paths.root)
-        if manifest and manifest.files[f"annotations/{file.name}"].sha256 == file_digest(file).hex():
-            summary = manifest.result["splits"][split]
+        if manifest and manifest.files[f"annotations/{file.path.name}"].sha256 == file.sha256:
+            summary = manifest.result["splits"][file.path.stem]
     return None if summary is None else parse(SplitSummary, summary, paths.root)
 
 
@@ -113,8 +112,8 @@ def is_own_set(paths: DatasetPaths) -> bool:
     return False
 
 
-def coverage(paths: DatasetPaths, split: str) -> Coverage:
-    """How much of a split its annotation file holds. Raises DatasetError where it cannot be read."""
-    summary = converted(paths, split)
+def coverage(paths: DatasetPaths, file: AnnotationFile) -> Coverage:
+    """How much of a split its annotation file holds."""
+    summary = converted(paths, file)
     full = None if summary is None else summary.rows + summary.missing
-    return Coverage(split, count_rows(paths.split(split)), full)
+    return Coverage(file.path.stem, len(file.lines), full)

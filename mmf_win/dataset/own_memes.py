@@ -30,6 +30,7 @@ from mmf_win.archives.names import folded, group_alike
 from mmf_win.console import first_few
 from mmf_win.dataset.annotations import (
     LARGEST_ID,
+    AnnotationFile,
     Row,
     label_of,
     must_be,
@@ -217,8 +218,9 @@ def require_names_apart(images: Collection[str], rows: Iterable[Row]) -> None:
 
 
 def _records(path: Path, shown: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    is_csv = path.suffix.lower() == ".csv"
-    return _csv_rows(shown, read_text(path, shown)) if is_csv else read_objects(path, shown)
+    if path.suffix.lower() == ".csv":
+        return _csv_rows(shown, read_text(path, shown)[0])
+    return read_objects(AnnotationFile(path, shown).lines, shown)
 
 
 def _csv_rows(name: str, text: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -71,6 +71,19 @@ def in_order(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[Pred
     return [by_id[i] for i in ids]
 
 
+def read_raw(folder: Path, ids: Sequence[str]) -> list[float]:
+    """The probabilities in the one file of predictions that MMF wrote to a folder, in the order of ``ids``.
+
+    MMF repeats and reorders rows when several GPUs predict (its sampler fills up the last batch), and names
+    no row that it lost. Raises DataError where ids are missing, repeated or unknown, or a probability is not
+    a number.
+    """
+    raw = sorted(folder.glob("*.csv"))
+    if len(raw) != 1:
+        raise DataError(f"{folder.parent}: MMF wrote {len(raw)} prediction files instead of one")
+    return [row.proba for row in in_order(read_predictions(raw[0]), ids)]
+
+
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write a challenge submission, with ``\\n`` line ends on every system."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:

@@ -9,15 +9,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
-from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import CheckFailed, UsageError
 from mmf_win.export.running import SCRIPT, run_model, write_script
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import Places
 from mmf_win.runs import predicting
 from mmf_win.runs.attempts import Display
+from mmf_win.runs.checkpoints import pinned
 from mmf_win.runs.folder import Run
-from mmf_win.runs.pinning import pinned
 from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.targets import Target
 
@@ -59,27 +58,25 @@ def export(
     target = Target.of_split(places, wanted.split or run.request().splits["val"])
     labels = labels_of(target.rows)
     if wanted.int8 and len(set(labels or ())) < 2:
-        message = f"--int8 compares AUROCs, and {target.annotations} has no labels of both classes"
+        message = f"--int8 compares AUROCs, and {target.file.path} has no labels of both classes"
         raise UsageError(message, hint="name another by --split")
     disk = next(each for each in output.parents if each.exists())
     staged = TemporaryDirectory(prefix=".mmfw-export-", dir=disk, ignore_cleanup_errors=True)
     with pinned(run, checkpoint) as pin, staged as scratch:
         made, features = Path(scratch, output.name), Path(scratch, "features")
         made.mkdir()
-        csv, _ = predicting.predict(
+        expected, _ = predicting.predict(
             run,
             places,
             asked,
             checkpoint=pin.path,
             target=target,
             features=None,
-            folder=Path(scratch),
             display=display,
             export=made,
             int8=wanted.int8,
         )
         pin.require_unchanged()
-        expected = [row.proba for row in read_predictions(csv)]
         about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "model.json")}
         if about["features"]:
             rename(made / features.name, features)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from inspect import getsource
@@ -15,8 +14,6 @@ from typing import Any
 from mmf_win import images
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import Row
-from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.errors import Interrupted, MmfError, TrainingError, UsageError
 from mmf_win.files import read_json, write_bytes, write_json
 from mmf_win.paths import Places, module_command
@@ -129,19 +126,21 @@ class ExportedModel:
         return cls(folder.absolute(), about)
 
     def predict(
-        self, run: Run, places: Places, _once: object, *, target: Target, folder: Path | None, **_: object
-    ) -> tuple[Path, list[Event]]:
+        self,
+        _run: Run,
+        places: Places,
+        _once: object,
+        *,
+        target: Target,
+        begin: Callable[[], object],
+        **_: object,
+    ) -> tuple[list[float], Event]:
         """As :func:`mmf_win.runs.predicting.predict`; of what a worker says, only precision and versions."""
-        rows = target.rows
-        probas, _timings = run_model(self.folder, rows, places.dataset.images)
-        with run.new_report(target.name, folder) as csv:
-            if target.is_own:
-                shutil.copyfile(target.annotations, annotations_beside(csv))
-            pairs = zip(rows, probas, strict=True)
-            write_predictions(csv, [Prediction(row.shown_id, p, int(p > 0.5)) for row, p in pairs])
+        begin()
+        probas, _timings = run_model(self.folder, target.rows, places.dataset.images)
         precision = "int8" if self.about.get("int8") else "fp32"
         versions = self.about["versions"] | {"onnxruntime": version("onnxruntime")}
-        return csv, [{"kind": "predict_started", "precision": precision, **versions}]
+        return probas, {"precision": precision, **versions}
 
     def serve(self, scratch: Path) -> Server:
         """A child that has loaded the model, and answers; its files lie in ``scratch``."""

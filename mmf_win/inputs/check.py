@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import first_few, shell_line, with_rest_counted
-from mmf_win.dataset.annotations import Row, keep_rows, read_rows, require_labels
+from mmf_win.dataset.annotations import AnnotationFile, Row, keep_rows, require_labels
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.image_files import Flaw, advise, find_unusable, list_judged_files
 from mmf_win.dataset.layout import other_name
@@ -21,7 +21,6 @@ from mmf_win.errors import CheckpointError, DataError, DatasetError
 from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
-from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import SUMS, Manifest, noted, repair_line, undamaged
 from mmf_win.integrity.verify import Finding, find_damage
 from mmf_win.paths import DatasetPaths, Places, data_option
@@ -70,6 +69,7 @@ def check(
     offline: bool = False,
     record: bool = True,
     hint_words: Sequence[str] = (),
+    known: Sequence[AnnotationFile] = (),
 ) -> Inputs:
     """Make sure that everything a run reads is there and intact.
 
@@ -81,6 +81,7 @@ def check(
         offline: nothing can be downloaded.
         record: write the hashes of files that have none yet.
         hint_words: the preset and the overrides that make the run read these files.
+        known: annotation files that were read already.
 
     Raises:
         DataError: something is missing or damaged; it names the files.
@@ -99,17 +100,19 @@ def check(
         _log.warning("%s is missing; looking for it", each.title)
         fetch([each], places, Mirror(offline=offline, other_way=f"`{other_way}` takes a copy from a folder"))
     dataset = config["dataset"]
-    files = {s: paths[0] for s in slots if len(paths := paths_of(dataset, "annotations", [s])) == 1}
-    rows = {slot: read_rows(path) for slot, path in files.items()}
-    for slot in rows.keys() - {"test"}:
+    by_path = {file.path: file for file in known}
+    single = {s: paths[0] for s in slots if len(paths := paths_of(dataset, "annotations", [s])) == 1}
+    files = {slot: by_path.get(path) or AnnotationFile(path) for slot, path in single.items()}
+    rows = {slot: file.rows for slot, file in files.items()}
+    for slot in files.keys() - {"test"}:
         if not rows[slot]:
-            raise DatasetError(f"{files[slot]}: there are no memes in it")
-        require_labels(str(files[slot]), slot, rows[slot])
+            raise DatasetError(f"{files[slot].path}: there are no memes in it")
+        require_labels(str(files[slot].path), slot, rows[slot])
     predicts, root = "train" not in slots, places.dataset.root
-    kept = _rows_left(root, dataset, files, rows, predicts=predicts, allow_missing=allow_missing)
+    kept = _rows_left(root, dataset, files, predicts=predicts, allow_missing=allow_missing)
     return Inputs(
-        {slot: (files[slot], some) for slot, some in kept.items()},
-        {s: _data(places.dataset, files[s], len(rows[s]), len(kept.get(s, rows[s]))) for s in files},
+        {slot: (files[slot].path, some) for slot, some in kept.items()},
+        {slot: _data(places.dataset, file, len(kept.get(slot, rows[slot]))) for slot, file in files.items()},
         asks_hub(config, places),
     )
 
@@ -176,34 +179,28 @@ def _below(path: Path, folder: Path) -> str:
 
 
 def _rows_left(
-    root: Path,
-    dataset: Tree,
-    files: Mapping[str, Path],
-    rows: Mapping[str, Sequence[Row]],
-    *,
-    predicts: bool,
-    allow_missing: bool,
+    root: Path, dataset: Tree, files: Mapping[str, AnnotationFile], *, predicts: bool, allow_missing: bool
 ) -> dict[str, list[Row]]:
     """Compare the rows with what there is of them; return those that are left where some are missing."""
     absent: dict[str, list[Row]] = {}
     flaws: dict[str, Flaw] = {}
     judged = list_judged_files(undamaged(root))
-    keys = {lmdb: image_keys(lmdb) for lmdb in lmdbs_of(dataset, list(rows))}
-    for slot, listed in rows.items():
+    keys = {lmdb: image_keys(lmdb) for lmdb in lmdbs_of(dataset, list(files))}
+    for slot, file in files.items():
         gone: list[Row] = []
         if keys:
             own = keys.keys() & set(paths_of(dataset, "features", [slot]))
-            gone = [row for lmdb in own for row in without_features(listed, keys[lmdb])]
+            gone = [row for lmdb in own for row in without_features(file.rows, keys[lmdb])]
         elif dataset.get("use_images"):
             look = None if predicts else judged  # a worker that predicts names the meme and its table, too
-            gone, unusable = _without_images(listed, paths_of(dataset, "images", [slot]), look)
+            gone, unusable = _without_images(file.rows, paths_of(dataset, "images", [slot]), look)
             flaws |= unusable
         if gone:
             absent[slot] = gone
     if not absent:
         return {}
     counts = ", ".join(
-        f"{files[slot].stem} {len(gone)} of {len(rows[slot])} ("
+        f"{files[slot].path.stem} {len(gone)} of {len(files[slot].rows)} ("
         f"{first_few([f'{r.img}: {flaws[r.img].what}' if r.img in flaws else r.img for r in gone])})"
         for slot, gone in absent.items()
     )
@@ -212,7 +209,7 @@ def _rows_left(
     hint = "a prediction needs every row: get complete ones" if predicts else None
     images = [row.img for gone in absent.values() for row in gone]
     if not keys:
-        folders = paths_of(dataset, "images", list(rows))
+        folders = paths_of(dataset, "images", list(files))
         there = (path.relative_to(root).as_posix() for root in folders for path in root.glob("img/*"))
         hint = other_name([image for image in images if image not in flaws], there) or hint
     elif any("\\" in image for image in images):
@@ -224,18 +221,19 @@ def _rows_left(
     kept = {}
     for slot, gone in absent.items():
         lost = set(gone)
-        kept[slot] = [row for row in rows[slot] if row not in lost]
+        kept[slot] = [row for row in files[slot].rows if row not in lost]
         if not kept[slot]:
-            raise DatasetError(f"{files[slot]}: no row is left: {message}")
+            raise DatasetError(f"{files[slot].path}: no row is left: {message}")
     return kept
 
 
-def _data(paths: DatasetPaths, file: Path, rows: int, kept: int) -> dict[str, Any]:
+def _data(paths: DatasetPaths, file: AnnotationFile, kept: int) -> dict[str, Any]:
     """What is read of a split: rows may be left out now, and may have been at conversion."""
-    is_own = _below(file, paths.annotations) != file.name
-    full = None if is_own else coverage(paths, file.stem).full_rows
-    read = Coverage(file.stem, kept, rows if full is None and kept < rows else full)
-    return {**asdict(read), "sha256": file_digest(file).hex()}
+    rows, split = len(file.rows), file.path.stem
+    is_own = _below(file.path, paths.annotations) != file.path.name
+    full = None if is_own else coverage(paths, file).full_rows
+    read = Coverage(split, kept, rows if full is None and kept < rows else full)
+    return {**asdict(read), "sha256": file.sha256}
 
 
 def _without_images(

@@ -7,14 +7,15 @@ pickled, and ``<name>/data/0`` and on with the bytes of each storage
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 import struct
+import sys
 import zipfile
 from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeAlias
 
 from zlib_ng import zlib_ng
 
@@ -30,21 +31,27 @@ _DESCRIPTORS = (0, 16, 24)  # bytes of what may follow a member and repeat its c
 _MASKED, _FOLDER = 0x2000, 0x10  # flags that only a changed bit can have set
 _PIECE = 1 << 20
 
+Update: TypeAlias = Callable[[memoryview], object]
+"""Takes the next bytes of a file."""
 
-def problem(path: Path, advance: Advance = ignore) -> str | None:
+
+def problem(path: Path, advance: Advance = ignore, update: Update = ignore) -> str | None:
     """Why ``path`` is not an intact file of torch's; None when it is.
 
     Every byte is read and checked against the checksums that torch wrote. A file of torch before 1.6 has
-    none, and passes.
+    none, and passes. Of an intact file, ``update``, such as that of a hash, gets all bytes in their order.
     """
     if path.is_dir():
         return "it is a folder"
     try:
         require_end(path)
         with path.open("rb") as file:
-            if _LEGACY.match(file.read(32)):
-                return None
-            return _problem(file, advance)
+            is_legacy = _LEGACY.match(file.read(32))
+            file.seek(0)
+            found = None if is_legacy else _problem(file, advance, update)
+            if found is None:
+                _pass(file, sys.maxsize, update)  # what follows the last member
+            return found
     except FileNotFoundError:
         return "there is no such file"
     except OSError as error:
@@ -67,7 +74,7 @@ def plain_contents(path: Path) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _problem(file: BinaryIO, advance: Advance) -> str | None:
+def _problem(file: BinaryIO, advance: Advance, update: Update) -> str | None:
     try:
         archive = zipfile.ZipFile(file)
         if not _pickled(archive):
@@ -78,11 +85,15 @@ def _problem(file: BinaryIO, advance: Advance) -> str | None:
         return "it is cut off or not a checkpoint"
     members = archive.infolist()
     ends = [*(member.header_offset for member in members[1:]), archive.start_dir]
+    position = 0
     for member, end in zip(members, ends, strict=True):
         try:
             archive.open(member).close()  # compares its header with the directory
+            file.seek(position)
+            intact = _is_intact(file, member, advance, update)
+            position = file.tell()
             # Where the directory hides a member, there is a gap.
-            intact = _is_intact(file, member, advance) and end - file.tell() in _DESCRIPTORS
+            intact = intact and end - position in _DESCRIPTORS
         except OSError:
             raise
         except Exception:  # whatever a damaged header leads to
@@ -92,21 +103,40 @@ def _problem(file: BinaryIO, advance: Advance) -> str | None:
     return None
 
 
-def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance) -> bool:
-    """Whether a member is stored as it is, as torch does, with the size and checksum in the directory."""
+def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance, update: Update) -> bool:
+    """Whether a member is stored as it is, as torch does, with the size and checksum in the directory.
+
+    The file is at the end of the member before, and then at the end of this one.
+    """
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
         return False
     if member.volume or member.flag_bits & _MASKED or member.external_attr & _FOLDER:  # torch refuses them
         return False
-    file.seek(member.header_offset + _LENGTHS)
-    file.seek(sum(struct.unpack("<HH", file.read(4))), os.SEEK_CUR)
     # One buffer, and the faster checksum: zipfile takes five times as long, and each save waits for this.
-    buffer, left, checksum = memoryview(bytearray(_PIECE)), member.file_size, 0
-    while left and (size := file.readinto(buffer[: min(left, _PIECE)])):  # type: ignore[attr-defined]
-        checksum = zlib_ng.crc32(buffer[:size], checksum)
-        left -= size
-        advance(size)
-    return not left and checksum == member.CRC
+    position, checksum, size = file.tell(), 0, 0
+    file.seek(member.header_offset + _LENGTHS)
+    start = member.header_offset + _LENGTHS + 4 + sum(struct.unpack("<HH", file.read(4)))
+    file.seek(position)
+    _pass(file, start - position, update)
+    for piece in _pieces(file, member.file_size, update):
+        checksum = zlib_ng.crc32(piece, checksum)
+        size += len(piece)
+        advance(len(piece))
+    return size == member.file_size and checksum == member.CRC
+
+
+def _pieces(file: BinaryIO, count: int, update: Update) -> Iterator[memoryview]:
+    """Read that many bytes in pieces, each of which ``update`` gets, too."""
+    buffer = memoryview(bytearray(max(0, min(count, _PIECE))))
+    while count > 0 and (size := file.readinto(buffer[: min(count, _PIECE)])):  # type: ignore[attr-defined]
+        update(buffer[:size])
+        count -= size
+        yield buffer[:size]
+
+
+def _pass(file: BinaryIO, count: int, update: Update) -> None:
+    for _ in _pieces(file, count, update):
+        pass
 
 
 def _pickled(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:

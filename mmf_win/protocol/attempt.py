@@ -86,8 +86,7 @@ class Attempt:
         asks_hub: it may need more of the Hugging Face Hub than what is here.
         images: the folder of decoded images and, beside it, outputs of frozen models; None to keep none.
         annotations: the annotation file that is predicted; the result must have its ids.
-        keep_annotations: leave a copy of it beside the result, since it is nowhere else.
-        report: where the checked predictions go.
+        report: where the predictions of an exported model go.
         export: the folder into which the model is exported once the rows are predicted; None not to.
         int8: export it with weights of 8 bits, too.
         serve: once the rows are predicted, stay, and answer what is asked.
@@ -122,7 +121,6 @@ class Attempt:
     asks_hub: bool = True
     images: str | None = None
     annotations: str | None = None
-    keep_annotations: bool = False
     report: str | None = None
     export: str | None = None
     int8: bool = False

@@ -8,42 +8,47 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from mmf_win.console import Timestamp
 from mmf_win.dataset.annotations import labels_of
-from mmf_win.dataset.coverage import coverage
+from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.dataset.predictions import Prediction, read_predictions, write_predictions
-from mmf_win.errors import CheckpointError, DatasetError, UsageError
+from mmf_win.dataset.predictions import Prediction, write_predictions
+from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import remove, write_json
-from mmf_win.integrity.digest import hash_file
 from mmf_win.paths import Places, expanded, new_file, new_folder
 from mmf_win.protocol import Event
 from mmf_win.results import probabilities, saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
+from mmf_win.results.report.scored import Scored, ScoredMeme
 from mmf_win.runs import checkpoints, lookup, predicting
 from mmf_win.runs.attempts import Display
+from mmf_win.runs.checkpoints import CheckedFile, PinnedCheckpoint, pinned
 from mmf_win.runs.folder import Run, reading
-from mmf_win.runs.pinning import PinnedCheckpoint, pinned
 from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.targets import Target
 from mmf_win.upstream.install import usable_mmf
 
 _log = logging.getLogger(__name__)
 
-Predict: TypeAlias = Callable[..., tuple[Path, list[Event]]]
+Predict: TypeAlias = Callable[..., tuple[list[float], Event]]
 """What predicts, called as :func:`mmf_win.runs.predicting.predict` is."""
 
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """The checkpoint that predicts, which may be another run's, and the run that knows the configuration."""
+    """The checkpoint that predicts, which may be another run's, and the run that knows the configuration.
+
+    ``checked`` is what was read of the file, if it was.
+    """
 
     run: Run
     checkpoint: Path
+    checked: CheckedFile | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -56,17 +61,15 @@ class Result:
     """A prediction file, with its record beside it.
 
     Attributes:
+        record: see :mod:`mmf_win.results.saved_metrics`.
         run: whose checkpoint predicted; None for an ensemble.
         title: whose prediction it is, in words.
-        memes: what was predicted, as the user calls it.
-        metrics: the record, see :mod:`mmf_win.results.saved_metrics`.
     """
 
-    csv: Path
+    scored: Scored
+    record: dict[str, Any]
     run: Run | None
     title: str
-    memes: str
-    metrics: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -122,7 +125,8 @@ def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str
 def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
     def of(run: Run) -> RunCheckpoint:
         run.request()  # tells how the model is made
-        return RunCheckpoint(run, checkpoints.choose(run, which))
+        file = checkpoints.choose(run, which)
+        return RunCheckpoint(run, file.path, file)
 
     own = lookup.owner(expanded(which).absolute()) if name is None else None
     if own is None and which in ("best", "last"):
@@ -135,199 +139,232 @@ def predict(
 ) -> Iterator[Result]:
     """The results for each split, or for own memes: of every member, then of the ensemble.
 
-    Predictions of an ensemble are kept in ``save_dir``, unless the options name a folder.
+    Predictions of an ensemble are kept in ``save_dir``, unless the options name a folder. Raises UsageError
+    and DatasetError as the methods of :class:`_Team`.
     """
-    team = _Team(members, save_dir, options, display)
-    first = members[0].run.request()
-    validation = team.checked_target(first.splits["val"]) if options.threshold == "best-accuracy" else None
-    with team.held(), TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
+    splits, blends = members[0].run.request().splits, options.ensemble is not None
+    with (
+        TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch,
+        _held(members, save_dir, options, display) as team,
+    ):
+        validation = splits["val"] if options.threshold == "best-accuracy" else None
+        if validation is not None:
+            team.require_split(validation)
         if options.memes:
-            targets = [Target.of_table(options.memes[0], Path(scratch))]
+            team.take(Target.of_table(options.memes[0], Path(scratch)))
         else:
-            splits = list(dict.fromkeys(options.split)) or [first.splits["test"]]
-            targets = [team.checked_target(split) for split in splits]
-        for target in targets:
-            yield from team.results(target, validation)
+            team.asked = list(dict.fromkeys(options.split)) or [splits["test"]]
+            for split in team.asked:
+                team.require_split(split)
+        for name in team.asked:
+            # The validation split comes first, so that the newest predictions of a run are those asked for.
+            of_all = team.choose_threshold(team.members, validation if blends else None)
+            for member in team.members:
+                of_one = team.choose_threshold([member], None if blends else validation)
+                yield team.finish([member], name, *of_one)
+            if blends:
+                yield team.finish(team.members, name, *of_all)
 
 
 def predict_one(
     members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: Display
 ) -> list[float]:
     """The probability that one meme is hateful: of each member, or of the ensemble alone. Leaves no files."""
-    if options.ensemble == "rank":
-        raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
-    with TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch:
-        team = _Team(members, save_dir, replace(options, output=Path(scratch)), display)
-        with team.held():
-            target = Target.of_image(options.image[0], options.text or "", Path(scratch))
-            probas = [read_predictions(team.predicted(member, target)[0])[0].proba for member in members]
     kind = options.ensemble
-    return probas if kind is None else probabilities.blend(kind, [[p] for p in probas])
+    if kind == "rank":
+        raise UsageError("ranks need several memes", hint="mean and logit blend probabilities")
+    with (
+        TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch,
+        _held(members, save_dir, replace(options, output=Path(scratch)), display) as team,
+    ):
+        team.take(Target.of_image(options.image[0], options.text or "", Path(scratch)))
+        probas = [team.predict(member, *team.asked).probas for member in team.members]
+    return [of_one[0] for of_one in probas] if kind is None else probabilities.blend(kind, probas)
+
+
+class _Made(NamedTuple):
+    """A prediction: the name of its file, and what the worker said as it began: versions and precision."""
+
+    csv: Path
+    probas: list[float]
+    began: Event
+
+
+@dataclass
+class _Member:
+    """A checkpoint that predicts, whose bytes stay as they are.
+
+    Attributes:
+        made: what it has predicted so far, by the names of the targets.
+    """
+
+    of: RunCheckpoint
+    pin: PinnedCheckpoint
+    places: Places
+    made: dict[str, _Made] = field(default_factory=dict)
+
+
+@contextmanager
+def _held(
+    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: Display
+) -> Iterator[_Team]:
+    """Keep the members' checkpoints as they are, and the runs that have them from being removed.
+
+    Raises UsageError where an ensemble of one is asked for.
+    """
+    if options.ensemble is not None and len(members) < 2:
+        hint = "name several runs, or several checkpoints of one"
+        raise UsageError("an ensemble needs two members or more", hint=hint)
+    by_name = options.by is predicting.predict  # an exported model is read from its own folder
+    with ExitStack() as stack:
+        held = []
+        for each in members:
+            pin = pinned(each.run, each.checkpoint, by_name=by_name, checked=each.checked)
+            data_dir = options.data_dir or Path(each.run.request().data_dir)
+            held.append(_Member(each, stack.enter_context(pin), Places.resolve(data_dir, save_dir)))
+            if other := lookup.owner(each.checkpoint):
+                stack.enter_context(reading(other))
+        yield _Team(held, save_dir, options, display, stack)
 
 
 @dataclass
 class _Team:
-    """The members, and what is known of them so far; nothing is predicted or hashed twice.
+    """The members, none of which predicts anything twice.
 
-    Raises UsageError where an ensemble of one is asked for.
+    Attributes:
+        stack: reserves the names of prediction files until the end.
+        asked: the targets whose predictions are finished, by name; others are written as they are made.
+        own: memes of the user's own.
     """
 
-    members: Sequence[RunCheckpoint]
+    members: list[_Member]
     save_dir: Path
     options: PredictionOptions
     display: Display
-    _pins: dict[RunCheckpoint, PinnedCheckpoint] = field(default_factory=dict)
-    _made: dict[tuple[RunCheckpoint, str], tuple[Path, list[Event]]] = field(default_factory=dict)
-    _digests: dict[Path, str] = field(default_factory=dict)
+    stack: ExitStack
+    asked: list[str] = field(default_factory=list)
+    own: Target | None = None
+    _of_split: Callable[[Places, str], Target] = field(default_factory=lambda: cache(Target.of_split))
 
-    def __post_init__(self) -> None:
-        if self.options.ensemble is not None and len(self.members) < 2:
-            hint = "name several runs, or several checkpoints of one"
-            raise UsageError("an ensemble needs two members or more", hint=hint)
+    def take(self, own: Target) -> None:
+        """Let all members predict own memes."""
+        self.own, self.asked = own, [own.name]
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep the members' checkpoints as they are, and the runs that have them from being removed."""
-        by_name = self.options.by is predicting.predict  # an exported model is read from its own folder
-        with ExitStack() as stack:
-            for member in self.members:
-                pin = pinned(member.run, member.checkpoint, by_name=by_name)
-                self._pins[member] = stack.enter_context(pin)
-                if other := lookup.owner(member.checkpoint):
-                    stack.enter_context(reading(other))
-            yield
+    def target(self, member: _Member, name: str) -> Target:
+        """A target as a member has it: a split lies in its own data folder."""
+        own = self.own
+        return own if own is not None and own.name == name else self._of_split(member.places, name)
 
-    def checked_target(self, split: str) -> Target:
-        """The split, once it is sure that every member has it, and the same one where they are blended.
+    def require_split(self, split: str) -> None:
+        """Make sure that every member has a split, and the same one where they are blended.
 
         Raises DatasetError where it is not there, without memes, or not the same everywhere.
         """
-        targets = [Target.of_split(self._places(member), split) for member in self.members]
-        files = {target.annotations for target in targets}
-        if self.options.ensemble and len({self._sha256(file) for file in files}) > 1:
+        targets = [self.target(member, split) for member in self.members]
+        files = {target.file.path: target.sha256 for target in targets}
+        if self.options.ensemble and len(set(files.values())) > 1:
             message = f"the runs have different files for {split}: {', '.join(sorted(map(str, files)))}"
             raise DatasetError(message, hint="name one data folder for all")
-        return targets[0]
 
-    def results(self, target: Target, validation: Target | None) -> Iterator[Result]:
-        """Of every member, then of the ensemble; the threshold is chosen on ``validation``."""
-        alone = self.options.ensemble is None
-        # The validation split comes first, so that the newest predictions of a run are those asked for.
-        blended = self._threshold(self.members, None if alone else validation)
-        for member in self.members:
-            threshold = self._threshold([member], validation if alone else None)
-            csv, _ = self.predicted(member, target)
-            yield self._finished(csv, [member], target, *threshold)
-        if not alone:
-            yield self._finished(self._blended_csv(target), self.members, target, *blended)
-
-    def _threshold(self, members: Sequence[RunCheckpoint], validation: Target | None) -> tuple[float, str]:
+    def choose_threshold(self, members: Sequence[_Member], validation: str | None) -> tuple[float, str]:
         """The threshold that is best on the validation split, and where it is from.
 
         Raises DatasetError where the split has no labels to choose by.
         """
         if validation is None:
             return DEFAULT_THRESHOLD, "default"
-        target = self.target_for(members[0], validation)
+        target = self.target(members[0], validation)
         labels = labels_of(target.rows)
         if labels is None:
             raise DatasetError(f"{target.source}: without labels no threshold can be chosen on it")
-        return best_accuracy(labels, self._probas(members, target)), f"best accuracy on {target.name}"
+        made = [self.predict(member, validation) for member in members]
+        return best_accuracy(labels, self._blended(made)), f"best accuracy on {validation}"
 
-    def _finished(
-        self, csv: Path, members: Sequence[RunCheckpoint], target: Target, threshold: float, origin: str
-    ) -> Result:
-        """Label, score and record the predictions in ``csv``."""
-        predictions = read_predictions(csv)
-        labelled = [replace(row, label=label(row.proba, threshold)) for row in predictions]
-        if labelled != predictions:
-            write_predictions(csv, labelled)
-        target = self.target_for(members[0], target)
-        kind = self.options.ensemble if len(members) > 1 else None
-        dataset, began = self._places(members[0]).dataset, self._began_with(members[0], target)
+    def predict(self, member: _Member, name: str) -> _Made:
+        """The predictions of a member, made when they are first asked for."""
+        if name in member.made:
+            return member.made[name]
+        target, options, csvs = self.target(member, name), self.options, list[Path]()
+        report = member.of.run.new_report(name, options.output)
+        _log.info("predicting %s with %s", target.title, member.of.name)
+        probas, began = options.by(
+            member.of.run,
+            member.places,
+            options.asked,
+            checkpoint=member.pin.path,
+            target=target,
+            # The validation split beside own memes has the dataset's features.
+            features=options.features if target.is_own or not options.memes else None,
+            display=self.display,
+            begin=lambda: csvs.append(self.stack.enter_context(report)),
+        )
+        member.pin.require_unchanged()
+        made = member.made[name] = _Made(csvs[0], probas, began)
+        if name not in self.asked:
+            _write(made.csv, target, _labelled(target, probas, DEFAULT_THRESHOLD))
+        return made
+
+    def finish(self, members: Sequence[_Member], name: str, threshold: float, origin: str) -> Result:
+        """Predict, label, score and record a target, by one member or by the ensemble of all."""
+        options, first = self.options, members[0]
+        kind, target = options.ensemble if len(members) > 1 else None, self.target(first, name)
+        made = [self.predict(member, name) for member in members]
+        csv, probas = made[0].csv, self._blended(made)
+        if kind is not None:
+            folder = options.output or new_folder(self.save_dir / "ensembles")
+            csv = self.stack.enter_context(new_file(folder, f"hateful_memes_{kind}_{name}_", ".csv"))
+        memes = _labelled(target, probas, threshold)
+        _write(csv, target, memes)
+        covered = Coverage(target.title, len(memes))
+        if not target.is_own:
+            covered = coverage(first.places.dataset, target.file)
+        began = made[0].began
         versions = {} if "mmf" in began else {"mmf": usable_mmf().version}  # the same for all members
         packages = ("mmfw", "python", "torch", "transformers", "mmf", "onnxruntime")
-        versions |= {key: str(began[key]) for key in packages if key in began}
-        facts = saved_metrics.scores(target.rows, labelled, threshold, kind) | {
+        facts: dict[str, Any] = {
+            "threshold": threshold,
             "threshold_from": origin,
-            "split": target.name,
-            "full_rows": None if target.is_own else coverage(dataset, target.name).full_rows,
+            "split": name,
+            "full_rows": covered.full_rows,
             "annotations": str(target.source),
-            "annotations_sha256": self._sha256(target.source),
+            "annotations_sha256": target.sha256,
             "ensemble": kind,
             "members": [
                 {
-                    "run": member.run.id,
-                    "checkpoint": str(member.checkpoint),
-                    "checkpoint_sha256": self._pins[member].sha256(),
-                    "precision": self._began_with(member, target).get("precision", "fp32"),
+                    "run": member.of.run.id,
+                    "checkpoint": str(member.of.checkpoint),
+                    "checkpoint_sha256": member.pin.sha256(),
+                    "precision": each.began.get("precision", "fp32"),
                 }
-                for member in members
+                for member, each in zip(members, made, strict=True)
             ],
-            "versions": versions,
+            "versions": versions | {key: str(began[key]) for key in packages if key in began},
             "created": Timestamp(round(time.time(), 3)),
         }
         if len({member["checkpoint_sha256"] for member in facts["members"]}) < len(members):
             _log.warning("some of the members have the same weights, and count as often as they are named")
-        write_json(saved_metrics.path_beside(csv), facts)
-        if kind is None:
-            return Result(csv, members[0].run, members[0].name, target.title, facts)
-        return Result(csv, None, f"{kind} of {len(members)}", target.title, facts)
+        annotations = annotations_beside(csv) if target.is_own else target.file.path
+        scored = Scored(csv, name, annotations, target.file.sha256, memes, facts, covered)
+        record = scored.scores | facts
+        write_json(saved_metrics.path_beside(csv), record)
+        title = first.of.name if kind is None else f"{kind} of {len(members)}"
+        return Result(scored, record, first.of.run if kind is None else None, title)
 
-    def predicted(self, member: RunCheckpoint, target: Target) -> tuple[Path, list[Event]]:
-        """The member's predictions, made when first asked for, and what the worker said meanwhile."""
-        if (member, target.name) not in self._made:
-            _log.info("predicting %s with %s", target.title, member.name)
-            self._made[member, target.name] = self.options.by(
-                member.run,
-                self._places(member),
-                self.options.asked,
-                checkpoint=self._pins[member].path,
-                target=self.target_for(member, target),
-                # The validation split beside own memes has the dataset's features.
-                features=self.options.features if target.is_own or not self.options.memes else None,
-                folder=self.options.output,
-                display=self.display,
-            )
-            try:
-                self._pins[member].require_unchanged()
-            except CheckpointError:
-                remove(self._made[member, target.name][0])
-                raise
-        return self._made[member, target.name]
+    def _blended(self, made: Sequence[_Made]) -> list[float]:
+        kind, columns = self.options.ensemble, [each.probas for each in made]
+        return columns[0] if kind is None or len(made) == 1 else probabilities.blend(kind, columns)
 
-    def _blended_csv(self, target: Target) -> Path:
-        probas = self._probas(self.members, target)
-        folder = self.options.output or new_folder(self.save_dir / "ensembles")
-        with new_file(folder, f"hateful_memes_{self.options.ensemble}_{target.name}_", ".csv") as csv:
-            if target.is_own:
-                shutil.copyfile(target.annotations, annotations_beside(csv))
-            rows = zip(target.rows, probas, strict=True)
-            write_predictions(csv, [Prediction(row.shown_id, p, label(p)) for row, p in rows])
-        return csv
 
-    def _probas(self, members: Sequence[RunCheckpoint], target: Target) -> list[float]:
-        made = [self.predicted(member, target) for member in members]
-        columns = [[row.proba for row in read_predictions(csv)] for csv, _ in made]
-        kind = self.options.ensemble
-        return columns[0] if kind is None else probabilities.blend(kind, columns)
+def _labelled(target: Target, probas: Sequence[float], threshold: float) -> tuple[ScoredMeme, ...]:
+    return tuple(ScoredMeme(row, p, label(p, threshold)) for row, p in zip(target.rows, probas, strict=True))
 
-    def _began_with(self, member: RunCheckpoint, target: Target) -> Event:
-        """What the worker that predicted said as it began: its versions and precision."""
-        kinds = ("run_started", "predict_started")
-        _, events = self.predicted(member, target)
-        return {key: value for event in events if event["kind"] in kinds for key, value in event.items()}
 
-    def _places(self, member: RunCheckpoint) -> Places:
-        return Places.resolve(self.options.data_dir or Path(member.run.request().data_dir), self.save_dir)
-
-    def target_for(self, member: RunCheckpoint, target: Target) -> Target:
-        """The target as a member has it: a split lies in its own data folder."""
+def _write(csv: Path, target: Target, memes: Sequence[ScoredMeme]) -> None:
+    """Write a submission, and beside it a copy of the annotations of own memes, which are nowhere else."""
+    try:
         if target.is_own:
-            return target
-        return replace(target, annotations=self._places(member).dataset.split(target.name))
-
-    def _sha256(self, path: Path) -> str:
-        if path not in self._digests:
-            self._digests[path] = hash_file(path, f"hashing {path.name}")
-        return self._digests[path]
+            shutil.copyfile(target.file.path, annotations_beside(csv))
+        write_predictions(csv, [Prediction(meme.row.shown_id, meme.proba, meme.decision) for meme in memes])
+    except BaseException:
+        remove(annotations_beside(csv))
+        raise

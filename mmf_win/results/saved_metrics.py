@@ -21,18 +21,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from mmf_win.dataset.annotations import Row, labels_of
-from mmf_win.dataset.predictions import Prediction
 from mmf_win.files import read_json
-
-if TYPE_CHECKING:
-    from mmf_win.results.metrics import Score
 
 METRICS = {
     "auroc": "AUROC",
@@ -60,24 +54,3 @@ def read(csv: Path) -> dict[str, Any]:
         if all(map(isfinite, numbers)):
             return {**record, "members": members, "versions": dict(record.get("versions", {}))}
     return {}
-
-
-def scores(
-    rows: Sequence[Row], predictions: Sequence[Prediction], threshold: float, kind: str | None
-) -> dict[str, Any]:
-    """The part of a record that the labels decide; predictions are in the order of the annotations."""
-    labels = labels_of(rows)
-    found: dict[str, Score] = {}
-    if labels is not None:
-        from mmf_win.results.metrics import measure
-
-        probas = [row.proba for row in predictions]
-        found = measure(labels, probas, threshold=threshold, calibrated=kind != "rank")
-    return {
-        **{name: found[name].value if name in found else None for name in METRICS},
-        "intervals": {name: [s.low, s.high] for name, s in found.items() if s.low is not None},
-        "rows": len(rows),
-        "labelled": sum(row.label is not None for row in rows),
-        "hateful": None if labels is None else sum(labels),
-        "threshold": threshold,
-    }

@@ -182,7 +182,7 @@ def _newest_saved(run: Run, events: list[Event], failed: Attempt) -> Path | None
     """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
     if not failed.is_trial and any(event["kind"] == "checkpoint" for event in events):
         with suppress(CheckpointError):
-            return checkpoints.choose(run, "last")
+            return checkpoints.choose(run, "last").path
     return None
 
 

@@ -1,24 +1,33 @@
-"""The checkpoints of a run: which are intact, and which to use. Looks at files only, so it needs no torch."""
+"""The checkpoints of a run: which are intact, which to use, and how the bytes of one are kept.
+
+A training replaces ``best.ckpt`` while another command predicts with it; a score must name the weights that
+it was measured with. So they are pinned, whatever happens to the file's name. Needs no torch.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path, PureWindowsPath
+from typing import NamedTuple
 
 from mmf_win.console import Progress, Timestamp
-from mmf_win.errors import CheckpointError
-from mmf_win.files import share
+from mmf_win.errors import CheckpointError, MmfwError
+from mmf_win.files import remove_tree, share
 from mmf_win.integrity import torch_file
-from mmf_win.integrity.digest import file_digest
+from mmf_win.integrity.digest import file_digest, hash_file
+from mmf_win.locking import locked
 from mmf_win.paths import expanded
 from mmf_win.protocol import Event, read_events
-from mmf_win.runs.folder import Run, is_task
+from mmf_win.runs.folder import Run, is_task, reading
 from mmf_win.runs.scores import val_auroc
+from mmf_win.threads import Advance
 from mmf_win.upstream.checkpoint_files import counts, kept_aside, numbered, set_aside
 
 _log = logging.getLogger(__name__)
@@ -53,14 +62,40 @@ class SavedCheckpoint:
     problem: str | None
 
 
-def problem(path: Path) -> str | None:
-    """Why ``path`` is not an intact checkpoint; None when it is. Every byte is checked."""
-    total = path.stat().st_size if path.is_file() else 0
-    with Progress(f"checking {path.name}", total) as progress:
-        return torch_file.problem(path, progress.advance)
+class CheckedFile(NamedTuple):
+    """A checkpoint that was read, from its first byte to its last.
+
+    Attributes:
+        problem: why it is not an intact checkpoint; None if it is.
+        sha256: the hash of an intact one, in hexadecimal digits.
+        state: what tells it from other files, and from later states of its own, by any of its names.
+    """
+
+    path: Path
+    problem: str | None
+    sha256: str
+    state: tuple[int, ...]
+
+    @classmethod
+    def read(cls, path: Path, advance: Advance) -> CheckedFile:
+        """Read a checkpoint, of which every byte is checked."""
+        state, digest = _state(path) if path.is_file() else (), hashlib.sha256()
+        problem = torch_file.problem(path, advance, digest.update)
+        return cls(path, problem, digest.hexdigest(), state)
 
 
-def choose(run: Run, wanted: str) -> Path:
+def _state(path: Path) -> tuple[int, ...]:
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
+
+
+def check(path: Path) -> CheckedFile:
+    """Read a checkpoint, and show how far that is."""
+    with Progress(f"checking {path.name}", path.stat().st_size if path.is_file() else 0) as progress:
+        return CheckedFile.read(path, progress.advance)
+
+
+def choose(run: Run, wanted: str) -> CheckedFile:
     """The checkpoint that ``best``, ``last`` or a path stands for.
 
     A broken ``last``, or one that is not the run's own, falls back to the newest intact one, and ``best`` to
@@ -68,26 +103,27 @@ def choose(run: Run, wanted: str) -> Path:
     there is none, or the only ones are broken.
     """
     if wanted not in ("best", "last"):
-        path = checked(wanted, "give best, last, or the file of an intact checkpoint")
-        note_foreign(run, path)
-        return path
+        file = checked(wanted, "give best, last, or the file of an intact checkpoint")
+        note_foreign(run, file)
+        return file
     broken: list[tuple[Path, str]] = []
     events = read_events(run.events)
     for path in _candidates(run, wanted, events):
-        reason = problem(path) or _foreign(run, path, events)
+        file = check(path)
+        reason = file.problem or _foreign(run, file, events)
         if reason is None:
-            for file, why in broken:
-                _log.warning("%s: %s; using %s instead", file, why, path.name)
-            return path
+            for other, why in broken:
+                _log.warning("%s: %s; using %s instead", other, why, path.name)
+            return file
         broken.append((path, reason))
     if broken:
-        file, why = broken[0]
-        raise CheckpointError(f"{file}: {why}", hint="no other checkpoint of this run is intact")
+        other, why = broken[0]
+        raise CheckpointError(f"{other}: {why}", hint="no other checkpoint of this run is intact")
     hint = f"training makes one; see {run.log} for how the run went"
     raise CheckpointError("has no checkpoint", hint=hint, about=f"run {run.id}")
 
 
-def _foreign(run: Run, path: Path, events: Sequence[Event]) -> str | None:
+def _foreign(run: Run, file: CheckedFile, events: Sequence[Event]) -> str | None:
     """Why an intact checkpoint is not the run's own, by the hashes in its events; None where it may be.
 
     Nobody knows where a hash is missing, as of earlier versions, or the worker died before it told one. A run
@@ -95,7 +131,7 @@ def _foreign(run: Run, path: Path, events: Sequence[Event]) -> str | None:
     """
     saved = [event for event in events if event["kind"] == "checkpoint"]
     hashes = {event.get("sha256") for event in saved}
-    if not saved or None in hashes or (counted := counts(path)) is None:
+    if not saved or None in hashes or file.sha256 in hashes or (counted := counts(file.path)) is None:
         return None
     begun = Counter(event.get("update") for event in events if event["kind"] == "saving")
     updates = Counter(event.get("update") for event in saved)
@@ -103,15 +139,16 @@ def _foreign(run: Run, path: Path, events: Sequence[Event]) -> str | None:
         return None
     own = "/".join(("", *run.checkpoints.parts[-4 if is_task(run.path.parent.parent) else -3 :]))
     if counted.update not in updates and PureWindowsPath(counted.save_dir).as_posix().endswith(own):
-        _log.warning("%s: intact at update %d; the run's record is older and lacks it", path, counted.update)
+        told = "%s: intact at update %d; the run's record is older and lacks it"
+        _log.warning(told, file.path, counted.update)
         return None
-    return None if file_digest(path).hex() in hashes else FOREIGN
+    return FOREIGN
 
 
-def note_foreign(run: Run, path: Path) -> None:
+def note_foreign(run: Run, file: CheckedFile) -> None:
     """Say so where a checkpoint that is used as the run's is not its own."""
-    if reason := _foreign(run, path, read_events(run.events)):
-        _log.warning("%s: %s (%s)", path, reason, run.id)
+    if reason := _foreign(run, file, read_events(run.events)):
+        _log.warning("%s: %s (%s)", file.path, reason, run.id)
 
 
 def require_own_best(run: Run) -> None:
@@ -120,7 +157,7 @@ def require_own_best(run: Run) -> None:
     The hint of the CheckpointError names a file that is the run's own, if there is one.
     """
     best, events = run.checkpoints / "best.ckpt", read_events(run.events)
-    if (reason := _foreign(run, best, events)) is None:
+    if (reason := _foreign(run, check(best), events)) is None:
         return
     told = [event["sha256"] for event in events if event["kind"] == "checkpoint" and event.get("best")]
     own = (path for path in numbered(run.checkpoints) if file_digest(path).hex() in told[-1:])
@@ -138,16 +175,16 @@ def require_names(run: Run) -> None:
 def can_resume(run: Run) -> bool:
     """Whether the run has an intact checkpoint of its own."""
     events = read_events(run.events)
-    candidates = _candidates(run, "last", events)
-    return any((problem(path) or _foreign(run, path, events)) is None for path in candidates)
+    files = map(check, _candidates(run, "last", events))
+    return any((file.problem or _foreign(run, file, events)) is None for file in files)
 
 
-def checked(file: str, hint: str = "give the file of an intact checkpoint") -> Path:
+def checked(name: str, hint: str = "give the file of an intact checkpoint") -> CheckedFile:
     """The intact checkpoint that a user names by its file; else a CheckpointError with ``hint``."""
-    path = expanded(file).absolute()
-    if reason := problem(path):
-        raise CheckpointError(f"{path}: {reason}", hint=hint)
-    return path
+    file = check(expanded(name).absolute())
+    if file.problem:
+        raise CheckpointError(f"{file.path}: {file.problem}", hint=hint)
+    return file
 
 
 def keep_last(run: Run, checkpoint: Path) -> str:
@@ -201,7 +238,8 @@ def listed(run: Run) -> list[SavedCheckpoint]:
     total = sum(stats[paths[0]].st_size for paths in names.values())
     with Progress("checking checkpoints", total) as progress:
         for paths in names.values():
-            problem = torch_file.problem(paths[0], progress.advance) or _foreign(run, paths[0], events)
+            file = CheckedFile.read(paths[0], progress.advance)
+            problem = file.problem or _foreign(run, file, events)
             counted = None if problem else counts(paths[0])
             shown = {path: path.relative_to(folder).as_posix() for path in paths}
             for path in paths:
@@ -217,3 +255,86 @@ def listed(run: Run) -> list[SavedCheckpoint]:
                     problem=problem,
                 )
     return [found[path] for path in stats if found[path].problem is None or path.exists()]
+
+
+@dataclass
+class PinnedCheckpoint:
+    """A checkpoint that keeps its bytes, or whose change is noticed.
+
+    Attributes:
+        original: the file that the user named or that stands for ``best`` or ``last``.
+        path: what to read instead: a second name of the same bytes, or ``original`` where there is none.
+        hashed: the hash of the bytes, where they were read already.
+    """
+
+    original: Path
+    path: Path
+    hashed: str | None = None
+
+    @contextmanager
+    def named(self) -> Iterator[None]:
+        """Let an error of a worker, which knows the pin only, name the original file."""
+        try:
+            yield
+        except MmfwError as error:
+            error.args = (str(error).replace(str(self.path), str(self.original)),)
+            error.hint = error.hint and error.hint.replace(str(self.path), str(self.original))
+            raise
+        except OSError as error:
+            if error.filename == str(self.path):
+                error.filename = str(self.original)
+            raise
+
+    def require_unchanged(self) -> None:
+        """Raise CheckpointError if the file was replaced since it was pinned, and had no second name."""
+        if self.path == self.original and self._hash() != self.sha256():
+            message = f"{self.original}: it was replaced while it was in use"
+            raise CheckpointError(message, hint="run the same command again when no training writes it")
+
+    def sha256(self) -> str:
+        """Return the hash of the bytes, in hexadecimal digits."""
+        self.hashed = self.hashed or self._hash()
+        return self.hashed
+
+    def _hash(self) -> str:
+        return hash_file(self.path, f"hashing {self.path.name}")
+
+
+@contextmanager
+def pinned(
+    run: Run, checkpoint: Path, *, by_name: bool = True, checked: CheckedFile | None = None
+) -> Iterator[PinnedCheckpoint]:
+    """Pin a checkpoint in the folder of a run, which is not removed meanwhile.
+
+    The pin is a hard link, or a copy if the file system has no links. If it cannot be made, since the run may
+    only be read, the file is hashed before and after it is used. A pin that a killed command has left is
+    removed by the next one.
+
+    Args:
+        by_name: whether to make a second name; else the file is hashed before and after.
+        checked: what was read of it before; its hash is taken where the file is the same still.
+    """
+    if run.pins.is_dir():
+        with suppress(MmfwError, OSError), locked(run.readers):  # nobody reads, so these are left over
+            remove_tree(run.pins)
+    with reading(run):
+        pin, owner = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()
+        folder = run.pins / f"{owner}-{os.urandom(4).hex()}"
+        try:
+            with suppress(OSError):
+                if by_name:
+                    run.pins.mkdir(exist_ok=True)
+                    folder.mkdir()
+                    share(checkpoint, folder / checkpoint.name)
+                    pin.path = folder / checkpoint.name
+            if checked is not None and checked.state == _state(pin.path):
+                pin.hashed = checked.sha256
+            elif pin.path == checkpoint:
+                pin.sha256()
+            with pin.named():
+                yield pin
+        finally:
+            if os.getpid() == owner:  # not a fork, which may end before
+                with suppress(OSError):
+                    remove_tree(folder)
+                    run.pins.rmdir()  # the last one

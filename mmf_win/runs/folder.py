@@ -65,7 +65,7 @@ class Run(RunFolder):
     checkpoints = Inside("checkpoints")
     """MMF's save_dir."""
     pins = Inside("pins")
-    """Second names of checkpoints that predict at this moment, see :mod:`mmf_win.runs.pinning`."""
+    """Second names of checkpoints that predict at this moment, see :mod:`mmf_win.runs.checkpoints`."""
     reports = Inside("reports")
     """Predictions, their metrics and pages."""
     tracking = Inside("tracking")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmf_win.console import Progress, first_few, shell_line
-from mmf_win.dataset.annotations import count_rows
+from mmf_win.dataset.annotations import AnnotationFile
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.given import Input
@@ -113,7 +113,7 @@ def _total(epochs: int | None, config: Tree, inputs: Inputs) -> int | None:
     if isinstance(epochs, int) and all(isinstance(number, int) and number > 0 for number in rows_an_update):
         read = inputs.data.get("train")  # None where there are several annotation files
         files = paths_of(config["dataset"], "annotations", ["train"])
-        rows = sum(map(count_rows, files)) if read is None else read["rows"]
+        rows = sum(len(AnnotationFile(file).lines) for file in files) if read is None else read["rows"]
         batches = math.ceil(rows / training["batch_size"])
         total = epochs * math.ceil(batches / (training["update_frequency"] or 1))
     return total if isinstance(total, int) else None
@@ -131,9 +131,14 @@ def check_prediction(plan: Plan, target: Target, features: Path | None) -> Input
     if target.is_own and config["dataset"].get("use_features"):
         lmdb = paths_of(config["dataset"], "features", ["test"])[0]
         _require_own_features(plan.start.places, target, lmdb)
-    offline, words = plan.request.offline, _hint_words(plan)
     return check(
-        Path(plan.first.mmf), plan.start.places, config, slots=("test",), offline=offline, hint_words=words
+        Path(plan.first.mmf),
+        plan.start.places,
+        config,
+        slots=("test",),
+        offline=plan.request.offline,
+        hint_words=_hint_words(plan),
+        known=[target.file],
     )
 
 

@@ -122,8 +122,7 @@ def plan_prediction(start: Start, checkpoint: Path, target: Target, features: Pa
         settings.for_every_split(features=features) if features else {},
     )
     plan = plan_attempt("predict", mmf, start, request, tree)
-    first = replace(plan.first, annotations=str(target.annotations), keep_annotations=target.is_own)
-    return replace(plan, first=first)
+    return replace(plan, first=replace(plan.first, annotations=str(target.file.path)))
 
 
 def plan_attempt(action: Action, mmf: Installed, start: Start, request: Request, tree: Tree) -> Plan:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.errors import DataError, Interrupted, UsageError
-from mmf_win.files import remove
+from mmf_win.dataset.predictions import read_raw
+from mmf_win.errors import DataError, UsageError
 from mmf_win.paths import Places
-from mmf_win.protocol import Event
+from mmf_win.protocol import Attempt, Event, Exit
 from mmf_win.runs import attempts, needs
 from mmf_win.runs.folder import Run
+from mmf_win.runs.outcomes import as_error
 from mmf_win.runs.plan import Start, plan_prediction
 from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.serving import Server
@@ -29,19 +29,20 @@ def predict(
     checkpoint: Path,
     target: Target,
     features: Path | None,
-    folder: Path | None,
     display: attempts.Display,
+    begin: Callable[[], object] = lambda: None,
     export: Path | None = None,
     int8: bool = False,
-) -> tuple[Path, list[Event]]:
-    """Predict memes with a checkpoint of a run; return the file, and what the worker said while it made it.
+) -> tuple[list[float], Event]:
+    """Predict memes with a checkpoint of a run.
 
-    Raises an MmfwError whose class says how it ended.
+    Return their probabilities, and what the worker said as it began: its versions and precision. Raises an
+    MmfwError whose class says how it ended.
 
     Args:
         options: what the user chose, which wins over the run's settings.
         features: an LMDB of region features to read instead of the dataset's.
-        folder: where the file of predictions is made; None for the run's folder of reports.
+        begin: called before the worker starts, once all that it reads is checked.
         export: an empty folder into which the model is exported afterwards; with ``int8``, also quantized.
     """
     plan = plan_prediction(Start(run.request(), options, places, run), checkpoint, target, features)
@@ -49,22 +50,26 @@ def predict(
     first = replace(plan.first, asks_hub=inputs.asks_hub or options.trust)
     first = replace(first, export=str(export) if export else None, int8=int8)
 
-    with ExitStack() as stack:
-        stack.enter_context(reading(places.dataset.root))
-        place = stack.enter_context(attempts.place_of_attempts(run))
-        csv = stack.enter_context(run.new_report(target.name, folder))
+    with reading(places.dataset.root), attempts.place_of_attempts(run) as place:
+        begin()
         try:
             worker = partial(attempts.run_worker, place, plan=plan, display=display)
-            done = attempts.until_it_fits(place, replace(first, report=str(csv)), worker, retry=options.retry)
-        except Interrupted:
-            for made in (csv, annotations_beside(csv)):
-                remove(made)
-            raise
+            done = attempts.until_it_fits(place, first, worker, retry=options.retry)
+            events = attempts.events_of_attempt(done)
+            began = (event for event in events if event["kind"] in ("run_started", "predict_started"))
+            return _probas(done, target), {key: value for event in began for key, value in event.items()}
         except DataError as error:
             if target.is_own:  # MMF read annotations that were made of the user's file
-                error.args = (str(error).replace(str(target.annotations), str(target.source)),)
+                error.args = (str(error).replace(str(target.file.path), str(target.source)),)
             raise
-        return csv, attempts.events_of_attempt(done)
+
+
+def _probas(done: Attempt, target: Target) -> list[float]:
+    """The probabilities that MMF wrote; a DataError where they are not those of these memes."""
+    try:
+        return read_raw(done.attempt.raw, [str(row.id) for row in target.rows])
+    except DataError as error:
+        raise as_error(Exit("data", str(error), error.hint), done) from None
 
 
 def serve(run: Run, places: Places, options: CommandOptions, *, checkpoint: Path, scratch: Path) -> Server:

@@ -91,7 +91,8 @@ def start_of_run(run: Run, options: CommandOptions, data_dir: Path | None, save_
         _log.warning("run %s began with %s, which is no file here; this begins without it", run.id, weights)
         return start
     request = replace(start.request, start=None)  # of which the counts are left out
-    return replace(start, request=request, checkpoint=checkpoints.checked(weights), weights_alone=True)
+    checkpoint = checkpoints.checked(weights).path
+    return replace(start, request=request, checkpoint=checkpoint, weights_alone=True)
 
 
 def _shortened(updates: int) -> Tree:

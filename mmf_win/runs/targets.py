@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-from mmf_win.dataset.annotations import Row, count_rows, is_unicode, read_rows, require_split
+from mmf_win.dataset.annotations import AnnotationFile, Row, is_unicode, require_split
 from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError, UnreadableImage, UsageError
 from mmf_win.images import open_image
+from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import Places, name_part
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import Tree
@@ -21,21 +23,21 @@ class Target:
 
     Attributes:
         name: the split's, or what stands for it in the names of files.
-        annotations: the annotation file that MMF reads.
+        file: the annotation file that MMF reads.
         table: the user's table of own memes; None for a split.
     """
 
     name: str
-    annotations: Path
+    file: AnnotationFile
     table: Path | None = None
 
     @classmethod
     def of_split(cls, places: Places, split: str) -> Target:
         """A split on disk. Raises DatasetError where it is not there, or without memes."""
-        annotations = require_split(places.dataset, split)
-        if not count_rows(annotations):
-            raise DatasetError(f"{annotations}: there are no memes in it")
-        return cls(split, annotations)
+        file = AnnotationFile(require_split(places.dataset, split))
+        if not file.lines:
+            raise DatasetError(f"{file.path}: there are no memes in it")
+        return cls(split, file)
 
     @classmethod
     def of_table(cls, table: Path, scratch: Path) -> Target:
@@ -61,9 +63,9 @@ class Target:
 
     @classmethod
     def _own(cls, source: Path, rows: Sequence[Row], scratch: Path) -> Target:
-        annotations = scratch / "memes.jsonl"
+        annotations, table = scratch / "memes.jsonl", source.absolute()
         write_annotations(annotations, rows)
-        return cls(name_part(f"memes-{source.stem}"), annotations, source.absolute())
+        return cls(name_part(f"memes-{source.stem}"), AnnotationFile(annotations, str(table)), table)
 
     @property
     def is_own(self) -> bool:
@@ -78,16 +80,21 @@ class Target:
     @property
     def source(self) -> Path:
         """The file that the user knows."""
-        return self.table or self.annotations
+        return self.table or self.file.path
+
+    @cached_property
+    def sha256(self) -> str:
+        """The hash of that file."""
+        return self.file.sha256 if self.table is None else file_digest(self.table).hex()
 
     @property
     def rows(self) -> list[Row]:
-        """The memes. Raises DatasetError where the annotations cannot be read."""
-        return read_rows(self.annotations, shown=str(self.source))
+        """The memes. Raises DatasetError where the annotations cannot be used."""
+        return self.file.rows
 
     @property
     def settings(self) -> Tree:
         """MMF's keys that name these memes, in place of the run's own splits, which need not be there."""
         if self.is_own:  # their images are named by absolute paths
-            return settings.for_every_split(annotations=self.annotations, images=self.annotations.parent)
+            return settings.for_every_split(annotations=self.file.path, images=self.file.path.parent)
         return settings.for_every_split(annotations=settings.ANNOTATIONS.format(self.name))

@@ -57,7 +57,7 @@ def new(
         weights = published_weights.fetch(preset, places, source, offline=options.dry_run)
         init = preset.zoo
     elif init is not None:
-        weights = checkpoints.checked(init)
+        weights = checkpoints.checked(init).path
         init = str(weights)
     request, alone = replace(request, init=init), weights is not None
     return Start(request, options, places, name=name, checkpoint=weights, weights_alone=alone)
@@ -114,12 +114,13 @@ def resumed(
         if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
             _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
-    checkpoint = checkpoints.checked(wanted)
+    file = checkpoints.checked(wanted)
+    checkpoint = file.path
     _require_seed_kept(options, checkpoint)
     owner = lookup.owner(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
-        checkpoints.note_foreign(owner, checkpoint)
+        checkpoints.note_foreign(owner, file)
     if preset is not None:
         start = Start(_of_preset(preset, places), options, places)
     elif owner is not None:
@@ -146,7 +147,7 @@ def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[
         published_weights.require_trained(run)
         require_idle(run)
         checkpoints.require_names(run)
-        return run, checkpoints.choose(run, wanted if newest else "last")
+        return run, checkpoints.choose(run, wanted if newest else "last").path
 
     return lookup.newest(save_dir, None if newest else wanted, of, preset.name if preset else None)
 

@@ -29,7 +29,6 @@ from mmf_win.upstream.versions import config_path
 from mmf_win.version import __version__
 from mmf_win.worker.launcher import join, launch, take_gpu
 from mmf_win.worker.outcome import Checked, classify
-from mmf_win.worker.predictions import collect
 from mmf_win.worker.stopping import Stop
 
 _REQUEST = "MMFW_REQUEST"
@@ -146,7 +145,7 @@ def prepare(request: Attempt, stop: Stop) -> list[Any]:
 
 
 def run(request: Attempt, stop: Stop, trainers: list[Any]) -> None:
-    """Call MMF's ``run``, and order the predictions that it wrote, or go on to predict what is asked."""
+    """Call MMF's ``run``, and go on to predict what is asked, or to export the model."""
     import torch
     from mmf_cli.run import run as mmf_run
 
@@ -166,11 +165,7 @@ def run(request: Attempt, stop: Stop, trainers: list[Any]) -> None:
         from mmf_win.worker.tasks.serve import serve
 
         serve(trainers[0], request)
-    elif predicting:
-        stop.defer_stop()
-        collect(request)
     if request.export is not None:
-        stop.release()
         from mmf_win.worker.tasks.export import export
 
         export(trainers[0], request)

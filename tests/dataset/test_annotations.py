@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from mmf_win.dataset.annotations import (
+    AnnotationFile,
     Row,
     choose_splits,
-    count_rows,
     keep_rows,
     objects_for_mmf,
     read_rows,
@@ -29,7 +29,7 @@ def test_rows_in_the_order_of_the_file(user_dir: Path) -> None:
         Row(8291, "img/08291.png", "мем 梗", 1, line=1),
         Row(7, "img/00007.png", "", None, line=3),
     ]
-    assert count_rows(path) == 2
+    assert len(AnnotationFile(path).lines) == 2
 
 
 @pytest.mark.parametrize(("label", "means"), [("0.0", 0), ("1.0", 1), ("null", None)])
@@ -85,7 +85,7 @@ def test_of_a_long_value_only_the_beginning_is_shown(user_dir: Path) -> None:
 
 def test_a_file_that_is_not_there(user_dir: Path) -> None:
     with pytest.raises(DatasetError, match=r"train\.jsonl"):
-        count_rows(user_dir / "train.jsonl")
+        len(AnnotationFile(user_dir / "train.jsonl").lines)
 
 
 def on_disk(root: Path, *splits: str) -> DatasetPaths:
@@ -154,7 +154,7 @@ def test_other_forms_are_read(content: bytes, user_dir: Path) -> None:
         (8291, "мем 梗", 1),
         (7, "мем 梗", 1),
     ]
-    assert [row["id"] for row in objects_for_mmf(path)] == [8291, 7]
+    assert [row["id"] for row in objects_for_mmf(AnnotationFile(path))] == [8291, 7]
     keep_rows(path, read_rows(path)[1:])
     assert path.read_bytes() == GOOD.replace("8291,", "7,").encode()
 
@@ -164,9 +164,9 @@ def test_mmf_gets_labels_of_all_rows_or_of_none(user_dir: Path) -> None:
     unknown = GOOD.replace('"label": 1', '"label": null').replace("8291,", "7,")
     path.write_text(GOOD + unknown, encoding="utf-8")
     assert [row.label for row in read_rows(path)] == [1, None]
-    assert [row.get("label", "none") for row in objects_for_mmf(path)] == ["none", "none"]
+    assert [row.get("label", "none") for row in objects_for_mmf(AnnotationFile(path))] == ["none", "none"]
     path.write_text(GOOD, encoding="utf-8")
-    assert [row["label"] for row in objects_for_mmf(path)] == [1]
+    assert [row["label"] for row in objects_for_mmf(AnnotationFile(path))] == [1]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from mmf_win.dataset.annotations import AnnotationFile
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.coverage import Coverage, converted, coverage
+from mmf_win.dataset.coverage import Coverage, converted
+from mmf_win.dataset.coverage import coverage as coverage_of
 from mmf_win.errors import DamagedManifest, DatasetError
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths, Places
@@ -17,6 +19,11 @@ from tests.worlds import hostile
 from tests.worlds.memes import laid_out, lay_out, memes, public_copy, without_images
 
 LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_unseen
+
+
+def coverage(dataset: DatasetPaths, split: str) -> Coverage:
+    """How much of a split on disk there is."""
+    return coverage_of(dataset, AnnotationFile(dataset.split(split)))
 
 
 @pytest.fixture
@@ -38,7 +45,9 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: Plac
         "test_seen": "1,000 rows of test_seen",
         "test_unseen": "1,593 of 2,000 rows of test_unseen",
     }
-    summaries = {split: converted(places.dataset, split) for split in gone}
+    summaries = {
+        split: converted(places.dataset, AnnotationFile(places.dataset.split(split))) for split in gone
+    }
     assert {split: [int(id_) for id_ in s.missing_ids] for split, s in summaries.items() if s} == gone
     again = convert(user_dir / "copy", places)
     assert again.already_done and again.splits == result.splits
@@ -59,7 +68,9 @@ def test_of_a_file_that_was_changed_by_hand_nothing_is_claimed(dataset: DatasetP
     assert coverage(dataset, split).full_rows is None
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
     assert coverage(dataset, split) == Coverage(split, 1, None)
-    assert converted(dataset, "test_unseen") is not None, "the others are as they were"
+    assert converted(dataset, AnnotationFile(dataset.split("test_unseen"))) is not None, (
+        "the others are as they were"
+    )
 
 
 def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.annotations import Row, objects_for_mmf, read_rows
+from mmf_win.dataset.annotations import AnnotationFile, Row, objects_for_mmf, read_rows
 from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
 from mmf_win.errors import DatasetError
 
@@ -131,4 +131,4 @@ def test_annotations_keep_the_labels_there_are_and_mmf_gets_all_or_none(
         (1, "0.png", "текст", labels[0], "0.png"),
         (2, "1.png", "текст", labels[1], "1.png"),
     ]
-    assert all(("label" in value) == for_mmf for value in objects_for_mmf(path))
+    assert all(("label" in value) == for_mmf for value in objects_for_mmf(AnnotationFile(path)))

@@ -42,3 +42,38 @@ def test_what_is_written_reads_back_exactly_and_has_no_carriage_returns(tmp_path
     assert predictions.read_predictions(path) == memes
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as a spreadsheet writes it
     assert predictions.read_predictions(path) == memes
+
+
+BOTH = "3,0.25,0\n7,0.75,1\n"
+
+
+def write_raw(attempt: Path, **files: str) -> Path:
+    """Write files of predictions as MMF does; return their folder."""
+    raw = attempt / "raw"
+    raw.mkdir()
+    for name, rows in files.items():
+        (raw / f"{name}.csv").write_text(f"id,proba,label\n{rows}", encoding="utf-8")
+    return raw
+
+
+def test_rows_that_a_sampler_reordered_and_repeated_are_put_right(tmp_path: Path) -> None:
+    raw = write_raw(tmp_path, a="3,0.25,0\n7,0.75,1\n3,0.25,0\n")
+    assert predictions.read_raw(raw, ["7", "3"]) == [0.75, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "MMF wrote 0 prediction files"),
+        ({"a": BOTH, "b": BOTH}, "MMF wrote 2 prediction files"),
+        ({"a": "3,0.25,0\n"}, r"1 ids missing \(first 7\)"),
+        ({"a": f"{BOTH}8,0.5,0\n"}, r"1 ids unknown \(first 8\)"),
+        ({"a": f"{BOTH}3,0.9,1\n"}, "id 3 was predicted twice"),
+    ],
+)
+def test_where_mmf_has_not_written_one_file_with_all_memes_nothing_is_taken(
+    tmp_path: Path, files: dict[str, str], said: str
+) -> None:
+    raw = write_raw(tmp_path, **files)
+    with pytest.raises(DataError, match=said):
+        predictions.read_raw(raw, ["7", "3"])

@@ -193,7 +193,7 @@ def test_after_ctrl_c_in_the_last_moment_of_a_prediction_nothing_follows(
     tool: Tool, faulty: Faulty, tmp_path: Path
 ) -> None:
     run, here = tool.trained("vilbert"), tmp_path / "here"
-    faulty({"at": "collecting", "do": "wait", "once": str(here)})
+    faulty({"at": "ending", "do": "wait", "once": str(here)})
     with user(tool, "predict", "--split", "dev_seen", "--split", "test_seen") as somebody:
         somebody.waits_for(here.exists)
         somebody.process.send_signal(_CTRL_C)

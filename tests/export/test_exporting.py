@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from mmf_win.dataset.annotations import Row
-from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.errors import CheckFailed, UsageError
 from mmf_win.export import exporting
 from mmf_win.files import read_json, write_json
@@ -39,15 +38,13 @@ class StubModels:
     apart: dict[tuple[int, int], float] = field(default_factory=dict)
     batches: list[tuple[int, int]] = field(default_factory=list)
 
-    def predict(self, *_: Any, folder: Path, export: Path, int8: bool, **__: Any) -> tuple[Path, list[Any]]:
-        """Write the predictions of the run and the files of its exported model."""
-        csv = folder / "predictions.csv"
-        write_predictions(csv, [Prediction(row.shown_id, self._proba(row), 0) for row in self.rows])
+    def predict(self, *_: Any, export: Path, int8: bool, **__: Any) -> tuple[list[float], list[Any]]:
+        """Return the predictions of the run, and write the files of its exported model."""
         write_json(export / "model.json", {"features": False})
         (export / "model.onnx").write_bytes(b"32 bits each")
         if int8:
             (export / "int8.onnx").write_bytes(b"8 bits")
-        return csv, []
+        return [self._proba(row) for row in self.rows], []
 
     def run_model(
         self, folder: Path, rows: Sequence[Row], _images: Path, *, batch: int, features: Path | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import zipfile
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.torch_file import plain_contents, problem
 from tests.worlds.torch_files import laid_out_as_by_torch
 
@@ -149,3 +151,15 @@ def test_what_torch_itself_saves_is_whole_and_can_be_read(tmp_path: Path) -> Non
     assert read["num_updates"] == 7
     assert list(read["model"]) == ["weight", "bias"]
     assert read["optimizer"]["param_groups"][0]["lr"] == 0.001
+
+
+@pytest.mark.parametrize("prefix", [b"", b"x" * 100])
+def test_the_bytes_of_an_intact_file_are_passed_on_in_their_order(tmp_path: Path, prefix: bytes) -> None:
+    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3}, os.urandom((1 << 20) + 5))
+    path.write_bytes(prefix + path.read_bytes())
+    legacy = tmp_path / "b.ckpt"
+    legacy.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19." + os.urandom(3 << 20))
+    for file in (path, legacy):
+        digest = hashlib.sha256()
+        assert problem(file, lambda _: None, digest.update) is None
+        assert digest.digest() == file_digest(file)

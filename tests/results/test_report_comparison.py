@@ -16,6 +16,7 @@ from mmf_win.cli import main
 from mmf_win.errors import UsageError
 from mmf_win.files import write_json
 from mmf_win.protocol import Exit
+from mmf_win.results.report.scored import read_scored
 from mmf_win.runs.history import Record
 from tests.worlds.event_log import EventLog
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, sweep, tell, text_of
@@ -174,7 +175,8 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None
     page = text_of(pages.of_runs([run, old, last], world.save))
     assert page.count("by checkpoint: unknown") == 1
     for shown, told in ((best, "best.ckpt (best)"), (newer, "best.ckpt (unknown)")):
-        assert told in text_of(pages.of_run(run, split=SPLIT, csv=shown))
+        scored = read_scored(shown, SPLIT, world.dataset)
+        assert told in text_of(pages.of_run(run, scored=scored))
     with pytest.raises(UsageError, match="by its best checkpoint"):
         pages.of_runs([last, world.run("d")], world.save, split=SPLIT)
 

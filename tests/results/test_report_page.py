@@ -20,6 +20,7 @@ from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
 from mmf_win.locking import locked
+from mmf_win.results.report.scored import read_scored
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, tell, text_of
 from tests.worlds.tools import LazyModule, requires_package
 
@@ -55,7 +56,8 @@ def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(
     newer = older.with_name(older.name.replace("T00-00-01", "T00-00-02"))
     newer.write_bytes(older.read_bytes())
     for chosen, meant, other in ((older, older, newer), (None, newer, older)):
-        page = pages.of_run(run, split=SPLIT, csv=chosen)
+        scored = chosen and read_scored(chosen, SPLIT, world.dataset)
+        page = pages.of_run(run, split=SPLIT, scored=scored)
         assert page == meant.with_suffix(".html")
         text = text_of(page)
         assert meant.name in text and other.name not in text
@@ -78,7 +80,7 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Worl
     ]
     left_out(world, 8)
     csv = ensemble(world, "mean", members=members)
-    written = pages.of_ensemble(csv)
+    written = pages.of_ensemble(read_scored(csv, SPLIT, world.dataset))
     assert written == csv.with_suffix(".html")
     page = written.read_text(encoding="utf-8")
     for word in (f"Mean of 2 on {SPLIT}", "Member a/x", "Member b/x", "The ensemble", "Do not publish"):
@@ -91,13 +93,13 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Worl
 
 def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: World) -> None:
     csv = ensemble(world, "rank", versions={"mmf": "1.0.0rc10", "torch": "2.13.0"})
-    page = pages.of_ensemble(csv).read_text(encoding="utf-8")
+    page = pages.of_ensemble(read_scored(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
     assert 'id="roc"' in page and "Average precision" in text_of(page)
     assert 'id="calibration"' not in page and "Brier" not in page and "Calibration error" not in page
     assert "PyTorch 2.13.0" in text_of(page)
     assert "probabilit" not in page.lower() and "got the higher rank" in text_of(page)
     world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1032)])
-    page = pages.of_ensemble(csv).read_text(encoding="utf-8")
+    page = pages.of_ensemble(read_scored(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
     assert "Highest ranks" in page and "probabilit" not in page.lower()
 
 

@@ -34,7 +34,7 @@ def test_best_and_last_are_files_and_a_run_too_short_to_have_a_best_gives_its_la
 ) -> None:
     for name in there:
         checkpoint(run.checkpoints / f"{name}.ckpt", 1)
-    assert checkpoints.choose(run, wanted) == run.checkpoints / f"{chosen}.ckpt"
+    assert checkpoints.choose(run, wanted).path == run.checkpoints / f"{chosen}.ckpt"
 
 
 def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
@@ -43,7 +43,7 @@ def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
     broken = hostile.cut(checkpoint(run.checkpoints / "current.ckpt", 11))
     checkpoint(run.checkpoints / "models" / "model_9.ckpt", 9)
     newest = checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10)
-    assert checkpoints.choose(run, "last") == newest
+    assert checkpoints.choose(run, "last").path == newest
     [note] = caplog.messages
     assert str(broken) in note and newest.name in note
 
@@ -54,20 +54,20 @@ def test_the_last_of_a_run_that_went_back_to_its_best_is_not_what_it_had_set_asi
     old = checkpoint(run.checkpoints / "current.ckpt", 100)
     for kind, update in (("checkpoint", 20), ("checkpoint", 100)):
         log.write(kind, update=update)
-    assert checkpoints.choose(run, "last") == old
+    assert checkpoints.choose(run, "last").path == old
     assert "80 updates after it" in checkpoints.keep_last(run, best)
     kept = run.checkpoints / "models" / "model_100_aside_1.ckpt"
     assert kept.samefile(old)
     checkpoints.keep_last(run, best)
     assert [*kept.parent.iterdir()] == [kept], "once, however often it is tried"
     log.write("train_started", update=20)  # and killed before it saved
-    assert checkpoints.choose(run, "last") == best
+    assert checkpoints.choose(run, "last").path == best
     log.write("checkpoint", update=30)
     old.unlink()
     hostile.cut(checkpoint(old, 30))
-    assert checkpoints.choose(run, "last") == best
+    assert checkpoints.choose(run, "last").path == best
     log.write("checkpoint", update=110)
-    assert checkpoints.choose(run, "last") == best
+    assert checkpoints.choose(run, "last").path == best
     assert checkpoints.keep_last(run, checkpoint(old, 110)) == ""
     log.write("checkpoint", update=100)
     checkpoint(old, 100)
@@ -84,13 +84,13 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_r
         log.write("saving", update=update)
         log.write("checkpoint", update=update, sha256=sha256(path.read_bytes()).hexdigest())
     log.write("saving", update=30)
-    assert (checkpoints.choose(run, "best"), checkpoints.choose(run, "last")) == (best, current)
+    assert (checkpoints.choose(run, "best").path, checkpoints.choose(run, "last").path) == (best, current)
     assert [each.problem for each in checkpoints.listed(run)] == [None, None]
 
     checkpoint(current, 30)  # and then the worker was killed
-    assert checkpoints.choose(run, "last") == current
+    assert checkpoints.choose(run, "last").path == current
     checkpoint(best, 20, epoch=7)
-    assert checkpoints.choose(run, "best") == current
+    assert checkpoints.choose(run, "best").path == current
     [note] = caplog.messages
     assert f"{best}: it is whole, but this run has not saved it" in note and "current.ckpt instead" in note
     assert [each.name for each in checkpoints.listed(run) if each.problem] == ["best.ckpt"]
@@ -116,7 +116,7 @@ def test_a_run_that_was_copied_while_it_trained_uses_its_checkpoints_and_no_othe
     # The copy of the record ends here; the copies of the checkpoints were made later.
     best = checkpoint(run.checkpoints / "best.ckpt", 20, save_dir=saved_in)
     current = checkpoint(run.checkpoints / "current.ckpt", 30, save_dir=saved_in)
-    assert checkpoints.choose(run, "last") == current and checkpoints.choose(run, "best") == best
+    assert checkpoints.choose(run, "last").path == current and checkpoints.choose(run, "best").path == best
     checkpoints.require_own_best(run)
     assert checkpoints.can_resume(run)
     assert [each.problem for each in checkpoints.listed(run)] == [None] * 3
@@ -125,7 +125,7 @@ def test_a_run_that_was_copied_while_it_trained_uses_its_checkpoints_and_no_othe
 
     resumed = checkpoint(current, 40, save_dir=saved_in)
     log.write("checkpoint", update=40, sha256=sha256(resumed.read_bytes()).hexdigest())
-    assert checkpoints.choose(run, "best") == best, "though the record goes on after the gap"
+    assert checkpoints.choose(run, "best").path == best, "though the record goes on after the gap"
 
     other = saved_in.replace("T00-00-00", "T00-00-01")
     checkpoint(best, 50, save_dir=other)
@@ -145,7 +145,7 @@ def test_a_checkpoint_of_another_task_whose_run_began_in_the_same_second_is_not_
     current = checkpoint(run.checkpoints / "current.ckpt", 20, save_dir=str(run.checkpoints))
     (tmp_path / "lr_0.1" / "param").touch()
     EventLog(run.events, "1").write("checkpoint", update=10, sha256="0" * 64)
-    assert checkpoints.choose(run, "last") == current
+    assert checkpoints.choose(run, "last").path == current
     checkpoint(current, 21, save_dir=str(run.checkpoints).replace("lr_0.1", "lr_0.2"))
     assert not checkpoints.can_resume(run)
 
@@ -184,23 +184,23 @@ def test_a_checkpoint_with_a_damaged_directory_is_told_apart(tmp_path: Path) -> 
     """Its last record is whole, so that a hasty look takes it for a zip file."""
     path = checkpoint(tmp_path / "damaged.ckpt", 1)
     hostile.flip_byte(path, path.read_bytes().index(b"PK\x01\x02"))
-    assert checkpoints.problem(path) == "it is cut off or not a checkpoint"
+    assert checkpoints.check(path).problem == "it is cut off or not a checkpoint"
 
 
 def test_another_zip_file_is_no_checkpoint_and_one_of_torch_before_1_6_passes(tmp_path: Path) -> None:
     path = hostile.plain_zip(tmp_path / "photos.zip", {"a.png": b""})
-    assert checkpoints.problem(path) == "it is a zip file but not a checkpoint"
+    assert checkpoints.check(path).problem == "it is a zip file but not a checkpoint"
     path = tmp_path / "old.pth"
     path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.")
-    assert checkpoints.problem(path) is None
+    assert checkpoints.check(path).problem is None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
 def test_a_pipe_is_refused_and_not_waited_for(run: Run) -> None:
     checkpoint(run.checkpoints / "best.ckpt", 1)
     os.mkfifo(run.checkpoints / "current.ckpt")
-    assert checkpoints.problem(run.checkpoints / "current.ckpt") == "not a file"
-    assert checkpoints.choose(run, "last").name == "best.ckpt"
+    assert checkpoints.check(run.checkpoints / "current.ckpt").problem == "not a file"
+    assert checkpoints.choose(run, "last").path.name == "best.ckpt"
     assert {found.name: found.problem for found in checkpoints.listed(run)} == {
         "best.ckpt": None,
         "current.ckpt": "not a file",

@@ -97,7 +97,7 @@ def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
 
     def use(run: Run) -> Path:
         run.request()
-        return checkpoints.choose(run, "last")
+        return checkpoints.choose(run, "last").path
 
     assert lookup.newest(tmp_path, wanted, use) == usable.checkpoints / "best.ckpt"
     assert all(run.id in caplog.text for run in (usable, empty, broken))

@@ -11,8 +11,9 @@ import pytest
 
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove_tree, write_bytes
+from mmf_win.runs.checkpoints import PinnedCheckpoint, check, pinned
 from mmf_win.runs.folder import Run
-from mmf_win.runs.pinning import PinnedCheckpoint, pinned
+from tests.worlds.torch_files import checkpoint
 
 OLD, NEW = b"old weights", b"new weights"
 
@@ -53,7 +54,7 @@ def refuse(*_: object) -> None:
 @pytest.fixture
 def unpinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PinnedCheckpoint]:
     """A checkpoint of a run that may only be read, by a stand-in for the system."""
-    monkeypatch.setattr("mmf_win.runs.pinning.share", refuse)
+    monkeypatch.setattr("mmf_win.runs.checkpoints.share", refuse)
     with pinned(run, run.checkpoints / "best.ckpt") as pin:
         assert pin.path == pin.original
         yield pin
@@ -109,3 +110,17 @@ def test_a_run_that_was_removed_is_not_made_again(run: Run) -> None:
     with pytest.raises(FileNotFoundError), pinned(run, run.checkpoints / "best.ckpt"):
         pass
     assert not run.path.exists()
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_hash_that_was_read_with_a_checkpoint_is_taken_unless_it_was_replaced_since(
+    run: Run, is_replaced: bool
+) -> None:
+    best = checkpoint(run.checkpoints / "best.ckpt", 3)
+    checked = check(best)
+    assert checked.sha256 == hashlib.sha256(best.read_bytes()).hexdigest()
+    if is_replaced:
+        replace_best(run)
+    with pinned(run, best, checked=checked) as pin:
+        assert pin.hashed == (None if is_replaced else checked.sha256)
+        assert pin.sha256() == hashlib.sha256(best.read_bytes()).hexdigest()

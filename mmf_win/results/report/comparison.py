@@ -11,7 +11,7 @@ from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.dataset.published_results import PAPER, Published, published, why_none
-from mmf_win.results.metrics import Score, auroc_difference, measure
+from mmf_win.results.metrics import Score, auroc_difference
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
@@ -192,9 +192,7 @@ def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
 
 def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
     """A run, with its scores where its predictions have labels. Raises as :func:`of_runs`."""
-    metrics = {}
-    if scored is not None and scored.labels is not None:
-        metrics = measure(scored.labels, scored.probas, threshold=scored.threshold)
+    metrics = {} if scored is None else scored.metrics
     request, summary, curves = known.request, known.summary, read_curves(known.events)
     on = None if summary.best_auroc is None else summary.validated_on
     return ComparedRun(

@@ -16,10 +16,8 @@ from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.dataset.published_results import PAPER, published, why_none
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import replacing
-from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import DatasetPaths, Places, data_option, new_file
-from mmf_win.results import saved_metrics
-from mmf_win.results.metrics import Score, measure
+from mmf_win.results.metrics import Score
 from mmf_win.results.report import comparison, plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.pictures import alike, thumbnail
@@ -61,8 +59,8 @@ class Fact(NamedTuple):
 def of_run(
     run: Run,
     *,
+    scored: Scored | None = None,
     split: str | None = None,
-    csv: Path | None = None,
     data_dir: Path | None = None,
     output: Path | None = None,
     images: bool = True,
@@ -71,8 +69,9 @@ def of_run(
 
     Args:
         run: what it is about.
-        split: whose predictions to show; None for the newest. Without any, the page is about training alone.
-        csv: which predictions of the split; None for the newest.
+        scored: the predictions to show; None for those of ``split``.
+        split: whose newest predictions to show; None for the newest of all. Without any, the page is about
+            training alone.
         data_dir: MMF's data folder; None for the run's own.
         output: the page; None for one beside the predictions that has their name, or ``report.html``.
         images: whether the page holds small copies of the memes.
@@ -82,18 +81,12 @@ def of_run(
     """
     known = Record.read(run)
     dataset = _dataset(known, data_dir)
-    predicted = [(each.split, each.csv) for each in known.scores.made]
-    named = [(split, csv)] if split is not None and csv is not None else predicted
-    found = next((each for each in named if split in (None, each[0])), None)
-    if found is None and split is not None:
-        there = splits_on_disk(dataset)
-        message = f"run {run.id} has no predictions for {split}"
-        if split in there:
-            raise UsageError(message, hint=_predict([run], split, data_dir))
-        others = sorted({name for name, _ in predicted})
-        hint = f"it has those for {', '.join(others)}" if others else f"there are: {', '.join(there)}"
-        raise UsageError(message, hint=hint)
-    scored = None if found is None else read_scored(found[1], found[0], dataset)
+    if scored is None:
+        found = next((each for each in known.scores.made if split in (None, each.split)), None)
+        if found is not None:
+            scored = read_scored(found.csv, found.split, dataset)
+        elif split is not None:
+            raise _not_predicted(known, split, dataset, data_dir)
     request, curves = known.request, read_curves(known.events)
     about = {
         "id": known.summary.id,
@@ -105,8 +98,17 @@ def of_run(
         "facts": _facts(known, curves, scored),
         **_predictions(scored, request.published, dataset, images),
     }
-    beside = found[1].with_suffix(".html") if found else run.reports / "report.html"
+    beside = scored.csv.with_suffix(".html") if scored else run.reports / "report.html"
     return write("run.html", output or beside, about)
+
+
+def _not_predicted(known: Record, split: str, dataset: DatasetPaths, data_dir: Path | None) -> UsageError:
+    there, message = splits_on_disk(dataset), f"run {known.run.id} has no predictions for {split}"
+    if split in there:
+        return UsageError(message, hint=_predict([known.run], split, data_dir))
+    others = sorted({each.split for each in known.scores.made})
+    hint = f"it has those for {', '.join(others)}" if others else f"there are: {', '.join(there)}"
+    return UsageError(message, hint=hint)
 
 
 def with_something_to_show(run: Run) -> Run:
@@ -117,15 +119,10 @@ def with_something_to_show(run: Run) -> Run:
     raise DataError("has neither updates nor predictions to show", about=f"run {run.id}")
 
 
-def of_ensemble(csv: Path) -> Path:
-    """Write the page of an ensemble beside its predictions and their record, and return it.
-
-    Raises DataError where predictions or annotations cannot be read.
-    """
-    record = saved_metrics.read(csv)
-    annotations = Path(record["annotations"])  # of own memes, in no dataset; a copy lies beside the CSV
-    dataset = DatasetPaths(annotations.parent.parent)
-    scored, members = read_scored(csv, record["split"], dataset), record["members"]
+def of_ensemble(scored: Scored) -> Path:
+    """Write the page of an ensemble beside its predictions and their record, and return it."""
+    csv, record = scored.csv, scored.saved_metrics
+    members = record["members"]
     about = {
         "id": f"{csv.parent.parent.name}/{csv.parent.name}",
         "name": f"{record.get('ensemble', 'ensemble').capitalize()} of {len(members)}",
@@ -137,7 +134,8 @@ def of_ensemble(csv: Path) -> Path:
             *_facts_of(scored),
             Fact("Folder", str(csv.parent), ""),
         ],
-        **_predictions(scored, {}, dataset, images=True),
+        # Images of own memes have absolute paths.
+        **_predictions(scored, {}, DatasetPaths(scored.annotations.parent.parent), images=True),
     }
     return write("run.html", csv.with_suffix(".html"), about)
 
@@ -209,7 +207,7 @@ def _predictions(
     if labels is None:
         shown |= {"decisions": plots.histogram(probas, threshold, name)}
     else:
-        metrics = measure(labels, probas, threshold=threshold, calibrated=name == "probability")
+        metrics = scored.metrics
         pictures = {meme.row.id: dataset.images / meme.row.img for meme in scored.memes}
         found = pairs(scored.memes, alike(pictures) if images else {})
         worst_pairs = _without_repeats(found)
@@ -316,7 +314,7 @@ def _versions(versions: Mapping[str, str]) -> list[Fact]:
 
 
 def _facts_of(scored: Scored, scores: Scores | None = None) -> list[Fact]:
-    digest = file_digest(scored.annotations).hex()
+    digest = scored.sha256
     facts = [
         Fact("Split", f"{scored.coverage.split}, {scored.coverage.amount} memes", ""),
         Fact("Annotations", f"sha256 {digest}", f"{digest[:8]}…"),

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmf_win.dataset.annotations import Row, labels_of, read_rows, where_to_get
+from mmf_win.dataset.annotations import AnnotationFile, Row, labels_of, where_to_get
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import in_order, read_predictions
@@ -22,6 +23,9 @@ from mmf_win.paths import DatasetPaths
 from mmf_win.results import saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD
 from mmf_win.unpacking.staging import require_finished
+
+if TYPE_CHECKING:
+    from mmf_win.results.metrics import Score
 
 _MOST = 20  # what more memes have in common is a phrase or a placeholder; the challenge's are twos and threes
 
@@ -53,14 +57,16 @@ class Scored:
 
     Attributes:
         split: the annotation file's stem, or what stands for own memes in names.
+        annotations: the file of the memes, or the copy of that of own memes; ``sha256`` is its hash.
         memes: in the order of the annotations.
-        saved_metrics: what :func:`mmf_win.results.saved_metrics.read` finds.
+        saved_metrics: the record, see :mod:`mmf_win.results.saved_metrics`; empty where there is none.
         coverage: how many rows of the split, as the user calls it, there are predictions for.
     """
 
     csv: Path
     split: str
     annotations: Path
+    sha256: str
     memes: tuple[ScoredMeme, ...]
     saved_metrics: dict[str, Any]
     coverage: Coverage
@@ -95,6 +101,29 @@ class Scored:
         """A probability above it was predicted to be hateful."""
         return float(self.saved_metrics.get("threshold", DEFAULT_THRESHOLD))
 
+    @cached_property
+    def metrics(self) -> dict[str, Score]:
+        """The metrics by their names; none without labels."""
+        if (labels := self.labels) is None:
+            return {}
+        from mmf_win.results.metrics import measure
+
+        calibrated = self.value_name == "probability"
+        return measure(labels, self.probas, threshold=self.threshold, calibrated=calibrated)
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        """The part of the record that the labels decide."""
+        labels, found = self.labels, self.metrics
+        return {
+            **{name: found[name].value if name in found else None for name in saved_metrics.METRICS},
+            "intervals": {name: [s.low, s.high] for name, s in found.items() if s.low is not None},
+            "rows": len(self.memes),
+            "labelled": self.labelled,
+            "hateful": None if labels is None else sum(labels),
+            "threshold": self.threshold,
+        }
+
 
 def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     """Read a file of predictions together with the annotations of its split.
@@ -108,20 +137,20 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
         raise DatasetError(message, hint=where_to_get(dataset))
     if annotations != own:
         require_finished(dataset.root)
-    rows = read_rows(annotations)
+    file = AnnotationFile(annotations)
     try:
-        predictions = in_order(read_predictions(csv), [row.shown_id for row in rows])
+        predictions = in_order(read_predictions(csv), [row.shown_id for row in file.rows])
         if outside := [p.id for p in predictions if not 0 <= p.proba <= 1 or p.label not in (0, 1)]:
             raise DataError(f"{len(outside)} rows with impossible numbers (first id {outside[0]})")
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} again") from None
-    memes = tuple(ScoredMeme(r, p.proba, p.label) for r, p in zip(rows, predictions, strict=True))
-    facts = saved_metrics.read(csv)
+    memes = tuple(ScoredMeme(r, p.proba, p.label) for r, p in zip(file.rows, predictions, strict=True))
+    record = saved_metrics.read(csv)
     if annotations == own:
-        covered = Coverage(Path(str(facts.get("annotations", split))).name, len(memes))
+        covered = Coverage(Path(str(record.get("annotations", split))).name, len(memes))
     else:
-        covered = coverage(dataset, split)
-    return Scored(csv, split, annotations, memes, facts, covered)
+        covered = coverage(dataset, file)
+    return Scored(csv, split, annotations, file.sha256, memes, record, covered)
 
 
 def ranked(memes: Sequence[ScoredMeme], limit: int) -> list[ScoredMeme]:

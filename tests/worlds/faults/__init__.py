@@ -10,7 +10,7 @@ The environment variable ``MMFW_TEST_FAULTS`` holds a JSON list of faults, each 
             fetch                  one of its workers makes the batch after ``above`` others
             writing                a checkpoint has its bytes, but not its name
             saved                  MMF's Checkpoint.save is done
-            collecting             all is predicted, and the prediction file is about to be written
+            ending                 all is done, and the outcome is about to be written
             exporting              torch makes a graph of the model
             meter                  a fake one says that the memory holds as many rows as ``above``
             hardware               it seems to calculate in half precision, or not
@@ -64,7 +64,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from mmf_win.integrity import torch_file
-from mmf_win.worker import predictions
+from mmf_win.protocol import Exit
 from mmf_win.worker.hooks import micro_batch, precision
 from mmf_win.worker.hooks.ranks import rank
 from mmf_win.worker.stopping import Stop
@@ -225,9 +225,9 @@ def _export(*args: Any, _original: Any = torch.onnx.export, **kwargs: Any) -> An
     return _original(*args, **kwargs)
 
 
-def _write(*args: Any, _original: Any = predictions.write_predictions) -> None:
-    strike("collecting")
-    _original(*args)
+def _record(self: Exit, *args: Any, _original: Any = Exit.record) -> None:
+    strike("ending")
+    _original(self, *args)
 
 
 def _worker_started(_number: int) -> None:
@@ -276,6 +276,6 @@ if _FAULTS:
     Checkpoint.load_state_dict = _load
     Checkpoint.save = _save
     torch.onnx.export = _export
-    predictions.write_predictions = _write  # type: ignore[attr-defined]
+    Exit.record = _record  # type: ignore[method-assign]
     torch_file.problem = _problem
     torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]

@@ -1,0 +1,90 @@
+"""What a prediction reads and writes, with a stand-in for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mmf_win.commands.progress import RunDisplay
+from mmf_win.dataset import annotations
+from mmf_win.dataset.predictions import read_predictions, write_predictions
+from mmf_win.errors import CheckpointError
+from mmf_win.results import prediction
+from mmf_win.results.prediction import PredictionOptions, RunCheckpoint
+from mmf_win.runs.targets import Target
+from tests.worlds import report_world
+from tests.worlds.report_world import SPLIT, World
+from tests.worlds.tools import requires_package
+
+pytestmark = [pytest.mark.torch, requires_package("numpy")]
+VALIDATION = "dev_unseen"
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> World:
+    """A world with a validation split that has the memes of the other one."""
+    world = report_world.make(tmp_path, drawn=False)
+    world.dataset.split(VALIDATION).write_bytes(world.dataset.split(SPLIT).read_bytes())
+    return world
+
+
+def checkpoint(world: World) -> RunCheckpoint:
+    run = world.run()
+    run.checkpoints.mkdir()
+    best = run.checkpoints / "best.ckpt"
+    best.write_bytes(b"weights")
+    return RunCheckpoint(run, best)
+
+
+def by(*_: Any, target: Target, begin: Callable[[], object], **__: Any) -> tuple[list[float], dict[str, Any]]:
+    """Predict 0.6 for benign memes and 0.8 for hateful ones."""
+    begin()
+    return [0.8 if row.label else 0.6 for row in target.rows], {"mmf": "1.0.0rc12"}
+
+
+def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_labels(
+    small: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    written: list[str] = []
+
+    def read_text(path: Path, shown: str, of: Any = annotations.read_text) -> tuple[str, str]:
+        read.append(path.stem)
+        found: tuple[str, str] = of(path, shown)
+        return found
+
+    def write(csv: Path, rows: Any) -> None:
+        written.append(csv.name)
+        write_predictions(csv, rows)
+
+    monkeypatch.setattr(annotations, "read_text", read_text)
+    monkeypatch.setattr(prediction, "write_predictions", write)
+    member = checkpoint(small)
+    options = PredictionOptions(split=[SPLIT, VALIDATION], threshold="best-accuracy", by=by)
+    results = list(prediction.predict([member], small.save, options, RunDisplay))
+    assert sorted(read) == sorted([SPLIT, VALIDATION])
+    assert written == [result.scored.csv.name for result in results]
+    assert [result.record["accuracy"] for result in results] == [1.0, 1.0]
+    for result in results:
+        labels = [row.label for row in read_predictions(result.scored.csv)]
+        assert labels == [meme.row.label for meme in result.scored.memes]
+    assert not list(member.run.reports.glob("*.reserved"))
+
+
+def test_of_a_checkpoint_that_is_replaced_meanwhile_no_predictions_stay(small: World) -> None:
+    member = checkpoint(small)
+
+    def replacing(*arguments: Any, **named: Any) -> tuple[list[float], dict[str, Any]]:
+        member.checkpoint.write_bytes(b"others")
+        return by(*arguments, **named)
+
+    with pytest.raises(CheckpointError, match=r"best\.ckpt: it was replaced"):
+        list(
+            prediction.predict(
+                [member], small.save, PredictionOptions(split=[SPLIT], by=replacing), RunDisplay
+            )
+        )
+    assert not list(member.run.reports.iterdir())
