@@ -49,8 +49,8 @@ COMMANDS = {
     "demo": "Run the whole workflow on a small synthetic dataset, on a CPU.",
 }
 
+#: Removed command → the command that replaces it.
 REPLACED = {"profile": "mmfw train --profile N", "bug-report": "mmfw doctor --report FILE.zip"}
-"""Removed command → the command that replaces it."""
 
 
 class _LazyGroup(click.Group):

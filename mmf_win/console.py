@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _OF_CMD = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image", "task"]
+#: Letters that a column of text keeps on a narrow terminal.
 _NARROWEST = 7
-"""Letters that a column of text keeps on a narrow terminal."""
 
 
 class Timestamp(float):
@@ -62,8 +62,8 @@ class _Stderr:
 
 
 _stderr = _Stderr()
+#: The bars on the terminal, which a line of text must not tear.
 _bars: list[tqdm[Any]] = []
-"""The bars on the terminal, which a line of text must not tear."""
 _silent = ContextVar("_silent", default=False)
 
 

@@ -30,11 +30,11 @@ from mmf_win.version import __version__
 
 _log = logging.getLogger(__name__)
 
+#: Seconds before the second attempt; twice as long before each further one that brought nothing.
 PAUSE = 2.0
-"""Seconds before the second attempt; twice as long before each further one that brought nothing."""
 
+#: Seconds without a byte after which a connection counts as broken.
 TIMEOUT = 30.0
-"""Seconds without a byte after which a connection counts as broken."""
 
 _TIMEOUT_OF_QUESTIONS = 5.0
 _LONGEST_PAUSE = 60.0

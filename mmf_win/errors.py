@@ -10,12 +10,12 @@ import errno
 from pathlib import Path
 from typing import ClassVar
 
+#: The numbers of the system's errors that mean that this user may not read or write there.
 NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
-"""The numbers of the system's errors that mean that this user may not read or write there."""
 
 
+#: The next step if the shared memory of DataLoader workers is full.
 SHM_HINT = "give a container more of /dev/shm (--shm-size 2g), or do without loaders: training.num_workers=0"
-"""The next step if the shared memory of DataLoader workers is full."""
 
 
 class MmfwError(Exception):

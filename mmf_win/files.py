@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 
 from mmf_win.errors import NO_RIGHT, DataError, InUseError, MmfwError, ResourceError
 
+#: The number of attempts to change a file that another program may hold.
 TRIES = 20 if sys.platform == "win32" else 1
-"""The number of attempts to change a file that another program may hold."""
+#: The seconds between two attempts.
 PAUSE = 0.1
-"""The seconds between two attempts."""
 _PASSING = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
+#: The numbers of errors that mean that no more can be written.
 NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-"""The numbers of errors that mean that no more can be written."""
 _REFUSED = {errno.EBADF, errno.EINVAL, errno.EIO}
+#: Begins what :func:`naming` and locks say of an operation that a disk does not support.
 _BY_DISK = "it cannot be "
-"""Begins what :func:`naming` and locks say of an operation that a disk does not support."""
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
 _MOVE = "keep it on another disk: --save-dir or MMF_SAVE_DIR for runs, --data-dir or MMF_DATA_DIR for data"
 _HINTS = (

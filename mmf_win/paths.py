@@ -18,8 +18,8 @@ from mmf_win.errors import DataError, UsageError
 # https://learn.microsoft.com/windows/win32/fileio/naming-a-file
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 _RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\.|$)")
+#: Bytes in UTF-8 that any system takes; Linux and macOS count them so, and Windows counts no more.
 LONGEST_NAME = 255
-"""Bytes in UTF-8 that any system takes; Linux and macOS count them so, and Windows counts no more."""
 _LONGEST_PART = 90  # of two in one name, with a time and what says what the file is
 # As ``python -m MODULE``, which would look for modules in the current folder first.
 _RUN = """\
@@ -207,12 +207,12 @@ class DatasetPaths:
 
     root: Path
 
+    #: Holds ``train.jsonl`` and the other splits.
     annotations = Inside("annotations", of="root")
-    """Holds ``train.jsonl`` and the other splits."""
+    #: Holds the folder ``img``, as the ``img`` field of an annotation expects.
     images = Inside("images", of="root")
-    """Holds the folder ``img``, as the ``img`` field of an annotation expects."""
+    #: Holds ``detectron.lmdb``.
     features = Inside("features", of="root")
-    """Holds ``detectron.lmdb``."""
 
     @classmethod
     def below(cls, data_dir: Path) -> DatasetPaths:

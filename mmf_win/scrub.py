@@ -12,11 +12,11 @@ from pathlib import Path
 _ADDRESS = re.compile(r"(?i)((?<=[a-z\d]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
 _HOST_AND_PORT = re.compile(r"[\w-]+\.[\w.-]+:\d+/")
 
+#: The pattern of what names of secrets end in.
 SECRET = (
     r"(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|token|credentials?|authorization|cookie|amz-signature"
     r"|(?:api|access|auth|private|secret|wandb)[_-]?key(?:[_-]id|s)?)"
 )
-"""The pattern of what names of secrets end in."""
 
 _SECRET_NAME = re.compile(rf"(?i){SECRET}$")
 # To the end of the line, or of a JSON text that ends there: a password may hold blanks and quotation marks.

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGBREAK")
+#: Ctrl+C (Ctrl+Break on Windows), and what terminals, containers and cluster schedulers send.
 STOP_SIGNALS = tuple(signal.Signals[name] for name in _NAMES if hasattr(signal, name))
-"""Ctrl+C (Ctrl+Break on Windows), and what terminals, containers and cluster schedulers send."""
 _KEYBOARD = {signal.SIGINT, getattr(signal, "SIGBREAK", signal.SIGINT)}
+#: Seconds after a Ctrl+C; one that comes later is meant to end everything at once.
 IMPATIENT_AFTER = 1.0
-"""Seconds after a Ctrl+C; one that comes later is meant to end everything at once."""
 
 
 def heard_signals() -> list[signal.Signals]:

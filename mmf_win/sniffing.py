@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+#: Bytes from a file's start that :func:`recognize_substitute` needs.
 HEAD = 512
-"""Bytes from a file's start that :func:`recognize_substitute` needs."""
 
 
 class NextCommand(str):

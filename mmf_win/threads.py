@@ -9,8 +9,8 @@ from typing import Generic, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
+#: Called with the number of bytes just done.
 Advance: TypeAlias = Callable[[int], None]
-"""Called with the number of bytes just done."""
 
 _TICK = 0.05  # on Windows, Ctrl+C does not interrupt a wait
 

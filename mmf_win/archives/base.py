@@ -23,20 +23,20 @@ from mmf_win.files import naming, remove
 from mmf_win.sniffing import UNPACK, NextCommand
 from mmf_win.threads import Advance, ignore, result_of
 
+#: Bytes that are read or written in one call.
 BLOCK = 1 << 20
-"""Bytes that are read or written in one call."""
 
+#: What is raised for compressed data that is damaged.
 INFLATE_ERROR: type[Exception] = zlib_ng.error  # type: ignore[assignment]  # zlib-ng's types call it an object
-"""What is raised for compressed data that is damaged."""
 
+#: Answers with the password; called once, when something encrypted is to be read.
 Ask = Callable[[], str]
-"""Answers with the password; called once, when something encrypted is to be read."""
 
+#: What is listed of an archive; so many members of the smallest size still fit into the memory.
 MOST_MEMBERS = 100_000
-"""What is listed of an archive; so many members of the smallest size still fit into the memory."""
 
+#: Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this.
 MOST_DICTIONARY = 256 << 20
-"""Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this."""
 
 GET_AGAIN = "the file may be incomplete or damaged; get it again"
 _RENAME = "rename or remove this file"
@@ -70,8 +70,8 @@ class Member:
     hint: str = UNPACK
 
 
+#: Member → the file to write it to; None leaves it out. Asked once for each.
 Choose: TypeAlias = Callable[[Member], Path | None]
-"""Member → the file to write it to; None leaves it out. Asked once for each."""
 
 M = TypeVar("M", bound=Member)
 

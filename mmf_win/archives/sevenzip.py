@@ -24,11 +24,11 @@ from mmf_win.machine import default_thread_count
 from mmf_win.paths import module_command
 from mmf_win.threads import Advance, ThreadGroup, share_out
 
+#: Stands before each part of an answer: whether it is the last, and how many bytes it has.
 HEAD = struct.Struct("<?I")
-"""Stands before each part of an answer: whether it is the last, and how many bytes it has."""
 
+#: The bytes from which another decoder pays off, which has to start and to derive the key again.
 SMALLEST_SHARE = 32 << 20
-"""The bytes from which another decoder pays off, which has to start and to derive the key again."""
 _INTERRUPTED = (-signal.SIGINT, 0xC000013A)  # https://learn.microsoft.com/windows/win32/debug/ntstatus-values
 
 _idle: list[subprocess.Popen[bytes]] = []

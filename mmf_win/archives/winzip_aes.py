@@ -12,8 +12,8 @@ import hmac
 import struct
 from typing import NamedTuple
 
+#: Compression method by which a zip marks such a member.
 METHOD = 99
-"""Compression method by which a zip marks such a member."""
 
 MAC_SIZE = 10
 VERIFIER_SIZE = 2

@@ -22,15 +22,15 @@ from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.machine import default_thread_count
 from mmf_win.threads import Advance, ThreadGroup
 
+#: The bytes of memory in which a thread decrypts.
 ARENA = 16 << 20
-"""The bytes of memory in which a thread decrypts."""
 # Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
+#: The bytes of a member that are read at a time.
 PIECE = (256 << 10) + 64
-"""The bytes of a member that are read at a time."""
+#: The bytes that a thread takes at a time, at least.
 SMALLEST_ROUND = 8 << 20
-"""The bytes that a thread takes at a time, at least."""
+#: The packed bytes from which a member is taken before smaller ones.
 LARGE = 4 << 20
-"""The packed bytes from which a member is taken before smaller ones."""
 _MOST_IN_HAND = 1024
 
 

@@ -22,8 +22,8 @@ from mmf_win.errors import ArchiveError, PasswordError
 _HAS_DESCRIPTOR = 1 << 3
 _HAS_END_MARKER = 1 << 1
 
+#: What precedes a member's data: a signature and the sizes of its name and its extra fields.
 LOCAL_HEADER = struct.Struct("<4s22xHH")
-"""What precedes a member's data: a signature and the sizes of its name and its extra fields."""
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,11 @@ from typing import Any
 
 from mmf_win.files import replacing
 
+#: Random bytes before the encrypted data; the last one tells whether the password may be right.
 HEADER_SIZE = 12
-"""Random bytes before the encrypted data; the last one tells whether the password may be right."""
 
+#: The state of the cipher: three 32-bit numbers.
 Keys = tuple[int, int, int]
-"""The state of the cipher: three 32-bit numbers."""
 
 # The table of CRC-32: what one byte makes of a register of zeros. zlib inverts the register before and after.
 _CRC = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in range(256))

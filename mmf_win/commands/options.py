@@ -25,10 +25,10 @@ from mmf_win.runs.request import CommandOptions
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+#: A folder that is there.
 FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
-"""A folder that is there."""
+#: A file that is there.
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
-"""A file that is there."""
 
 
 def _known(word: str, places: Places) -> Iterable[str]:
@@ -88,11 +88,11 @@ def _folder(name: str, meaning: str, **settings: Any) -> _Decorator:
 data_dir = _folder("--data-dir", "MMF's data folder.  [default: MMF_DATA_DIR, else MMF's own]")
 
 _RUNS = ("--save-dir", "Where runs are kept.  [default: MMF_SAVE_DIR, else ./save]")
+#: The folder that was named, if any.
 save_dir = _folder(*_RUNS)
-"""The folder that was named, if any."""
 
+#: The folder that was named, or else its default.
 runs_dir = _folder(*_RUNS, callback=lambda _ctx, _param, chosen: Places.resolve(None, chosen).save_dir)
-"""The folder that was named, or else its default."""
 
 
 class Number(click.FloatRange):

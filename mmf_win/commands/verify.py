@@ -17,8 +17,8 @@ from mmf_win.integrity.verify import Finding
 from mmf_win.paths import Places, data_option
 from mmf_win.runs.override_rules import split_words
 
+#: What to verify or repair.
 what = options.words("[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]", *PARTS, "PRESET", "RUN")
-"""What to verify or repair."""
 
 
 @click.command(cls=Command)

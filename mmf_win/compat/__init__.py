@@ -26,11 +26,11 @@ from mmf_win.upstream.versions import read_version
 
 # late comes first, since another one imports torch.
 _ORDER = (late, torch, dataloader, transformers, omegaconf, mmf_imports, mmf_models, mmf_data, distributed)
+#: All patches, in the order in which they are applied.
 PATCHES: tuple[Patch, ...] = tuple(patch for module in _ORDER for patch in module.PATCHES)
-"""All patches, in the order in which they are applied."""
 
+#: Those without which MMF fails, for comparisons with MMF alone.
 NEEDED = tuple(patch for patch in PATCHES if not patch.speed)
-"""Those without which MMF fails, for comparisons with MMF alone."""
 
 
 def install(mmf_root: Path, patches: Sequence[Patch] = PATCHES) -> None:

@@ -30,8 +30,8 @@ _NAMED = "PathManager.exists(os.path.join(config.data_dir, config.annotations.tr
 _OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
+#: Read an annotation file, of which MMF makes several datasets; those of a worker stay as they are.
 read_once = cache(AnnotationFile)
-"""Read an annotation file, of which MMF makes several datasets; those of a worker stay as they are."""
 
 
 def _load_jsonl(self: Any, path: str) -> None:

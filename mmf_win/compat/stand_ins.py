@@ -34,8 +34,8 @@ class AdamW(torch.optim.AdamW):
 
 
 LightningModule = torch.nn.Module
+#: MMF's models and dataset builders use nothing else of Lightning's unless Lightning trains them.
 LightningDataModule = object
-"""MMF's models and dataset builders use nothing else of Lightning's unless Lightning trains them."""
 
 
 @lru_cache(maxsize=1)  # MMF asks for the same file twice in a row

@@ -34,8 +34,8 @@ from mmf_win.unpacking.staging import require_finished
 
 _log = logging.getLogger(__name__)
 
+#: The splits of phase 1 (train, dev, test) and of phase 2, as their files are named.
 SPLITS = ("train", "dev", "test", "dev_seen", "dev_unseen", "test_seen", "test_unseen")
-"""The splits of phase 1 (train, dev, test) and of phase 2, as their files are named."""
 
 _CSV_HEADER = re.compile(r"\W*(id|img|text|label)\W*[,;\t].*", re.IGNORECASE)
 _OF_CSV = "let its name end in .csv; a conversion, and a prediction of memes of your own, take CSV"
@@ -51,8 +51,8 @@ _SYNONYMS = {
 }
 _MOST_SHOWN = 100
 _DIGITS = re.compile(r"[0-9]{1,18}")
+#: MMF keeps ids in 32 bits.
 LARGEST_ID = 2**31 - 1
-"""MMF keeps ids in 32 bits."""
 
 # MMF 1.0.0rc12 validates on dev_unseen and tests on test_unseen; the others stand in where these are not.
 _VAL = ("dev_unseen", "dev_seen", "dev")

@@ -19,8 +19,8 @@ from mmf_win.errors import DataError
 from mmf_win.files import replacing, require_end
 
 COLUMNS = ("id", "proba", "label")
+#: A problem of those who read by place; whoever reads by id can score the file.
 ORDER = "its rows are in another order than the annotations"
-"""A problem of those who read by place; whoever reads by id can score the file."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.paths import DatasetPaths
 
 PAPER = "arXiv:2005.04790"
+#: What the paper calls a split → what it is called in the release.
 SPLITS = {"val": "dev_seen", "test": "test_seen"}
-"""What the paper calls a split → what it is called in the release."""
 
 _ROWS = {"val": 500, "test": 1000}
 _NAMES = {"dev_seen": "val", "dev": "val", "test_seen": "test", "test": "test"}

@@ -9,10 +9,10 @@ from pathlib import Path
 from mmf_win.errors import DataError, Interrupted, UsageError
 from mmf_win.paths import Inside, module_command
 
+#: Of the archive.
 PASSWORD = "demo"
-"""Of the archive."""
+#: The demo's models → their presets.
 PRESETS = {"vilbert": "demo", "clip": "demo_clip"}
-"""The demo's models → their presets."""
 
 
 @dataclass(frozen=True)
@@ -20,17 +20,17 @@ class DemoFolder:
     """A demo's folder, and the names in it."""
 
     path: Path
+    #: Says that the folder is a demo's; written first.
     marker = Inside(".mmfw-demo")
-    """Says that the folder is a demo's; written first."""
+    #: The dataset as one gets it, encrypted with :data:`PASSWORD`.
     archive = Inside("hateful_memes.zip")
-    """The dataset as one gets it, encrypted with :data:`PASSWORD`."""
+    #: The region features as MMF downloads them.
     features = Inside("features.tar.gz")
-    """The region features as MMF downloads them."""
     data_dir = Inside("data")
+    #: The BERT that the preset ``demo`` starts from.
     bert = Inside("bert-demo", of="data_dir")
-    """The BERT that the preset ``demo`` starts from."""
+    #: The CLIP that the preset ``demo_clip`` starts from.
     clip = Inside("clip-demo", of="data_dir")
-    """The CLIP that the preset ``demo_clip`` starts from."""
     save_dir = Inside("save")
 
     def claim(self) -> None:

@@ -28,6 +28,7 @@ _log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main_
 
 _CLASSES = 1601  # of Visual Genome, the first of them the background
 _LENGTH = 40.0  # ViLBERT was made for features of about this length
+#: The sizes of the demo's BERT, which its preset repeats.
 BERT = {
     "vocab_size": 64,
     "hidden_size": 64,
@@ -36,7 +37,6 @@ BERT = {
     "intermediate_size": 128,
     "max_position_embeddings": 32,
 }
-"""The sizes of the demo's BERT, which its preset repeats."""
 _TOWER = {name: BERT[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
 _TOWER |= {"num_hidden_layers": 1, "projection_dim": 32}
 _SEES = {"image_size": 64, "patch_size": 16}  # pixels, as the preset resizes images

@@ -35,10 +35,10 @@ CROWDS = ("people", "friends", "classmates", "neighbours", "fans", "strangers")
 VERBS = (("love", "hate"), ("like", "mock"), ("miss", "avoid"), ("trust", "fear"))
 ENDINGS = ("you", "you today", "your jokes", "your songs", "your cooking")
 
+#: Memes in each split, under the names of the challenge's second phase: fours, at most 1,920 in all.
 SIZES = {"train": 400, "dev_seen": 40, "dev_unseen": 80, "test_seen": 40, "test_unseen": 160}
-"""Memes in each split, under the names of the challenge's second phase: fours, at most 1,920 in all."""
+#: The share of each split's groups of four that have all their labels the other way round.
 NOISE = 0.1
-"""The share of each split's groups of four that have all their labels the other way round."""
 
 _TOP = "hateful_memes"
 _README = """\

@@ -24,8 +24,8 @@ from mmf_win.runs.targets import Target
 from mmf_win.supervise import run_child
 from mmf_win.upstream.install import require_packages
 
+#: The program that runs a model; :func:`write_script` puts a copy into each folder.
 SCRIPT = Path(__file__).with_name("run.py")
-"""The program that runs a model; :func:`write_script` puts a copy into each folder."""
 
 _IMPORT = "\n    from mmf_win.images import open_image\n"
 

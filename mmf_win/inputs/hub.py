@@ -27,8 +27,8 @@ from mmf_win.integrity.verify import Finding
 from mmf_win.paths import Places, expanded
 from mmf_win.upstream.install import require_packages
 
+#: What transformers looks for, in this order.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-"""What transformers looks for, in this order."""
 
 _FILES = (
     *("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json"),

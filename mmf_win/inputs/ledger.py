@@ -22,8 +22,8 @@ from mmf_win.integrity.manifest import Check, Entry, Manifest
 from mmf_win.integrity.verify import Difference, hash_files
 from mmf_win.locking import locked
 
+#: The name of a file in Hugging Face's cache, by its content.
 BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
-"""The name of a file in Hugging Face's cache, by its content."""
 
 _NAME, _FORMAT = "mmfw-checked.json", 1
 _UNKNOWN = "0" * 64  # in place of the hash of a file that was never intact; no file has this one

@@ -12,11 +12,10 @@ from mmf_win.console import Progress
 from mmf_win.files import require_end
 from mmf_win.threads import Advance, ignore
 
+#: ``100644`` for a file, ``100755`` for a program or ``120000`` for a link, and the id of the content.
+#:
+#: Of a link, the content is the target's path.
 GitFile: TypeAlias = tuple[str, str]
-"""``100644`` for a file, ``100755`` for a program or ``120000`` for a link, and the id of the content.
-
-Of a link, the content is the target's path.
-"""
 
 _PIECE = 1 << 20
 

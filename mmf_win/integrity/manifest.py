@@ -35,20 +35,19 @@ from mmf_win.records import convert
 
 T = TypeVar("T")
 
+#: The file's name.
 SUMS = "SHA256SUMS"
-"""The file's name."""
 
+#: Where the hashes come from, the strongest first.
+#:
+#: ``published``: the files came out of an archive whose hash its publisher has made known, or have such a
+#: hash themselves. ``archive``: they came out of an intact archive whose hash nobody has published.
+#: ``built``: mmfw made them of the user's own files, and the hashes are those of what it wrote. ``recorded``:
+#: they are what was found on the disk one day; only later changes can be seen.
 Basis: TypeAlias = Literal["published", "archive", "built", "recorded"]
-"""Where the hashes come from, the strongest first.
 
-``published``: the files came out of an archive whose hash its publisher has made known, or have such a hash
-themselves. ``archive``: they came out of an intact archive whose hash nobody has published.
-``built``: mmfw made them of the user's own files, and the hashes are those of what it wrote.
-``recorded``: they are what was found on the disk one day; only later changes can be seen.
-"""
-
+#: What files without a better basis were verified against, for people.
 FIRST_READING = "its first reading"
-"""What files without a better basis were verified against, for people."""
 
 _NOTES = "SHA256SUMS.json"
 _FORMAT = 1

@@ -31,8 +31,8 @@ _DESCRIPTORS = (0, 16, 24)  # bytes of what may follow a member and repeat its c
 _MASKED, _FOLDER = 0x2000, 0x10  # flags that only a changed bit can have set
 _PIECE = 1 << 20
 
+#: Takes the next bytes of a file.
 Update: TypeAlias = Callable[[memoryview], object]
-"""Takes the next bytes of a file."""
 
 
 def problem(path: Path, advance: Advance = ignore, update: Update = ignore) -> str | None:

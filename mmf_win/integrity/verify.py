@@ -19,19 +19,18 @@ from mmf_win.locking import locked
 from mmf_win.machine import default_thread_count
 from mmf_win.threads import ThreadGroup, share_out
 
+#: The file in a folder that whoever changes the folder holds locked.
 LOCK = ".mmfw-lock"
-"""The file in a folder that whoever changes the folder holds locked."""
 
+#: State of files that belong together.
+#:
+#: ``intact``: verified. ``recorded``: unchanged since they were first read, and there is nothing else to
+#: verify them against. ``not verified``: they are there, and have to be read. ``missing``: they are not
+#: there, and never were. ``damaged``: a file is missing, changed or unreadable.
 State: TypeAlias = Literal["intact", "recorded", "not verified", "missing", "damaged"]
-"""State of files that belong together.
 
-``intact``: verified. ``recorded``: unchanged since they were first read, and there is nothing else to verify
-them against. ``not verified``: they are there, and have to be read. ``missing``: they are not there, and
-never were. ``damaged``: a file is missing, changed or unreadable.
-"""
-
+#: What can be verified and repaired by itself.
 Part: TypeAlias = Literal["dataset", "features", "runs", "mmf"]
-"""What can be verified and repaired by itself."""
 
 
 Hashed: TypeAlias = tuple[str, str | OSError, Check | None]

@@ -14,8 +14,8 @@ from mmf_win.records import read_record
 
 Action = Literal["train", "predict"]
 
+#: The precision of a model's calculations: 32 bits, or 16 where that is exact enough.
 Precision = Literal["fp32", "bf16", "fp16"]
-"""The precision of a model's calculations: 32 bits, or 16 where that is exact enough."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class RunFolder:
 
     path: Path
 
+    #: Events of all attempts to train.
     events = Inside("events.jsonl")
-    """Events of all attempts to train."""
+    #: The outcome of the last attempt to train; absent while it runs and if it was killed.
     exit_file = Inside("exit.json")
-    """The outcome of the last attempt to train; absent while it runs and if it was killed."""
+    #: Held while the run is being trained.
     lock = Inside("lock")
-    """Held while the run is being trained."""
+    #: The whole output of the workers that trained.
     log = Inside("log.txt")
-    """The whole output of the workers that trained."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,21 @@ class AttemptFolder:
     request = Inside("request.json")
     stop = Inside("stop")
     exit = Inside("exit.json")
+    #: The MMF configuration made from the request.
     config = Inside("mmf.yaml")
-    """The MMF configuration made from the request."""
+    #: Takes up the room that ``exit.json`` needs on a full disk.
     reserve = Inside("reserve")
-    """Takes up the room that ``exit.json`` needs on a full disk."""
+    #: The first reason why a rank failed, or why a process of a DataLoader could not begin.
     helper_exit = Inside("helper_exit.json")
-    """The first reason why a rank failed, or why a process of a DataLoader could not begin."""
+    #: Events of a prediction; a file of its own, since several may predict at once.
     events = Inside("events.jsonl")
-    """Events of a prediction; a file of its own, since several may predict at once."""
+    #: Predictions as MMF wrote them.
     raw = Inside("raw")
-    """Predictions as MMF wrote them."""
+    #: The whole output of a worker that predicted.
     log = Inside("log.txt")
-    """The whole output of a worker that predicted."""
     logs = Inside("logs")
+    #: What torch saw of a few updates of a profiled training, for Chrome.
     trace = Inside("trace.json")
-    """What torch saw of a few updates of a profiled training, for Chrome."""
 
 
 @dataclass(frozen=True)

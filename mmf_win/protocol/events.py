@@ -14,8 +14,8 @@ from mmf_win.records import decode, optional_fields
 
 Event = dict[str, Any]
 
+#: The end of time, in seconds since the epoch: every system and library can show an earlier one.
 LATEST = 2**33
-"""The end of time, in seconds since the epoch: every system and library can show an earlier one."""
 
 # The types of the fields of events, whatever the kind; the package's docstring says which kind has which.
 _EVENT = optional_fields(

@@ -12,6 +12,7 @@ from mmf_win.files import json_bytes, remove, write_json
 from mmf_win.protocol.attempt import Attempt
 from mmf_win.records import read_record
 
+#: How an attempt ends; ``disk``: no more can be written; ``untrusted``: a checkpoint could run code.
 Outcome = Literal[
     "ok",
     "interrupted",
@@ -28,7 +29,6 @@ Outcome = Literal[
     "network",
     "internal",
 ]
-"""How an attempt ends; ``disk``: no more can be written; ``untrusted``: a checkpoint could run code."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from mmf_win.errors import DataError, MmfwError
 from mmf_win.files import json_bytes
 from mmf_win.protocol.attempt import Attempt
 
+#: Gives the probability of each of some rows.
 Predict = Callable[[list[dict[str, Any]]], list[float]]
-"""Gives the probability of each of some rows."""
 
 
 def answer(asked: Attempt, predict: Predict) -> None:

@@ -35,8 +35,8 @@ from mmf_win.upstream.install import usable_mmf
 
 _log = logging.getLogger(__name__)
 
+#: What predicts, called as :func:`mmf_win.runs.predicting.predict` is.
 Predict: TypeAlias = Callable[..., tuple[list[float], Event]]
-"""What predicts, called as :func:`mmf_win.runs.predicting.predict` is."""
 
 
 @dataclass(frozen=True)

@@ -38,16 +38,15 @@ def logits(column: Column) -> list[float]:
     return [math.log(p / (1 - p)) for p in held]
 
 
+#: name → what is done to a member before the mean is taken, and what to the mean.
+#:
+#: ``mean`` averages probabilities; ``rank`` the ranks, for members whose probabilities are not comparable –
+#: the result is no probability then; ``logit`` the log-odds, which lets a sure member say more.
 KINDS: dict[str, tuple[Callable[[Column], Column], Callable[[float], float]]] = {
     "mean": (list, float),
     "rank": (ranks, float),
     "logit": (logits, lambda value: 1 / (1 + math.exp(-value))),
 }
-"""name → what is done to a member before the mean is taken, and what to the mean.
-
-``mean`` averages probabilities; ``rank`` the ranks, for members whose probabilities are not comparable – the
-result is no probability then; ``logit`` the log-odds, which lets a sure member say more.
-"""
 
 
 def label(proba: float, threshold: float = DEFAULT_THRESHOLD) -> int:

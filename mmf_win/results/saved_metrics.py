@@ -28,6 +28,7 @@ from typing import Any
 
 from mmf_win.files import read_json
 
+#: Their names for people, in the order of their weight in the challenge.
 METRICS = {
     "auroc": "AUROC",
     "accuracy": "accuracy",
@@ -36,7 +37,6 @@ METRICS = {
     "brier": "Brier score",
     "calibration_error": "calibration error",
 }
-"""Their names for people, in the order of their weight in the challenge."""
 
 
 def path_beside(csv: Path) -> Path:

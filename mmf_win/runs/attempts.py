@@ -27,8 +27,8 @@ from mmf_win.upstream import settings
 _log = logging.getLogger(__name__)
 
 _MOST = 6
+#: The seconds between two looks at a GPU whose memory is to become free.
 PAUSE = 0.5
-"""The seconds between two looks at a GPU whose memory is to become free."""
 _PATIENCE = 20.0
 _LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
 
@@ -38,14 +38,13 @@ _SHRINKING = {
     "micro_batch": "out of GPU memory with a micro-batch of %d; trying %d, which does not change the batch",
 }
 
+#: Makes what shows an attempt's events while it runs; it is entered when the worker starts.
 Display = Callable[[], AbstractContextManager[Callable[[Event], None]]]
-"""Makes what shows an attempt's events while it runs; it is entered when the worker starts."""
 
+#: The command that starts a worker, without the path of its request.
+#:
+#: Public so that tests can start a worker whose imports are already done.
 WORKER_COMMAND = module_command("mmf_win.worker.entry")
-"""The command that starts a worker, without the path of its request.
-
-Public so that tests can start a worker whose imports are already done.
-"""
 
 
 def until_it_fits(

@@ -32,8 +32,8 @@ from mmf_win.upstream.checkpoint_files import counts, kept_aside, numbered, set_
 
 _log = logging.getLogger(__name__)
 
+#: The problem of a file that is whole, but not the run's own.
 FOREIGN = "it is whole, but this run has not saved it, by its record of hashes"
-"""The problem of a file that is whole, but not the run's own."""
 
 
 @dataclass(frozen=True)

@@ -41,10 +41,10 @@ from mmf_win.protocol import LATEST, AttemptFolder, RunFolder
 from mmf_win.records import convert, decode, read_record
 from mmf_win.runs.request import Request, lasting
 
+#: Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie.
 SWEEPS = "sweeps"
-"""Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie."""
+#: The file that makes a folder that of a sweep, and those that make one that of a task.
 SPECIFICATION, PARAMETERS, RECORD = "sweep.yaml", "param", "task.json"
-"""The file that makes a folder that of a sweep, and those that make one that of a task."""
 _FOR_PINS = 2.0  # seconds in which another command removes pins that a killed one has left
 
 
@@ -56,20 +56,20 @@ class _Created(TypedDict):
 class Run(RunFolder):
     """The folder of one run, and the names in it."""
 
+    #: What was asked for; a folder without it is no run.
     request_file = Inside("request.json")
-    """What was asked for; a folder without it is no run."""
+    #: The lock of those who read its checkpoints.
     readers = Inside("readers")
-    """The lock of those who read its checkpoints."""
+    #: MMF's own logs.
     logs = Inside("logs")
-    """MMF's own logs."""
+    #: MMF's save_dir.
     checkpoints = Inside("checkpoints")
-    """MMF's save_dir."""
+    #: Second names of checkpoints that predict at this moment, see :mod:`mmf_win.runs.checkpoints`.
     pins = Inside("pins")
-    """Second names of checkpoints that predict at this moment, see :mod:`mmf_win.runs.checkpoints`."""
+    #: Predictions, their metrics and pages.
     reports = Inside("reports")
-    """Predictions, their metrics and pages."""
+    #: What trackers have of it.
     tracking = Inside("tracking")
-    """What trackers have of it."""
 
     @classmethod
     def create(cls, save_dir: Path, name: str) -> Run:

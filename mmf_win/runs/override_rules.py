@@ -16,8 +16,8 @@ from mmf_win.upstream.overrides import RESERVED
 _log = logging.getLogger(__name__)
 
 _DATASET = "dataset_config.hateful_memes"
+#: The key that says where annotations are.
 ANNOTATIONS = f"{_DATASET}.annotations"
-"""The key that says where annotations are."""
 _TOTAL = ("training.max_updates", "training.max_epochs")
 _OWN_MEMES = (ANNOTATIONS, f"{_DATASET}.images")
 # The options that say the same as MMF's keys.

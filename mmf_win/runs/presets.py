@@ -28,8 +28,8 @@ from mmf_win.runs.request import Request
 from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
 from mmf_win.upstream.overrides import literal
 
+#: What helps where a preset is not there, or lacks something.
 LIST = "`mmfw train --list` shows the presets, and which have published weights"
-"""What helps where a preset is not there, or lacks something."""
 
 _KEYS: dict[str, type] = {
     **dict.fromkeys(("title", "model", "config", "extends", "zoo"), str),

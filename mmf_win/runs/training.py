@@ -28,8 +28,8 @@ from mmf_win.upstream.versions import read_version
 
 _log = logging.getLogger(__name__)
 
+#: What stands for a preset's published weights.
 PUBLISHED = "published"
-"""What stands for a preset's published weights."""
 
 _SUFFIXES = (".ckpt", ".pth", ".pt")
 

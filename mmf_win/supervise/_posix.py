@@ -18,8 +18,8 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 _MOMENTS = (1.0, 0.6)  # seconds; with a poll, less than the two that a second Ctrl+C may take
 
 
+#: Nothing to wait for: a closed terminal is a signal here.
 window_closed = nullcontext
-"""Nothing to wait for: a closed terminal is a signal here."""
 
 
 class Tree:

@@ -21,10 +21,10 @@ else:
     from mmf_win.supervise._posix import Tree as Tree
     from mmf_win.supervise._posix import window_closed
 
+#: The seconds between two looks at a child.
 POLL = 0.2
-"""The seconds between two looks at a child."""
+#: The seconds that a child may take to exit after it has written its outcome.
 FAREWELL = 10.0
-"""The seconds that a child may take to exit after it has written its outcome."""
 _ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
 
 

@@ -21,8 +21,8 @@ from mmf_win.sweeps.search import OptunaSearch
 _log = logging.getLogger(__name__)
 
 _TICK, _IDLE = 0.2, 1.0
+#: The seconds between two looks at the tasks of other drivers.
 BETWEEN_LOOKS = 10.0
-"""The seconds between two looks at the tasks of other drivers."""
 _STOPPING = "\nthe running tasks save and exit, the others stay queued; press Ctrl+C again to end at once"
 
 

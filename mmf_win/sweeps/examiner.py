@@ -34,8 +34,8 @@ class Experiment(NamedTuple):
     param: dict[str, Any]
 
 
+#: Reads a task's folder into its experiment; the last argument is for what all experiments share.
 Parser: TypeAlias = Callable[[Path, Experiment, dict[str, Any]], object]
-"""Reads a task's folder into its experiment; the last argument is for what all experiments share."""
 
 
 class Examiner:

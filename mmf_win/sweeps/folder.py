@@ -52,8 +52,8 @@ from mmf_win.sweeps.specification import RESERVED, SCRIPTS, Specification, Value
 
 State = Literal["queued", "running", "success", "failed", "pruned"]
 
+#: Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260.
 LONGEST_NAME = 80
-"""Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260."""
 
 _OF_PARAM = ("name", "values")  # and its folder; what its record need not tell
 _BY_LIBYAML = 4096  # characters; of more, something nested too deeply might crash it

@@ -14,8 +14,8 @@ from mmf_win.sweeps.folder import yaml_of
 from mmf_win.sweeps.specification import Specification, Values
 
 SEED = "seed"
+#: The parameters over whose values results are averaged.
 SEEDS = (SEED, "training_seed")
-"""The parameters over whose values results are averaged."""
 
 _BRACKET = re.compile(r"[][{}]")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}

@@ -16,8 +16,8 @@ from mmf_win.paths import portable_name
 from mmf_win.sweeps.folder import LONGEST_NAME, SweepFolder, Task, begun, joined, load
 from mmf_win.sweeps.specification import RESERVED, Choice, Specification, Values, placeholders
 
+#: Tasks of a sweep, each of which has a folder.
 MOST_TASKS = 100_000
-"""Tasks of a sweep, each of which has a folder."""
 _LETTERS_OF_A_VALUE = 100
 
 

@@ -32,13 +32,13 @@ _POLITE = 5.0  # seconds for a program that knows the stop file, before it gets 
 _LOOKS = 5  # a look for a new run costs more than one for new events
 _TAIL = 4096  # bytes of a log in which the error is looked for
 
+#: Lets ``mmfw train`` use all GPUs of its slot.
 ON_ALL_GPUS = {"MMFW_NPROC": "auto"}
-"""Lets ``mmfw train`` use all GPUs of its slot."""
 
+#: Turns the words of ``mmfw train …`` into those that resume the run that they began.
 Resume = Callable[[Sequence[str], Run], list[str]]
-"""Turns the words of ``mmfw train …`` into those that resume the run that they began."""
+#: What is told of a task that runs: itself as it begins, an event of its training, or what it prints.
 News: TypeAlias = Task | Event | str
-"""What is told of a task that runs: itself as it begins, an event of its training, or what it prints."""
 Tell: TypeAlias = Callable[[News], None]
 
 

@@ -24,17 +24,17 @@ from mmf_win.runs.scores import is_test
 from mmf_win.scrub import SECRET
 
 Values = dict[str, Any]
+#: The resource that is no GPU.
 CPU = "cpu"
-"""The resource that is no GPU."""
+#: What to do where there is no such GPU.
 OTHER_GPUS = "-r cpu goes without a GPU, and -r GPU names another"
-"""What to do where there is no such GPU."""
+#: What to do where a folder has the results of another sweep.
 ELSEWHERE = "-o chooses another folder"
-"""What to do where a folder has the results of another sweep."""
 
+#: Placeholders that are no parameters.
 RESERVED = ("_output", "_name", "_time")
-"""Placeholders that are no parameters."""
+#: What an earlier mmfw put among the values of ``param``.
 SCRIPTS = "_scripts"
-"""What an earlier mmfw put among the values of ``param``."""
 
 _PLACE = re.compile(r"(?<!\$)\{([\w-]+)\}|\[([\w-]+)\]")  # ${NAME} is the shell's
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")

@@ -33,12 +33,12 @@ from mmf_win.tracking.tracker import Tracker, tracker, when, why
 _log = logging.getLogger(__name__)
 
 # Those with public names are shorter in tests.
+#: Seconds from one look at the run to the next.
 POLL_INTERVAL, _LONGEST_POLL_INTERVAL = 3.0, 60.0
-"""Seconds from one look at the run to the next."""
+#: Seconds that one look may take, beside one for each MiB of a checkpoint.
 SENDING_TIMEOUT = 120.0
-"""Seconds that one look may take, beside one for each MiB of a checkpoint."""
+#: Seconds in which followers may send the rest after Ctrl+C, and to a tracker that does not answer.
 PATIENCE_AFTER_CTRL_C = 5.0
-"""Seconds in which followers may send the rest after Ctrl+C, and to a tracker that does not answer."""
 _BETWEEN_MODELS = 600.0
 _HURRY, _CALM = b"!", b"."
 _LEFT = 3

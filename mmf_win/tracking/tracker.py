@@ -22,13 +22,13 @@ from mmf_win.upstream.install import require_packages
 _log = logging.getLogger(__name__)
 
 TRACKERS = ("mlflow", "clearml", "wandb")
+#: Which checkpoint is sent.
 Models = Literal["best", "last", "none"]
-"""Which checkpoint is sent."""
+#: Where runs go if the tracker's own variable names no other experiment or project.
 PROJECT = "hateful-memes"
-"""Where runs go if the tracker's own variable names no other experiment or project."""
 OFFLINE = "offline"
+#: The place of sent runs: a server, an offline folder, a store on this machine, or none.
 Upload = Literal["server", "offline", "local", "disabled"]
-"""The place of sent runs: a server, an offline folder, a store on this machine, or none."""
 _TO_ANSWER, _MOST = 3.0, 1 << 20  # seconds, bytes
 
 

@@ -23,8 +23,8 @@ from mmf_win.integrity.manifest import Basis, Entry, Manifest, Source, manifest_
 from mmf_win.integrity.verify import find_damage, mark_intact
 from mmf_win.unpacking.staging import Staging, finish_installation, flush_all, require_space, staging
 
+#: Name of a member → path of its file below the folder, with ``/``; None leaves the member out.
 Choose: TypeAlias = Callable[[str], str | None]
-"""Name of a member → path of its file below the folder, with ``/``; None leaves the member out."""
 
 _LARGE = 1 << 20
 _JUST_BEFORE_NS = 3_000_000_000

@@ -57,8 +57,8 @@ _RESERVE = 64 << 20
 _FLUSHED_AT_ONCE = 8
 
 
+#: A new file or folder, its target, and where what was there is kept.
 _Move: TypeAlias = "tuple[Path | None, Path, Path]"
-"""A new file or folder, its target, and where what was there is kept."""
 
 
 class Staging:

@@ -12,8 +12,8 @@ from typing import Any
 from mmf_win.integrity import torch_file
 from mmf_win.protocol import Event
 
+#: The key of what mmfw adds to a checkpoint, to resume as if nothing had happened.
 STATE = "mmfw"
-"""The key of what mmfw adds to a checkpoint, to resume as if nothing had happened."""
 
 _NUMBERED = re.compile(r"model_(\d+)\.ckpt")
 _ASIDE = re.compile(r"model_(\d+)_aside_\d+\.ckpt")

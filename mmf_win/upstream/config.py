@@ -22,8 +22,8 @@ from mmf_win.upstream.versions import config_path, follow_text_links, read_versi
 Tree = dict[str, Any]
 
 DATASET = "hateful_memes"
+#: The group of settings that MMF has no keys for; it never gets them.
 OURS = "mmfw"
-"""The group of settings that MMF has no keys for; it never gets them."""
 _DEFAULTS = Path("mmf", "configs", "defaults.yaml")
 _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
 # 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.

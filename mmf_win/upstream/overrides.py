@@ -21,6 +21,7 @@ from mmf_win.errors import UsageError
 from mmf_win.upstream.versions import versions_with
 
 _IN_THE_PRESET = "a preset names it; `mmfw train --list` shows the presets"
+#: Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead.
 RESERVED = {
     "config": _IN_THE_PRESET,
     "model": _IN_THE_PRESET,
@@ -39,7 +40,6 @@ RESERVED = {
     "mmfw.teacher_weight": "use mmfw train --teacher-weight SHARE",
     "checkpoint.max_to_keep": "use mmfw train --keep-checkpoints N",
 }
-"""Keys, and groups of keys, that mmfw sets itself or does not support → what to use instead."""
 
 _BETAS = "optimizer.params.betas"
 _INTERVALS = ("checkpoint_interval", "evaluation_interval", "log_interval", "update_frequency")
@@ -61,8 +61,8 @@ _RUN_TYPES = {"train", "val", "test", "inference"}
 # What the user's own code adds keys to, and groups whose keys are the user's to name.
 _OF_CODE = ("model_config.", "dataset_config.")
 _OPEN = {"checkpoint.pretrained_state_mapping", "training.wandb"}
+#: The keys that MMF reads and that are not in its own configuration.
 _WITHOUT_DEFAULT = {"training.max_grad_l2_norm"}
-"""The keys that MMF reads and that are not in its own configuration."""
 _INTERPOLATION = re.compile(r"(\\*)\$\{")
 _ALMOST = 0.85  # how much a key and its misspelling have in common
 

@@ -15,8 +15,8 @@ from mmf_win.upstream.versions import has_key
 
 ANNOTATIONS = "hateful_memes/defaults/annotations/{}.jsonl"
 
+#: Variables that break the worker: libraries need docstrings and warn; tracing takes ten times as long.
 HARMFUL = ("PYTHONOPTIMIZE", "PYTHONTRACEMALLOC", "PYTHONWARNINGS")
-"""Variables that break the worker: libraries need docstrings and warn; tracing takes ten times as long."""
 
 
 def common(model: str, splits: Mapping[str, str], version: str, processes: int = 1) -> Tree:

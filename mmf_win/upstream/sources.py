@@ -146,6 +146,6 @@ GITHUB = GithubArchive(
     tree="bb51710ea1bb3d3b157968574ba06cc321804188",
     url=f"https://github.com/facebookresearch/mmf/archive/{_COMMIT}.tar.gz",
 )
+#: A way to get one fixed version of MMF.
 MmfSource: TypeAlias = PypiWheel | GithubArchive
-"""A way to get one fixed version of MMF."""
 SOURCES: tuple[MmfSource, ...] = (PYPI, GITHUB)

@@ -18,6 +18,7 @@ from mmf_win.errors import MmfError
 # Linux gives up after as many, https://man7.org/linux/man-pages/man7/path_resolution.7.html
 _MAX_LINKS = 40
 
+#: Versions that mmfw knows → keys, and groups of keys, of MMF's defaults that each of them has alone.
 ONLY_IN: Mapping[str, frozenset[str]] = {
     "1.0.0rc10": frozenset({"training.stdout_capture"}),
     "1.0.0rc12": frozenset(
@@ -32,7 +33,6 @@ ONLY_IN: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-"""Versions that mmfw knows → keys, and groups of keys, of MMF's defaults that each of them has alone."""
 
 
 def versions_with(key: str) -> list[str]:

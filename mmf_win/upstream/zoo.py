@@ -23,12 +23,12 @@ from mmf_win.upstream.versions import follow_text_links
 
 # mmf.utils.download.DownloadableFile
 _OF_MMF = "https://dl.fbaipublicfiles.com/mmf/data/"
+#: What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML
+#: ``1.0_2020_10_01`` is the number 1.020201001, so that is what MMF reads, writes and compares.
 Version: TypeAlias = str | float
-"""What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML
-``1.0_2020_10_01`` is the number 1.020201001, so that is what MMF reads, writes and compares."""
 
+#: MMF's own zoos, as its configuration names them.
 DATASETS, MODELS = "configs/zoo/datasets.yaml", "configs/zoo/models.yaml"
-"""MMF's own zoos, as its configuration names them."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -46,8 +46,8 @@ class ZooEntry:
     file_name: str
     sha256: str | None = None
 
+    #: MMF's note that the entry was downloaded.
     marker = Inside(".built.json", of="folder")
-    """MMF's note that the entry was downloaded."""
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -23,12 +23,12 @@ from mmf_win.results.metrics import Score, calibration_bins, found_above
 from mmf_win.results.report.curves import TrainingCurves
 
 # Matplotlib wants a colour; each of these stands for the CSS variable that takes its place.
+#: Roles whose colours are easily told apart, in order.
 SERIES = tuple(f"series-{n}" for n in range(1, 9))
-"""Roles whose colours are easily told apart, in order."""
 
 _ROLES = ("ink", "muted", "rule", "hateful", "benign", "accent", *SERIES)
+#: The roles that a colour of a plot can have.
 COLOURS = {role: f"#{0xC0DE00 + n:06x}" for n, role in enumerate(_ROLES)}
-"""The roles that a colour of a plot can have."""
 
 # Inches of a plot; about as wide as a phone, so that letters keep their size there.
 _SIZE = (3.5, 2.5)

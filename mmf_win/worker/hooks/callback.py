@@ -18,13 +18,13 @@ from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.phase_timer import Timed
 from mmf_win.worker.hooks.session import TrainingSession, report_prediction
 
+#: What belongs to which phase of training, beside what does in every MMF.
 TIMED: tuple[Timed, ...] = (
     (SampleList, "to", "transfer"),
     (TrainerTrainingLoopMixin, "_forward", "forward"),
     (TrainerTrainingLoopMixin, "_finish_update", "optimizer"),
     (TrainerCallbackHookMixin, "on_update_end", "logging"),
 )
-"""What belongs to which phase of training, beside what does in every MMF."""
 
 
 class MmfwCallback(Callback):  # type: ignore[misc]

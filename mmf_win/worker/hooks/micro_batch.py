@@ -13,11 +13,10 @@ from omegaconf import OmegaConf
 from mmf_win.worker.hooks.observer import Observer
 from mmf_win.worker.hooks.ranks import ranks
 
+#: The types of devices on which the largest micro-batch is looked for; the CPU has no limit to measure.
+#:
+#: Public so that tests can let the CPU stand for a GPU.
 MEASURABLE_DEVICES = {"cuda"}
-"""The types of devices on which the largest micro-batch is looked for; the CPU has no limit to measure.
-
-Public so that tests can let the CPU stand for a GPU.
-"""
 
 # The allocator cannot use the last bit, as what is free lies in pieces.
 _USABLE = 0.9

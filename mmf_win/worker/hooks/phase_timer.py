@@ -21,19 +21,19 @@ from mmf_win.machine import available_cpus
 from mmf_win.protocol import Attempt
 from mmf_win.protocol.data_wait import Waiting
 
+#: A class, the name of a method, and the phase that each call of the method is.
 Timed: TypeAlias = tuple[Any, str, str]
-"""A class, the name of a method, and the phase that each call of the method is."""
 
 _WARM_UP = 5  # updates that are not measured, because they start what later ones find ready
 _MEASURED = 20
 _TABLE_ROWS = 15
 
+#: The phases of training that are the same in every MMF; ``data`` is the wait for a batch.
 TIMED: tuple[Timed, ...] = (
     (dataloader._BaseDataLoaderIter, "__next__", "data"),
     (dataloader.DataLoader, "__iter__", "data"),  # starts the DataLoader's workers
     (torch.Tensor, "backward", "backward"),
 )
-"""The phases of training that are the same in every MMF; ``data`` is the wait for a batch."""
 
 
 class PhaseTimer:

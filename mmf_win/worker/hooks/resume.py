@@ -16,8 +16,8 @@ from mmf_win.worker.hooks.random_state import get_rng_state, set_rng_state
 from mmf_win.worker.hooks.ranks import of_first, own_randomness, part, ranks
 from mmf_win.worker.predictions import only_loader
 
+#: Tensors and plain values only, which ``torch.load`` reads with ``weights_only``.
 Saved = dict[str, Any]
-"""Tensors and plain values only, which ``torch.load`` reads with ``weights_only``."""
 
 
 class ResumeState:

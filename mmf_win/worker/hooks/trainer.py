@@ -132,13 +132,13 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         return "" if math.isinf(self.max_updates) else str(super()._calculate_time_left())
 
 
+#: What belongs to which phase of training, beside what does in every MMF.
 TIMED: tuple[Timed, ...] = (
     (SampleList, "to", "transfer"),
     (BaseTrainer, "_forward_pass", "forward"),
     (Trainer, "_backward", "optimizer"),  # the gradients are made before
     (BaseTrainer, "_logistics", "logging"),
 )
-"""What belongs to which phase of training, beside what does in every MMF."""
 
 
 def register(observer: Observer, trainers: list[Any]) -> None:

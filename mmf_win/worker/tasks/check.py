@@ -286,6 +286,7 @@ def _least_loss(of: Subject, optimizer: Any) -> float:
     return least
 
 
+#: Name → the check, and about how many forward passes it takes.
 CHECKS: dict[str, tuple[Callable[[Subject], Iterable[Remark]], int]] = {
     "scores": (_scores, 0),
     "parameters": (_parameters, 3),
@@ -294,4 +295,3 @@ CHECKS: dict[str, tuple[Callable[[Subject], Iterable[Remark]], int]] = {
     "texts": (_texts, 0),
     "one batch": (_overfits, 3 * _STEPS),
 }
-"""Name → the check, and about how many forward passes it takes."""
