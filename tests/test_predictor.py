@@ -25,6 +25,7 @@ from mmf_win import Predictor
 from mmf_win.errors import DataError, DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
 from mmf_win.files import json_bytes
 from mmf_win.protocol import Attempt, EventReader
+from mmf_win.protocol.attempt import PredictTask
 from mmf_win.protocol.serving import answer
 from mmf_win.supervise import Tree
 
@@ -317,7 +318,7 @@ def answers(
     folder: Path, predict: Callable[[list[dict[str, Any]]], list[float]], *requests: Any
 ) -> list[Any]:
     """Return the answers to requests of a connection; raise the error that ends it."""
-    asked = Attempt("predict", "", "", attempt_dir=str(folder))
+    asked = Attempt(PredictTask(""), "", "", attempt_dir=str(folder))
     with ThreadPoolExecutor(1) as pool:
         served, events, found = pool.submit(answer, asked, predict), EventReader(asked.events), []
         while not (told := list(events.poll())) and not served.done():

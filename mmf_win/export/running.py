@@ -18,6 +18,7 @@ from mmf_win.errors import Interrupted, MmfError, TrainingError, UsageError
 from mmf_win.files import read_json, write_bytes, write_json
 from mmf_win.paths import Places, module_command
 from mmf_win.protocol import Attempt, Event, EventReader, Exit
+from mmf_win.protocol.attempt import PredictTask, ServeTask
 from mmf_win.runs.folder import Run
 from mmf_win.runs.serving import Server
 from mmf_win.runs.targets import Target
@@ -59,7 +60,7 @@ def run_model(
             for row in rows
         ]
         write_json(table, written)
-        wanted = Attempt("predict", "", "", annotations=str(table), eval_batch=batch, report=str(report))
+        wanted = Attempt(PredictTask(str(table), str(report)), "", "", eval_batch=batch)
         asked, command, environment = _prepare_process(folder, Path(scratch), wanted)
         events = EventReader(asked.events)
 
@@ -144,4 +145,4 @@ class ExportedModel:
 
     def serve(self, scratch: Path) -> Server:
         """A child that has loaded the model, and answers; its files lie in ``scratch``."""
-        return Server(*_prepare_process(self.folder, scratch, Attempt("predict", "", "", serve=True)))
+        return Server(*_prepare_process(self.folder, scratch, Attempt(ServeTask(""), "", "")))

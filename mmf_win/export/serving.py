@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from mmf_win.errors import UnreadableImage
 from mmf_win.files import read_json, write_json
 from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol.attempt import PredictTask, ServeTask
 from mmf_win.protocol.serving import answer
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def main(folder: Path, asked: Attempt) -> None:
         _fail(asked, str(error))
     try:
         model = run.Model(folder)
-        if not asked.serve:
+        if not isinstance(asked.task, ServeTask):
             _predict_rows(model, asked)
             return
     except Exception as error:
@@ -44,13 +45,14 @@ def _fail(asked: Attempt, reason: str) -> NoReturn:
 
 
 def _predict_rows(model: Model, asked: Attempt) -> None:
-    rows = read_json(Path(asked.annotations or ""))
+    assert isinstance(asked.task, PredictTask) and asked.task.report is not None
+    rows = read_json(Path(asked.task.annotations))
 
     def tell(done: int) -> None:
         asked.write_event("predict", done=done, total=len(rows))
 
     probas, timings = model.predict_all(rows, asked.eval_batch or len(rows), tell)
-    write_json(Path(asked.report or ""), {"probas": probas, "timings": timings})
+    write_json(Path(asked.task.report), {"probas": probas, "timings": timings})
 
 
 if __name__ == "__main__":

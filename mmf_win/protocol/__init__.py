@@ -46,13 +46,12 @@ Windows does not keep the writes of two processes apart.
 
 from __future__ import annotations
 
-from mmf_win.protocol.attempt import Action, Attempt, AttemptFolder, Precision, RunFolder
+from mmf_win.protocol.attempt import Attempt, AttemptFolder, Precision, RunFolder
 from mmf_win.protocol.events import LATEST, Event, EventReader, read_events
 from mmf_win.protocol.outcome import Exit, Outcome
 
 __all__ = [
     "LATEST",
-    "Action",
     "Attempt",
     "AttemptFolder",
     "Event",

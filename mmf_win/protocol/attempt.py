@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from mmf_win.files import write_json
 from mmf_win.paths import Inside
 from mmf_win.protocol.events import append_event
-from mmf_win.records import read_record
-
-Action = Literal["train", "predict"]
+from mmf_win.records import convert, optional_fields, read_record
 
 #: The precision of a model's calculations: 32 bits, or 16 where that is exact enough.
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -61,38 +59,18 @@ class AttemptFolder:
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """What an attempt is to do; saved as ``attempts/<n>/request.json``.
+class TrainTask:
+    """Train to the end of a run.
 
     Attributes:
-        action: train a model, or predict with one.
-        model: MMF's name of the model.
-        mmf: the folder that holds the packages ``mmf`` and ``mmf_cli``.
-        attempt_dir: the attempt's folder, ``<run>/attempts/<n>``; it is named when the attempt begins.
-        settings: a tree of MMF's configuration keys, merged over the model's own configuration.
-        base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
-        checkpoint: the file that training starts from, or whose weights predict; ``settings`` name it too.
-        precision: what the model calculates with; None for what MMF's configuration says.
-        fast: take ways that change results by more than floating-point noise.
         keep: how many older checkpoints stay beside the best and the current one.
         micro_batch: rows of one forward pass in training, over all GPUs; None: what fitted, or else all.
         find_micro_batch: look for the largest that fits, when none is set and none is known.
-        eval_batch: the same for validation and prediction; None for the whole batch.
         fits: micro-batches that fitted before, by what they depend on.
         data: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen", "rows": 433,
             "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null where it is not known.
         weights_alone: of the checkpoint, load the model's weights and nothing else.
-        trust: load a checkpoint with classes that torch refuses, and run code that comes with a model.
-        asks_hub: it may need more of the Hugging Face Hub than what is here.
-        images: the folder of decoded images and, beside it, outputs of frozen models; None to keep none.
-        annotations: the annotation file that is predicted; the result must have its ids.
-        report: where the predictions of an exported model go.
-        export: the folder into which the model is exported once the rows are predicted; None not to.
-        int8: export it with weights of 8 bits, too.
-        serve: once the rows are predicted, stay, and answer what is asked.
-        profile: updates of a training that is measured, and whose weights nobody wants; 0 for any other.
         total: after how many updates training ends, also where MMF counts epochs; None where only MMF knows.
-        check: only check the model and its rows, and end before the first update.
         nproc: how many processes of this machine train together.
         nnodes: on how many machines.
         node_rank: which of them this is, from 0.
@@ -101,7 +79,86 @@ class Attempt:
         teacher_weight: the share of the teacher in the training loss.
     """
 
-    action: Action
+    keep: int = 1
+    micro_batch: int | None = None
+    find_micro_batch: bool = False
+    fits: dict[str, int] = field(default_factory=dict)
+    data: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights_alone: bool = False
+    total: int | None = None
+    nproc: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    rdzv: str | None = None
+    teacher: dict[str, float] = field(default_factory=dict)
+    teacher_weight: float = 0.0
+
+
+@dataclass(frozen=True)
+class CheckTask(TrainTask):
+    """Check the model and its rows, and end before the first update."""
+
+
+@dataclass(frozen=True)
+class ProfileTask(TrainTask):
+    """Measure a training of so many updates, whose weights nobody wants."""
+
+    updates: int = 0
+
+
+@dataclass(frozen=True)
+class PredictTask:
+    """Predict the rows of an annotation file; a process of an exported model writes them to ``report``."""
+
+    annotations: str
+    report: str | None = None
+
+
+@dataclass(frozen=True)
+class ExportTask(PredictTask):
+    """Predict, and export the model into a folder; with ``int8`` with weights of 8 bits, too."""
+
+    folder: str = ""
+    int8: bool = False
+
+
+@dataclass(frozen=True)
+class ServeTask(PredictTask):
+    """Predict, stay, and answer what is asked."""
+
+
+Task = TrainTask | PredictTask
+_KINDS: dict[str, type[Task]] = {
+    "train": TrainTask,
+    "check": CheckTask,
+    "profile": ProfileTask,
+    "predict": PredictTask,
+    "export": ExportTask,
+    "serve": ServeTask,
+}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What an attempt is to do; saved as ``attempts/<n>/request.json``.
+
+    Attributes:
+        task: what it does; the file names its kind.
+        model: MMF's name of the model.
+        mmf: the folder that holds the packages ``mmf`` and ``mmf_cli``.
+        attempt_dir: the attempt's folder, ``<run>/attempts/<n>``; it is named when the attempt begins.
+        settings: a tree of MMF's configuration keys, merged over the model's own configuration.
+        base_config: MMF configuration file to start from; relative ones are looked for in MMF's tree.
+        checkpoint: the file that training starts from, or whose weights predict; ``settings`` name it too.
+        precision: what the model calculates with; None for what MMF's configuration says.
+        fast: take ways that change results by more than floating-point noise.
+        eval_batch: rows of one forward pass in validation and prediction; None for the whole batch.
+        trust: load a checkpoint with classes that torch refuses, and run code that comes with a model.
+        asks_hub: it may need more of the Hugging Face Hub than what is here.
+        images: the folder of decoded images and, beside it, outputs of frozen models; None to keep none.
+    """
+
+    task: Task
     model: str
     mmf: str
     attempt_dir: str = ""
@@ -110,30 +167,10 @@ class Attempt:
     checkpoint: str | None = None
     precision: Precision | None = None
     fast: bool = False
-    keep: int = 1
-    micro_batch: int | None = None
-    find_micro_batch: bool = False
     eval_batch: int | None = None
-    fits: dict[str, int] = field(default_factory=dict)
-    data: dict[str, dict[str, Any]] = field(default_factory=dict)
-    weights_alone: bool = False
     trust: bool = False
     asks_hub: bool = True
     images: str | None = None
-    annotations: str | None = None
-    report: str | None = None
-    export: str | None = None
-    int8: bool = False
-    serve: bool = False
-    profile: int = 0
-    total: int | None = None
-    check: bool = False
-    nproc: int = 1
-    nnodes: int = 1
-    node_rank: int = 0
-    rdzv: str | None = None
-    teacher: dict[str, float] = field(default_factory=dict)
-    teacher_weight: float = 0.0
 
     @property
     def run(self) -> RunFolder:
@@ -146,23 +183,39 @@ class Attempt:
         return AttemptFolder(Path(self.attempt_dir))
 
     @property
+    def trains(self) -> bool:
+        """Whether it trains a model, or begins to."""
+        return isinstance(self.task, TrainTask)
+
+    @property
+    def training(self) -> TrainTask:
+        """What is asked of a training; of another task, what a training does by default."""
+        return self.task if isinstance(self.task, TrainTask) else TrainTask()
+
+    @property
     def is_trial(self) -> bool:
         """Whether nobody wants its weights."""
-        return self.check or self.profile > 0
+        return isinstance(self.task, (CheckTask, ProfileTask))
+
+    @property
+    def profile_updates(self) -> int:
+        """The updates of a training that is measured; 0 for any other."""
+        return self.task.updates if isinstance(self.task, ProfileTask) else 0
 
     @property
     def events(self) -> Path:
         """Where the worker says what happens."""
-        return self.run.events if self.action == "train" else self.attempt.events
+        return self.run.events if self.trains else self.attempt.events
 
     @property
     def log(self) -> Path:
         """Where the worker's output goes."""
-        return self.run.log if self.action == "train" else self.attempt.log
+        return self.run.log if self.trains else self.attempt.log
 
     def save(self) -> None:
         """Write the request to its place."""
-        write_json(self.attempt.request, asdict(self))
+        [kind] = (name for name, task in _KINDS.items() if task is type(self.task))
+        write_json(self.attempt.request, {"kind": kind, **asdict(self)})
 
     def write_event(self, kind: str, **values: object) -> None:
         """Append one event, in one write; ``t`` is seconds since the epoch."""
@@ -173,4 +226,7 @@ class Attempt:
     @classmethod
     def load(cls, path: Path) -> Attempt:
         """Read a request, skipping fields of later versions."""
-        return read_record(path, cls)
+        values = read_record(path, dict[str, Any])
+        types = {name: kind for name, kind in get_type_hints(cls).items() if name != "task"}
+        task = convert(values["task"], _KINDS[values["kind"]])
+        return cls(task, **convert(values, optional_fields(**types)))

@@ -61,7 +61,7 @@ class Exit:
             if self.place is not None:
                 asked.write_event("nonfinite", **self.place)
             asked.write_event("run_ended", outcome=self.outcome)
-        for file in (asked.attempt.exit, *([asked.run.exit_file] if asked.action == "train" else [])):
+        for file in (asked.attempt.exit, *([asked.run.exit_file] if asked.trains else [])):
             with suppress(OSError):
                 self.save(file)
 

@@ -73,7 +73,7 @@ def until_it_fits(
             failed.write_event("attempt_failed", reason=end.outcome, next={name: fewer})
             asked = following(failed, name, fewer, started, _newest_saved(run, events, failed))
             _log.info(_SHRINKING[name], had, fewer)
-            if asked.action == "train":
+            if asked.trains:
                 origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
                 _log.info("training from %s", origin)
             _wait_until_free(free)
@@ -117,12 +117,12 @@ def worker_of(asked: Attempt, plan: Plan) -> tuple[list[str], dict[str, str]]:
     asked.save()
     write_bytes(files.reserve, os.urandom(16 << 10))  # a block for each file that it may need
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
-    save_dir, logs = (run.checkpoints, run.logs) if asked.action == "train" else (files.raw, files.logs)
+    save_dir, logs = (run.checkpoints, run.logs) if asked.trains else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
     environment = settings.environment(
         plan.start.places, save_dir, logs, files.raw, offline=plan.request.offline, asks_hub=asked.asks_hub
     )
-    environment = settings.on_gpus(environment, 0 if plan.start.options.cpu else asked.nproc)
+    environment = settings.on_gpus(environment, 0 if plan.start.options.cpu else asked.training.nproc)
     return [*WORKER_COMMAND, str(files.request)], environment
 
 
@@ -136,7 +136,7 @@ def run_worker(run: Run, asked: Attempt, plan: Plan, display: Display, *, lock: 
     """
     files = asked.attempt
     command, environment = worker_of(asked, plan)
-    trains = asked.action == "train"
+    trains = asked.trains
     saves = trains and not asked.is_trial
     if trains:
         remove(run.exit_file)

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from mmf_win.errors import DataError, Interrupted, MmfwError
 from mmf_win.inputs import memes
 from mmf_win.protocol import read_events
+from mmf_win.protocol.attempt import CheckTask
 from mmf_win.protocol.check_result import Remark, Verdict
 from mmf_win.records import convert
 from mmf_win.runs import training
@@ -41,7 +42,8 @@ def check(
     plan = training.prepare(replace(start, request=alone))
     with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
         settings = merge(plan.first.settings, {"run_type": "train"})
-        first = replace(plan.first, check=True, images=None, settings=settings)
+        task = CheckTask(**vars(plan.first.training))
+        first = replace(plan.first, task=task, images=None, settings=settings)
         here = replace(plan.start, places=replace(start.places, save_dir=Path(scratch)))
         try:
             found = memes.remarks(start.places.dataset, plan.config["dataset"], plan.inputs)

@@ -48,7 +48,7 @@ def check_training(plan: Plan) -> tuple[Inputs, int | None]:
         message = "training.max_updates: without it, and training.max_epochs, no run ends"
         raise UsageError(message, hint="set one")
     if not asked.settings["training"].get("batch_size_per_device"):
-        require_even(config, asked.nproc * asked.nnodes)
+        require_even(config, asked.training.nproc * asked.training.nnodes)
     inputs = check(
         Path(asked.mmf),
         plan.start.places,
@@ -68,7 +68,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     """Refuse a checkpoint that leaves no update: at the total, or where a validation has ended training."""
     asked, config = plan.first, plan.config
     reset, training = config["checkpoint"].get("reset") or {}, config["training"]
-    if asked.checkpoint is None or asked.weights_alone or reset.get("all") or reset.get("counts"):
+    if asked.checkpoint is None or asked.training.weights_alone or reset.get("all") or reset.get("counts"):
         return
     checkpoint, patience = Path(asked.checkpoint), training["early_stop.patience"]
     counted, run = counts(checkpoint), owner(checkpoint)

@@ -10,6 +10,7 @@ from mmf_win import errors
 from mmf_win.console import shell_line
 from mmf_win.files import read_tail
 from mmf_win.protocol import Attempt, Exit, Outcome, read_events
+from mmf_win.protocol.attempt import CheckTask
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record, attempt_started
@@ -81,8 +82,9 @@ def as_error(end: Exit, asked: Attempt, output: str | None = None) -> errors.Mmf
         output: the sentence of the hint about the output, if not that it is in the log.
     """
     if output is None:
-        kept = "`mmfw train` keeps the whole output" if asked.check else f"the whole output is in {asked.log}"
-        output = "" if asked.profile else kept  # a profile moves its log
+        output = "" if asked.profile_updates else f"the whole output is in {asked.log}"  # a profile moves it
+        if isinstance(asked.task, CheckTask):
+            output = "`mmfw train` keeps the whole output"
     message = end.message or end.outcome
     if end.outcome == "internal" and end.where:
         message += f" (at {end.where})"
@@ -95,8 +97,8 @@ def as_error(end: Exit, asked: Attempt, output: str | None = None) -> errors.Mmf
 
 
 def _hint_after(outcome: str, asked: Attempt, output: str) -> str | None:
-    run, resumes = Run(asked.run.path), asked.action == "train" and not asked.is_trial
-    resumes = resumes and not asked.node_rank  # the first machine keeps the run
+    run, resumes = Run(asked.run.path), asked.trains and not asked.is_trial
+    resumes = resumes and not asked.training.node_rank  # the first machine keeps the run
     if outcome == "interrupted":
         if not resumes:
             return None

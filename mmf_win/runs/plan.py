@@ -19,7 +19,8 @@ from mmf_win.dataset.annotations import is_unicode
 from mmf_win.errors import MmfError, UsageError
 from mmf_win.inputs.check import Inputs
 from mmf_win.paths import Places
-from mmf_win.protocol import Action, Attempt, Event, Exit
+from mmf_win.protocol import Attempt, Event, Exit
+from mmf_win.protocol.attempt import PredictTask, Task, TrainTask
 from mmf_win.runs import fits, own_code
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions, Request, lasting
@@ -95,16 +96,14 @@ def plan_training(start: Start) -> Plan:
         {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
         settings.resume(start.checkpoint) if start.checkpoint else {},
     )
-    plan = plan_attempt("train", mmf, start, request, tree)
-    first = replace(
-        plan.first,
+    task = TrainTask(
         weights_alone=start.weights_alone,
         keep=1 if ours.keep is None else ours.keep,
         find_micro_batch=bool(ours.auto_batch),
         fits=fits.load() if options.use_known_fits else {},
         **together,
     )
-    return replace(plan, first=first)
+    return plan_attempt(task, mmf, start, request, tree)
 
 
 def plan_prediction(start: Start, checkpoint: Path, target: Target, features: Path | None) -> Plan:
@@ -121,11 +120,10 @@ def plan_prediction(start: Start, checkpoint: Path, target: Target, features: Pa
         target.settings,
         settings.for_every_split(features=features) if features else {},
     )
-    plan = plan_attempt("predict", mmf, start, request, tree)
-    return replace(plan, first=replace(plan.first, annotations=str(target.file.path)))
+    return plan_attempt(PredictTask(str(target.file.path)), mmf, start, request, tree)
 
 
-def plan_attempt(action: Action, mmf: Installed, start: Start, request: Request, tree: Tree) -> Plan:
+def plan_attempt(task: Task, mmf: Installed, start: Start, request: Request, tree: Tree) -> Plan:
     """Merge the command's overrides over the settings in ``tree``.
 
     Raises UsageError where the configuration cannot be put together, and as
@@ -146,7 +144,7 @@ def plan_attempt(action: Action, mmf: Installed, start: Start, request: Request,
         typed = merge(typed, {"env": {"user_dir": literal(code)}})
     request = request.over(typed)  # an override of MMF's own precision takes the place of an option's
     first = Attempt(
-        action,
+        task,
         request.model,
         str(mmf.root),
         settings=merge(tree, typed),
@@ -236,7 +234,7 @@ def limit_to_lower(failed: Attempt, end: Exit, started: Event | None) -> tuple[s
         return ("workers", workers, workers // 2) if workers else None
     if end.outcome != "cuda_oom":
         return None
-    if end.validating or failed.action == "predict":
+    if end.validating or not failed.trains:
         name, had = "eval_batch", failed.eval_batch or batch
     else:
         name, had = "micro_batch", started["micro_batch"]
@@ -266,14 +264,11 @@ def following(failed: Attempt, name: str, number: int, started: Event, saved: Pa
     following = failed
     needed: Tree = {}
     if saved is not None:
-        following = replace(
-            failed,
-            # What says where a run starts must not send a later attempt back there.
-            settings=merge(lasting(failed.settings), settings.resume(saved)),
-            checkpoint=str(saved),
-            weights_alone=False,
-        )
-    elif failed.action == "train" and (failed.checkpoint is None or failed.weights_alone):
+        # What says where a run starts must not send a later attempt back there.
+        tree = merge(lasting(failed.settings), settings.resume(saved))
+        task = replace(failed.training, weights_alone=False)
+        following = replace(failed, task=task, settings=tree, checkpoint=str(saved))
+    elif failed.trains and (failed.checkpoint is None or failed.training.weights_alone):
         needed["training"] = {"seed": started["seed"]}
     if name == "workers":
         needed = merge(needed, {"training": {"num_workers": number}})
@@ -283,5 +278,5 @@ def following(failed: Attempt, name: str, number: int, started: Event, saved: Pa
         if has_key(read_version(Path(failed.mmf)), "evaluation.use_cpu"):
             needed["evaluation"] = {"use_cpu": True}
     else:
-        following = replace(following, micro_batch=number)
+        following = replace(following, task=replace(following.training, micro_batch=number))
     return replace(following, settings=merge(following.settings, needed))

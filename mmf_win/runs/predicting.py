@@ -11,6 +11,7 @@ from mmf_win.dataset.predictions import read_raw
 from mmf_win.errors import DataError, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event, Exit
+from mmf_win.protocol.attempt import ExportTask, ServeTask
 from mmf_win.runs import attempts, needs
 from mmf_win.runs.folder import Run
 from mmf_win.runs.outcomes import as_error
@@ -48,7 +49,8 @@ def predict(
     plan = plan_prediction(Start(run.request(), options, places, run), checkpoint, target, features)
     inputs = needs.check_prediction(plan, target, features)
     first = replace(plan.first, asks_hub=inputs.asks_hub or options.trust)
-    first = replace(first, export=str(export) if export else None, int8=int8)
+    if export is not None:
+        first = replace(first, task=ExportTask(str(target.file.path), folder=str(export), int8=int8))
 
     with reading(places.dataset.root), attempts.place_of_attempts(run) as place:
         begin()
@@ -87,7 +89,12 @@ def serve(run: Run, places: Places, options: CommandOptions, *, checkpoint: Path
         hint = "`mmfw predict --memes TABLE --features LMDB` predicts memes whose features are there"
         raise UsageError(f"run {run.id} reads region features, which nothing makes of new images", hint=hint)
     inputs = needs.check_prediction(plan, target, None)
-    first = replace(plan.first, asks_hub=inputs.asks_hub or options.trust, images=None, serve=True)
-    first = replace(first, attempt_dir=str(Run(scratch).new_attempt().path))
+    first = replace(
+        plan.first,
+        task=ServeTask(str(target.file.path)),
+        attempt_dir=str(Run(scratch).new_attempt().path),
+        asks_hub=inputs.asks_hub or options.trust,
+        images=None,
+    )
     with reading(places.dataset.root):
         return Server(first, *attempts.worker_of(first, plan))

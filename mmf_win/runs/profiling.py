@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 from mmf_win.errors import Interrupted, MmfwError
 from mmf_win.paths import Places, expanded, new_folder
 from mmf_win.protocol import AttemptFolder, read_events
+from mmf_win.protocol.attempt import ProfileTask
 from mmf_win.records import convert
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
@@ -45,7 +46,8 @@ def run_profile(start: Start, updates: int, *, display: Display) -> tuple[Profil
     place = start.places.save_dir / "profiles"
     disk = next(each for each in (place, *place.parents) if each.exists())  # whose speed checkpoints have
     with TemporaryDirectory(prefix=".mmfw-profile-", dir=disk, ignore_cleanup_errors=True) as scratch:
-        first = replace(plan.first, profile=updates, settings=merge(plan.first.settings, _shortened(updates)))
+        task = ProfileTask(**vars(plan.first.training), updates=updates)
+        first = replace(plan.first, task=task, settings=merge(plan.first.settings, _shortened(updates)))
         here = replace(start, places=replace(start.places, save_dir=Path(scratch)))
         try:
             trained = training.carry_out(replace(plan, start=here, first=first), display)
@@ -60,7 +62,7 @@ def run_profile(start: Start, updates: int, *, display: Display) -> tuple[Profil
         written = AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace
         trace = Path(shutil.move(written, new_folder(place)))
     config = {key: plan.config["training"][key] for key in _OF_CONFIG}
-    return convert({**profiled, **config, "max_updates": plan.first.total}, Profile), trace
+    return convert({**profiled, **config, "max_updates": plan.first.training.total}, Profile), trace
 
 
 def start_of(

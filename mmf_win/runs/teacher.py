@@ -71,7 +71,7 @@ def checked(request: Request, first: Attempt, config: Tree, inputs: Inputs) -> t
         _log.warning("the teacher was trained on these rows, so it is surer of them than of others: %s", path)
     weight = ours.teacher_weight or _WEIGHT
     request = request.over({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}})
-    return request, replace(first, teacher=probas, teacher_weight=weight)
+    return request, replace(first, task=replace(first.training, teacher=probas, teacher_weight=weight))
 
 
 def _require_loss(model: str, config: Tree) -> None:

@@ -181,8 +181,8 @@ def prepare(start: Start) -> Plan:
         first = replace(first, settings=merge(first.settings, in_updates))
     if request.mmf and request.mmf != version:
         _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, version)
-    asks_hub = inputs.asks_hub or start.options.trust
-    first = replace(first, data=dict(inputs.data), total=total, asks_hub=asks_hub)
+    task = replace(first.training, data=dict(inputs.data), total=total)
+    first = replace(first, task=task, asks_hub=inputs.asks_hub or start.options.trust)
     return replace(plan, request=replace(request, mmf=version), first=first, inputs=inputs)
 
 
@@ -217,7 +217,8 @@ def carry_out(
                 _log.warning(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
-        origin, total = run or (request.start and lookup.owner(Path(request.start))), plan.first.total
+        origin = run or (request.start and lookup.owner(Path(request.start)))
+        total = plan.first.training.total
         before = how_far(read_events(origin.events))[1] if origin else None
         if total and before not in (None, total):
             text = "the total is %d updates instead of %d, so learning-rate schedule and result change"

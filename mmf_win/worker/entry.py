@@ -24,6 +24,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.machine import limit_threads
 from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol.attempt import ExportTask, ServeTask
 from mmf_win.upstream.overrides import as_yaml, literal
 from mmf_win.upstream.versions import config_path
 from mmf_win.version import __version__
@@ -42,8 +43,9 @@ def main(request_file: Path) -> int:
         request.write_event("run_started", pid=os.getpid(), **versions())
     stop = Stop(request.attempt.stop)
     stop.listen(lambda: stopped(request).record(request))
-    limit_threads(request.nproc)
-    if request.nproc * request.nnodes > 1:
+    task = request.training
+    limit_threads(task.nproc)
+    if task.nproc * task.nnodes > 1:
         end = launch(request, request_file, stop, be_rank)
     else:
         os.environ[_REQUEST] = str(request_file)
@@ -78,7 +80,7 @@ def be_rank(request_file: str) -> None:
 
 def stopped(request: Attempt) -> Exit:
     """The outcome of an attempt that was stopped while nothing held that off."""
-    nothing = ", with nothing new to save" if request.action == "train" else ""
+    nothing = ", with nothing new to save" if request.trains else ""
     return Exit("interrupted", f"stopped{nothing}")
 
 
@@ -153,22 +155,23 @@ def run(request: Attempt, stop: Stop, trainers: list[Any]) -> None:
 
     if request.images is not None:
         make_room(Path(request.images))
-    predicting = request.action == "predict"
+    predicting, task = not request.trains, request.task
     # MMF's own no_grad still counts versions of tensors; no exporter takes those that inference mode makes.
-    with torch.inference_mode(predicting and request.export is None):
+    with torch.inference_mode(predicting and not isinstance(task, ExportTask)):
         try:
             mmf_run(mmf_options(request), predict=predicting)
         except (TypeError, RuntimeError) as error:
             _require_model(request.model, error)
             raise
-    if request.serve:
-        from mmf_win.worker.tasks.serve import serve
+    match task:
+        case ServeTask():
+            from mmf_win.worker.tasks.serve import serve
 
-        serve(trainers[0], request)
-    if request.export is not None:
-        from mmf_win.worker.tasks.export import export
+            serve(trainers[0], request)
+        case ExportTask():
+            from mmf_win.worker.tasks.export import export
 
-        export(trainers[0], request)
+            export(trainers[0], request, task)
 
 
 def _require_model(model: str, error: Exception) -> None:

@@ -51,21 +51,23 @@ def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str
         return find_first_cause(request, codes | {failed.local_rank: failed.exitcode})
     except Exception as error:
         traceback.print_exc()
-        if request.rdzv is None:
+        task = request.training
+        if task.rdzv is None:
             return Exit("internal", f"{type(error).__name__}: {error}")
         reason = str(error).partition("\n")[0]
-        message = f"{request.rdzv}: {request.nnodes} machines did not meet there ({reason})"
+        message = f"{task.rdzv}: {task.nnodes} machines did not meet there ({reason})"
         hint = "--rdzv names the first machine, and a port of it that the others can reach; start all at once"
         return Exit("network", message, hint)
     return Exit("ok")
 
 
 def _config(request: Attempt) -> Mapping[str, Any]:
-    config: dict[str, Any] = {"min_nodes": request.nnodes, "max_nodes": request.nnodes, "run_id": "mmfw"}
-    config |= {"nproc_per_node": request.nproc, "max_restarts": 0, "start_method": "spawn"}
-    if request.rdzv is not None:
-        where = {"rank": request.node_rank, "timeout": _TO_MEET}
-        return config | {"rdzv_backend": "static", "rdzv_endpoint": request.rdzv, "rdzv_configs": where}
+    task = request.training
+    config: dict[str, Any] = {"min_nodes": task.nnodes, "max_nodes": task.nnodes, "run_id": "mmfw"}
+    config |= {"nproc_per_node": task.nproc, "max_restarts": 0, "start_method": "spawn"}
+    if task.rdzv is not None:
+        where = {"rank": task.node_rank, "timeout": _TO_MEET}
+        return config | {"rdzv_backend": "static", "rdzv_endpoint": task.rdzv, "rdzv_configs": where}
     config |= {"rdzv_backend": "c10d", "local_addr": "localhost"}
     if sys.platform == "win32":
         file = str(request.attempt.path / "rendezvous")
@@ -99,9 +101,10 @@ def join(request: Attempt) -> None:
     import torch
 
     where: dict[str, Any] = {}
-    if sys.platform == "win32" and request.rdzv is None:
+    task = request.training
+    if sys.platform == "win32" and task.rdzv is None:
         file = (request.attempt.path / "group").as_uri()
-        where = {"init_method": file, "rank": int(os.environ["RANK"]), "world_size": request.nproc}
+        where = {"init_method": file, "rank": int(os.environ["RANK"]), "world_size": task.nproc}
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, timeout=_PATIENCE, **where)
     for name in of_launchers(os.environ):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mmf_win.compat.mmf_data import read_once
 from mmf_win.compat.patch import wrap
+from mmf_win.protocol.attempt import PredictTask
 
 if TYPE_CHECKING:
     from mmf_win.worker.hooks.observer import Observer
@@ -25,9 +26,9 @@ def watch_scoring(observer: Observer) -> None:
         observer.heartbeat()
         return prepare(self, batch)
 
-    if observer.request.annotations is None:
+    if not isinstance(observer.request.task, PredictTask):
         return
-    total = len(read_once(Path(observer.request.annotations)).lines)
+    total = len(read_once(Path(observer.request.task.annotations)).lines)
     next_event = time.monotonic()
 
     @wrap(TestReporter, "add_to_report")

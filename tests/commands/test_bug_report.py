@@ -10,6 +10,7 @@ import pytest
 
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs.folder import Run
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
@@ -29,7 +30,7 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     overrides = [f"training.tracker.api_key={SECRETS[2]}", "training.max_updates=3"]
     run.save_request(request(model="mmbt", splits=SLOTS, overrides=overrides))
     attempt = run.new_attempt()
-    Attempt("train", "mmbt", "mmf", str(attempt.path)).save()
+    Attempt(TrainTask(), "mmbt", "mmf", str(attempt.path)).save()
     attempt.config.write_text(f"training: {{tracker: {{api_key: {SECRETS[2]}}}}}\n", encoding="utf-8")
     EventLog(run.events, "1").write("note", text=f"password: {SECRETS[0]}")
     Exit("internal", f"KeyError: {SECRETS[1]!r}", where=f"{Path.home() / 'x.py'}:3").save(attempt.exit)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol.attempt import ExportTask
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool, probabilities
@@ -69,7 +70,8 @@ def exported(odd: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     run_worker = attempts.run_worker
 
     def exporting(run: Run, asked: Attempt, **options: Any) -> Exit:
-        return run_worker(run, replace(asked, export=str(folder)), **options)
+        task = ExportTask(**vars(asked.task), folder=str(folder))
+        return run_worker(run, replace(asked, task=task), **options)
 
     def export(name: str) -> int:
         odd.trained(name)

@@ -8,6 +8,7 @@ import pytest
 import mmf_win
 from mmf_win import protocol
 from mmf_win.protocol import Attempt, EventReader, Exit, read_events
+from mmf_win.protocol.attempt import TrainTask
 from tests.worlds.event_log import EventLog
 from tests.worlds.flushes import Flushes
 
@@ -58,7 +59,7 @@ def test_a_coming_checkpoint_is_announced_on_the_disk(tmp_path: Path, flushed: F
 
 
 def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:
-    request = Attempt("train", "mmbt", "mmf", str(tmp_path), {"a": [1]})
+    request = Attempt(TrainTask(), "mmbt", "mmf", str(tmp_path), {"a": [1]})
     request.save()
     path = request.attempt.request
     values = json.loads(path.read_text(encoding="utf-8"))

@@ -16,6 +16,7 @@ from mmf_win import machine
 from mmf_win.errors import Interrupted, ResourceError, TrainingError
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event, Exit, read_events
+from mmf_win.protocol.attempt import PredictTask, TrainTask
 from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import fits
 from mmf_win.runs.attempts import until_it_fits
@@ -50,7 +51,9 @@ def test_the_largest_part_shrinks_by_a_quarter_or_more_down_to_one_row(batch: in
 
 
 def asked(**values: Any) -> Attempt:
-    return Attempt(**{"action": "train", "model": "mmbt", "mmf": "mmf", **values})
+    of_training = {name: values.pop(name) for name in ("micro_batch", "weights_alone") if name in values}
+    task = TrainTask(**of_training)
+    return Attempt(**{"task": task, "model": "mmbt", "mmf": "mmf", **values})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +61,7 @@ def asked(**values: Any) -> Attempt:
     [
         (Exit("cuda_oom"), asked(eval_batch=8), ("micro_batch", 32, 16)),
         (Exit("cuda_oom", validating=True), asked(), ("eval_batch", 32, 16)),
-        (Exit("cuda_oom"), asked(action="predict", eval_batch=16), ("eval_batch", 16, 8)),
+        (Exit("cuda_oom"), asked(task=PredictTask(""), eval_batch=16), ("eval_batch", 16, 8)),
         (Exit("host_oom"), asked(micro_batch=8), ("workers", 4, 2)),
         (Exit("disk"), asked(), None),
         (Exit("nan"), asked(), None),
@@ -70,7 +73,7 @@ def test_each_shortage_has_its_own_remedy(
     end: Exit, failed: Attempt, less: tuple[str, int, int] | None
 ) -> None:
     started = STARTED
-    if failed.action == "predict":
+    if not failed.trains:
         started = {"kind": "predict_started", "batch": 32, "workers": 4}
     assert limit_to_lower(failed, end, started) == less
     assert limit_to_lower(failed, end, None) is None, "not even the model fitted"
@@ -126,7 +129,8 @@ class Attempts:
 
     def __call__(self, asked: Attempt) -> Exit:
         self.begun.append(asked)
-        asked.write_event(**{**STARTED, "batch": self.batch, "micro_batch": asked.micro_batch or self.batch})
+        micro_batch = asked.training.micro_batch or self.batch
+        asked.write_event(**{**STARTED, "batch": self.batch, "micro_batch": micro_batch})
         if dict(enumerate(self.saves, start=1)).get(len(self.begun)):
             checkpoint(self.run.checkpoints / "current.ckpt", len(self.begun))
             asked.write_event("checkpoint", update=len(self.begun))
@@ -134,7 +138,7 @@ class Attempts:
 
     @property
     def rows(self) -> list[int | None]:
-        return [asked.micro_batch for asked in self.begun]
+        return [asked.training.micro_batch for asked in self.begun]
 
     @property
     def checkpoints(self) -> list[str | None]:
@@ -147,7 +151,7 @@ class Attempts:
 
 def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    attempts = Attempts(run, lambda asked: asked.micro_batch == 8)
+    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 8)
     until_it_fits(run, asked(eval_batch=4), attempts)
     assert attempts.rows == [None, 16, 8]
     assert {asked.eval_batch for asked in attempts.begun} == {4}, "what was made smaller before stays so"
@@ -164,7 +168,7 @@ def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytes
 
 
 def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
-    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 16)
     attempts.saves = [True]
     started = {"checkpoint": {"reset": {"all": True}, "resume_zoo": "x"}, "a": {"b": "c"}}
     first = asked(settings=started, weights_alone=True, trust=True)
@@ -172,7 +176,7 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
     last = attempts.begun[-1]
     assert last.checkpoint == str(run.checkpoints / "current.ckpt")
     assert last.settings["checkpoint"]["resume_file"] == last.checkpoint
-    assert not last.weights_alone
+    assert not last.training.weights_alone
     assert last.settings["a"] == {"b": "c"}
     assert "reset" not in last.settings["checkpoint"], "what says where the run starts holds once"
     assert last.settings["checkpoint"]["resume_zoo"] is None
@@ -181,7 +185,7 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
 def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began(run: Run) -> None:
     """`--resume best` begins behind current.ckpt, which is not what was asked for."""
     checkpoint(run.checkpoints / "current.ckpt", 100)
-    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 16)
     best = str(checkpoint(run.checkpoints / "best.ckpt", 20))
     until_it_fits(run, asked(checkpoint=best), attempts)
     assert attempts.checkpoints == [best, best]
@@ -189,7 +193,7 @@ def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began
 
 
 def test_an_attempt_that_saved_nothing_loses_nothing_of_the_one_before(run: Run) -> None:
-    attempts = Attempts(run, lambda asked: asked.micro_batch == 4)
+    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 4)
     attempts.saves = [True, False, False]
     until_it_fits(run, asked(), attempts)
     assert attempts.checkpoints == [None, *[str(run.checkpoints / "current.ckpt")] * 3]
@@ -217,7 +221,7 @@ def test_the_next_attempt_waits_until_the_memory_of_a_fake_gpu_is_free_again(
     free = iter([[40 << 30], [2 << 30], [9 << 30], [40 << 30]])
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free))
     monkeypatch.setattr(attempts_module, "PAUSE", 0)
-    until_it_fits(run, asked(), Attempts(run, lambda asked: asked.micro_batch == 16))
+    until_it_fits(run, asked(), Attempts(run, lambda asked: asked.training.micro_batch == 16))
     assert list(free) == []
     assert len([message for message in caplog.messages if "waiting" in message]) == 1
 
@@ -229,7 +233,7 @@ def test_it_does_not_wait_for_ever_for_the_memory_of_a_fake_gpu_that_somebody_el
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free, [0]))
     monkeypatch.setattr(attempts_module, "PAUSE", 0)
     monkeypatch.setattr(attempts_module.time, "monotonic", clock.__next__)
-    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 16)
     until_it_fits(run, asked(), attempts)
     assert len(attempts.begun) == 2
 
@@ -264,7 +268,7 @@ def test_a_fake_gpu_that_no_longer_tells_its_memory_is_not_waited_for(
 ) -> None:
     free = iter([[40 << 30, 40 << 30], [40 << 30]])
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free))
-    attempts = Attempts(run, lambda asked: asked.micro_batch == 16)
+    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 16)
     until_it_fits(run, asked(), attempts)
     assert len(attempts.begun) == 2
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.protocol import Attempt, Exit, Outcome, read_events
+from mmf_win.protocol.attempt import CheckTask, PredictTask, TrainTask
 from mmf_win.runs.folder import Run
 from mmf_win.runs.outcomes import as_error, exit_of
 from mmf_win.supervise import Ended
@@ -15,7 +16,7 @@ from tests.worlds.torch_files import checkpoint
 
 
 def training(run: Run) -> Attempt:
-    return Attempt("train", "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
+    return Attempt(TrainTask(), "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
 
 
 def only_run(folder: Path) -> Run:
@@ -150,7 +151,7 @@ def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
 
 
 def test_a_prediction_on_a_full_disk_says_to_free_space_and_to_begin_again(tmp_path: Path) -> None:
-    request = replace(training(only_run(tmp_path)), action="predict")
+    request = replace(training(only_run(tmp_path)), task=PredictTask(""))
     checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
     hint = str(as_error(Exit("disk", "the disk is full"), request).hint)
     assert "free some space" in hint and "the same command" in hint and "--resume" not in hint
@@ -172,5 +173,5 @@ def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhi
 def test_the_hint_says_where_the_output_is_for_whom_it_is(tmp_path: Path) -> None:
     request, end = training(only_run(tmp_path)), Exit("internal", "why")
     assert as_error(end, request).hint == f"the whole output is in {request.log}"
-    assert as_error(end, replace(request, check=True)).hint == "`mmfw train` keeps the whole output"
+    assert as_error(end, replace(request, task=CheckTask())).hint == "`mmfw train` keeps the whole output"
     assert as_error(end, request, "it has printed nothing").hint == "it has printed nothing"

@@ -28,7 +28,6 @@ EXPECTED = STORED / "expected.json"
 RECORD = bool(os.environ.get("MMFW_RECORD_RESULTS"))
 # Saved classes, each with the fields of which no file has a value.
 SAVED: dict[str, set[str]] = {
-    "Attempt": {"node_rank", "rdzv"},  # of several machines
     "Exit": {"hint"},
     "Installed": {"commit"},  # of a checkout with git
     "MmfwSettings": set(),
@@ -41,7 +40,6 @@ SAVED: dict[str, set[str]] = {
     "Waiting": {"workers"},
 }
 ELSEWHERE = {"Task": {"name", "values"}}  # the folder and ``param`` tell these
-EARLIER = {"Attempt": {"keep_annotations"}}  # fields that earlier versions wrote
 _NAME = "r\udce9sum\udce9"  # résumé in Latin-1
 _OF_THIS_DISK = {"size", "bytes", "verified", "written"}
 
@@ -196,7 +194,6 @@ def records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
     return {
         "Request": requests,
         "MmfwSettings": [each["settings"].get("mmfw", {}) for each in requests],
-        "Attempt": read("save/**/attempts/*/request.json"),
         "Exit": read("save/**/exit.json"),
         "Task": read("save/sweeps/*/*/task.json"),
         "Sent": read("save/**/tracking/*.json"),
@@ -216,6 +213,6 @@ def without(record: dict[str, Any], *names: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", sorted(SAVED))
 def test_the_files_have_every_field_of_a_saved_class(untouched: StoredFiles, name: str) -> None:
     found, fields = records(untouched)[name], fields_of(name) - ELSEWHERE.get(name, set())
-    assert set().union(*found) - EARLIER.get(name, set()) == fields
+    assert set().union(*found) == fields
     told = {key for each in found for key, value in each.items() if value}
     assert fields - told == SAVED[name], "of these no file has a value"

@@ -13,6 +13,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.inputs.check import Inputs
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import Attempt
+from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs import teacher
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions, Request
@@ -41,10 +42,10 @@ def check(request: Request, train: Path, losses: object = LOSSES) -> tuple[Reque
         "dataset": {"annotations": {"train": [str(train)]}, "data_dir": ""},
     }
     data = {"train": {"split": "train", "sha256": file_digest(train).hex()}}
-    first = Attempt("train", "mmbt", "mmf")
+    first = Attempt(TrainTask(), "mmbt", "mmf")
     request, first = teacher.checked(request, first, config, Inputs(data=data))
-    assert first.teacher_weight == request.ours.teacher_weight
-    return request, first.teacher
+    assert first.training.teacher_weight == request.ours.teacher_weight
+    return request, first.training.teacher
 
 
 def write(folder: Path, *rows: str) -> Path:

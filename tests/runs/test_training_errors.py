@@ -13,6 +13,7 @@ from mmf_win.errors import MmfError, UsageError
 from mmf_win.locking import locked
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs import needs, training
 from mmf_win.runs.folder import Run, training_alone
 from mmf_win.runs.history import state
@@ -117,7 +118,7 @@ def test_a_run_that_stopped_early_is_resumed_from_its_best_but_not_from_its_last
     log.write("train", update=5)
     Exit("ok").save(run.exit_file)
     start = checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
-    asked = Attempt("train", "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start))
+    asked = Attempt(TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start))
     early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
     config = {"checkpoint": {}, "training": early_stop}
     begun = Start(run.request(), CommandOptions(), Places.resolve(run.path, run.path))

@@ -12,12 +12,13 @@ import pytest
 
 from mmf_win import compat
 from mmf_win.protocol import Attempt
+from mmf_win.protocol.attempt import TrainTask
 from mmf_win.worker import entry as worker
 
 
 @pytest.fixture
 def request_(tmp_path: Path) -> Attempt:
-    request = Attempt("train", "mmbt", str(tmp_path / "mmf"), str(tmp_path / "attempts" / "1"))
+    request = Attempt(TrainTask(), "mmbt", str(tmp_path / "mmf"), str(tmp_path / "attempts" / "1"))
     request.attempt.path.mkdir(parents=True)
     request.save()
     return request

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol.attempt import TrainTask
 from mmf_win.worker.launcher import find_first_cause
 
 
@@ -31,7 +32,7 @@ from mmf_win.worker.launcher import find_first_cause
 def test_the_first_cause_is_what_a_process_said_unless_one_was_killed(
     tmp_path: Path, said: Exit | None, codes: dict[int, int], outcome: str, message: str
 ) -> None:
-    request = Attempt("train", "m", "mmf", str(tmp_path))
+    request = Attempt(TrainTask(), "m", "mmf", str(tmp_path))
     if said is not None:
         said.save_first(request.attempt.helper_exit)
         Exit("internal", "of a later one").save_first(request.attempt.helper_exit)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.protocol import Attempt
+from mmf_win.protocol.attempt import TrainTask
 from mmf_win.worker.entry import mmf_options
 
 _TESTS_PARENT = Path(__file__).parents[2]
@@ -104,7 +105,7 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
 def _options(root: Path, question: Question, folder: str) -> list[str]:
     model, config, settings = question.model, question.config, question.settings
     return mmf_options(
-        Attempt("train", model, str(root), attempt_dir=folder, settings=settings, base_config=config)
+        Attempt(TrainTask(), model, str(root), attempt_dir=folder, settings=settings, base_config=config)
     )
 
 

@@ -27,15 +27,15 @@ def register(request: Attempt, stop: Stop) -> list[Any]:
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")
     hooks.register(observer, trainers)
-    if request.action == "train":
+    if request.trains:
         timed = (*TIMED, *hooks.TIMED)
-        observer.clock.time(each for each in timed if request.profile or each[2] == "data")
+        observer.clock.time(each for each in timed if request.profile_updates or each[2] == "data")
         leave_without_batches(observer)
     loading.watch(observer)
     watch_scoring(observer)
-    if request.teacher:
+    if (task := request.training).teacher:
         teacher = import_module("mmf_win.worker.hooks.teacher")
-        teacher.register(request.teacher, request.teacher_weight)
+        teacher.register(task.teacher, task.teacher_weight)
     if request.fast:
         fast.pad_to_longest(request)
     if request.images is not None:

@@ -45,7 +45,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._observer.weights = self.config.checkpoint.resume_zoo  # unless another file is loaded
         self._require_all_weights(trainer.model)
         self.resume_state: ResumeState | None = None
-        if self._observer.request.action == "train":
+        if self._observer.request.trains:
             self.resume_state = ResumeState(trainer, observer.clock)
             if self._observer.is_main:  # only one process trains a run: a killed worker was writing these
                 for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
@@ -110,7 +110,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         loaded = super()._torch_load(file)
         if not isinstance(loaded, Mapping) or not isinstance(loaded.get("model", loaded), Mapping):
             raise CheckpointError(f"{file}: it holds no weights of a model")
-        if self._starting and self._observer.request.weights_alone:
+        if self._starting and self._observer.request.training.weights_alone:
             # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
             loaded = {"model": loaded.get("model", loaded)}
         if not loaded.get(_SCALER, True):  # of a run in another precision, and torch refuses it
@@ -150,7 +150,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def _prune(self, update: int) -> None:
         older = [path for path in numbered(self._folder) if path.name != f"model_{update}.ckpt"]
         passed = [path for path, reached in kept_aside(self._folder).items() if reached < update]
-        for path in (*older[self._observer.request.keep :], *passed):
+        for path in (*older[self._observer.request.training.keep :], *passed):
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
                 path.unlink()
 

@@ -40,7 +40,7 @@ def why_padded(request: Attempt) -> str | None:
     """Why texts keep all of their padding; None where they do not."""
     if request.model in _READ_PADDING:
         return f"{request.model} reads padding, too, so its texts stay as long"
-    if request.find_micro_batch:
+    if request.training.find_micro_batch:
         return "texts stay as long as they can be, to find a micro-batch that fits all"
     return None
 

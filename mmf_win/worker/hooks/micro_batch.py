@@ -44,16 +44,16 @@ class MicroBatch:
     def __init__(self, observer: Observer, trainer: Any, precision: str) -> None:
         from mmf.utils.general import get_batch_size
 
-        request, own = observer.request, get_batch_size()
+        request, task, own = observer.request, observer.request.training, get_batch_size()
         self._observer, self._scaler, self._scale = observer, trainer.scaler, 0.0
         self.batch: int = own * ranks()
         self.fit = _dependencies(trainer, self.batch, f"{precision}, fast" if request.fast else precision)
-        known = request.fits.get(self.fit)
-        self.is_known_fit = request.micro_batch is None and known is not None
-        rows = request.micro_batch or known
+        known = task.fits.get(self.fit)
+        self.is_known_fit = task.micro_batch is None and known is not None
+        rows = task.micro_batch or known
         self.rows: int = min(rows or self.batch, self.batch)
         self.finder: LargestFit | None = None
-        if request.find_micro_batch and not rows and trainer.device.type in MEASURABLE_DEVICES:
+        if task.find_micro_batch and not rows and trainer.device.type in MEASURABLE_DEVICES:
             self.finder = LargestFit(own, trainer.device)
             self.rows = self.finder.rows * ranks()
 

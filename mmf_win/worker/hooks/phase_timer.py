@@ -149,7 +149,7 @@ class WaitWatch:
 
 
 class Profiler(WaitWatch):
-    """Measures a training of ``request.profile`` updates, and traces a few of the last.
+    """Measures a training of ``request.profile_updates`` updates, and traces a few of the last.
 
     ::
 
@@ -157,8 +157,8 @@ class Profiler(WaitWatch):
     """
 
     def __init__(self, request: Attempt, trainer: Any, timer: PhaseTimer) -> None:
-        few = min(_WARM_UP, request.profile // 6)
-        super().__init__(trainer, timer, 1, few, request.profile - 2 * few - 2)
+        few = min(_WARM_UP, request.profile_updates // 6)
+        super().__init__(trainer, timer, 1, few, request.profile_updates - 2 * few - 2)
         timer.waits_for_gpu = self._on_gpu = timer.asks_gpu
         self._request, self._told = request, dict[str, Any]()
         schedule = torch.profiler.schedule(wait=few + self._measured, warmup=1, active=few, repeat=1)
@@ -176,7 +176,7 @@ class Profiler(WaitWatch):
     def ended(self) -> dict[str, Any]:
         """Return what was measured, when training has ended with a checkpoint and a validation."""
         self._trace.stop()
-        if self._updates < self._request.profile:
+        if self._updates < self._request.profile_updates:
             message = f"training did not begin at update 0, and so made only {self._updates} updates"
             raise UsageError(message, hint="leave out what names a checkpoint")
         times = self._timer.aside

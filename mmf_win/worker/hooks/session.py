@@ -12,6 +12,7 @@ import torch
 
 from mmf_win.errors import UsageError
 from mmf_win.protocol import EventReader, read_events
+from mmf_win.protocol.attempt import CheckTask
 from mmf_win.protocol.data_wait import Waiting
 from mmf_win.protocol.metrics import rename_metrics
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity
@@ -42,11 +43,12 @@ class TrainingSession:
         self._first_update = self._last_update = trainer.num_updates
         self._since = time.monotonic()
         self._keeps_names = _has_mmf_names(request.events)
+        self._total = request.profile_updates or request.training.total
         observer.begin(
             "train_started",
             None if request.is_trial else self._save,
             update=trainer.num_updates,
-            max_updates=request.profile or request.total or _finite(training.max_updates),
+            max_updates=self._total or _finite(training.max_updates),
             device=str(trainer.device),
             precision=precision,
             batch=micro.batch,
@@ -58,17 +60,17 @@ class TrainingSession:
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             known_fit=micro.is_known_fit,
             fit=micro.fit,
-            data=request.data.get("train"),
+            data=request.training.data.get("train"),
         )
-        if request.check:
+        if isinstance(request.task, CheckTask):
             from mmf_win.worker.tasks import check  # imports MMF
 
             check.run(observer, trainer, micro.limit)
         self._fresh = trainer.num_updates == 0 and is_fresh(trainer.model, observer.copied)
-        if request.find_micro_batch and micro.finder is None:
+        if request.training.find_micro_batch and micro.finder is None:
             observer.event("micro_batch", rows=micro.rows, found=True)
         self._measured = WaitWatch(trainer, observer.clock, ranks())
-        if request.profile and observer.is_main:
+        if request.profile_updates and observer.is_main:
             self._measured = Profiler(request, trainer, observer.clock)
 
     def step_in_parts(self, batch: Any, step: Callable[[float, Any], Any]) -> Any:
@@ -105,7 +107,7 @@ class TrainingSession:
         self._observer.event(
             "train",
             update=trainer.num_updates,
-            max_updates=self._request.profile or self._request.total or _finite(trainer.max_updates),
+            max_updates=self._total or _finite(trainer.max_updates),
             epoch=trainer.current_epoch,
             loss=_number(scalars.get("train/total_loss")),
             lr=_number(trainer.optimizer.param_groups[0]["lr"]),
@@ -125,7 +127,7 @@ class TrainingSession:
         """Report a validation, ``final`` if it follows training and scores the best checkpoint."""
         metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
         metrics = metrics if self._keeps_names else rename_metrics(metrics)
-        update, data = self._checkpoint.resume_state.validated, self._request.data.get("val")
+        update, data = self._checkpoint.resume_state.validated, self._request.training.data.get("val")
         self._observer.event("val", update=update, metrics=metrics, final=final, data=data)
 
     def require_update(self) -> None:

@@ -24,6 +24,7 @@ from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes, write_json
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import Attempt
+from mmf_win.protocol.attempt import ExportTask
 from mmf_win.version import __version__
 from mmf_win.worker.hooks.checkpoint_io import replaced, space_for
 from mmf_win.worker.pillow_resize import PillowResize
@@ -92,13 +93,13 @@ def _for_vilbert(batch: SampleList) -> dict[str, Any]:
     return {**dict(text), **image, "image_target": None, "image_label": None}
 
 
-def export(trainer: Any, request: Attempt) -> None:
-    """Write the model that MMF's trainer has predicted with to the folder ``request.export``.
+def export(trainer: Any, request: Attempt, task: ExportTask) -> None:
+    """Write the model that MMF's trainer has predicted with to the folder of the task.
 
     Raises UsageError where the model, or what prepares its inputs, cannot be exported.
     """
-    assert request.export is not None and request.checkpoint is not None
-    began, folder = time.monotonic(), Path(request.export)
+    assert request.checkpoint is not None
+    began, folder = time.monotonic(), Path(task.folder)
     dataset = only_loader(trainer.test_loader).dataset
     row, resize = dataset[0], None
     if "image" in row:
@@ -113,7 +114,7 @@ def export(trainer: Any, request: Attempt) -> None:
         inputs.remove(unused)
     program.model.metadata_props["classes"] = json.dumps(_CLASSES)
     file = folder / "model.onnx"
-    with space_for(file, model.state_dict(), "the exported model", 2 if request.int8 else 1):
+    with space_for(file, model.state_dict(), "the exported model", 2 if task.int8 else 1):
         program.save(str(file))
         names = {value.name: value for value in inputs}
         boxes, dim = getattr(row, "image_feature_0", torch.empty(0, 0)).shape
@@ -128,7 +129,7 @@ def export(trainer: Any, request: Attempt) -> None:
             "versions": {"mmfw": __version__, "mmf": mmf_version, **{n: version(n) for n in _PACKAGES}},
         }
         write_json(folder / "model.json", about)
-        if request.int8:
+        if task.int8:
             _quantize(file, folder / "int8.onnx")
         for number in range(len(dataset) if about["features"] else 0):
             _keep_features(dataset[number], folder)

@@ -11,6 +11,7 @@ import pytest
 from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
 from mmf_win.protocol import Attempt, EventReader, read_events
+from mmf_win.protocol.attempt import TrainTask
 from mmf_win.worker.stopping import Stop
 from tests.worlds.event_log import EventLog
 from tests.worlds.tools import LazyModule, requires_package, shown_by_tensorboard
@@ -28,7 +29,7 @@ def observed(
     """The session of a training that has begun at an update."""
     attempt = folder / "attempts" / "1"
     attempt.mkdir(parents=True)
-    request = Attempt("train", "m", "mmf", str(attempt), checkpoint=checkpoint)
+    request = Attempt(TrainTask(), "m", "mmf", str(attempt), checkpoint=checkpoint)
     observer = observing.Observer(request, Stop(attempt / "stop"))
     settings = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(

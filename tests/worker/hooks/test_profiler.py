@@ -12,6 +12,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mmf_win.protocol import Attempt, read_events
+from mmf_win.protocol.attempt import ProfileTask, TrainTask
 from mmf_win.protocol.data_wait import Waiting
 from mmf_win.worker.stopping import Stop
 from tests.worlds.event_log import EventLog
@@ -62,7 +63,7 @@ def test_the_first_validation_counts_only_if_it_is_the_only_one(
     monkeypatch.setattr(torch.profiler, "profile", lambda **_: SimpleNamespace(start=int, step=int, stop=int))
     timer, trainer = timing.PhaseTimer(), fake_trainer(0, "cpu")
     trainer.config = OmegaConf.create({"training": {"num_workers": 0}})
-    profiler = timing.Profiler(Attempt("train", "m", "mmf", str(tmp_path), profile=7), trainer, timer)
+    profiler = timing.Profiler(Attempt(ProfileTask(updates=7), "m", "mmf", str(tmp_path)), trainer, timer)
     for _ in range(7):
         profiler.updated()
     timer.aside |= {"checkpoint": [1.0], "validation": validations}
@@ -88,7 +89,7 @@ def test_it_is_noted_if_workers_may_help(
 ) -> None:
     attempt = user_dir / "attempts" / "2"
     attempt.mkdir(parents=True)
-    request = Attempt("train", "m", "mmf", str(attempt), images="kept")
+    request = Attempt(TrainTask(), "m", "mmf", str(attempt), images="kept")
     EventLog(request.events, "1").write("attempt_failed", next=failed)
     observer = observing.Observer(request, Stop(attempt / "stop"))
     config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})
