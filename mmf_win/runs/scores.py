@@ -131,7 +131,7 @@ def _made(run: Run, names: Mapping[str | None, str]) -> list[Predicted]:
         split, stamp = match.groups()
         auroc = on = sha256 = None
         created = csv.stat().st_mtime  # the name has a local time
-        with suppress(OSError, ValueError, TypeError, LookupError):
+        with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             record = read_json(csv.with_suffix(".metrics.json"))
             created = float(record.get("created", created))
             on = Coverage.read(record)

@@ -69,6 +69,12 @@ def run(user_dir: Path) -> Run:
     return run
 
 
+@pytest.mark.parametrize("record", [[], 1, {"members": 1}])
+def test_a_record_of_another_type_tells_nothing(mmfw: Mmfw, run: Run, record: object) -> None:
+    write_json(predicted(run, "dev_seen", "10 of 1", 0.4).with_suffix(".metrics.json"), record)
+    assert listed(mmfw, run.path.parents[1]) == {"a": (0.9, 0.7, "test_seen", "best")}
+
+
 def test_a_score_is_of_the_best_checkpoint_and_others_are_shown_by_their_names(mmfw: Mmfw, run: Run) -> None:
     save = run.path.parents[1]
     assert listed(mmfw, save) == {"a": (0.9, 0.7, "test_seen", "best")}
