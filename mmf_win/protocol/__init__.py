@@ -28,7 +28,7 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
     checkpoint       update; it is written, with this sha256; best (whether also as the best one so far)
     note             text; something that the user should know
     alive            progress that has no event of its own
-    predict_started  device, precision, batch, workers
+    predict_started  device, precision, batch, workers, sha256 (of the annotations that were read)
     predict          done, total: rows
     checked          a Remark of one check before training; see check_result.py
     profiled         what was measured of a training with --profile; see profile.py

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from mmf_win.dataset.predictions import read_raw
-from mmf_win.errors import DataError, UsageError
+from mmf_win.errors import DataError, DatasetError, UsageError
 from mmf_win.paths import Places
 from mmf_win.protocol import Attempt, Event, Exit
 from mmf_win.protocol.attempt import ExportTask, ServeTask
@@ -58,8 +58,12 @@ def predict(
             worker = partial(attempts.run_worker, place, plan=plan, display=display)
             done = attempts.until_it_fits(place, first, worker, retry=options.retry)
             events = attempts.events_of_attempt(done)
-            began = (event for event in events if event["kind"] in ("run_started", "predict_started"))
-            return _probas(done, target), {key: value for event in began for key, value in event.items()}
+            told = (event for event in events if event["kind"] in ("run_started", "predict_started"))
+            began = {key: value for event in told for key, value in event.items()}
+            if began.get("sha256", target.file.sha256) != target.file.sha256:
+                hint = "run the same command again"
+                raise DatasetError(f"{target.file.path}: it was changed while it was in use", hint=hint)
+            return _probas(done, target), began
         except DataError as error:
             if target.is_own:  # MMF read annotations that were made of the user's file
                 error.args = (str(error).replace(str(target.file.path), str(target.source)),)

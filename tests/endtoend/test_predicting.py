@@ -64,6 +64,21 @@ def test_weights_that_training_replaces_meanwhile_do_not_get_the_score(
     assert [row.proba for row in read_predictions(made)] != probabilities(again), "of the other weights"
 
 
+def test_annotations_that_change_meanwhile_get_no_score(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
+    run, own, here = tool.trained("vilbert"), tool.in_a_copy("changing"), tmp_path / "here"
+    changed = own.world.dataset / "annotations" / "test_unseen.jsonl"
+    words = ("predict", run.id, "--split", "test_seen", "--split", changed.stem, "--no-report")
+    faulty({"at": "validation", "do": "wait", "once": str(here)})
+    with user(own, *words, "-o", str(tmp_path / "out")) as somebody:
+        somebody.waits_for(here.exists)
+        changed.write_text(changed.read_text(encoding="utf-8").replace('"text": "', '"text": "no '), "utf-8")
+        here.with_name("here.go").touch()
+        assert somebody.gets_the_prompt_back() == 3, somebody.read
+    assert "test_unseen.jsonl: it was changed while it was in use" in " ".join(somebody.read.split())
+    assert [read_json(file)["split"] for file in (tmp_path / "out").glob("*.json")] == ["test_seen"]
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
 def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_validation(tool: Tool) -> None:
     runs = [tool.trained("vilbert", seed=seed, run=f"n{seed}") for seed in (1, 2)]
     words = ("n1", "n2", "--split", "test_unseen", "--ensemble", "mean", "--threshold", "best-accuracy")
