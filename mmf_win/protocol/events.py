@@ -84,7 +84,8 @@ class EventReader:
         for line in new[:end].splitlines():
             with suppress(ValueError):
                 event = decode(line, _EVENT)
-                if "kind" in event and 0 <= event.get("t", 0) < LATEST:
+                steps = event.get("update", 0), event.get("done", 0)  # trackers and plots take 64 bits
+                if "kind" in event and 0 <= event.get("t", 0) < LATEST and max(map(abs, steps)) < 2**63:
                     if event.get("metrics") and not self._as_written:
                         event["metrics"] = rename_metrics(event["metrics"])
                     yield event

@@ -32,6 +32,15 @@ def test_lines_that_are_no_events_are_skipped(tmp_path: Path) -> None:
     assert [event["kind"] for event in read_events(path)] == ["note"]
 
 
+@pytest.mark.parametrize("number", [2**63, -(2**63), 10**40])
+@pytest.mark.parametrize("name", ["update", "done"])
+def test_an_event_with_a_step_of_more_than_64_bits_is_skipped(tmp_path: Path, name: str, number: int) -> None:
+    path = tmp_path / "events.jsonl"
+    EventLog(path, "1").write("train", **{name: number})
+    EventLog(path, "1").write("train", **{name: 2**63 - 1})
+    assert [event[name] for event in read_events(path)] == [2**63 - 1]
+
+
 def test_an_event_after_a_torn_one_is_not_lost_with_it(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     EventLog(path, "1").write("train", update=1)
