@@ -272,13 +272,17 @@ def _read_record(folder: TaskFolder) -> dict[str, Any]:
 
 def require_known(folder: TaskFolder) -> None:
     """Raise DataError where a file is lost that tells what has run, which would run again."""
-    files, stat = {folder.param: read_yaml(folder.param)}, read_yaml(folder.stat)
+    files, stat, why = {folder.param: read_yaml(folder.param)}, read_yaml(folder.stat), ""
     if not stat or (folder.newest_run() is not None and "finished" not in stat.values()):
-        files[folder.record] = _read_record(folder)  # which alone knows the run that is to be resumed
+        try:  # it alone knows the run that is to be resumed
+            files[folder.record] = read_record(folder.record, some_fields_of(Task))
+        except (OSError, ValueError) as error:
+            files[folder.record], why = {}, f" ({error})" if isinstance(error, ValueError) else ""
     lost = next((file for file, told in files.items() if not told), None)
     if lost is not None and any(folder.path.glob("log.*")):
         hint = "put it back, or delete the task's folder to have it run again from its beginning"
-        raise DataError(f"{lost}: lost or damaged, and it tells what has run already", hint=hint)
+        why = why if lost == folder.record else ""
+        raise DataError(f"{lost}: lost or damaged{why}, and it tells what has run already", hint=hint)
 
 
 def begun(sweep: SweepFolder) -> list[Task]:

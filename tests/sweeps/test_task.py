@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mmf_win.errors import DataError, UsageError
-from mmf_win.files import write_json
+from mmf_win.files import read_json, write_json
 from mmf_win.locking import locked
 from mmf_win.sweeps.folder import (
     SweepFolder,
@@ -183,6 +183,15 @@ def test_a_task_whose_files_are_lost_is_named_before_it_runs_again(
     if content is not None:
         (folder.path / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=re.escape(str(folder.path / name))):
+        require_known(folder)
+
+
+def test_a_record_with_a_wrong_type_is_named_with_its_field(sweep: SweepFolder) -> None:
+    folder = sweep.task("A_1")
+    _run(sweep, _now(sweep)[0], _FAILS)
+    trained(folder, 0.5)
+    write_json(folder.record, {**read_json(folder.record), "finished": 5})
+    with pytest.raises(DataError, match=r"task\.json: .*array.*int.*\$\.finished"):
         require_known(folder)
 
 
