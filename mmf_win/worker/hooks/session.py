@@ -13,7 +13,7 @@ import torch
 from mmf_win.compat.mmf_data import read_once
 from mmf_win.errors import UsageError
 from mmf_win.protocol import EventReader, read_events
-from mmf_win.protocol.attempt import CheckTask
+from mmf_win.protocol.attempt import CheckTask, PredictTask
 from mmf_win.protocol.data_wait import Waiting
 from mmf_win.protocol.metrics import rename_metrics
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity
@@ -158,8 +158,8 @@ def report_prediction(observer: Observer, trainer: Any, precision: str) -> None:
     from mmf.utils.general import get_batch_size
 
     values = {"device": str(trainer.device), "precision": precision, "batch": get_batch_size()}
-    if annotations := observer.request.annotations:
-        values["sha256"] = read_once(Path(annotations)).sha256
+    if isinstance(observer.request.task, PredictTask):
+        values["sha256"] = read_once(Path(observer.request.task.annotations)).sha256
     observer.begin("predict_started", **values, workers=trainer.config.training.num_workers)
 
 
