@@ -39,6 +39,7 @@ _TYPE = re.compile(r"b1|[iu][1248]|f[248]|[SU]\d{1,7}|O8?")
 _IN_FEATURES = ("features", "feature", "image_feat")  # MMF's names in a dictionary in the place of the array
 _Unpickler: Any = pickle._Unpickler
 _DEEPEST = 30  # parts within parts
+_MOST_PARTS = 2_000_000  # instructions, each of which may take 100 times its size
 _MOST_EMPTY = 1 << 20  # rows × columns of an array without bytes
 
 
@@ -79,13 +80,31 @@ class _Reader(_Unpickler):  # type: ignore[misc]
 
     def __init__(self, file: _File, left: int) -> None:
         super().__init__(file)
-        self._left = left
+        self.read, self.readline, self._left = file.read, file.readline, left
+        self._used: dict[int, object] = {}  # types that arrays have, by their ids
 
     def find_class(self, module: str, name: str, /) -> Any:
         """Return a name that numpy writes; what it names is not looked up."""
         if not _NAME.fullmatch(f"{module}.{name}"):
             raise _refused(f"names {f'{module}.{name}':.100}")
         return _Name(name)
+
+    def load(self) -> Any:
+        """Return what the pickle makes, as the original does, which has no limit."""
+        self.metastack: list[list[Any]] = []
+        self.stack: list[Any] = []
+        self.append = self.stack.append
+        read, dispatch = self.read, self.dispatch
+        try:
+            for _ in range(_MOST_PARTS):
+                dispatch[read(1)](self)
+        except pickle._Stop as stop:  # type: ignore[attr-defined]
+            return stop.value
+        raise ValueError("it has too many parts")
+
+    def load_frame(self) -> None:
+        """Ignore a frame, so that the file tells where an error is."""
+        self.read(8)
 
     def load_bytearray8(self) -> None:
         """Push a bytearray; the original takes the memory before it looks for the bytes."""
@@ -140,7 +159,7 @@ class _Reader(_Unpickler):  # type: ignore[misc]
                 # A dictionary is put into an array by numpy.save.
                 if not (dtype == "O" and shape == () and type(data) is list and [*map(type, data)] == [dict]):
                     self._array(data, dtype, shape, "F" if is_fortran else "C")
-            case _, np.dtype():
+            case _, np.dtype() if id(built) not in self._used:
                 own: Any = built.__reduce__()[2]
                 if state not in [(own[0], order, *own[2:]) for order in "<>|="]:
                     raise _refused(f"changes the type {built}")
@@ -153,8 +172,10 @@ class _Reader(_Unpickler):  # type: ignore[misc]
 
         if not isinstance(dtype, np.dtype) or type(data) not in (bytes, bytearray):
             raise _refused("makes an array of something else than bytes")
-        self.spend(len(data))
-        return plain_array(data, dtype, shape, order)
+        self._used[id(dtype)] = dtype
+        array = plain_array(data, dtype, shape, order)
+        self.spend(array.nbytes)  # of a type without a size, numpy makes one that has one
+        return array
 
     def require_plain(self, value: Any, depth: int = _DEEPEST) -> None:
         """Raise Refused where a part is a name, and ValueError where there are too many, or too deep ones."""
@@ -180,8 +201,12 @@ def _refuse_instruction(name: str, _reader: _Reader) -> None:
     raise _refused(f"has the instruction {name} where numpy does not write it")
 
 
-_Reader.dispatch = {
-    ord(opcode.code): getattr(_Reader, _Unpickler.dispatch[ord(opcode.code)].__name__)
+def _end(_reader: _Reader) -> None:
+    raise ValueError("it ends too early")
+
+
+_Reader.dispatch = {b"": _end} | {
+    opcode.code.encode("latin1"): getattr(_Reader, _Unpickler.dispatch[ord(opcode.code)].__name__)
     if opcode.name in _INSTRUCTIONS
     else partial(_refuse_instruction, opcode.name)
     for opcode in pickletools.opcodes
@@ -222,7 +247,7 @@ def plain_array(data: bytes | bytearray, dtype: Any, shape: Any, order: object) 
     if math.prod(shape) * dtype.itemsize != len(data) or cells > max(len(data), _MOST_EMPTY):
         raise _NotWritten(f"an array of {shape} has {len(data)} bytes")
     array: Any = np.ndarray(shape, dtype, data, order="F" if order == "F" else "C").copy("K")
-    if dtype.kind == "U":
+    if dtype.kind == "U" and array.size:
         try:
             array.tolist()
         except (ValueError, SystemError) as error:  # its readers would meet what is no character
@@ -243,7 +268,7 @@ def loads(pickled: bytes | memoryview) -> Any:
         raise _refused(f"holds what numpy does not write ({error})") from error
     except Exception as error:  # whatever a damaged pickle leads to
         what = "unknown instruction" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise Unreadable(f"{what} at position {file.tell() - 1}") from error
+        raise Unreadable(f"{what} at position {max(0, file.tell() - 1)}") from error
     return value
 
 

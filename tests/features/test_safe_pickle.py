@@ -21,7 +21,9 @@ _OBJECTS = (3, "|", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
 _PART = (3, "|", (np.dtype("O"), (1,)), None, None, 8, 1, 0)
 _NO_OBJECTS = (3, "|", None, None, None, -1, -1, 0)
 _OTHERWISE = {
-    **dict.fromkeys(("a large bytearray", "large bytes", "many digits", "many marks"), "damaged"),
+    **dict.fromkeys(
+        ("a large bytearray", "large bytes", "many digits", "many marks", "many parts"), "damaged"
+    ),
     **dict.fromkeys(("a large frame", "a large memo"), "read"),  # they only announce what is not there
 }
 
@@ -143,6 +145,18 @@ def test_what_numpy_wrote_in_2020_is_read() -> None:
     record = pickle.dumps({"features": np.ones((2, 3), "f4")}, 3).replace(b"numpy._core", b"numpy.core")
     assert record.count(b"\x89\x88\x87") == 1
     assert loads(record.replace(b"\x89\x88\x87", b"K\x00K\x01\x87"))["features"].tolist() == [[1] * 3] * 2
+
+
+@pytest.mark.parametrize("protocol", [3, 4])
+def test_damage_is_told_by_its_position_in_the_record(protocol: int) -> None:
+    record = bytearray(pickle.dumps({"features": np.ones((2, 3))}, protocol))
+    record[-3] = 255
+    with pytest.raises(ValueError, match=f"unknown instruction at position {len(record) - 3}$"):
+        loads(bytes(record))
+    with pytest.raises(ValueError, match="ends too early"):
+        loads(bytes(record[:-9]))
+    with pytest.raises(ValueError, match="ends too early at position 0"):
+        loads(b"")
 
 
 def test_a_name_that_is_cut_off_is_damaged_and_not_refused() -> None:

@@ -138,9 +138,15 @@ HOSTILE = {
     "a large type": whole(array(1, (1,), dtype("S2000000000"), False, b"")),
     "many of nothing": whole(array(1, (1 << 40, 1 << 40, 0), dtype("f4"), False, b"")),
     "many without bytes": whole(array(1, (1 << 40,), dtype("S0"), False, b"")),
+    "many made of nothing": whole(b"]" + 50 * (from_bytes(b"", dtype("S0"), (1 << 20,), "C").code + b"a")),
+    "text of a type that changes": whole(
+        dtype("U1").code + b"q\x00" + from_bytes("a".encode("utf-32-le"), Code(b"h\x00"), (1,), "C").code
+        + state(Code(b"h\x00"), 3, ">", None, None, None, 4, 4, 8).code + b"\x87"
+    ),
     "fewer than none": whole(array(1, (-1,), dtype("f4"), False, b"")),
     "many digits": whole(b"L" + 1_000_000 * b"9" + b"L\n"),
     "many marks": whole(2_100_000 * b"("),
+    "many parts": whole(2_100_000 * b"}\x94"),
     "a state of a function": whole(b"cnumpy\ndtype\n" + b"N}\x8c\x0c__defaults__)s\x86b"),
     "an extension": whole(b"\x82\x01"),
     "an object of a class": whole(b"cnumpy\ndtype\n)\x81"),
