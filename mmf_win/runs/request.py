@@ -178,7 +178,8 @@ class CommandOptions(MmfwSettings):
             ours["auto_batch"] = self.batch_size == "auto"
             training["batch_size"] = None if self.batch_size == "auto" else self.batch_size
         ours |= {"allow_missing": self.allow_missing or None}
-        ours |= {"teacher": self.teacher and literal(str(expanded(self.teacher).absolute()))}
+        if self.teacher is not None:  # it may be empty, as an unset variable of the shell is
+            ours["teacher"] = literal(str(expanded(self.teacher).absolute()))
         chosen = {"training": _given(training), OURS: _given(ours)}
         if self.updates or self.epochs:
             chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way

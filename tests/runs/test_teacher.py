@@ -139,3 +139,8 @@ def test_a_model_with_another_loss(train: Path, tmp_path: Path, losses: object, 
 def test_a_weight_without_a_teacher(train: Path) -> None:
     with pytest.raises(UsageError, match="--teacher-weight is for --teacher"):
         check(replace(Request(), settings=CommandOptions(teacher_weight=0.5).settings), train)
+
+
+def test_an_empty_name_of_a_teacher_does_not_train_without_one() -> None:
+    chosen = CommandOptions(teacher="").settings
+    assert Request().over(chosen).ours.teacher == str(Path.cwd()), "the folder, which is refused"
