@@ -32,7 +32,9 @@ def available_cpus(root: Path = Path("/")) -> int:
     Args:
         root: the folder that holds ``proc`` and ``sys``.
     """
-    usable = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    usable = os.cpu_count() or 1
+    if sys.platform == "linux":
+        usable = len(os.sched_getaffinity(0))
     usable = getattr(os, "process_cpu_count", lambda: usable)() or 1  # Python 3.13: the user may set it
     return math.ceil(min(usable, cpu_quota(root)))
 
