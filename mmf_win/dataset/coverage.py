@@ -113,7 +113,7 @@ def is_own_set(paths: DatasetPaths) -> bool:
 
 
 def coverage(paths: DatasetPaths, file: AnnotationFile) -> Coverage:
-    """How much of a split its annotation file holds."""
+    """Return how much of a split its annotation file holds."""
     summary = converted(paths, file)
     full = None if summary is None else summary.rows + summary.missing
     return Coverage(file.path.stem, len(file.lines), full)

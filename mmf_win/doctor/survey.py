@@ -124,7 +124,7 @@ def survey_mmf(*, full: bool = False) -> MmfState:
 
 
 def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
-    """Where everything is; MMF and mmfw make theirs when they need them.
+    """Return where everything is; MMF and mmfw make theirs when they need them.
 
     ``named_by`` is the option or variable that names a folder of MMF's, or that it is the default.
     """

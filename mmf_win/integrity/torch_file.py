@@ -49,8 +49,8 @@ def problem(path: Path, advance: Advance = ignore, update: Update = ignore) -> s
             is_legacy = _LEGACY.match(file.read(32))
             file.seek(0)
             found = None if is_legacy else _problem(file, advance, update)
-            if found is None:
-                _pass(file, sys.maxsize, update)  # what follows the last member
+            if found is None and update is not ignore:
+                _pass(file, sys.maxsize, update)  # what follows the last member, or all of a legacy file
             return found
     except FileNotFoundError:
         return "there is no such file"
@@ -104,7 +104,7 @@ def _problem(file: BinaryIO, advance: Advance, update: Update) -> str | None:
 
 
 def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance, update: Update) -> bool:
-    """Whether a member is stored as it is, as torch does, with the size and checksum in the directory.
+    """Tell whether a member is stored uncompressed, as torch does, with its size and checksum.
 
     The file is at the end of the member before, and then at the end of this one.
     """

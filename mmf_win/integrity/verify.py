@@ -50,7 +50,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of files that belong together.
+    """Knowledge about files that belong together.
 
     Attributes:
         part: what they are part of; repairing that part repairs them.
@@ -76,7 +76,7 @@ class Finding:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the files are there, and as they should be as far as anybody knows."""
+        """Tell whether the files are there, and as they should be as far as anybody knows."""
         return self.state in ("intact", "recorded")
 
 

@@ -140,7 +140,7 @@ _KINDS: dict[str, type[Task]] = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """What an attempt is to do; saved as ``attempts/<n>/request.json``.
+    """The work of one attempt, saved as ``attempts/<n>/request.json``.
 
     Attributes:
         task: what it does; the file names its kind.
@@ -184,12 +184,12 @@ class Attempt:
 
     @property
     def trains(self) -> bool:
-        """Whether it trains a model, or begins to."""
+        """Tell whether the task is to train, or to begin to."""
         return isinstance(self.task, TrainTask)
 
     @property
     def training(self) -> TrainTask:
-        """What is asked of a training; of another task, what a training does by default."""
+        """Return the task of a training; for another kind of task, the defaults of one."""
         return self.task if isinstance(self.task, TrainTask) else TrainTask()
 
     @property

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Start:
-    """Where a training or a prediction begins.
+    """The beginning of a training or a prediction.
 
     Attributes:
         request: what the run was asked for so far, without the options of this command.
@@ -60,7 +60,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a training or a prediction does.
+    """The work of a training or a prediction, planned from its beginning.
 
     Attributes:
         start: where it begins.

@@ -134,7 +134,7 @@ class Request(ConfigParts):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions(MmfwSettings):
-    """What one command asks for.
+    """Options of one command.
 
     ``settings`` are merged over those of the run, which remembers them. The attributes of this class but
     ``seed`` and ``batch_size`` hold for the command alone, but for the overrides.

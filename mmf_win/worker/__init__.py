@@ -1,4 +1,4 @@
-"""What runs in processes of its own: with ``compat``, the only room that imports torch, transformers or MMF.
+"""Code that runs in worker processes; only it and ``compat`` import torch, transformers or MMF.
 
 ``entry`` is a program.
 """
