@@ -37,16 +37,16 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
                      its were), ids (of the pass), bad_ids (of its rows), bad_fields (of the batch)
     exported         seconds that the export of the model took
     serving          address, where a worker that stays warm waits for its parent; see serving.py
-    run_ended        outcome
-    attempt_failed   reason, next: what the next attempt has less of; written by the parent
+    attempt_failed   next: what the next attempt has less of; written by the parent
 
 Each is one write at the end of the file. A prediction has a file of its own in its attempt's folder, since
-Windows does not keep the writes of two processes apart.
+Windows does not keep the writes of two processes apart. Earlier versions recorded the outcome here, too, as
+``run_ended``.
 """
 
 from __future__ import annotations
 
-from mmf_win.protocol.attempt import Attempt, AttemptFolder, Precision, RunFolder
+from mmf_win.protocol.attempt import Attempt, AttemptFolder, Precision
 from mmf_win.protocol.events import LATEST, Event, EventReader, read_events
 from mmf_win.protocol.outcome import Exit, Outcome
 
@@ -59,6 +59,5 @@ __all__ = [
     "Exit",
     "Outcome",
     "Precision",
-    "RunFolder",
     "read_events",
 ]

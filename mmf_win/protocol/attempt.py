@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, TypedDict, get_type_hints
 
 from mmf_win.files import write_json
 from mmf_win.paths import Inside
 from mmf_win.protocol.events import append_event
-from mmf_win.records import convert, optional_fields, read_record
+from mmf_win.records import convert, decode, optional_fields, read_record
 
 #: The precision of a model's calculations: 32 bits, or 16 where that is exact enough.
 Precision = Literal["fp32", "bf16", "fp16"]
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The folder of a run, and the files in it that the worker writes."""
-
-    path: Path
-
-    #: Events of all attempts to train.
-    events = Inside("events.jsonl")
-    #: The outcome of the last attempt to train; absent while it runs and if it was killed.
-    exit_file = Inside("exit.json")
-    #: Held while the run is being trained.
-    lock = Inside("lock")
-    #: The whole output of the workers that trained.
-    log = Inside("log.txt")
 
 
 @dataclass(frozen=True)
@@ -56,6 +41,16 @@ class AttemptFolder:
     logs = Inside("logs")
     #: What torch saw of a few updates of a profiled training, for Chrome.
     trace = Inside("trace.json")
+
+    def trains(self) -> bool:
+        """Tell whether it is an attempt to train, by its request, which names no kind in earlier versions."""
+        with suppress(OSError, ValueError, LookupError):
+            return issubclass(_KINDS[decode(self.request.read_bytes(), _Kind)["kind"]], TrainTask)
+        return False
+
+
+class _Kind(TypedDict):
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -173,14 +168,14 @@ class Attempt:
     images: str | None = None
 
     @property
-    def run(self) -> RunFolder:
-        """The run's files."""
-        return RunFolder(Path(self.attempt_dir).parents[1])
-
-    @property
     def attempt(self) -> AttemptFolder:
         """The attempt's files."""
         return AttemptFolder(Path(self.attempt_dir))
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return Path(self.attempt_dir).parents[1]
 
     @property
     def trains(self) -> bool:
@@ -205,12 +200,12 @@ class Attempt:
     @property
     def events(self) -> Path:
         """Where the worker says what happens."""
-        return self.run.events if self.trains else self.attempt.events
+        return self.run_dir / "events.jsonl" if self.trains else self.attempt.events
 
     @property
     def log(self) -> Path:
         """Where the worker's output goes."""
-        return self.run.log if self.trains else self.attempt.log
+        return self.run_dir / "log.txt" if self.trains else self.attempt.log
 
     def save(self) -> None:
         """Write the request to its place."""

@@ -55,15 +55,13 @@ class Exit:
         write_json(path, asdict(self))
 
     def record(self, asked: Attempt) -> None:
-        """Write the exit of an attempt where it is looked for, as far as a full disk lets it."""
+        """Write the exit to the attempt's folder, the only record of it, as far as a full disk allows."""
         with suppress(OSError):
             remove(asked.attempt.reserve)
             if self.place is not None:
                 asked.write_event("nonfinite", **self.place)
-            asked.write_event("run_ended", outcome=self.outcome)
-        for file in (asked.attempt.exit, *([asked.run.exit_file] if asked.trains else [])):
-            with suppress(OSError):
-                self.save(file)
+        with suppress(OSError):
+            self.save(asked.attempt.exit)
 
     def save_first(self, path: Path) -> None:
         """Write the exit, unless another process has written one there."""

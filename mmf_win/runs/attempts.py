@@ -70,7 +70,7 @@ def until_it_fits(
             if less is None or started is None:
                 raise as_error(end, asked)
             failed, (name, had, fewer) = asked, less
-            failed.write_event("attempt_failed", reason=end.outcome, next={name: fewer})
+            failed.write_event("attempt_failed", next={name: fewer})
             asked = following(failed, name, fewer, started, _newest_saved(run, events, failed))
             _log.info(_SHRINKING[name], had, fewer)
             if asked.trains:
@@ -113,12 +113,12 @@ def events_of_attempt(asked: Attempt) -> list[Event]:
 
 def worker_of(asked: Attempt, plan: Plan) -> tuple[list[str], dict[str, str]]:
     """The command that starts a worker, and its environment; what it is to do is saved for it."""
-    run, files = Run(asked.run.path), asked.attempt
-    asked.save()
+    run, files = Run(asked.run_dir), asked.attempt
     write_bytes(files.reserve, os.urandom(16 << 10))  # a block for each file that it may need
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
     save_dir, logs = (run.checkpoints, run.logs) if asked.trains else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
+    asked.save()  # from here on the run is as this attempt leaves it
     environment = settings.environment(
         plan.start.places, save_dir, logs, files.raw, offline=plan.request.offline, asks_hub=asked.asks_hub
     )
@@ -136,10 +136,9 @@ def run_worker(run: Run, asked: Attempt, plan: Plan, display: Display, *, lock: 
     """
     files = asked.attempt
     command, environment = worker_of(asked, plan)
-    trains = asked.trains
-    saves = trains and not asked.is_trial
-    if trains:
-        remove(run.exit_file)
+    saves = asked.trains and not asked.is_trial
+    if asked.trains:
+        remove(run.path / "exit.json")  # of earlier versions
     kills = oom_kills()
     reader = EventReader(asked.events, from_end=True)
     saving = False

@@ -5,11 +5,10 @@
     <save dir>/<name>/<YYYY-mm-ddTHH-MM-SS>/
       request.json      what was asked for
       events.jsonl      what happened in training
-      exit.json         how the last training attempt ended
       log.txt           the whole output of the workers that trained
       events.out.tfevents.*    curves for TensorBoard
-      attempts/<n>/     each attempt's request, MMF configuration and exit; a prediction's events.jsonl,
-                        log.txt and logs/
+      attempts/<n>/     each attempt's request, MMF configuration and exit.json, the one record of how it
+                        ended; a prediction's events.jsonl, log.txt and logs/
       lock              held while it is being trained
       readers           a share of it is held while a prediction reads its checkpoints
       logs/             MMF's own logs
@@ -37,7 +36,7 @@ from mmf_win.errors import DataError, InUseError
 from mmf_win.files import write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
-from mmf_win.protocol import LATEST, AttemptFolder, RunFolder
+from mmf_win.protocol import LATEST, AttemptFolder
 from mmf_win.records import convert, decode, read_record
 from mmf_win.runs.request import Request, lasting
 
@@ -53,11 +52,19 @@ class _Created(TypedDict):
 
 
 @dataclass(frozen=True)
-class Run(RunFolder):
+class Run:
     """The folder of one run, and the names in it."""
+
+    path: Path
 
     #: What was asked for; a folder without it is no run.
     request_file = Inside("request.json")
+    #: Events of all attempts to train.
+    events = Inside("events.jsonl")
+    #: Held while the run is being trained.
+    lock = Inside("lock")
+    #: The whole output of the workers that trained.
+    log = Inside("log.txt")
     #: The lock of those who read its checkpoints.
     readers = Inside("readers")
     #: MMF's own logs.
@@ -101,9 +108,27 @@ class Run(RunFolder):
         """A new folder under ``attempts``, numbered on from the last."""
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
-        numbers = [int(entry.name) for entry in attempts.iterdir() if entry.name.isdecimal()]
-        following = count(max(numbers, default=0) + 1)
+        following = count(max(self._attempts(), default=0) + 1)
         return AttemptFolder(first_free((attempts / str(n) for n in following), Path.mkdir))
+
+    def attempt(self, name: object) -> AttemptFolder:
+        """Return the folder of the attempt that events and folders name so."""
+        return AttemptFolder(self.path / "attempts" / str(name))
+
+    def _attempts(self) -> list[int]:
+        """Return the numbers of the attempts, the newest first."""
+        names = (entry.name for entry in self.path.glob("attempts/*"))
+        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+
+    @property
+    def exit_file(self) -> Path:
+        """The record of how the last training ended, in the folder of its attempt.
+
+        It is absent while the training runs, and if mmfw was killed with it. Earlier versions wrote it to the
+        run's folder as well.
+        """
+        trained = (each for each in map(self.attempt, self._attempts()) if each.trains())
+        return next((each.exit for each in trained), self.path / "exit.json")
 
     def save_request(self, request: Request) -> None:
         """Remember what was asked for, but for what holds for the start alone."""

@@ -6,6 +6,7 @@ import errno
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -105,6 +106,13 @@ class Record:
         request, events = run.request(), events_of(run)
         scores = read_scores(run, events, request.published_sha256)
         return cls(run, request, events, scores, "published" if request.published_weights else state(run))
+
+    def outcome_of(self, attempt: str) -> str | None:
+        """Return how an attempt ended; None if it was killed, or where its record cannot be read."""
+        with suppress(DataError):
+            end = Exit.load(self.run.attempt(attempt).exit)
+            return end.outcome if end else None
+        return None
 
     @cached_property
     def summary(self) -> Summary:

@@ -97,7 +97,7 @@ def as_error(end: Exit, asked: Attempt, output: str | None = None) -> errors.Mmf
 
 
 def _hint_after(outcome: str, asked: Attempt, output: str) -> str | None:
-    run, resumes = Run(asked.run.path), asked.trains and not asked.is_trial
+    run, resumes = Run(asked.run_dir), asked.trains and not asked.is_trial
     resumes = resumes and not asked.training.node_rank  # the first machine keeps the run
     if outcome == "interrupted":
         if not resumes:

@@ -75,7 +75,9 @@ def _probas(done: Attempt, target: Target) -> list[float]:
     try:
         return read_raw(done.attempt.raw, [str(row.id) for row in target.rows])
     except DataError as error:
-        raise as_error(Exit("data", str(error), error.hint), done) from None
+        end = Exit("data", str(error), error.hint)
+        end.record(done)
+        raise as_error(end, done) from None
 
 
 def serve(run: Run, places: Places, options: CommandOptions, *, checkpoint: Path, scratch: Path) -> Server:

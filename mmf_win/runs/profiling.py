@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from mmf_win.errors import Interrupted, MmfwError
 from mmf_win.paths import Places, expanded, new_folder
-from mmf_win.protocol import AttemptFolder, read_events
+from mmf_win.protocol import read_events
 from mmf_win.protocol.attempt import ProfileTask
 from mmf_win.records import convert
 from mmf_win.runs import checkpoints, lookup, presets, training
@@ -59,7 +59,7 @@ def run_profile(start: Start, updates: int, *, display: Display) -> tuple[Profil
                 error.hint = "; ".join(filter(None, (error.hint, f"the whole output is in {kept}")))
             raise
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
-        written = AttemptFolder(trained.path / "attempts" / profiled["attempt"]).trace
+        written = trained.attempt(profiled["attempt"]).trace
         trace = Path(shutil.move(written, new_folder(place)))
     config = {key: plan.config["training"][key] for key in _OF_CONFIG}
     return convert({**profiled, **config, "max_updates": plan.first.training.total}, Profile), trace

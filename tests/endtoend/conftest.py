@@ -17,7 +17,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.locking import locked
-from mmf_win.protocol import Event, read_events
+from mmf_win.protocol import Event, Exit, read_events
 from mmf_win.runs import attempts, fits, own_code
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf, warm
@@ -198,6 +198,13 @@ def phase_1(tool: Tool) -> Tool:
         (annotations / f"{split}_seen.jsonl").rename(annotations / f"{split}.jsonl")
         (annotations / f"{split}_unseen.jsonl").unlink()
     return other
+
+
+def outcomes(run: Run) -> list[str]:
+    """Return how the attempts of a run ended, the first one first; ``""`` for one that does not say so."""
+    numbers = sorted(int(folder.name) for folder in run.path.glob("attempts/*"))
+    ends = [Exit.load(run.attempt(number).exit) for number in numbers]
+    return [end.outcome if end else "" for end in ends]
 
 
 def events(run: Run, kind: str) -> list[Event]:

@@ -94,7 +94,7 @@ def test_a_seed_counts_however_it_was_given(world: World, given: Callable[[int],
     runs = []
     for day, seed in enumerate((1, 2, 2), start=1):
         run = world.run(stamp=f"2026-01-0{day}T00-00-00", **given(seed))
-        tell(run, attempt("1", 0, 60, "ok", seed=seed))
+        tell(run, attempt("1", 0, 60, seed=seed))
         runs.append(run)
     assert list(grouped(*runs).values()) == [runs[:2], runs[2:]]
 
@@ -112,8 +112,8 @@ def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
 
 def test_a_run_whose_total_was_raised_later_is_not_averaged(world: World) -> None:
     runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2)]
-    first = attempt("1", 0, 60, "ok", max_updates=60, seed=2)
-    tell(runs[1], [*first, *attempt("2", 60, 120, "ok", seed=2)])
+    first = attempt("1", 0, 60, max_updates=60, seed=2)
+    tell(runs[1], [*first, *attempt("2", 60, 120, seed=2)])
     assert list(grouped(*runs)) == ["mmbt_grid, total=120", "mmbt_grid, total=60 then 120"]
 
 
@@ -194,7 +194,7 @@ def test_a_run_beside_itself_does_not_differ(world: World) -> None:
 
 def test_runs_without_predictions_are_compared_by_their_training(world: World) -> None:
     runs = [world.run("a"), world.run("b"), world.run("c")]
-    tell(runs[2], attempt("1", 0, 0, None))
+    tell(runs[2], attempt("1", 0, 0))
     page = pages.of_runs(runs, world.save).read_text(encoding="utf-8")
     assert "compared by their training alone" in page
     assert 'id="validation"' in page and "Differences in AUROC" not in page
@@ -246,7 +246,7 @@ def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
     runs = [world.predicted("a"), world.predicted("b", seed=2), world.predicted("c", preset="vilbert")]
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
-        tell(run, attempt("1", 0, 120, "ok", validated=data, seed=run.request().number("seed")))
+        tell(run, attempt("1", 0, 120, validated=data, seed=run.request().number("seed")))
     page = text_of(pages.of_runs(runs, world.save))
     assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
     assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
@@ -348,7 +348,7 @@ def test_of_few_runs_all_are_shown_and_of_no_sweep_there_are_no_settings(world: 
     assert page.count('data-name="Other"') == 9 * 8 / 2
     data = {"split": "dev_seen", "rows": 433, "full_rows": 500}
     for run, validated in zip(runs[:2], (None, data), strict=True):
-        tell(run, attempt("1", 0, 120, "ok", validated=validated))
+        tell(run, attempt("1", 0, 120, validated=validated))
         page = text_of(pages.of_runs(runs[:2], world.save, settings=settings))
         assert "2 runs at 2 values" in page and "these are the" not in page and "only the" not in page
         assert ("The runs were validated on different rows" in page) == (validated is not None)

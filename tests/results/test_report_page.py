@@ -20,6 +20,7 @@ from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
 from mmf_win.locking import locked
+from mmf_win.protocol import Exit
 from mmf_win.results.report.scored import read_scored
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, tell, text_of
 from tests.worlds.tools import LazyModule, requires_package
@@ -228,7 +229,9 @@ def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
 
 def test_attempts_are_marked_and_explained(world: World) -> None:
     run = world.run()
-    tell(run, [*attempt("1", 0, 60, "cuda_oom"), *attempt("2", 30, 120, "ok", micro_batch=16)])
+    tell(run, [*attempt("1", 0, 60), *attempt("2", 30, 120, micro_batch=16)])
+    run.attempt(1).path.mkdir(parents=True)
+    Exit("cuda_oom").save(run.attempt(1).exit)
     page = text_of(pages.of_run(run))
     began = "Attempt 2 began at update 30, after the GPU&#39;s memory had run out"
     assert f"{began}; batch 32, micro-batch 16." in page
@@ -365,7 +368,7 @@ def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: 
     run = world.predicted()
     data = {"split": "train", "rows": 8400, "full_rows": 8500}
     validated = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
-    tell(run, attempt("1", 0, 120, "ok", data=data, validated=validated))
+    tell(run, attempt("1", 0, 120, data=data, validated=validated))
     page = text_of(pages.of_run(run))
     assert f"These predictions cover 32 of 40 rows of {SPLIT}" in page
     assert f"Split {SPLIT}, 32 of 40 memes" in page

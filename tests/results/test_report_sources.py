@@ -11,7 +11,7 @@ from tests.worlds.report_world import attempt
 
 
 def test_every_curve_is_read() -> None:
-    curves = read_curves(attempt("1", 0, 60, "ok"))
+    curves = read_curves(attempt("1", 0, 60))
     assert [update for update, _ in curves.series("train/loss")] == [10, 20, 30, 40, 50, 60]
     assert [update for update, _ in curves.series("val/auroc")] == [30, 60]
     for name in ("train/lr", "train/updates_per_s", "train/max_mem_mib", "val/loss", "val/accuracy"):
@@ -21,7 +21,7 @@ def test_every_curve_is_read() -> None:
 
 
 def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
-    curves = read_curves([*attempt("1", 0, 60, "cuda_oom"), *attempt("3", 30, 120, "ok", batch=16)])
+    curves = read_curves([*attempt("1", 0, 60), *attempt("3", 30, 120, batch=16)], {"1": "cuda_oom"}.get)
     updates = [update for update, _ in curves.series("train/loss")]
     assert updates == list(range(10, 121, 10))
     assert [update for update, _ in curves.series("train/loss", undone=True)] == [40, 50, 60]
@@ -32,18 +32,18 @@ def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
 
 
 def test_an_attempt_without_an_end_was_killed() -> None:
-    curves = read_curves([*attempt("1", 0, 60, None), *attempt("2", 60, 120, "ok")])
+    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)])
     assert curves.attempts[1].why == "after it was killed"
 
 
 def test_pauses_between_attempts_take_no_time() -> None:
-    curves = read_curves([*attempt("1", 0, 60, "interrupted"), *attempt("2", 60, 120, "ok")])
+    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)])
     seconds = [second for second, _ in curves.over_time("train/updates_per_s")]
     assert seconds == [float(n) for n in range(10, 121, 10)]
 
 
 def test_the_last_validation_of_the_best_checkpoint_is_no_point_of_the_curve() -> None:
-    events = attempt("1", 0, 60, "ok")
+    events = attempt("1", 0, 60)
     final = {"t": 2e6, "kind": "val", "attempt": "1", "update": 30, "final": True}
     curves = read_curves([*events, {**final, "metrics": {"auroc": 0.9}}])
     assert max(score for _, score in curves.series("val/auroc")) < 0.9
@@ -57,7 +57,7 @@ def test_events_and_values_of_other_versions_are_skipped() -> None:
         {"kind": "val", "t": 2e6, "attempt": "1", "metrics": None},
         {"kind": "unheard of", "t": 2e6},
     ]
-    events = attempt("1", 0, 60, "ok")
+    events = attempt("1", 0, 60)
     assert read_curves([*events, *strange]) == read_curves(events)
 
 

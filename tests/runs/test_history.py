@@ -8,8 +8,10 @@ import pytest
 
 from mmf_win.console import print_json
 from mmf_win.errors import CheckpointError, DataError, UsageError
+from mmf_win.files import write_json
 from mmf_win.locking import locked
-from mmf_win.protocol import Exit, Outcome
+from mmf_win.protocol import Attempt, Exit, Outcome
+from mmf_win.protocol.attempt import PredictTask, TrainTask
 from mmf_win.runs import checkpoints, history, lookup
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
@@ -177,6 +179,24 @@ def test_the_state_of_a_run_that_no_process_holds_comes_from_its_exit(
     if outcome is not None:
         Exit(outcome).save(run.exit_file)
     assert history.Record.read(run).summary.state == state
+
+
+def test_the_outcome_of_a_run_is_that_of_its_last_attempt_to_train(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    Exit("nan").save(run.path / "exit.json")  # of an earlier version, whose requests name no kind
+    run.attempt(1).path.mkdir(parents=True)
+    write_json(run.attempt(1).request, {"action": "train"})
+    states = [history.state(run)]
+    tasks = [TrainTask(), PredictTask("test.jsonl"), TrainTask()]
+    for number, (task, outcome) in enumerate(zip(tasks, ("interrupted", "ok", None), strict=True), 9):
+        run.attempt(number).path.mkdir()
+        Attempt(task, "mmbt", "mmf", str(run.attempt(number).path)).save()
+        if outcome is not None:
+            Exit(outcome).save(run.attempt(number).exit)  # type: ignore[arg-type]
+        states.append(history.state(run))
+    assert states == ["failed: nan", "interrupted", "interrupted", "killed"]
+    known = history.Record.read(run)
+    assert [known.outcome_of(str(number)) for number in (9, 10, 11)] == ["interrupted", "ok", None]
 
 
 def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:

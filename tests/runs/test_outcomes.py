@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.protocol import Attempt, Exit, Outcome, read_events
+from mmf_win.protocol import Attempt, Exit, Outcome
 from mmf_win.protocol.attempt import CheckTask, PredictTask, TrainTask
 from mmf_win.runs.folder import Run
 from mmf_win.runs.outcomes import as_error, exit_of
@@ -112,6 +112,7 @@ def test_a_worker_that_could_not_say_how_it_ended(
 ) -> None:
     request = training(only_run(tmp_path))
     request.attempt.path.mkdir(parents=True)
+    request.save()
     request.attempt.exit.write_text("{half an", encoding="utf-8")
     assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
     assert Exit.load(only_run(tmp_path).exit_file) is not None, "the run remembers it"
@@ -120,7 +121,6 @@ def test_a_worker_that_could_not_say_how_it_ended(
 def test_an_exit_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
     request = training(only_run(tmp_path))
     request.attempt.exit.mkdir(parents=True)
-    request.run.exit_file.mkdir()
     request.attempt.reserve.touch()
     killed = Ended(-9, stop_requested=False, killed=False)
     assert exit_of(request, killed, memory_ran_out=True).outcome == "host_oom"
@@ -143,11 +143,12 @@ def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
 ) -> None:
     request = training(only_run(tmp_path))
     request.attempt.path.mkdir(parents=True)
+    request.save()
     request.log.write_text(last_words, encoding="utf-8")
     aborted = Ended(-6, stop_requested=False, killed=False)
     assert exit_of(request, aborted, memory_ran_out=False).outcome == outcome
-    [ended] = read_events(request.events)
-    assert (ended["kind"], ended["outcome"]) == ("run_ended", outcome), "as a page has it"
+    end = Exit.load(request.attempt.exit)
+    assert end is not None and end.outcome == outcome, "as a page has it"
 
 
 def test_a_prediction_on_a_full_disk_says_to_free_space_and_to_begin_again(tmp_path: Path) -> None:
@@ -163,6 +164,7 @@ def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhi
 ) -> None:
     request = training(only_run(tmp_path))
     request.attempt.path.mkdir(parents=True)
+    request.save()
     Exit(outcome, "no memory").save(request.attempt.exit)
     stopped = Ended(1, stop_requested=True, killed=False)
     assert exit_of(request, stopped, memory_ran_out=False).outcome == "interrupted"

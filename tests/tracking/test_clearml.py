@@ -98,7 +98,7 @@ def test_a_stub_has_the_same_task_and_points_after_the_note_was_lost(world: Worl
 def test_a_stub_gets_the_points_of_another_branch_as_another_series(world: World, stub: Stub) -> None:
     run = world.run()
     push(world)
-    report_world.tell(run, [*attempt("1", 0, 120, "ok"), *attempt("2", 60, 120, "ok")])
+    report_world.tell(run, [*attempt("1", 0, 120), *attempt("2", 60, 120)])
     push(world)
     assert [update for update, _, _ in stub.series("loss", "train/2")] == [70, 80, 90, 100, 110, 120]
     assert len(stub.series("loss", "train")) == 12 and stub.params("properties")["resumed_at"] == "60"
@@ -121,7 +121,7 @@ def test_a_stub_keeps_one_model_and_opens_an_ended_task_for_a_new_one(world: Wor
 )
 def test_a_stub_is_told_how_a_run_ended(world: World, stub: Stub, outcome: str | None, status: str) -> None:
     run = world.run()
-    report_world.tell(run, attempt("1", 0, 120, outcome))
+    report_world.tell(run, attempt("1", 0, 120))
     run.exit_file.unlink()
     if outcome:
         Exit(outcome).save(run.exit_file)  # type: ignore[arg-type]

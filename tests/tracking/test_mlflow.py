@@ -120,7 +120,7 @@ def test_a_follower_that_is_killed_before_it_notes_what_it_sent_sends_each_point
 ) -> None:
     run = world.run()
     for kill in range(20):
-        tell(run, attempt("1", 120 + 1500 * kill, 120 + 1500 * (kill + 1), None)[2:])
+        tell(run, attempt("1", 120 + 1500 * kill, 120 + 1500 * (kill + 1))[2:])
         arguments = module_command("mmf_win.tracking.follower", "mlflow", str(run.path), "{}")
         command = [sys.executable, "-X", "utf8", "-c", _KILLED, str(3 if kill == 0 else 2), *arguments[7:]]
         killed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
@@ -149,7 +149,7 @@ def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
 
         for round_ in range(3):
             waits_for(lambda sent: sent.error is not None)
-            tell(run, attempt("1", 120 + 60 * round_, 180 + 60 * round_, None)[2:])
+            tell(run, attempt("1", 120 + 60 * round_, 180 + 60 * round_)[2:])
             events = len(read_events(run.events))
             with proxy.up():
                 waits_for(lambda sent, there=events: sent.events.get("events.jsonl") == there)
@@ -177,7 +177,7 @@ def test_what_was_deleted_there_is_made_anew(world: World, mlflow: Seen) -> None
     assert send(run)
     mlflow.client.delete_run(mlflow.run().info.run_id)
     assert not send(run), "it does not even ask"
-    tell(run, attempt("2", 120, 140, "ok"))
+    tell(run, attempt("2", 120, 140))
     assert send(run)
     assert mlflow.points("train/loss") == points_of(run, "loss")
 
@@ -186,13 +186,13 @@ def test_a_resume_from_an_older_checkpoint_is_another_branch(world: World, mlflo
     run = world.run()
     assert send(run)
     first = len(read_events(run.events))
-    tell(run, attempt("2", 60, 150, "ok", seed=1, device="cpu"))
+    tell(run, attempt("2", 60, 150, seed=1, device="cpu"))
     run.save_request(world_request := run.request())
     assert send(run)
     assert mlflow.points("train/loss") == points_of(run, "loss")[:12]
     assert mlflow.points("train/loss/2") == points_of(run, "loss", first)
-    tell(run, attempt("3", 150, 170, "ok"))  # it lies behind nothing, so the branch goes on
-    tell(run, attempt("4", 100, 120, "ok"))
+    tell(run, attempt("3", 150, 170))  # it lies behind nothing, so the branch goes on
+    tell(run, attempt("4", 100, 120))
     assert send(run)
     there = mlflow.run()
     assert [step for step, _, _ in mlflow.points("train/loss/2")][-3:] == [150, 160, 170]

@@ -66,7 +66,7 @@ def test_a_run_that_an_earlier_version_began_goes_on_in_its_series(
     """The worker keeps the names that the run has in its events, and so does the tracker."""
     run.events.unlink()
     for name, first, last in (("1", 0, 30), ("2", 30, 60)):
-        told = attempt(name, first, last, "interrupted")
+        told = attempt(name, first, last)
         for event in told:
             if event["kind"] == "val":
                 event["metrics"] = {"hateful_memes/roc_auc": 0.5, "total_loss": 0.7}
@@ -87,7 +87,7 @@ def test_nothing_is_sent_twice(run: Run, tracker: RecordingTracker) -> None:
 def test_only_new_events_are_sent(run: Run, tracker: RecordingTracker, process: str) -> None:
     sender = Sender(run, tracker, What())
     assert sender.send() and not sender.send()
-    tell(run, attempt("2", 120, 150, "ok"))
+    tell(run, attempt("2", 120, 150))
     assert sender.send() if process == "the same" else send(run, tracker)
     assert tracker.steps("train/loss") == [*EVERY_TEN, 130, 140, 150]
 
@@ -100,7 +100,7 @@ def test_a_resume_from_behind_the_last_point_starts_another_series(
     run: Run, tracker: RecordingTracker, resumed_at: int, series: str, tag: str | None
 ) -> None:
     send(run, tracker)
-    tell(run, attempt("2", resumed_at, resumed_at + 20, "ok"))
+    tell(run, attempt("2", resumed_at, resumed_at + 20))
     send(run, tracker)
     expected = EVERY_TEN if series == "train/loss" else []
     assert tracker.steps(series) == [*expected, resumed_at + 10, resumed_at + 20]
@@ -139,7 +139,7 @@ def test_after_a_failure_the_rest_is_sent_once(run: Run, tracker: RecordingTrack
 def test_of_many_events_those_that_arrived_before_a_failure_are_not_sent_again(
     run: Run, tracker: RecordingTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(run, attempt("2", 120, 20_000, "ok"))
+    tell(run, attempt("2", 120, 20_000))
     real, requests = tracker.points, []
 
     def fail_the_second(points: Any) -> None:
@@ -185,7 +185,7 @@ def test_a_run_that_was_deleted_there_is_sent_anew_once_it_has_something_new(
     again = RecordingTracker()
     again.run_id = "run 2"
     assert not send(run, again)
-    tell(run, attempt("2", 120, 140, "ok"))
+    tell(run, attempt("2", 120, 140))
     assert send(run, again)
     assert again.steps("train/loss") == [*EVERY_TEN, 130, 140] and set(again.files) == {"request.json"}
     assert [sent.id for sent in destinations(run)] == ["run 2"]

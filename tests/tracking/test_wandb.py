@@ -95,7 +95,7 @@ def told(run: Run, name: str, first: int = 0) -> list[tuple[int, float, float]]:
 
 def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: World) -> None:
     run = world.run(overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2"])
-    tell(run, attempt("2", 120, 130, "ok"))
+    tell(run, attempt("2", 120, 130))
     events = read_events(run.events)
     run.events.write_bytes(b"")
     tell(run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events])  # as it is today
@@ -128,7 +128,7 @@ def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: World
     run = world.run()
     push(run)
     before = len(read_events(run.events))
-    tell(run, attempt("2", 60, 100, "interrupted"))  # resumed from a checkpoint that lies behind
+    tell(run, attempt("2", 60, 100))  # resumed from a checkpoint that lies behind
     Exit("interrupted").save(run.exit_file)
     assert push(run)["state"] == "interrupted"
     first, second = folders(run)

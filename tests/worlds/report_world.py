@@ -61,7 +61,7 @@ class World:
         asked = requests.request(**{**values, **changes})
         run.save_request(asked)
         started = {"seed": asked.number("seed") or 4_000, "max_updates": asked.number("max_updates") or 120}
-        tell(run, attempt("1", 0, 120, "ok", **started))
+        tell(run, attempt("1", 0, 120, **started))
         Exit("ok").save(run.exit_file)
         return run
 
@@ -106,9 +106,9 @@ def make(folder: Path, groups: int = 8, *, drawn: bool = True) -> World:
 
 
 def attempt(
-    name: str, first: int, last: int, outcome: str | None, *, validated: Any = None, **started: Any
+    name: str, first: int, last: int, *, validated: Any = None, **started: Any
 ) -> list[dict[str, Any]]:
-    """The events of an attempt to train from one update to another; ``outcome`` None when it was killed."""
+    """The events of an attempt to train from one update to another."""
     begin = BEGAN + 1000 * int(name)
 
     def event(update: int, kind: str, **values: Any) -> dict[str, Any]:
@@ -127,8 +127,6 @@ def attempt(
             auroc = 0.5 + update / 600
             metrics = {"auroc": auroc, "accuracy": 0.5, "loss": 0.69}
             events.append(event(update, "val", metrics=metrics, final=False, data=validated))
-    if outcome is not None:
-        events.append(event(last, "run_ended", outcome=outcome))
     return events
 
 
@@ -142,7 +140,7 @@ def sweep(world: World, count: int, predicted: int) -> tuple[list[Run], dict[Run
     runs, settings = [], {}
     for n in range(count):
         run = world.run(f"task{n:02}", overrides=[f"optimizer.params.lr={n}e-6"])
-        events = attempt("1", 0, 120, "ok", seed=1)
+        events = attempt("1", 0, 120, seed=1)
         for event in events:
             if event["kind"] == "val":
                 event["metrics"]["auroc"] += n / 1000

@@ -193,7 +193,7 @@ def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
 def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
     """A run, with its scores where its predictions have labels. Raises as :func:`of_runs`."""
     metrics = {} if scored is None else scored.metrics
-    request, summary, curves = known.request, known.summary, read_curves(known.events)
+    request, summary, curves = known.request, known.summary, read_curves(known.events, known.outcome_of)
     on = None if summary.best_auroc is None else summary.validated_on
     return ComparedRun(
         known,

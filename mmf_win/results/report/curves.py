@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from mmf_win.dataset.coverage import Coverage
@@ -99,12 +99,21 @@ class TrainingCurves:
         return [(sample.seconds, sample.values[name]) for sample in everything if name in sample.values]
 
 
-def read_curves(events: Iterable[Event]) -> TrainingCurves:
-    """The training that ``events`` tell of; what is not understood is skipped."""
+def read_curves(
+    events: Iterable[Event], outcome_of: Callable[[str], str | None] = lambda _: None
+) -> TrainingCurves:
+    """Read the course of a training from its events; skip what is not understood.
+
+    Args:
+        events: of all attempts.
+        outcome_of: return how an attempt ended, by its name; None where nothing says so.
+    """
     attempts: list[TrainedAttempt] = []
     samples: list[Sample] = []
     undone: list[Sample] = []
-    outcome: str | None = None
+    previous: str | None = None
+    latest: str | None = None
+    outcome: str | None
     versions: dict[str, str] = {}
     current = None
     spent = began = seconds = 0.0
@@ -114,8 +123,10 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
         kind = event["kind"]
         if kind == "run_started":
             versions = {key: value for key, value in event.items() if isinstance(value, str)}
+            previous, latest = latest, event.get("attempt")
         elif kind == "train_started":
             spent, began, current = seconds, time, event.get("attempt")
+            outcome = outcome_of(previous) if attempts and previous else None
             why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
             attempt = TrainedAttempt(
                 update=event.get("update", 0),
@@ -127,11 +138,8 @@ def read_curves(events: Iterable[Event]) -> TrainingCurves:
                 total=event.get("max_updates"),
             )
             attempts.append(attempt)
-            outcome = None
             undone += [sample for sample in samples if sample.update > attempt.update]
             samples = [sample for sample in samples if sample.update <= attempt.update]
-        elif kind == "run_ended":
-            outcome = str(event.get("outcome"))
         elif not attempts or event.get("attempt") != current or event.get("final"):
             continue
         elif values := series_values(event):

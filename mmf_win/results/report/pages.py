@@ -87,7 +87,7 @@ def of_run(
             scored = read_scored(found.csv, found.split, dataset)
         elif split is not None:
             raise _not_predicted(known, split, dataset, data_dir)
-    request, curves = known.request, read_curves(known.events)
+    request, curves = known.request, read_curves(known.events, known.outcome_of)
     about = {
         "id": known.summary.id,
         "name": request.preset,

@@ -39,7 +39,7 @@ class Observer:
         self.weights: Any = None
         self.copied: set[str] = set()
         self.has_begun = False
-        self._curves, self._stop = TensorBoardLogger(request.run.path), stop
+        self._curves, self._stop = TensorBoardLogger(request.run_dir), stop
         self._save: Callable[[], int] | None = None
         self._next_heartbeat = time.monotonic()
 
