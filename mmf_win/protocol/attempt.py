@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict, get_type_hints
@@ -11,7 +10,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 from mmf_win.files import write_json
 from mmf_win.paths import Inside
 from mmf_win.protocol.events import append_event
-from mmf_win.records import convert, decode, optional_fields, read_record
+from mmf_win.records import convert, optional_fields, read_record
 
 #: The precision of a model's calculations: 32 bits, or 16 where that is exact enough.
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -43,13 +42,20 @@ class AttemptFolder:
     trace = Inside("trace.json")
 
     def trains(self) -> bool:
-        """Tell whether it is an attempt to train, by its request, which names no kind in earlier versions."""
-        with suppress(OSError, ValueError, LookupError):
-            return issubclass(_KINDS[decode(self.request.read_bytes(), _Kind)["kind"]], TrainTask)
-        return False
+        """Tell whether it is an attempt to train, by its request, which names no kind in earlier versions.
+
+        A damaged request does not tell. Then it is one unless it has a place for predictions.
+        """
+        try:
+            kind = read_record(self.request, _Kind).get("kind", "")
+        except OSError:  # it has not begun, or belongs to another user
+            return False
+        except ValueError:
+            return not self.raw.exists()
+        return issubclass(_KINDS.get(kind, PredictTask), TrainTask)
 
 
-class _Kind(TypedDict):
+class _Kind(TypedDict, total=False):
     kind: str
 
 

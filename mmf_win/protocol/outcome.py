@@ -60,6 +60,7 @@ class Exit:
             remove(asked.attempt.reserve)
             if self.place is not None:
                 asked.write_event("nonfinite", **self.place)
+            asked.write_event("run_ended")
         with suppress(OSError):
             self.save(asked.attempt.exit)
 

@@ -117,18 +117,25 @@ class Run:
 
     def _attempts(self) -> list[int]:
         """Return the numbers of the attempts, the newest first."""
-        names = (entry.name for entry in self.path.glob("attempts/*"))
-        return sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+        numbers: list[int] = []
+        with suppress(FileNotFoundError, NotADirectoryError):
+            names = (entry.name for entry in (self.path / "attempts").iterdir())
+            numbers = sorted((int(name) for name in names if name.isdecimal()), reverse=True)
+        return numbers
 
     @property
     def exit_file(self) -> Path:
         """The record of how the last training ended, in the folder of its attempt.
 
         It is absent while the training runs, and if mmfw was killed with it. Earlier versions wrote it to the
-        run's folder as well.
+        run's folder, too, from where the next training removes it. Raises OSError where the attempts cannot
+        be listed.
         """
+        of_earlier = self.path / "exit.json"
+        if of_earlier.exists():
+            return of_earlier
         trained = (each for each in map(self.attempt, self._attempts()) if each.trains())
-        return next((each.exit for each in trained), self.path / "exit.json")
+        return next((each.exit for each in trained), of_earlier)
 
     def save_request(self, request: Request) -> None:
         """Remember what was asked for, but for what holds for the start alone."""

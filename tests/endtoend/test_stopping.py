@@ -140,7 +140,7 @@ def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
         somebody.process.send_signal(_CTRL_C)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "nothing new to save" in somebody.read and "--resume" not in somebody.read
-    assert {e["kind"] for e in read_events(run.events)} == {"run_started"}
+    assert {e["kind"] for e in read_events(run.events)} == {"run_started", "run_ended"}
 
 
 @pytest.mark.wide

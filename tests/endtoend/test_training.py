@@ -79,7 +79,7 @@ def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None
     request = run.request()
     assert (request.preset, request.number("seed"), request.number("max_updates")) == ("vilbert", 3, 4)
     kinds = [event["kind"] for event in read_events(run.events)]
-    assert kinds[:2] == ["run_started", "train_started"]
+    assert kinds[:2] == ["run_started", "train_started"] and kinds[-1] == "run_ended"
     assert {"train", "val", "checkpoint"} <= set(kinds)
     assert read_json(run.exit_file)["outcome"] == "ok"
     assert "Finished run" in run.log.read_text(encoding="utf-8")

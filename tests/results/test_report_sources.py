@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from mmf_win.dataset.annotations import Row
 from mmf_win.results.report.curves import read_curves
 from mmf_win.results.report.scored import ScoredMeme, pairs, worst
@@ -34,6 +36,24 @@ def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
 def test_an_attempt_without_an_end_was_killed() -> None:
     curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)])
     assert curves.attempts[1].why == "after it was killed"
+
+
+def test_an_attempt_that_was_killed_before_it_trained_does_not_hide_how_the_training_had_ended() -> None:
+    killed = attempt("2", 60, 60)[:1]
+    curves = read_curves([*attempt("1", 0, 60), *killed, *attempt("3", 60, 120)], {"1": "nan"}.get)
+    assert curves.attempts[1].why == "after the loss had become NaN"
+
+
+def test_the_outcome_of_an_attempt_is_found_though_a_full_disk_took_the_event_of_the_next_start() -> None:
+    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)[1:]], {"1": "disk"}.get)
+    assert curves.attempts[1].why.startswith("after the disk had filled up")
+
+
+@pytest.mark.parametrize("name", ["1", "2"])
+def test_events_of_earlier_versions_tell_the_outcome_of_attempts_whose_folders_are_gone(name: str) -> None:
+    ended = {"t": 1_001_900.0, "kind": "run_ended", "attempt": "1", "outcome": "interrupted"}
+    curves = read_curves([*attempt("1", 0, 60), ended, *attempt(name, 60, 120)])
+    assert curves.attempts[1].why == "after an interruption"
 
 
 def test_pauses_between_attempts_take_no_time() -> None:

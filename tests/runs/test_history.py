@@ -191,12 +191,68 @@ def test_the_outcome_of_a_run_is_that_of_its_last_attempt_to_train(tmp_path: Pat
     for number, (task, outcome) in enumerate(zip(tasks, ("interrupted", "ok", None), strict=True), 9):
         run.attempt(number).path.mkdir()
         Attempt(task, "mmbt", "mmf", str(run.attempt(number).path)).save()
+        (run.path / "exit.json").unlink(missing_ok=True)  # as the next training does
         if outcome is not None:
             Exit(outcome).save(run.attempt(number).exit)  # type: ignore[arg-type]
         states.append(history.state(run))
     assert states == ["failed: nan", "interrupted", "interrupted", "killed"]
     known = history.Record.read(run)
     assert [known.outcome_of(str(number)) for number in (9, 10, 11)] == ["interrupted", "ok", None]
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b'{"kind": 5}', b"\x00\xff"])
+def test_a_damaged_request_of_an_attempt_does_not_change_the_outcome_of_the_run(
+    tmp_path: Path, damaged: bytes
+) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    states = []
+    for number, (task, outcome) in enumerate([(TrainTask(), "nan"), (PredictTask("test.jsonl"), "ok")], 1):
+        files = run.attempt(number)
+        files.path.mkdir(parents=True)
+        if isinstance(task, PredictTask):
+            files.raw.mkdir()
+        files.request.write_bytes(damaged)
+        Exit(outcome).save(files.exit)  # type: ignore[arg-type]
+        states.append(history.state(run))
+    assert states == ["failed: nan", "failed: nan"]
+
+
+def test_the_outcome_that_an_earlier_version_left_in_the_folder_of_the_run_is_the_last_one(
+    tmp_path: Path,
+) -> None:
+    """Its attempts need not be read, and may be gone or damaged."""
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run.attempt(1).path.mkdir(parents=True)
+    Attempt(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
+    run.attempt(1).exit.write_text("{", encoding="utf-8")
+    Exit("interrupted").save(run.path / "exit.json")
+    assert history.state(run) == "interrupted"
+
+
+def test_names_that_are_no_numbers_are_no_attempts(tmp_path: Path) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run.attempt(1).path.mkdir(parents=True)
+    Attempt(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
+    Exit("interrupted").save(run.attempt(1).exit)
+    for name in ("x", "²", "٣", "10.bak", "007"):
+        run.attempt(name).path.mkdir()
+    run.attempt(9).path.write_text("a file", encoding="utf-8")
+    assert (history.state(run), run.new_attempt().path.name) == ("interrupted", "10")
+
+
+def test_the_time_of_an_attempt_that_ended_before_it_trained_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run.attempt(1).path.mkdir(parents=True)
+    asked = Attempt(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path))
+    times = iter((1_000.0, 1_005.0))
+    monkeypatch.setattr("mmf_win.protocol.attempt.time.time", lambda: next(times))
+    asked.save()
+    asked.write_event("run_started")
+    Exit("config").record(asked)
+    monkeypatch.undo()
+    assert history.Record.read(run).summary.seconds == 5.0
 
 
 def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:

@@ -178,7 +178,6 @@ def test_the_files_have_every_kind_of_event(untouched: StoredFiles) -> None:
     text = docstring_of_the_protocol()
     table = text[text.index("    run_started") : text.index("attempt_failed")] + "attempt_failed  "
     kinds = set(re.findall(r"^ {4}(\w+)(?=  )", table, re.MULTILINE)) | {"attempt_failed", "predict_started"}
-    kinds.add("run_ended")  # earlier versions wrote it
     assert {event["kind"] for event in events(untouched)} == kinds
 
 

@@ -111,22 +111,25 @@ def read_curves(
     attempts: list[TrainedAttempt] = []
     samples: list[Sample] = []
     undone: list[Sample] = []
-    previous: str | None = None
-    latest: str | None = None
-    outcome: str | None
+    outcomes: dict[str, str | None] = {}  # of the attempts since the last one that trained, as events tell
     versions: dict[str, str] = {}
     current = None
     spent = began = seconds = 0.0
     for event in events:
         if (time := event.get("t")) is None:
             continue
-        kind = event["kind"]
+        kind, name = event["kind"], event.get("attempt", "")
+        outcomes[name] = event.get("outcome") if kind == "run_ended" else outcomes.get(name)
         if kind == "run_started":
             versions = {key: value for key, value in event.items() if isinstance(value, str)}
-            previous, latest = latest, event.get("attempt")
         elif kind == "train_started":
-            spent, began, current = seconds, time, event.get("attempt")
-            outcome = outcome_of(previous) if attempts and previous else None
+            spent, began, current = seconds, time, name
+            ends = (  # without its folder, a name may be given once more
+                told or (None if each == name else outcome_of(each))
+                for each, told in reversed(outcomes.items())
+            )
+            outcome = next(filter(None, ends), None)
+            outcomes = {name: None}
             why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
             attempt = TrainedAttempt(
                 update=event.get("update", 0),
@@ -140,7 +143,7 @@ def read_curves(
             attempts.append(attempt)
             undone += [sample for sample in samples if sample.update > attempt.update]
             samples = [sample for sample in samples if sample.update <= attempt.update]
-        elif not attempts or event.get("attempt") != current or event.get("final"):
+        elif not attempts or name != current or event.get("final"):
             continue
         elif values := series_values(event):
             seconds = spent + max(0.0, time - began)
