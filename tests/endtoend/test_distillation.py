@@ -66,7 +66,7 @@ def test_a_teacher_of_its_own_labels_leaves_validation_as_it_is(tool: Tool, less
     taught = tool.train(*words, "--teacher", str(lessons), "--teacher-weight", "1", "--name", "taught")
     assert losses(taught) == pytest.approx(losses(alone), rel=1e-5)
     val = [[event["metrics"] for event in events(run, "val")] for run in (alone, taught)]
-    assert val[0] and "hateful_memes/cross_entropy" in val[0][0]
+    assert val[0] and "cross_entropy" in val[0][0]
     for one, other in zip(*val, strict=True):
         assert other == pytest.approx(one, rel=1e-4)  # it knows no row of that split
 

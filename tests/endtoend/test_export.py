@@ -158,7 +158,7 @@ def test_an_exported_model_predicts_by_mmfw_without_torch_and_mmf(tool: Tool, tm
     folder, _ = exported(tool, "concat_bert")
     (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH_AND_MMF, encoding="utf-8")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "MMFW_HOME": str(tmp_path / "home"), "PYTHONUTF8": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "MMFW_HOME": str(tmp_path / "empty"), "PYTHONUTF8": "1"}
     mmfw = [sys.executable, "-m", "mmf_win"]
     places = ["--save-dir", str(tool.save_dir), "--data-dir", str(tool.world.data)]
 
