@@ -14,7 +14,7 @@ from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs.folder import Run
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
-from tests.worlds.requests import request
+from tests.worlds.run_requests import request
 from tests.worlds.tools import Mmfw
 
 SECRETS = ("hunter2 \"'2", "hf_hunter3hunter3", "hunter4")

@@ -16,7 +16,7 @@ from mmf_win.paths import Places
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile, npy, zoo
 from tests.worlds.memes import SLOTS, lay_out, tar_gz
-from tests.worlds.requests import request
+from tests.worlds.run_requests import request
 from tests.worlds.tools import Mmfw, typed
 from tests.worlds.web import WebServer
 

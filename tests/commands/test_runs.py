@@ -26,7 +26,7 @@ from tests.worlds import hostile
 from tests.worlds.damaged_runs import DamagedRuns
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
-from tests.worlds.requests import request
+from tests.worlds.run_requests import request
 from tests.worlds.tools import Mmfw, requires_tool, typed, without_privileges
 from tests.worlds.torch_files import checkpoint, laid_out_as_by_torch
 

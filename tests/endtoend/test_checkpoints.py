@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -229,7 +230,8 @@ def test_the_weights_of_a_run_that_cannot_be_read_begin_another_as_the_hint_says
 def test_a_run_whose_checkpoint_is_damaged_goes_on_as_hints_say(tool: Tool) -> None:
     words = ("--name", "a", "--updates", "2", *NOTHING_IS_LEARNED)
     old = tool.train(tool.preset("vilbert"), *words)
-    tool.trained("vilbert", run="b")
+    tool.trained("vilbert", run="b")  # which may be a copy of a run that was trained before
+    old.save_request(replace(old.request(), created=1.0))
     hostile.cut(old.checkpoints / "current.ckpt")
     assert tool.code("verify", "runs") == 3
     [command] = re.findall("`mmfw (.*?)`", tool.errors)

@@ -16,7 +16,7 @@ from mmf_win.runs.request import CommandOptions, MmfwSettings, Request
 from mmf_win.upstream.install import Installed
 from tests.worlds.memes import SLOTS
 from tests.worlds.mmf_sources import bare_mmf
-from tests.worlds.requests import request
+from tests.worlds.run_requests import request
 
 
 def over(earlier: Request, **now: Any) -> Request:

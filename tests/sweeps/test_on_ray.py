@@ -238,8 +238,8 @@ def test_nothing_of_a_task_outlives_a_driver_that_was_killed(here: Path) -> None
     ("mounts", "message"),
     [
         ("mount -t tmpfs tmpfs '{package}'", "of the cluster has no mmfw"),
-        ("mount --bind '{init}' '{package}/__init__.py'", "has mmfw 0.0.1, and this machine"),
-        ("mount --bind /dev/null '{package}/__init__.py'", "of the cluster: ImportError: cannot import"),
+        ("mount --bind '{version}' '{package}/version.py'", "has mmfw 0.0.1, and this machine"),
+        ("mount --bind '{empty}' '{package}/version.py'", "of the cluster: ImportError: cannot import"),
         ("mount -t tmpfs tmpfs '{here}/shared'", "does not see {here}/shared of this machine"),
         ("mount -t tmpfs tmpfs '{here}/memes'", "does not see {here}/memes/data of this machine"),
         (
@@ -260,13 +260,15 @@ def test_a_node_that_lacks_something_is_refused(
     (here / "shared").mkdir()
     (here / "memes" / "data").mkdir(parents=True)
     monkeypatch.setenv("MMF_DATA_DIR", str(here / "memes" / "data"))
-    init, locking = here / "init.py", here / "locking.py"
-    init.write_text("__version__ = '0.0.1'\n", encoding="utf-8")
+    version, locking = here / "version.py", here / "locking.py"
+    version.write_text("__version__ = '0.0.1'\n", encoding="utf-8")
     package = Path(mmf_win.__file__).parent
+    empty = here / "empty.py"
+    empty.touch()
     theirs = (package / "locking.py").read_text(encoding="utf-8")
     unlocked = f"{theirs}\n\ndef is_locked(path): return False\n"
     locking.write_text(unlocked, encoding="utf-8")  # as where each machine has locks of its own
-    mounts = mounts.format(package=package, init=init, here=here, locking=locking)
+    mounts = mounts.format(package=package, version=version, empty=empty, here=here, locking=locking)
     with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=mounts):
         assert sweep([1], "save", gpus="0,1,2,3", output="shared/out") == 6
     assert message.format(here=here) in capsys.readouterr().err.replace("\n", " ")

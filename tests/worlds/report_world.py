@@ -19,7 +19,7 @@ from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import DatasetPaths, Places
 from mmf_win.protocol import Exit
 from mmf_win.runs.folder import Run
-from tests.worlds import requests
+from tests.worlds import run_requests
 from tests.worlds.tools import requires_package
 
 SPLIT = "test_seen"
@@ -58,7 +58,7 @@ class World:
         splits = {"train": "train", "val": "dev_unseen", "test": SPLIT}
         values = {"preset": "mmbt_grid", "model": "mmbt", "config": None, "splits": splits, "seed": 1}
         values |= {"data_dir": str(self.data), "mmf": "1.0.0rc10", "published": PUBLISHED, "created": BEGAN}
-        asked = requests.request(**{**values, **changes})
+        asked = run_requests.request(**{**values, **changes})
         run.save_request(asked)
         started = {"seed": asked.number("seed") or 4_000, "max_updates": asked.number("max_updates") or 120}
         tell(run, attempt("1", 0, 120, **started))
