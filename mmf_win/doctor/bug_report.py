@@ -40,7 +40,7 @@ def write(run: Run | None, about: Mapping[str, Any], path: Path, *, log: bool) -
 def _records(run: Run | None, log: bool) -> Iterator[tuple[str, Path]]:
     if run is None:
         return
-    files = [run.request_file, run.events, run.path / "exit.json", *([run.log] if log else [])]
+    files = [run.request_file, run.events, run.earlier_exit_file, *([run.log] if log else [])]
     for each in map(AttemptFolder, sorted(run.path.glob("attempts/*"))):
         files += [each.request, each.config, each.exit, each.helper_exit, each.events]
         files += [each.log] if log else []

@@ -37,12 +37,12 @@ An event has ``t`` in seconds since the epoch, ``kind``, ``attempt``, and what b
                      its were), ids (of the pass), bad_ids (of its rows), bad_fields (of the batch)
     exported         seconds that the export of the model took
     serving          address, where a worker that stays warm waits for its parent; see serving.py
-    run_ended        the attempt did, at this time; exit.json has how
+    run_ended        the attempt has ended; its outcome is in exit.json
     attempt_failed   next: what the next attempt has less of; written by the parent
 
 Each is one write at the end of the file. A prediction has a file of its own in its attempt's folder, since
-Windows does not keep the writes of two processes apart. The ``run_ended`` of earlier versions had the
-outcome, too.
+Windows does not keep the writes of two processes apart. In earlier versions, ``run_ended``
+also has the outcome.
 """
 
 from __future__ import annotations

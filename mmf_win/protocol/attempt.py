@@ -16,6 +16,10 @@ from mmf_win.records import convert, optional_fields, read_record
 Precision = Literal["fp32", "bf16", "fp16"]
 
 
+#: Files in the folder of a run for all its trainings, and in that of each prediction.
+EVENTS, LOG = "events.jsonl", "log.txt"
+
+
 @dataclass(frozen=True)
 class AttemptFolder:
     """The folder of one attempt, and the files in it."""
@@ -32,23 +36,23 @@ class AttemptFolder:
     #: The first reason why a rank failed, or why a process of a DataLoader could not begin.
     helper_exit = Inside("helper_exit.json")
     #: Events of a prediction; a file of its own, since several may predict at once.
-    events = Inside("events.jsonl")
+    events = Inside(EVENTS)
     #: Predictions as MMF wrote them.
     raw = Inside("raw")
     #: The whole output of a worker that predicted.
-    log = Inside("log.txt")
+    log = Inside(LOG)
     logs = Inside("logs")
     #: What torch saw of a few updates of a profiled training, for Chrome.
     trace = Inside("trace.json")
 
-    def trains(self) -> bool:
-        """Tell whether it is an attempt to train, by its request, which names no kind in earlier versions.
+    def is_training(self) -> bool:
+        """Tell by its request whether this is an attempt to train; False for one of an earlier version.
 
-        A damaged request does not tell. Then it is one unless it has a place for predictions.
+        A damaged request counts as one to train, unless the attempt has a folder for predictions.
         """
         try:
             kind = read_record(self.request, _Kind).get("kind", "")
-        except OSError:  # it has not begun, or belongs to another user
+        except OSError:  # there is no request yet, or only another user may read it
             return False
         except ValueError:
             return not self.raw.exists()
@@ -206,12 +210,12 @@ class Attempt:
     @property
     def events(self) -> Path:
         """Where the worker says what happens."""
-        return self.run_dir / "events.jsonl" if self.trains else self.attempt.events
+        return self.run_dir / EVENTS if self.trains else self.attempt.events
 
     @property
     def log(self) -> Path:
         """Where the worker's output goes."""
-        return self.run_dir / "log.txt" if self.trains else self.attempt.log
+        return self.run_dir / LOG if self.trains else self.attempt.log
 
     def save(self) -> None:
         """Write the request to its place."""

@@ -118,7 +118,7 @@ def worker_of(asked: Attempt, plan: Plan) -> tuple[list[str], dict[str, str]]:
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
     save_dir, logs = (run.checkpoints, run.logs) if asked.trains else (files.raw, files.logs)
     save_dir.mkdir(exist_ok=True)
-    asked.save()  # from here on the run is as this attempt leaves it
+    asked.save()  # last, as the outcome of this attempt is the run's from here on
     environment = settings.environment(
         plan.start.places, save_dir, logs, files.raw, offline=plan.request.offline, asks_hub=asked.asks_hub
     )
@@ -138,7 +138,7 @@ def run_worker(run: Run, asked: Attempt, plan: Plan, display: Display, *, lock: 
     command, environment = worker_of(asked, plan)
     saves = asked.trains and not asked.is_trial
     if asked.trains:
-        remove(run.path / "exit.json")  # of earlier versions
+        remove(run.earlier_exit_file)
     kills = oom_kills()
     reader = EventReader(asked.events, from_end=True)
     saving = False

@@ -37,6 +37,7 @@ from mmf_win.files import write_json
 from mmf_win.locking import is_locked, locked
 from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
 from mmf_win.protocol import LATEST, AttemptFolder
+from mmf_win.protocol.attempt import EVENTS, LOG
 from mmf_win.records import convert, decode, read_record
 from mmf_win.runs.request import Request, lasting
 
@@ -60,11 +61,13 @@ class Run:
     #: What was asked for; a folder without it is no run.
     request_file = Inside("request.json")
     #: Events of all attempts to train.
-    events = Inside("events.jsonl")
+    events = Inside(EVENTS)
     #: Held while the run is being trained.
     lock = Inside("lock")
     #: The whole output of the workers that trained.
-    log = Inside("log.txt")
+    log = Inside(LOG)
+    #: How the last training ended, in runs that an earlier version trained last.
+    earlier_exit_file = Inside("exit.json")
     #: The lock of those who read its checkpoints.
     readers = Inside("readers")
     #: MMF's own logs.
@@ -111,8 +114,8 @@ class Run:
         following = count(max(self._attempts(), default=0) + 1)
         return AttemptFolder(first_free((attempts / str(n) for n in following), Path.mkdir))
 
-    def attempt(self, name: object) -> AttemptFolder:
-        """Return the folder of the attempt that events and folders name so."""
+    def attempt(self, name: int | str) -> AttemptFolder:
+        """Return the folder of an attempt, by its number or its name in events."""
         return AttemptFolder(self.path / "attempts" / str(name))
 
     def _attempts(self) -> list[int]:
@@ -127,15 +130,13 @@ class Run:
     def exit_file(self) -> Path:
         """The record of how the last training ended, in the folder of its attempt.
 
-        It is absent while the training runs, and if mmfw was killed with it. Earlier versions wrote it to the
-        run's folder, too, from where the next training removes it. Raises OSError where the attempts cannot
-        be listed.
+        It is absent while the training runs, and if mmfw was killed with it. The file of an earlier version
+        is the record until the next training removes it. Raises OSError if the attempts cannot be listed.
         """
-        of_earlier = self.path / "exit.json"
-        if of_earlier.exists():
-            return of_earlier
-        trained = (each for each in map(self.attempt, self._attempts()) if each.trains())
-        return next((each.exit for each in trained), of_earlier)
+        if self.earlier_exit_file.exists():
+            return self.earlier_exit_file
+        trainings = (each for each in map(self.attempt, self._attempts()) if each.is_training())
+        return next((each.exit for each in trainings), self.earlier_exit_file)
 
     def save_request(self, request: Request) -> None:
         """Remember what was asked for, but for what holds for the start alone."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -80,7 +79,8 @@ def test_a_server_that_wants_a_key_is_taken_for_one_that_answers(
 def test_what_is_no_address_is_refused(mmfw: Mmfw, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
-    assert re.search(rf"error: {re.escape(address)}( hateful-memes)? is no server of mlflow", mmfw.err)
+    named = address if address == "mlruns" else f"{address} hateful-memes"  # a folder has no projects
+    assert f"error: {named} is no server of mlflow" in mmfw.err
 
 
 @needs_mlflow

@@ -20,8 +20,11 @@ from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
 from mmf_win.files import read_json, share
 from mmf_win.integrity.verify import LOCK
+from mmf_win.protocol import Attempt, Exit
 from mmf_win.results.probabilities import best_accuracy, blend
-from tests.endtoend.conftest import Faulty, Tool, ids, probabilities
+from mmf_win.runs import attempts
+from mmf_win.runs.folder import Run
+from tests.endtoend.conftest import Faulty, Tool, ids, outcomes, probabilities
 from tests.endtoend.test_stopping import user
 from tests.worlds import hostile
 from tests.worlds.memes import memes
@@ -62,6 +65,25 @@ def test_weights_that_training_replaces_meanwhile_do_not_get_the_score(
     tool.read()  # what that command has printed
     [again] = predict(tool, "--checkpoint", str(best), "--split", "test_unseen", "--no-report")
     assert [row.proba for row in read_predictions(made)] != probabilities(again), "of the other weights"
+
+
+def test_a_prediction_that_lost_a_row_is_an_error_and_recorded_as_one(
+    tool: Tool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_worker = attempts.run_worker
+
+    def losing(place: Run, asked: Attempt, **options: Any) -> Exit:
+        end = run_worker(place, asked, **options)
+        [file] = asked.attempt.raw.glob("*.csv")
+        rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
+        file.write_text("".join(rows[:-1]), encoding="utf-8")
+        return end
+
+    run = tool.trained("concat_bert")
+    monkeypatch.setattr(attempts, "run_worker", losing)
+    assert tool.code("predict", run.id) == 3
+    assert "1 ids missing" in tool.errors and not [*run.reports.glob("*")]
+    assert outcomes(run) == ["ok", "data"]
 
 
 def test_annotations_that_change_meanwhile_get_no_score(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:

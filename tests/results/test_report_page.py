@@ -230,7 +230,6 @@ def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
 def test_attempts_are_marked_and_explained(world: World) -> None:
     run = world.run()
     tell(run, [*attempt("1", 0, 60), *attempt("2", 30, 120, micro_batch=16)])
-    run.attempt(1).path.mkdir(parents=True)
     Exit("cuda_oom").save(run.attempt(1).exit)
     page = text_of(pages.of_run(run))
     began = "Attempt 2 began at update 30, after the GPU&#39;s memory had run out"

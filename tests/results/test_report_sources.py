@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,15 +12,17 @@ from mmf_win.results.report.curves import read_curves
 from mmf_win.results.report.scored import ScoredMeme, pairs, worst
 from tests.worlds.report_world import attempt
 
+NO_OUTCOMES: Callable[[str], None] = {}.get
+
 
 def test_every_curve_is_read() -> None:
-    curves = read_curves(attempt("1", 0, 60))
+    curves = read_curves(attempt("1", 0, 60), NO_OUTCOMES)
     assert [update for update, _ in curves.series("train/loss")] == [10, 20, 30, 40, 50, 60]
     assert [update for update, _ in curves.series("val/auroc")] == [30, 60]
     for name in ("train/lr", "train/updates_per_s", "train/max_mem_mib", "val/loss", "val/accuracy"):
         assert curves.series(name), name
     assert curves.undone == ()
-    assert read_curves([]).series("train/loss") == [], "before training began"
+    assert read_curves([], NO_OUTCOMES).series("train/loss") == [], "before training began"
 
 
 def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
@@ -34,7 +37,7 @@ def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
 
 
 def test_an_attempt_without_an_end_was_killed() -> None:
-    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)])
+    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)], NO_OUTCOMES)
     assert curves.attempts[1].why == "after it was killed"
 
 
@@ -52,12 +55,12 @@ def test_the_outcome_of_an_attempt_is_found_though_a_full_disk_took_the_event_of
 @pytest.mark.parametrize("name", ["1", "2"])
 def test_events_of_earlier_versions_tell_the_outcome_of_attempts_whose_folders_are_gone(name: str) -> None:
     ended = {"t": 1_001_900.0, "kind": "run_ended", "attempt": "1", "outcome": "interrupted"}
-    curves = read_curves([*attempt("1", 0, 60), ended, *attempt(name, 60, 120)])
+    curves = read_curves([*attempt("1", 0, 60), ended, *attempt(name, 60, 120)], NO_OUTCOMES)
     assert curves.attempts[1].why == "after an interruption"
 
 
 def test_pauses_between_attempts_take_no_time() -> None:
-    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)])
+    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)], NO_OUTCOMES)
     seconds = [second for second, _ in curves.over_time("train/updates_per_s")]
     assert seconds == [float(n) for n in range(10, 121, 10)]
 
@@ -65,7 +68,7 @@ def test_pauses_between_attempts_take_no_time() -> None:
 def test_the_last_validation_of_the_best_checkpoint_is_no_point_of_the_curve() -> None:
     events = attempt("1", 0, 60)
     final = {"t": 2e6, "kind": "val", "attempt": "1", "update": 30, "final": True}
-    curves = read_curves([*events, {**final, "metrics": {"auroc": 0.9}}])
+    curves = read_curves([*events, {**final, "metrics": {"auroc": 0.9}}], NO_OUTCOMES)
     assert max(score for _, score in curves.series("val/auroc")) < 0.9
 
 
@@ -78,7 +81,7 @@ def test_events_and_values_of_other_versions_are_skipped() -> None:
         {"kind": "unheard of", "t": 2e6},
     ]
     events = attempt("1", 0, 60)
-    assert read_curves([*events, *strange]) == read_curves(events)
+    assert read_curves([*events, *strange], NO_OUTCOMES) == read_curves(events, NO_OUTCOMES)
 
 
 def meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:

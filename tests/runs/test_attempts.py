@@ -21,6 +21,7 @@ from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import fits
 from mmf_win.runs.attempts import until_it_fits
 from mmf_win.runs.folder import Run
+from mmf_win.runs.history import state
 from mmf_win.runs.plan import Plan, Start, following, limit_to_lower, smaller_rows
 from mmf_win.runs.request import CommandOptions, Request
 from mmf_win.supervise import Ended
@@ -258,6 +259,24 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
     attempts_module.run_worker(run, training, plan, lambda: nullcontext(shown.append))
     assert progress == [False, True, True, True, True, False]
     assert [event["kind"] for event in shown] == ["saving", "checkpoint"]
+
+
+def test_a_worker_that_cannot_be_prepared_leaves_the_state_of_the_run(run: Run) -> None:
+    def prepare() -> None:
+        training = asked(attempt_dir=str(run.new_attempt().path))
+        plan = Plan(
+            Start(of_run, CommandOptions(), Places(run.path, run.path, run.path)), of_run, training, {}
+        )
+        attempts_module.worker_of(training, plan)
+
+    of_run = Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
+    prepare()
+    Exit("ok").save(run.attempt(1).exit)
+    run.checkpoints.rmdir()
+    run.checkpoints.touch()
+    with pytest.raises(FileExistsError):
+        prepare()
+    assert state(run) == "done"
 
 
 def test_a_fake_gpu_that_no_longer_tells_its_memory_is_not_waited_for(

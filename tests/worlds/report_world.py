@@ -17,7 +17,8 @@ from mmf_win.demo.synthetic import Picture, draw
 from mmf_win.files import json_bytes
 from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import DatasetPaths, Places
-from mmf_win.protocol import Exit
+from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs.folder import Run
 from tests.worlds import run_requests
 from tests.worlds.tools import requires_package
@@ -62,6 +63,7 @@ class World:
         run.save_request(asked)
         started = {"seed": asked.number("seed") or 4_000, "max_updates": asked.number("max_updates") or 120}
         tell(run, attempt("1", 0, 120, **started))
+        begin_training(run)
         Exit("ok").save(run.exit_file)
         return run
 
@@ -128,6 +130,13 @@ def attempt(
             metrics = {"auroc": auroc, "accuracy": 0.5, "loss": 0.69}
             events.append(event(update, "val", metrics=metrics, final=False, data=validated))
     return events
+
+
+def begin_training(run: Run, number: int = 1) -> None:
+    """Make the folder of an attempt to train, whose outcome is that of the run."""
+    folder = run.attempt(number).path
+    folder.mkdir(parents=True)
+    Attempt(TrainTask(), "mmbt", "mmf", str(folder)).save()
 
 
 def tell(run: Run, events: Sequence[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.specification import Specification, parse
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
+from tests.worlds.report_world import begin_training
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,6 +93,7 @@ def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
         log = EventLog(run.events, "1")
         log.write("train", update=update, max_updates=40, epoch=1, loss=0.5, lr=0.1, updates_per_s=2.0)
         log.write("val", update=update, metrics=told, final=False, data={"split": "dev_seen", "rows": 8})
+    begin_training(run)
     Exit("ok").save(run.exit_file)
     return run
 

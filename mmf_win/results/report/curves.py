@@ -99,9 +99,7 @@ class TrainingCurves:
         return [(sample.seconds, sample.values[name]) for sample in everything if name in sample.values]
 
 
-def read_curves(
-    events: Iterable[Event], outcome_of: Callable[[str], str | None] = lambda _: None
-) -> TrainingCurves:
+def read_curves(events: Iterable[Event], outcome_of: Callable[[str], str | None]) -> TrainingCurves:
     """Read the course of a training from its events; skip what is not understood.
 
     Args:
@@ -111,7 +109,7 @@ def read_curves(
     attempts: list[TrainedAttempt] = []
     samples: list[Sample] = []
     undone: list[Sample] = []
-    outcomes: dict[str, str | None] = {}  # of the attempts since the last one that trained, as events tell
+    outcomes: dict[str, str | None] = {}  # from the last attempt that trained on, by earlier versions' events
     versions: dict[str, str] = {}
     current = None
     spent = began = seconds = 0.0
@@ -124,11 +122,7 @@ def read_curves(
             versions = {key: value for key, value in event.items() if isinstance(value, str)}
         elif kind == "train_started":
             spent, began, current = seconds, time, name
-            ends = (  # without its folder, a name may be given once more
-                told or (None if each == name else outcome_of(each))
-                for each, told in reversed(outcomes.items())
-            )
-            outcome = next(filter(None, ends), None)
+            outcome = _last_outcome(outcomes, name, outcome_of)
             outcomes = {name: None}
             why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
             attempt = TrainedAttempt(
@@ -151,3 +145,21 @@ def read_curves(
             samples.append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
     undone.sort(key=lambda sample: sample.seconds)
     return TrainingCurves(tuple(attempts), tuple(samples), tuple(undone), versions)
+
+
+def _last_outcome(
+    recorded: dict[str, str | None], current: str, outcome_of: Callable[[str], str | None]
+) -> str | None:
+    """Return the outcome of the last attempt that has one, or None if all were killed.
+
+    Args:
+        recorded: the names of the attempts, the first one first, with the outcomes that their events record.
+        current: the attempt that begins. It has the name of an earlier one if the folder of that was removed.
+        outcome_of: as for :func:`read_curves`.
+    """
+    for name, outcome in reversed(recorded.items()):
+        if outcome is None and name != current:
+            outcome = outcome_of(name)
+        if outcome is not None:
+            return outcome
+    return None
