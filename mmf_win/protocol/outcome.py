@@ -80,10 +80,15 @@ class Exit:
 
     @classmethod
     def load(cls, path: Path) -> Exit | None:
-        """Read an exit, skipping fields of later versions; None without a file, DataError of another one."""
+        """Read an exit, skipping fields of later versions; None without a file.
+
+        Raises:
+            DataError: the file holds something else, or cannot be read.
+        """
         try:
             return read_record(path, cls)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError):
-            raise DataError(f"{path}: it does not say how training or a prediction ended") from None
+        except (OSError, ValueError) as error:
+            hint = "remove the file: its run counts as killed then, and can be resumed"
+            raise DataError(f"{path}: not the record of how an attempt ended ({error})", hint=hint) from None

@@ -17,6 +17,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
+from tests.worlds.tools import Mmfw
 from tests.worlds.torch_files import checkpoint
 
 
@@ -227,6 +228,18 @@ def test_the_outcome_that_an_earlier_version_left_in_the_folder_of_the_run_is_th
     run.attempt(1).exit.write_text("{", encoding="utf-8")
     Exit("interrupted").save(run.path / "exit.json")
     assert history.state(run) == "interrupted"
+
+
+def test_an_outcome_of_a_wrong_type_is_named_and_the_run_is_killed_without_it_as_the_hint_says(
+    tmp_path: Path, mmfw: Mmfw
+) -> None:
+    run = make(tmp_path, "a/2026-01-01T00-00-00")
+    run.exit_file.write_text('{"outcome": 3}', encoding="utf-8")
+    mmfw("runs", "show", str(run.path), code=3)
+    assert f"error: {run.exit_file}: " in mmfw.err and "$.outcome" in mmfw.err
+    assert "hint: remove the file" in mmfw.err
+    run.exit_file.unlink()
+    assert mmfw.json("runs", "show", str(run.path))["state"] == "killed"
 
 
 def test_names_that_are_no_numbers_are_no_attempts(tmp_path: Path) -> None:
