@@ -18,14 +18,14 @@ from types import FrameType
 import click
 from click.shell_completion import CompletionItem
 
-from mmf_win.console import log_shown, print_json, say
-from mmf_win.errors import Interrupted, MmfwError, UsageError
-from mmf_win.files import explain
-from mmf_win.scrub import without_secrets
+from mmf_win.console import print_json, print_status, show_log_messages
+from mmf_win.errors import MmfwError, StoppedByUserError, UsageError
+from mmf_win.files import to_mmfw_error
+from mmf_win.scrub import redact_urls
 from mmf_win.signals import STOP_SIGNALS, StopRequests
 from mmf_win.version import __version__
 
-_GLANCE = 0.2  # seconds
+_STOP_FILE_POLL_SECONDS = 0.2  # seconds
 # What the stop file does, also where whoever started this process had signals ignored: nobody sends this one.
 _STOP_FILE_SIGNAL = getattr(signal, "SIGUSR2", signal.SIGINT)
 
@@ -50,7 +50,7 @@ COMMANDS = {
 }
 
 #: Removed command → the command that replaces it.
-REPLACED = {"profile": "mmfw train --profile N", "bug-report": "mmfw doctor --report FILE.zip"}
+REPLACED_COMMANDS = {"profile": "mmfw train --profile N", "bug-report": "mmfw doctor --report FILE.zip"}
 
 
 class _LazyGroup(click.Group):
@@ -60,8 +60,8 @@ class _LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in REPLACED and not ctx.resilient_parsing:
-            raise UsageError(f"`mmfw {cmd_name}` was replaced by `{REPLACED[cmd_name]}`")
+        if cmd_name in REPLACED_COMMANDS and not ctx.resilient_parsing:
+            raise UsageError(f"`mmfw {cmd_name}` was replaced by `{REPLACED_COMMANDS[cmd_name]}`")
         if cmd_name not in COMMANDS:
             return None
         command = importlib.import_module(f"mmf_win.commands.{cmd_name.replace('-', '_')}").command
@@ -78,8 +78,8 @@ class _LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if not wanted or ctx.resilient_parsing:
+def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if not value or ctx.resilient_parsing:
         return
     from mmf_win.doctor.survey import version
     from mmf_win.upstream.install import find_mmf
@@ -110,7 +110,7 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool)
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Run Facebook's MMF on the Hateful Memes challenge."""
-    ctx.with_resource(log_shown())
+    ctx.with_resource(show_log_messages())
 
 
 def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -> int:
@@ -125,35 +125,39 @@ def main(arguments: Sequence[str] | Callable[[], Sequence[str]] | None = None) -
             stream.reconfigure(errors="backslashreplace")
     words: Sequence[str] = ()
 
-    def report(error: MmfwError) -> int:
-        return _report(error, as_json="--json" in words)  # of a mistake, click tells no more than the words
+    def print_error(error: MmfwError) -> int:
+        return _print_error(
+            error, as_json="--json" in words
+        )  # of a mistake, click tells no more than the words
 
     try:
         with _signals_as_interrupts():
             words = arguments() if callable(arguments) else sys.argv[1:] if arguments is None else arguments
             if stop_file := os.environ.get("MMFW_STOP_FILE"):
-                _interrupt_when_there_is(Path(stop_file))
+                _interrupt_on_stop_file(Path(stop_file))
             result = cli.main(args=words, prog_name="mmfw", standalone_mode=False, obj=words)
         return result if isinstance(result, int) else 0
     except MmfwError as error:
-        return report(error)
+        return print_error(error)
     except click.ClickException as error:
-        return report(_usage_error(error))
+        return print_error(_usage_error(error))
     except (KeyboardInterrupt, click.Abort):
-        return report(Interrupted("interrupted"))
+        return print_error(StoppedByUserError("interrupted"))
     except SystemExit as end:
         *_, (frame, _) = traceback.walk_tb(end.__traceback__)
         # click itself leaves when the reader of our output has seen enough.
         if not end.code or frame.f_globals["__name__"] == "click.core":
             return 0
-        return report(MmfwError(f"a library ended mmfw by sys.exit({end.code!r})"))
+        return print_error(MmfwError(f"a library ended mmfw by sys.exit({end.code!r})"))
     except (OSError, MemoryError) as error:
-        return report(explain(error))
+        return print_error(to_mmfw_error(error))
     except Exception as error:
-        say(without_secrets(traceback.format_exc()))
+        print_status(redact_urls(traceback.format_exc()))
         zipped = "a zip of `mmfw doctor --report FILE.zip`"
         hint = f"please report it with the lines above, the command and {zipped}"
-        return report(MmfwError(f"a bug in mmfw {__version__}: {type(error).__name__}: {error}", hint=hint))
+        return print_error(
+            MmfwError(f"a bug in mmfw {__version__}: {type(error).__name__}: {error}", hint=hint)
+        )
 
 
 @contextmanager
@@ -168,7 +172,7 @@ def _signals_as_interrupts() -> Iterator[None]:
         is_first = not requests.count
         requests.add(number)
         if requests.count > 1:
-            os._exit(Interrupted.exit_code)
+            os._exit(StoppedByUserError.exit_code)
         if is_first:
             raise KeyboardInterrupt
 
@@ -185,13 +189,13 @@ def _signals_as_interrupts() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def _interrupt_when_there_is(file: Path) -> None:
+def _interrupt_on_stop_file(stop_file: Path) -> None:
     """Act as after Ctrl+C as soon as the file exists: how a program asks for an end where signals cannot."""
     from threading import Thread, main_thread
 
     def watch() -> None:
-        while not file.exists():
-            time.sleep(_GLANCE)
+        while not stop_file.exists():
+            time.sleep(_STOP_FILE_POLL_SECONDS)
         if sys.platform == "win32":
             signal.raise_signal(_STOP_FILE_SIGNAL)
         else:  # a thread's own signal would not wake the main one
@@ -200,13 +204,13 @@ def _interrupt_when_there_is(file: Path) -> None:
     Thread(target=watch, daemon=True).start()
 
 
-def _report(error: MmfwError, *, as_json: bool) -> int:
-    message, hint = without_secrets(str(error)), without_secrets(error.hint or "")
-    stopped = isinstance(error, Interrupted)  # which is what the user asked for
+def _print_error(error: MmfwError, *, as_json: bool) -> int:
+    message, hint = redact_urls(str(error)), redact_urls(error.hint or "")
+    stopped = isinstance(error, StoppedByUserError)  # which is what the user asked for
     if message:
-        say(message, label="" if stopped else "error:", code=31)
+        print_status(message, label="" if stopped else "error:", ansi_code=31)
     if hint:
-        say(hint, label="" if stopped else "hint:", code=36)
+        print_status(hint, label="" if stopped else "hint:", ansi_code=36)
     if as_json:
         told = {"code": error.exit_code, "message": message, "hint": hint or None}
         with suppress(OSError):  # its reader may have seen enough

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-_OF_CMD = re.compile(r"[&|<>^()%]")
+_CONTROL_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CMD_METACHARACTERS = re.compile(r"[&|<>^()%]")
 Unit = Literal["B", "file", "update", "image", "task"]
 #: Letters that a column of text keeps on a narrow terminal.
-_NARROWEST = 7
+_MIN_COLUMN_WIDTH = 7
 
 
 class Timestamp(float):
@@ -64,28 +64,28 @@ class _Stderr:
 _stderr = _Stderr()
 #: The bars on the terminal, which a line of text must not tear.
 _bars: list[tqdm[Any]] = []
-_silent = ContextVar("_silent", default=False)
+_progress_hidden = ContextVar("_progress_hidden", default=False)
 
 
-def controls_escaped(text: object) -> str:
+def escape_controls(text: object) -> str:
     """What somebody else may have written, without what would steer a terminal or turn a text around.
 
     Control characters other than ends of lines, and those of writing from right to left, are escaped.
     """
     lines = str(text).replace("\r\n", "\n")
-    return _STEERING.sub(lambda found: f"\\u{ord(found[0]):04x}", lines)  # as JSON may have it
+    return _CONTROL_CHARACTERS.sub(lambda found: f"\\u{ord(found[0]):04x}", lines)  # as JSON may have it
 
 
-def say(text: str = "", *, label: str = "", code: int = 0) -> None:
-    """Tell the user something; results that a script may want go to stdout by :func:`print_line` instead.
+def print_status(text: str = "", *, label: str = "", ansi_code: int = 0) -> None:
+    """Tell the user something; results that a script may want go to stdout by :func:`print_result` instead.
 
     Args:
         text: may hold names from elsewhere: what would steer the terminal is escaped.
         label: stands before it, in the ANSI colour ``code``.
     """
-    shown = controls_escaped(text)
+    shown = escape_controls(text)
     if label:
-        shown = f"{colour(label, code)} {shown}".rstrip(" ")
+        shown = f"{colour_text(label, ansi_code)} {shown}".rstrip(" ")
     if _bars:
         _bars[-1].write(shown, file=_stderr)
     else:
@@ -97,32 +97,32 @@ def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def print_line(text: object) -> None:
+def print_result(text: object) -> None:
     """A line on stdout: for a script as it is, on a terminal without what would steer it."""
-    print(controls_escaped(text) if _is_terminal() else text, flush=True)
+    print(escape_controls(text) if _is_terminal() else text, flush=True)
 
 
-def print_csv(names: Sequence[str], rows: Iterable[Mapping[str, object]], delimiter: str = ",") -> None:
+def print_csv(columns: Sequence[str], rows: Iterable[Mapping[str, object]], delimiter: str = ",") -> None:
     """A table on stdout, for scripts."""
     table = StringIO()
-    writer = csv.DictWriter(table, names, delimiter=delimiter, lineterminator="\n")
+    writer = csv.DictWriter(table, columns, delimiter=delimiter, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    print_line(table.getvalue().removesuffix("\n"))
+    print_result(table.getvalue().removesuffix("\n"))
 
 
-class _Said(logging.Handler):
+class _StatusHandler(logging.Handler):
     """Shows what the library logs: information as it is, warnings as notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         kind = "note: " if record.levelno >= logging.WARNING else ""
-        say(kind + record.getMessage())
+        print_status(kind + record.getMessage())
 
 
 @contextmanager
-def log_shown() -> Iterator[None]:
+def show_log_messages() -> Iterator[None]:
     """Show on stderr what mmfw logs, as long as the context lasts."""
-    logger, handler = logging.getLogger("mmf_win"), _Said()
+    logger, handler = logging.getLogger("mmf_win"), _StatusHandler()
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
@@ -133,91 +133,101 @@ def log_shown() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def shell_line(*words: object) -> str:
+def format_command(*arguments: object) -> str:
     """A command line that can be pasted into a shell of this system."""
-    texts = [str(word) for word in words]
+    texts = [str(word) for word in arguments]
     if os.name != "nt":
         return shlex.join(texts)
-    return " ".join(map(_quoted_for_cmd, texts))
+    return " ".join(map(_quote_for_cmd, texts))
 
 
-def _quoted_for_cmd(word: str) -> str:
-    if not _OF_CMD.search(word):
-        return subprocess.list2cmdline([word])
+def _quote_for_cmd(argument: str) -> str:
+    if not _CMD_METACHARACTERS.search(argument):
+        return subprocess.list2cmdline([argument])
     # It quotes for the sake of the space alone.
-    return '"' + subprocess.list2cmdline([f" {word}"]).removeprefix('" ')
+    return '"' + subprocess.list2cmdline([f" {argument}"]).removeprefix('" ')
 
 
-def colour(text: str, code: int) -> str:
+def colour_text(text: str, ansi_code: int) -> str:
     """``text`` in an ANSI colour, where stderr is a terminal and NO_COLOR is not set."""
-    text = controls_escaped(text)
+    text = escape_controls(text)
     if os.environ.get("NO_COLOR") or not _stderr.isatty():
         return text
-    return f"\x1b[{code}m{text}\x1b[0m"
+    return f"\x1b[{ansi_code}m{text}\x1b[0m"
 
 
 def print_json(value: object, *, on_one_line: bool = False) -> None:
-    """One JSON value on stdout, paths as text, each :class:`Timestamp` as :func:`iso` writes it.
+    """One JSON value on stdout, paths as text, each :class:`Timestamp` as :func:`format_utc_time` writes it.
 
     ASCII only: a Windows pipe may not speak UTF-8.
     """
-    print(json.dumps(_timed(value), indent=None if on_one_line else 2, default=os.fspath), flush=True)
+    print(
+        json.dumps(_format_timestamps(value), indent=None if on_one_line else 2, default=os.fspath),
+        flush=True,
+    )
 
 
-def _timed(value: Any) -> Any:
+def _format_timestamps(value: Any) -> Any:
     if isinstance(value, Timestamp):
-        return iso(value)
+        return format_utc_time(value)
     if isinstance(value, (list, tuple)):
-        return [_timed(entry) for entry in value]
-    return {key: _timed(entry) for key, entry in value.items()} if isinstance(value, Mapping) else value
+        return [_format_timestamps(entry) for entry in value]
+    return (
+        {key: _format_timestamps(entry) for key, entry in value.items()}
+        if isinstance(value, Mapping)
+        else value
+    )
 
 
-def print_tree(tree: dict[str, Any], as_json: bool) -> None:
+def print_settings(settings: dict[str, Any], as_json: bool) -> None:
     """A tree of settings on stdout, as JSON or as YAML, in ASCII as well."""
     from yaml import safe_dump
 
-    print(json.dumps(tree, indent=2) if as_json else safe_dump(tree, sort_keys=False).rstrip(), flush=True)
+    print(
+        json.dumps(settings, indent=2) if as_json else safe_dump(settings, sort_keys=False).rstrip(),
+        flush=True,
+    )
 
 
-def size(n: float) -> str:
+def format_size(byte_count: float) -> str:
     """A number of bytes for people, in powers of 1024: ``3.4 GiB``."""
     for unit, digits in {"B": 0, "KiB": 1, "MiB": 1, "GiB": 1}.items():
-        if abs(round(n, digits)) < 1024:
-            return f"{n:.{digits}f} {unit}"
-        n /= 1024
-    return f"{n:.1f} TiB"
+        if abs(round(byte_count, digits)) < 1024:
+            return f"{byte_count:.{digits}f} {unit}"
+        byte_count /= 1024
+    return f"{byte_count:.1f} TiB"
 
 
-def first_few(names: Sequence[str], shown: int = 3) -> str:
+def summarize_list(names: Sequence[str], max_shown: int = 3) -> str:
     """The first of some names, for people: ``a, b, c …``."""
-    return ", ".join(names[:shown]) + (" …" if len(names) > shown else "")
+    return ", ".join(names[:max_shown]) + (" …" if len(names) > max_shown else "")
 
 
-def with_rest_counted(lines: Sequence[str], shown: int = 10) -> list[str]:
+def summarize_lines(lines: Sequence[str], max_shown: int = 10) -> list[str]:
     """The first of some lines, and how many more there are."""
-    rest = len(lines) - shown
-    return [*lines[:shown], *([f"and {rest} more"] if rest > 0 else [])]
+    rest = len(lines) - max_shown
+    return [*lines[:max_shown], *([f"and {rest} more"] if rest > 0 else [])]
 
 
-def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+def suggestion_hint(word: str, candidates: Iterable[str], cutoff: float = 0.6) -> str:
     """``did you mean NAME? ``, to be followed by more; empty where no known name is near."""
-    near = get_close_matches(word.casefold(), list(known), n=1, cutoff=cutoff)
+    near = get_close_matches(word.casefold(), list(candidates), n=1, cutoff=cutoff)
     return f"did you mean {near[0]}? " if near else ""
 
 
-def iso(seconds: float | None) -> str | None:
+def format_utc_time(seconds: float | None) -> str | None:
     """A time since the epoch for scripts, by ISO 8601 in UTC: ``2026-01-31T12:00:00+00:00``."""
     if seconds is None:
         return None
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="seconds")
 
 
-def moment(seconds: float | None) -> str:
+def format_local_time(seconds: float | None) -> str:
     """A time since the epoch for people, by the local clock; ``-`` where it is not known."""
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A time span for people: ``7 s``, ``3 min 20 s``, ``2 h 5 min``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -225,21 +235,28 @@ def duration(seconds: float) -> str:
     return " ".join(f"{amount} {unit}" for unit, amount in parts.items() if amount) or "0 s"
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> str:
+def format_table(
+    header: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()
+) -> str:
     """Columns aligned by spaces; numbers to the right, ``None`` as ``-``.
 
     On a terminal that is too narrow, ``optional`` columns are left out, the first of them first; then texts
     continue on the next line, but for the first column, whose names may be copied.
     """
-    cells = [[_cell(name) for name in header], *([_cell(value) for value in row] for row in rows)]
+    cells = [
+        [_format_cell(name) for name in header],
+        *([_format_cell(value) for value in row] for row in rows),
+    ]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     room = shutil.get_terminal_size().columns - 2 * (len(widths) - 1) if _is_terminal() else sum(widths)
     if sum(widths) > room and optional:
         kept = [i for i, name in enumerate(header) if name != optional[0]]
         fewer = [[row[i] for i in kept] for row in rows]
-        return aligned([header[i] for i in kept], fewer, optional=optional[1:])
+        return format_table([header[i] for i in kept], fewer, optional=optional[1:])
     right = [any(isinstance(row[i], (int, float)) for row in rows) for i in range(len(header))]
-    least = [max(len(row[i]) for row in cells[1:]) if right[i] else _NARROWEST for i in range(len(header))]
+    least = [
+        max(len(row[i]) for row in cells[1:]) if right[i] else _MIN_COLUMN_WIDTH for i in range(len(header))
+    ]
     least[0] = widths[0]
     while sum(widths) > room and (foldable := [i for i, width in enumerate(widths) if width > least[i]]):
         widths[max(foldable, key=lambda i: widths[i])] -= 1
@@ -252,20 +269,20 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[object]], *, optional
     return "\n".join(lines)
 
 
-def _cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
-    return "-" if value is None else controls_escaped(value).replace("\n", "\\n")
+    return "-" if value is None else escape_controls(value).replace("\n", "\\n")
 
 
 @contextmanager
-def without_progress() -> Iterator[None]:
+def hide_progress() -> Iterator[None]:
     """Show no progress of what this thread does meanwhile, for a library that prints nothing."""
-    token = _silent.set(True)
+    token = _progress_hidden.set(True)
     try:
         yield
     finally:
-        _silent.reset(token)
+        _progress_hidden.reset(token)
 
 
 class Progress:
@@ -275,21 +292,23 @@ class Progress:
     1024. With ``leave``, a finished bar stays on the terminal.
     """
 
-    _PLAIN_INTERVAL = 10.0
+    _PLAIN_INTERVAL_SECONDS = 10.0
 
     def __init__(
         self, title: str, total: int | None, unit: Unit = "B", initial: int = 0, *, leave: bool = True
     ) -> None:
         self.done = initial
-        self._title, self._leave, self._note = controls_escaped(title), leave, ""
+        self._title, self._leave, self._note = escape_controls(title), leave, ""
         self._bar: tqdm[Any] | None = None
         self._scale: dict[str, Any] = {"total": total, "initial": initial, "unit": unit}
         self._scale |= {"unit_scale": unit == "B", "unit_divisor": 1024}
         self._start = time.monotonic()
-        self._next_line = float("inf") if _silent.get() else self._start + self._PLAIN_INTERVAL
+        self._next_line = (
+            float("inf") if _progress_hidden.get() else self._start + self._PLAIN_INTERVAL_SECONDS
+        )
 
     def __enter__(self) -> Progress:
-        if _stderr.isatty() and not _silent.get():
+        if _stderr.isatty() and not _progress_hidden.get():
             from tqdm import tqdm
 
             self._bar = tqdm(
@@ -311,9 +330,9 @@ class Progress:
         elif (now := time.monotonic()) >= self._next_line:
             from tqdm import tqdm
 
-            self._next_line = now + self._PLAIN_INTERVAL
+            self._next_line = now + self._PLAIN_INTERVAL_SECONDS
             figures = {**self._scale, "prefix": self._title, "postfix": self._note}
-            say(tqdm.format_meter(self.done, elapsed=now - self._start, ncols=0, **figures))
+            print_status(tqdm.format_meter(self.done, elapsed=now - self._start, ncols=0, **figures))
 
     def annotate(self, note: str) -> None:
         """Show ``note`` beside the figures from now on."""

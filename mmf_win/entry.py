@@ -22,7 +22,7 @@ from mmf_win.errors import UsageError
 from mmf_win.tracking import datasets
 
 
-def words(arguments: Sequence[str]) -> list[str]:
+def mmfw_arguments(arguments: Sequence[str]) -> list[str]:
     """What ``mmfw`` is called with; without arguments, those of the task that an agent of ClearML's runs.
 
     Raises:
@@ -31,16 +31,16 @@ def words(arguments: Sequence[str]) -> list[str]:
     """
     task = os.environ.pop("CLEARML_TASK_ID", "")  # where it is, importing clearml takes over click's parsing
     try:
-        return _words(arguments, task)
+        return _parse_arguments(arguments, task)
     finally:
         os.environ.update({"CLEARML_TASK_ID": task} if task else {})
 
 
-def _words(arguments: Sequence[str], task: str) -> list[str]:
+def _parse_arguments(arguments: Sequence[str], task_id: str) -> list[str]:
     known = [option for option in command.params if isinstance(option, click.Option)]
     options = {opt[2:].replace("-", "_"): option for option in known for opt in option.opts}
     own, said = {"preset": "", "dataset_id": ""}, list[str]()
-    for argument in arguments or (_of_task(task) if task else ()):
+    for argument in arguments or (_clearml_task_arguments(task_id) if task_id else ()):
         key, equals, value = argument.lstrip("-").partition("=")
         name = key.replace("-", "_")
         if equals and "." in key:
@@ -61,11 +61,11 @@ def _words(arguments: Sequence[str], task: str) -> list[str]:
     return ["train", *filter(None, [own["preset"]]), *said]
 
 
-def _of_task(task: str) -> list[str]:
+def _clearml_task_arguments(task_id: str) -> list[str]:
     with datasets.connected() as to:
-        given = to.ask("tasks.get_by_id", task=task)["task"].get("hyperparams", {}).get("Args", {})
+        given = to.ask("tasks.get_by_id", task=task_id)["task"].get("hyperparams", {}).get("Args", {})
     return [f"{name}={parameter['value']}" for name, parameter in given.items()]
 
 
 if __name__ == "__main__":
-    sys.exit(main(lambda: words(sys.argv[1:])))
+    sys.exit(main(lambda: mmfw_arguments(sys.argv[1:])))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 #: The numbers of the system's errors that mean that this user may not read or write there.
-NO_RIGHT = {errno.EACCES, errno.EPERM, errno.EROFS}
+PERMISSION_ERRNOS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 
 #: The next step if the shared memory of DataLoader workers is full.
@@ -32,16 +32,16 @@ class MmfwError(Exception):
     hint: str | None = None
 
     def __init__(
-        self, message: str, *, hint: str | None = None, log: Path | None = None, about: str = ""
+        self, message: str, *, hint: str | None = None, log: Path | None = None, prefix: str = ""
     ) -> None:
-        super().__init__(f"{about} {message}" if about else message)
-        self.about, self.reason = about, message
+        super().__init__(f"{prefix} {message}" if prefix else message)
+        self.prefix, self.reason = prefix, message
         self.hint = hint or self.hint
         self.log = log
 
-    def without(self, about: str) -> str:
+    def message_without(self, prefix: str) -> str:
         """Return the message for a place that shows ``about`` already."""
-        return self.reason if self.about == about else str(self)
+        return self.reason if self.prefix == prefix else str(self)
 
 
 class UsageError(MmfwError):
@@ -50,7 +50,7 @@ class UsageError(MmfwError):
     exit_code = 2
 
 
-class NoRun(UsageError):
+class RunNotFoundError(UsageError):
     """There is no such run."""
 
 
@@ -68,11 +68,11 @@ class DatasetError(DataError):
     """Files of the dataset are missing or disagree with each other."""
 
 
-class DamagedManifest(DataError):
+class DamagedManifestError(DataError):
     """The list of hashes of a folder is damaged."""
 
 
-class HostileFeatures(DatasetError):
+class UnsafeFeaturesError(DatasetError):
     """Region features hold what could run code.
 
     The message is enough to make it, so that it comes out of a DataLoader's worker with its hint.
@@ -81,17 +81,17 @@ class HostileFeatures(DatasetError):
     hint = "use features that were extracted by somebody you trust"
 
 
-class DamagedFeatures(DatasetError):
+class DamagedFeaturesError(DatasetError):
     """An LMDB of region features is damaged, or missing where nothing is known that has it."""
 
     hint = "`mmfw verify features --full` reads all of them"
 
 
-class NoValidation(DatasetError):
+class NoValidationSplitError(DatasetError):
     """The dataset has no split to validate on."""
 
 
-class UnreadableImage(DatasetError):
+class UnreadableImageError(DatasetError):
     """A picture of the dataset is missing or cannot be decoded.
 
     The message is enough to make it, so that it comes out of a DataLoader's worker with its hint.
@@ -103,7 +103,7 @@ class UnreadableImage(DatasetError):
     )
 
 
-class UnfinishedInstallation(DatasetError):
+class IncompleteInstallError(DatasetError):
     """Only some of the new files in a folder are in their places."""
 
 
@@ -117,7 +117,7 @@ class PasswordError(MmfwError):
     exit_code = 4
 
 
-class NoPassword(PasswordError):
+class PasswordRequiredError(PasswordError):
     """A password is needed and none was given."""
 
     hint = "give it with --password, --password-file or the variable MMFW_PASSWORD"
@@ -129,7 +129,7 @@ class ResourceError(MmfwError):
     exit_code = 5
 
 
-class MmfError(MmfwError):
+class MmfEnvironmentError(MmfwError):
     """MMF, or another package or server that a command needs, is missing or broken."""
 
     exit_code = 6
@@ -148,13 +148,13 @@ class InUseError(MmfwError):
     hint = "wait until it has finished, or stop it first"
 
 
-class CheckFailed(MmfwError):
+class CheckFailedError(MmfwError):
     """A check that was asked for has found a fault."""
 
     exit_code = 9
 
 
-class Interrupted(MmfwError):
+class StoppedByUserError(MmfwError):
     """The user asked to stop."""
 
     exit_code = 130

@@ -16,32 +16,34 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmf_win.errors import NO_RIGHT, DataError, InUseError, MmfwError, ResourceError
+from mmf_win.errors import PERMISSION_ERRNOS, DataError, InUseError, MmfwError, ResourceError
 
 #: The number of attempts to change a file that another program may hold.
-TRIES = 20 if sys.platform == "win32" else 1
+MAX_TRIES = 20 if sys.platform == "win32" else 1
 #: The seconds between two attempts.
-PAUSE = 0.1
-_PASSING = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
+RETRY_PAUSE_SECONDS = 0.1
+_TRANSIENT_ERRNOS = {errno.EACCES, errno.EPERM, errno.ENOTEMPTY}
 #: The numbers of errors that mean that no more can be written.
-NO_ROOM = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
-_REFUSED = {errno.EBADF, errno.EINVAL, errno.EIO}
-#: Begins what :func:`naming` and locks say of an operation that a disk does not support.
-_BY_DISK = "it cannot be "
+DISK_FULL_ERRNOS = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+_WRITE_FAILURE_ERRNOS = {errno.EBADF, errno.EINVAL, errno.EIO}
+#: Begins what :func:`add_path_to_errors` and locks say of an operation that a disk does not support.
+_UNSUPPORTED_PREFIX = "it cannot be "
 _MEMORY_HINT = "close other programs, or raise the limit of memory, and run the same command again"
-_MOVE = "keep it on another disk: --save-dir or MMF_SAVE_DIR for runs, --data-dir or MMF_DATA_DIR for data"
-_HINTS = (
+_OTHER_DISK_HINT = (
+    "keep it on another disk: --save-dir or MMF_SAVE_DIR for runs, --data-dir or MMF_DATA_DIR for data"
+)
+_ERRNO_HINTS = (
     ({errno.EFBIG}, "see what limits the size of a file: ulimit -f, or the file system"),
     ({errno.ENOMEM}, _MEMORY_HINT),
-    (NO_ROOM, "free some space and run the same command again"),
+    (DISK_FULL_ERRNOS, "free some space and run the same command again"),
     ({errno.EIO}, "check the disk or the network drive that it lies on, and run the same command again"),
-    ({errno.ENOLCK}, _MOVE),
+    ({errno.ENOLCK}, _OTHER_DISK_HINT),
     ({errno.EBUSY}, "if it is a mount, mount the folder above it instead"),
     ({errno.EEXIST}, "remove what has this name or, if it is a link, mount the disk that it leads to"),
-    (NO_RIGHT, "see who may read and write there, or name another folder"),
+    (PERMISSION_ERRNOS, "see who may read and write there, or name another folder"),
 )
 # https://learn.microsoft.com/windows/win32/debug/system-error-codes--0-499-
-_HELD = {5, 32, 33}  # access denied, a sharing violation, a lock violation
+_IN_USE_WINERRORS = {5, 32, 33}  # access denied, a sharing violation, a lock violation
 
 
 def rename(old: Path, new: Path) -> None:
@@ -49,37 +51,37 @@ def rename(old: Path, new: Path) -> None:
 
     On Windows, an OSError where somebody has ``new`` open.
     """
-    _patiently(lambda: old.replace(new))
+    _retry_change(lambda: old.replace(new))
 
 
 def remove(path: Path) -> None:
     """Remove a file, if it is there. On Windows, an OSError where somebody has it open."""
-    _patiently(lambda: path.unlink(missing_ok=True))
+    _retry_change(lambda: path.unlink(missing_ok=True))
 
 
 def remove_tree(folder: Path) -> None:
     """Remove a folder with all that is in it; after an OSError, what is left can be removed later."""
-    _patiently(lambda: shutil.rmtree(folder))
+    _retry_change(lambda: shutil.rmtree(folder))
 
 
-def _patiently(change: Callable[[], object]) -> None:
+def _retry_change(change: Callable[[], object]) -> None:
     """Make a change that Windows may refuse for a moment, in which a virus scanner holds a fresh file.
 
     Hence two seconds of patience there. A folder may also hold a file that was removed while it was open.
     """
-    for _ in range(TRIES - 1):
+    for _ in range(MAX_TRIES - 1):
         try:
             change()
             return
         except OSError as error:
-            if error.errno not in _PASSING:
+            if error.errno not in _TRANSIENT_ERRNOS:
                 raise
-            time.sleep(PAUSE)
+            time.sleep(RETRY_PAUSE_SECONDS)
     change()
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def add_path_to_errors(path: Path) -> Iterator[None]:
     """Let an error of writing name the file.
 
     The system names none where a disk, quota or limit is full, or a write or flush fails, and two where one
@@ -88,32 +90,34 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _REFUSED and error.filename is None:
-            error.strerror = f"{_BY_DISK}written ({error.strerror})"
-        if (error.errno in NO_ROOM | _REFUSED and error.filename is None) or error.filename2 == str(path):
+        if error.errno in _WRITE_FAILURE_ERRNOS and error.filename is None:
+            error.strerror = f"{_UNSUPPORTED_PREFIX}written ({error.strerror})"
+        if (
+            error.errno in DISK_FULL_ERRNOS | _WRITE_FAILURE_ERRNOS and error.filename is None
+        ) or error.filename2 == str(path):
             error.filename = str(path)
             del error.filename2  # None would be shown
         raise
 
 
-def explain(error: OSError | MemoryError) -> MmfwError:
+def to_mmfw_error(error: OSError | MemoryError) -> MmfwError:
     """Return what the system refused as an error that names the file and the next step."""
     if isinstance(error, MemoryError):
         return ResourceError("not enough memory", hint=_MEMORY_HINT)
     where = f"{error.filename}: " if error.filename else ""
     what = "the disk is full" if error.errno == errno.ENOSPC else error.strerror or str(error)
-    by_disk = _MOVE if (error.strerror or "").startswith(_BY_DISK) else None
-    hint = next((hint for numbers, hint in _HINTS if error.errno in numbers), by_disk)
-    if getattr(error, "winerror", None) in _HELD:
+    by_disk = _OTHER_DISK_HINT if (error.strerror or "").startswith(_UNSUPPORTED_PREFIX) else None
+    hint = next((hint for numbers, hint in _ERRNO_HINTS if error.errno in numbers), by_disk)
+    if getattr(error, "winerror", None) in _IN_USE_WINERRORS:
         hint = "close the program that has it open, if there is one, and run the same command again"
     if isinstance(error, BlockingIOError) and error.filename:  # see locking.py
         return InUseError(f"{where}{what}")
-    kind = ResourceError if error.errno in NO_ROOM | {errno.ENOMEM} else DataError
+    kind = ResourceError if error.errno in DISK_FULL_ERRNOS | {errno.ENOMEM} else DataError
     return kind(f"{where}{what}", hint=hint)
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write a file to, which then takes the place of ``path``.
 
     A reader of ``path`` sees the old file or the complete new one. When the block raises, nothing
@@ -122,45 +126,45 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}.part")
     try:
-        with naming(path):
+        with add_path_to_errors(path):
             yield temporary
             rename(temporary, path)
     finally:
         remove(temporary)
 
 
-def share(source: Path, path: Path) -> None:
+def link_or_copy(source: Path, path: Path) -> None:
     """Give the content of ``source`` a second name, which takes the place of what was there.
 
     A hard link where the file system has them, else a copy. So ``source`` must never be written to in place.
     """
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         try:
             os.link(os.path.realpath(source), temporary)  # a link to a symbolic link follows its name
         except OSError:  # FAT and some network drives have none, and none leads to another drive
             shutil.copyfile(source, temporary)
-            flush(temporary)
+            fsync_file(temporary)
 
 
-def flush(path: Path) -> None:
+def fsync_file(path: Path) -> None:
     """Have the system write a file to the disk now, so that a power cut cannot take it back."""
-    with naming(path), path.open("rb+") as file:
+    with add_path_to_errors(path), path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def free_space(path: Path) -> int | None:
     """Free bytes on the disk that ``path`` is on, or will be on once it exists; None for a missing drive."""
-    existing = _existing_folder(path)
+    existing = _nearest_existing_dir(path)
     return None if existing is None else shutil.disk_usage(existing).free
 
 
-def disk_of(path: Path) -> int | None:
+def device_number(path: Path) -> int | None:
     """Return the device number of the disk that ``path`` is on, or will be on; None for a missing drive."""
-    existing = _existing_folder(path)
+    existing = _nearest_existing_dir(path)
     return None if existing is None else existing.stat().st_dev
 
 
-def _existing_folder(path: Path) -> Path | None:
+def _nearest_existing_dir(path: Path) -> Path | None:
     return next((parent for parent in (path, *path.parents) if parent.is_dir()), None)
 
 
@@ -181,7 +185,7 @@ def disk_usage(*folders: Path) -> tuple[int, int]:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file that is on the disk before it takes its place; a reader sees the old or the new one."""
-    with replacing(path) as temporary, temporary.open("wb") as file:
+    with atomic_replace(path) as temporary, temporary.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
@@ -209,14 +213,14 @@ def read_tail(path: Path, length: int) -> bytes:
         return file.read()
 
 
-def files_below(folder: Path, without: Collection[Path] = ()) -> Iterator[Path]:
+def iter_files(folder: Path, excluded_dirs: Collection[Path] = ()) -> Iterator[Path]:
     """Yield all files below a folder, in order, leaving out the folders ``without``.
 
     Links are followed; one that leads nowhere is no file. Raises OSError where a folder cannot be read.
     """
     seen: set[str] = set()
-    for here, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
-        folders[:] = sorted(name for name in folders if Path(here, name) not in without)
+    for here, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+        folders[:] = sorted(name for name in folders if Path(here, name) not in excluded_dirs)
         real = os.path.realpath(here)
         if real in seen:  # a link to a folder above would never end
             folders.clear()
@@ -225,11 +229,11 @@ def files_below(folder: Path, without: Collection[Path] = ()) -> Iterator[Path]:
         yield from (file for name in sorted(files) if (file := Path(here, name)).is_file())
 
 
-def _refuse(error: OSError) -> NoReturn:
+def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def require_end(path: Path) -> None:
+def require_no_special_file(path: Path) -> None:
     """Raise OSError where reading ``path`` might never end, as that of a pipe or a device."""
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise OSError(errno.EINVAL, "not a file", str(path))
@@ -237,7 +241,7 @@ def require_end(path: Path) -> None:
 
 def read_json(path: Path) -> Any:
     """The JSON value in a file; an OSError where it cannot be read, a ValueError where it holds no JSON."""
-    require_end(path)
+    require_no_special_file(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from mmf_win.errors import NO_RIGHT
+from mmf_win.errors import PERMISSION_ERRNOS
 
 if sys.platform == "win32":
     import ctypes
@@ -21,27 +21,27 @@ if sys.platform == "win32":
     _kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
     _kernel32.LockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 4, wintypes.LPVOID]
     _kernel32.UnlockFileEx.argtypes = [wintypes.HANDLE, *[wintypes.DWORD] * 3, wintypes.LPVOID]
-    _AT_ONCE, _EXCLUSIVE = 1, 2
-    _FirstByte = ctypes.c_size_t * 5  # Windows' OVERLAPPED for the file's beginning: nothing but zeros
-    _HELD_BY_ANOTHER = {33, 997}
-    _NOT_THERE = {1, 50}  # of a network drive: no such function, not supported
+    _FAIL_IMMEDIATELY, _EXCLUSIVE_LOCK = 1, 2
+    _Overlapped = ctypes.c_size_t * 5  # Windows' OVERLAPPED for the file's beginning: nothing but zeros
+    _IN_USE_CODES = {33, 997}
+    _UNSUPPORTED_CODES = {1, 50}  # of a network drive: no such function, not supported
 else:
     import fcntl
 
-    _NOT_THERE = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+    _UNSUPPORTED_CODES = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
-_PAUSE = 0.05
-_MOMENT = 1.0  # seconds
+_POLL_SECONDS = 0.05
+_PROBE_GRACE_SECONDS = 1.0  # seconds
 
 
 @contextmanager
-def locked(
+def file_lock(
     path: Path,
-    patience: float = 0.0,
+    timeout: float = 0.0,
     on_wait: Callable[[], None] = lambda: None,
     *,
     shared: bool = False,
-    refused: Exception | None = None,
+    in_use_error: Exception | None = None,
 ) -> Iterator[int]:
     """Hold the lock that is the file ``path``, which is made and stays.
 
@@ -58,35 +58,37 @@ def locked(
         BlockingIOError: another process holds it, and there is no ``refused``.
         OSError: the file cannot be opened or locked; ``ENOLCK``: its file system has no locks.
     """
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     waiting = False
-    file = _opened(path, shared=shared)
+    file = _open_lock_file(path, shared=shared)
     if file is None:
         yield -1
         return
     with file:
-        while not _acquired(path, file.fileno(), shared=shared):
+        while not _try_acquire(path, file.fileno(), shared=shared):
             # Somebody who asks whether it is held has a share of it, but only for a moment.
             late = time.monotonic() - deadline
-            if late >= _MOMENT or (late >= 0 and is_locked(path)):
-                raise refused or BlockingIOError(errno.EAGAIN, "another process holds this lock", str(path))
+            if late >= _PROBE_GRACE_SECONDS or (late >= 0 and is_locked(path)):
+                raise in_use_error or BlockingIOError(
+                    errno.EAGAIN, "another process holds this lock", str(path)
+                )
             if not waiting and time.monotonic() < deadline:
                 waiting = True
                 on_wait()
-            time.sleep(_PAUSE)
+            time.sleep(_POLL_SECONDS)
         try:
             yield file.fileno()
         finally:
             _release(file.fileno())
 
 
-def _opened(path: Path, *, shared: bool) -> BinaryIO | None:
+def _open_lock_file(path: Path, *, shared: bool) -> BinaryIO | None:
     """Open a lock's file, which is made; None where there is none to share, and none can be made."""
     try:
         # NFS shares a lock only through a descriptor that reads, and holds one only through one that writes.
         return path.open("a+b")
     except OSError as error:
-        if not shared or error.errno not in NO_RIGHT | {errno.ENOENT}:
+        if not shared or error.errno not in PERMISSION_ERRNOS | {errno.ENOENT}:
             raise
     with suppress(FileNotFoundError, PermissionError):
         return path.open("rb")
@@ -100,7 +102,7 @@ def is_locked(path: Path) -> bool:
     """
     try:
         with path.open("rb") as file:
-            if not _acquired(path, file.fileno(), shared=True):
+            if not _try_acquire(path, file.fileno(), shared=True):
                 return True
             _release(file.fileno())
             return False
@@ -108,16 +110,16 @@ def is_locked(path: Path) -> bool:
         return False
 
 
-def _acquired(path: Path, descriptor: int, *, shared: bool = False) -> bool:
+def _try_acquire(path: Path, descriptor: int, *, shared: bool = False) -> bool:
     """Take the lock, or a share of it, which others may have too; False where that is refused."""
     none = OSError(errno.ENOLCK, "this file system has no locks", str(path))
     if sys.platform == "win32":
-        flags = _AT_ONCE | (0 if shared else _EXCLUSIVE)
-        if _kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _FirstByte()):
+        flags = _FAIL_IMMEDIATELY | (0 if shared else _EXCLUSIVE_LOCK)
+        if _kernel32.LockFileEx(msvcrt.get_osfhandle(descriptor), flags, 0, 1, 0, _Overlapped()):
             return True
         code = ctypes.get_last_error()
-        if code not in _HELD_BY_ANOTHER:
-            raise none if code in _NOT_THERE else ctypes.WinError(code)
+        if code not in _IN_USE_CODES:
+            raise none if code in _UNSUPPORTED_CODES else ctypes.WinError(code)
         return False
     else:
         try:
@@ -126,11 +128,11 @@ def _acquired(path: Path, descriptor: int, *, shared: bool = False) -> bool:
             return False
         except OSError as error:
             refused = OSError(error.errno, f"it cannot be locked ({error.strerror})", str(path))
-            raise none if error.errno in _NOT_THERE else refused from None
+            raise none if error.errno in _UNSUPPORTED_CODES else refused from None
         return True
 
 
 def _release(descriptor: int) -> None:
     """Give the lock back; on Windows, closing the file would do so only some time later."""
     if sys.platform == "win32":
-        _kernel32.UnlockFileEx(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _FirstByte())
+        _kernel32.UnlockFileEx(msvcrt.get_osfhandle(descriptor), 0, 1, 0, _Overlapped())

@@ -14,11 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import size
+from mmf_win.console import format_size
 
 _MAX_THREADS = 4  # more of them would wait for the disk, and each needs memory
-_INTERVAL = 2.0
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_GPU_POLL_SECONDS = 2.0
+_VISIBLE_DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def default_thread_count() -> int:
@@ -52,11 +52,11 @@ def cpu_quota(root: Path = Path("/")) -> float:
             group = Path(root, "sys/fs/cgroup", "cpu" if controllers else "", path[1:])
             if not controllers or "cpu" in controllers.split(","):
                 # In a container, the group itself may not be visible, but the root is.
-                quotas += map(_quota_of, (group, *group.parents))
+                quotas += map(_read_quota, (group, *group.parents))
     return min(quotas)
 
 
-def _quota_of(group: Path) -> float:
+def _read_quota(group: Path) -> float:
     """Return the quota of one control group of version 2 or 1, in processors."""
     for names in (["cpu.max"], ["cpu.cfs_quota_us", "cpu.cfs_period_us"]):
         with suppress(OSError, ValueError, ZeroDivisionError):  # without a limit, the quota is "max" or -1
@@ -100,7 +100,7 @@ class Cuda:
 
 def survey_cuda() -> Cuda | None:
     """Return what a CUDA program finds here; None where there is no GPU, or the driver does not say."""
-    found = list(_handles(None))
+    found = list(_iter_gpu_handles(None))
     for nvml, _ in found[:1]:
         with suppress(nvml.NVMLError):
             version = nvml.nvmlSystemGetCudaDriverVersion_v2()
@@ -112,7 +112,7 @@ def survey_cuda() -> Cuda | None:
 def installed_gpus() -> list[dict[str, Any]]:
     """Return the name, the memory in bytes (0 if it is shared with the CPU) and the driver of each GPU."""
     found = []
-    for nvml, handle in _handles(None):
+    for nvml, handle in _iter_gpu_handles(None):
         memory = 0
         with suppress(nvml.NVMLError):
             memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
@@ -124,7 +124,7 @@ def installed_gpus() -> list[dict[str, Any]]:
 def free_gpu_memory() -> list[int]:
     """Return the free bytes of each GPU that a worker may use; GPUs that do not tell them are left out."""
     free = []
-    for nvml, handle in _handles(os.environ.get(_VISIBLE)):
+    for nvml, handle in _iter_gpu_handles(os.environ.get(_VISIBLE_DEVICES_VARIABLE)):
         with suppress(nvml.NVMLError):
             free.append(nvml.nvmlDeviceGetMemoryInfo(handle).free)
     return free
@@ -132,26 +132,26 @@ def free_gpu_memory() -> list[int]:
 
 def count_gpus() -> int:
     """Return how many GPUs a worker may use."""
-    return sum(1 for _ in _handles(os.environ.get(_VISIBLE)))
+    return sum(1 for _ in _iter_gpu_handles(os.environ.get(_VISIBLE_DEVICES_VARIABLE)))
 
 
-def gpu_figures() -> Iterator[str]:
+def iter_gpu_usage() -> Iterator[str]:
     """Yield what the first GPU that the worker may use is doing, for the live display.
 
     Yields:
         ``GPU 87 %, 10.2 of 24.0 GiB``, at most two seconds old, for as long as the driver knows it.
     """
-    for nvml, handle in islice(_handles(os.environ.get(_VISIBLE)), 1):
+    for nvml, handle in islice(_iter_gpu_handles(os.environ.get(_VISIBLE_DEVICES_VARIABLE)), 1):
         with suppress(nvml.NVMLError):  # a driver of a virtual machine may know neither
             while True:
                 busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-                until = time.monotonic() + _INTERVAL
+                until = time.monotonic() + _GPU_POLL_SECONDS
                 while time.monotonic() < until:
-                    yield f"GPU {busy} %, {size(memory.used)} of {size(memory.total)}"
+                    yield f"GPU {busy} %, {format_size(memory.used)} of {format_size(memory.total)}"
 
 
-def _handles(visible: str | None) -> Iterator[tuple[Any, Any]]:
+def _iter_gpu_handles(visible: str | None) -> Iterator[tuple[Any, Any]]:
     """Yield NVML and its handle of each GPU, or only of those that ``visible`` names by number or UUID.
 
     NVML numbers GPUs by their place on the bus. CUDA does so only where CUDA_DEVICE_ORDER is PCI_BUS_ID; with

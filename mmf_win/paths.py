@@ -19,10 +19,10 @@ from mmf_win.errors import DataError, UsageError
 _ILLEGAL = re.compile(r'[<>:"/\\|?*\x00-\x1f]')
 _RESERVED = re.compile(r"(?i)^(con|prn|aux|nul|conin\$|conout\$|com[0-9¹²³]|lpt[0-9¹²³]) *(\.|$)")
 #: Bytes in UTF-8 that any system takes; Linux and macOS count them so, and Windows counts no more.
-LONGEST_NAME = 255
-_LONGEST_PART = 90  # of two in one name, with a time and what says what the file is
+MAX_NAME_BYTES = 255
+_MAX_SHORT_NAME_BYTES = 90  # of two in one name, with a time and what says what the file is
 # As ``python -m MODULE``, which would look for modules in the current folder first.
-_RUN = """\
+_RUN_MODULE_SCRIPT = """\
 import sys
 if not sys.path[0]: del sys.path[0]
 import runpy
@@ -36,37 +36,46 @@ def is_portable(name: str) -> bool:
     return portable_name(name) == name
 
 
-def portable_name(name: str, longest: int = LONGEST_NAME) -> str:
+def portable_name(name: str, max_bytes: int = MAX_NAME_BYTES) -> str:
     """``name`` with ``-`` for every character that Windows refuses, cut to ``longest`` bytes of UTF-8.
 
     What was cut ends in a few digits of the name's hash, so that names that begin alike stay different.
     """
-    name = _ILLEGAL.sub("-", _cut(name, longest)).rstrip(". ") or "-"
-    return _cut(f"_{name}", longest) if _RESERVED.match(name) else name
+    name = _ILLEGAL.sub("-", _truncate_name(name, max_bytes)).rstrip(". ") or "-"
+    return _truncate_name(f"_{name}", max_bytes) if _RESERVED.match(name) else name
 
 
-def name_part(name: str, suffix: str = "") -> str:
+def short_portable_name(name: str, suffix: str = "") -> str:
     """As :func:`portable_name`, and so short that the names of files may hold it beside another such part.
 
     ``suffix`` follows the name, and is never cut.
     """
-    return portable_name(name, _LONGEST_PART - len(suffix)) + suffix
+    return portable_name(name, _MAX_SHORT_NAME_BYTES - len(suffix)) + suffix
 
 
-def _cut(name: str, longest: int) -> str:
+def _truncate_name(name: str, max_bytes: int) -> str:
     data = name.encode(errors="surrogatepass")
-    if len(data) <= longest:
+    if len(data) <= max_bytes:
         return name
     ending = f"-{sha256(data).hexdigest()[:6]}"
-    return data[: longest - len(ending)].decode(errors="ignore") + ending
+    return data[: max_bytes - len(ending)].decode(errors="ignore") + ending
 
 
-def module_command(module: str, *words: str) -> list[str]:
+def module_command(module: str, *arguments: str) -> list[str]:
     """What runs a module of mmfw's; the user's files in the current folder cannot stand in for libraries.
 
     In UTF-8 mode, since lmdb opens no name that the locale cannot encode, and the C locale has ASCII alone.
     """
-    return [sys.executable, "-X", "utf8", "-c", _RUN, str(Path(__file__).parents[1]), module, *words]
+    return [
+        sys.executable,
+        "-X",
+        "utf8",
+        "-c",
+        _RUN_MODULE_SCRIPT,
+        str(Path(__file__).parents[1]),
+        module,
+        *arguments,
+    ]
 
 
 def make_portable(folder: Path) -> list[tuple[Path, Path]]:
@@ -90,29 +99,29 @@ def make_portable(folder: Path) -> list[tuple[Path, Path]]:
     return planned
 
 
-def new_folder(parent: Path) -> Path:
+def create_timestamped_dir(parent: Path) -> Path:
     """A new, empty folder named by the time; a second one within the same second gets a number."""
     parent.mkdir(parents=True, exist_ok=True)
-    return first_free((parent / name for name in numbered(timestamp())), Path.mkdir)
+    return create_first_free((parent / name for name in numbered_names(timestamp())), Path.mkdir)
 
 
 @contextmanager
-def new_file(folder: Path, start: str, suffix: str) -> Iterator[Path]:
+def reserve_file(folder: Path, prefix: str, suffix: str) -> Iterator[Path]:
     """The name of a file that is not there yet, and that no other process gets while the block makes it.
 
     Its name is ``start``, the time, for later ones within the same second a number, and ``suffix`` with its
     dot. What reserves it lies beside it under another name, so that nobody takes it for the file.
     """
 
-    def reserve(marker: Path) -> None:
+    def create_marker(marker: Path) -> None:
         marker.touch(exist_ok=False)
         if marker.with_suffix("").exists():  # made, and no longer reserved
             marker.unlink()
             raise FileExistsError
 
     folder.mkdir(parents=True, exist_ok=True)
-    names = (f"{name}{suffix}.reserved" for name in numbered(start + timestamp()))
-    marker = first_free((folder / name for name in names), reserve)
+    names = (f"{name}{suffix}.reserved" for name in numbered_names(prefix + timestamp()))
+    marker = create_first_free((folder / name for name in names), create_marker)
     try:
         yield marker.with_suffix("")
     finally:
@@ -128,19 +137,19 @@ def require_new_file(path: Path) -> None:
         raise UsageError(f"{path.parent}: there is no such folder", hint="make it, or name another")
 
 
-def first_free(paths: Iterator[Path], make: Callable[[Path], None]) -> Path:
+def create_first_free(paths: Iterator[Path], create: Callable[[Path], None]) -> Path:
     """The first of endlessly many paths that ``make``, which raises FileExistsError where one is taken, made.
 
     Another process may be making the same at this moment.
     """
     for path in paths:
         with suppress(FileExistsError):
-            make(path)
+            create(path)
             return path
     raise AssertionError("the paths do not end")
 
 
-def numbered(name: str) -> Iterator[str]:
+def numbered_names(name: str) -> Iterator[str]:
     """The name, and then with the numbers from 2 on."""
     return (name if n == 1 else f"{name}-{n}" for n in count(1))
 
@@ -150,18 +159,18 @@ def timestamp() -> str:
     return datetime.now().strftime("%Y-%m-%dT%H-%M-%S")
 
 
-class Inside:
+class ChildPath:
     """What lies in a folder, as an attribute of the class whose attribute ``of`` is the folder."""
 
-    def __init__(self, name: str, of: str = "path") -> None:
-        self._name, self._of = name, of
+    def __init__(self, name: str, parent: str = "path") -> None:
+        self._name, self._parent = name, parent
 
     def __get__(self, owner: object, kind: type) -> Path:
-        return Path(getattr(owner, self._of), self._name)
+        return Path(getattr(owner, self._parent), self._name)
 
 
 @dataclass(frozen=True)
-class Places:
+class MmfPaths:
     """The three folders of MMF, resolved as MMF itself resolves them.
 
     Attributes:
@@ -175,20 +184,20 @@ class Places:
     save_dir: Path
 
     @classmethod
-    def resolve(cls, data_dir: Path | str | None = None, save_dir: Path | str | None = None) -> Places:
+    def resolve(cls, data_dir: Path | str | None = None, save_dir: Path | str | None = None) -> MmfPaths:
         """The folders in force; an explicit argument wins over the environment."""
-        cache = expanded(os.environ.get("MMF_CACHE_DIR") or Path(torch_home(), "mmf")).absolute()
+        cache = expand_home(os.environ.get("MMF_CACHE_DIR") or Path(torch_home(), "mmf")).absolute()
         data = data_dir or Path(os.environ.get("MMF_DATA_DIR") or cache / "data")
         save = save_dir or Path(os.environ.get("MMF_SAVE_DIR") or "save")
-        return cls(cache, expanded(data).absolute(), expanded(save).absolute())
+        return cls(cache, expand_home(data).absolute(), expand_home(save).absolute())
 
     @property
     def dataset(self) -> DatasetPaths:
         """The Hateful Memes dataset inside the data folder."""
-        return DatasetPaths.below(self.data_dir)
+        return DatasetPaths.from_data_dir(self.data_dir)
 
     @property
-    def images(self) -> Path | None:
+    def image_cache_dir(self) -> Path | None:
         """Where decoded images are kept; None where ``MMFW_IMAGE_CACHE`` is ``off``."""
         wanted = os.environ.get("MMFW_IMAGE_CACHE") or "on"
         if wanted not in ("on", "off"):
@@ -196,26 +205,26 @@ class Places:
         return self.cache_dir / "mmfw-images" if wanted == "on" else None
 
 
-def data_option(data_dir: Path) -> list[str]:
+def data_dir_arguments(data_dir: Path) -> list[str]:
     """What to type so that a command finds a data folder; nothing where it takes that anyway."""
-    return [] if data_dir == Places.resolve().data_dir else ["--data-dir", str(data_dir)]
+    return [] if data_dir == MmfPaths.resolve().data_dir else ["--data-dir", str(data_dir)]
 
 
 @dataclass(frozen=True)
 class DatasetPaths:
-    """MMF's layout of the Hateful Memes dataset; see :meth:`below` for the root."""
+    """MMF's layout of the Hateful Memes dataset; see :meth:`from_data_dir` for the root."""
 
     root: Path
 
     #: Holds ``train.jsonl`` and the other splits.
-    annotations = Inside("annotations", of="root")
+    annotations = ChildPath("annotations", parent="root")
     #: Holds the folder ``img``, as the ``img`` field of an annotation expects.
-    images = Inside("images", of="root")
+    images = ChildPath("images", parent="root")
     #: Holds ``detectron.lmdb``.
-    features = Inside("features", of="root")
+    features = ChildPath("features", parent="root")
 
     @classmethod
-    def below(cls, data_dir: Path) -> DatasetPaths:
+    def from_data_dir(cls, data_dir: Path) -> DatasetPaths:
         """In MMF's data folder."""
         return cls(data_dir / "datasets" / "hateful_memes" / "defaults")
 
@@ -224,12 +233,12 @@ class DatasetPaths:
         """MMF's data folder."""
         return self.root.parents[2]
 
-    def split(self, name: str) -> Path:
+    def annotation_file(self, name: str) -> Path:
         """The annotation file of a split."""
         return self.annotations / f"{name}.jsonl"
 
 
-def expanded(path: str | Path) -> Path:
+def expand_home(path: str | Path) -> Path:
     """A path in which ``~`` is the home folder; what is no user's, as in ``~$memes.zip``, stays as it is."""
     return Path(os.path.expanduser(path))  # noqa: PTH111 - pathlib refuses the name of no user
 
@@ -237,16 +246,16 @@ def expanded(path: str | Path) -> Path:
 def torch_home() -> Path:
     """Return PyTorch's own cache folder."""
     user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return expanded(os.environ.get("TORCH_HOME") or Path(user_cache, "torch"))
+    return expand_home(os.environ.get("TORCH_HOME") or Path(user_cache, "torch"))
 
 
-def tool_home() -> Path:
+def mmfw_home() -> Path:
     """Where mmfw keeps what it installs: ``MMFW_HOME``, else inside the Python environment."""
     chosen = os.environ.get("MMFW_HOME")
-    return expanded(chosen).absolute() if chosen else Path(sys.prefix, "share", "mmfw")
+    return expand_home(chosen).absolute() if chosen else Path(sys.prefix, "share", "mmfw")
 
 
-def no_datasets() -> Path:
+def empty_zoo_file() -> Path:
     """A zoo for MMF that names no dataset, so that MMF downloads none."""
     return presets_dir() / "zoo" / "nothing.yaml"
 

@@ -15,13 +15,13 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmf_win import errors
-from mmf_win.console import without_progress
+from mmf_win.console import hide_progress
 from mmf_win.dataset.annotations import is_unicode
-from mmf_win.errors import DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
+from mmf_win.errors import DatasetError, MmfEnvironmentError, TrainingError, UnreadableImageError, UsageError
 from mmf_win.export.running import ExportedModel
-from mmf_win.files import explain, remove_tree
+from mmf_win.files import remove_tree, to_mmfw_error
 from mmf_win.images import to_rgb
-from mmf_win.paths import Places, expanded
+from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs import predicting
 from mmf_win.runs.checkpoints import pinned
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import PIL.Image
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | PIL.Image.Image"
-_SHOWN = "the image"
-_LONGEST = 64  # bytes of the folder of temporary files
+_IMAGE_LABEL = "the image"
+_MAX_TEMP_DIR_BYTES = 64  # bytes of the folder of temporary files
 
 
 class Predictor:
@@ -79,9 +79,11 @@ class Predictor:
         if not isinstance(batch_size, int) or batch_size < 1:
             raise UsageError(f"batch_size={batch_size!r}: it must be a whole number of 1 or more")
         self._batch_size = batch_size
-        with _explained():
-            self._warm = _Warm(_starter(str(model), data_dir, save_dir, CommandOptions(cpu=cpu, trust=trust)))
-        self._close = weakref.finalize(self, self._warm.close)
+        with _translate_os_errors():
+            self._model = _RestartingModel(
+                _model_starter(str(model), data_dir, save_dir, CommandOptions(cpu=cpu, trust=trust))
+            )
+        self._close = weakref.finalize(self, self._model.close)
 
     def predict(self, image: Image, text: str) -> float:
         """The probability that a meme is hateful.
@@ -92,7 +94,7 @@ class Predictor:
             TrainingError: the process died, was started anew, and died again.
             MmfwError: it could not be started anew; the class says how.
         """
-        probas, failed = self._answered([(image, text)])
+        probas, failed = self._predict_pairs([(image, text)])
         if failed is not None:
             raise failed
         return probas[0]
@@ -104,14 +106,14 @@ class Predictor:
         """
         rest, probas = iter(pairs), [0.0]
         while probas:
-            probas, failed = self._answered(islice(rest, self._batch_size))
+            probas, failed = self._predict_pairs(islice(rest, self._batch_size))
             yield from probas
             if failed is not None:
                 raise failed
 
     def close(self) -> None:
         """End the process, after an answer for which another thread waits."""
-        with _explained():
+        with _translate_os_errors():
             self._close()
 
     def __enter__(self) -> Predictor:
@@ -120,55 +122,60 @@ class Predictor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _answered(self, pairs: Iterable[tuple[Image, str]]) -> tuple[list[float], Exception | None]:
+    def _predict_pairs(self, pairs: Iterable[tuple[Image, str]]) -> tuple[list[float], Exception | None]:
         """The probabilities of pairs up to the first bad one, and the error of that or of their source."""
         rows: list[dict[str, Any]] = []
         failed: Exception | None = None
-        with _explained(), TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as scratch:
+        with (
+            _translate_os_errors(),
+            TemporaryDirectory(prefix="mmfw-image-", ignore_cleanup_errors=True) as scratch,
+        ):
             try:
                 for pair in pairs:
                     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
                         raise UsageError(f"{pair!a:.80}: this is no pair of an image and a text")
                     image, text = pair
-                    with _explained():
-                        file = _file(image, Path(scratch, str(len(rows)))).absolute()
+                    with _translate_os_errors():
+                        file = _image_file(image, Path(scratch, str(len(rows)))).absolute()
                     if not isinstance(text, str) or not is_unicode(text):
                         raise UsageError(f"{text!a:.80}: this is no text, or holds half a surrogate pair")
                     rows.append({"id": 1, "img": file.as_posix(), "text": text})
             except Exception as error:  # the caller's generator may raise anything
                 failed = error
-            answer = self._warm.ask(rows) if rows else {"probas": [], "error": None}
+            answer = self._model.predict_rows(rows) if rows else {"probas": [], "error": None}
             if answer["error"]:
                 name, message, hint = answer["error"]
-                failed = getattr(errors, name, MmfError)(_unscratched(message, scratch), hint=hint)
+                failed = getattr(errors, name, MmfEnvironmentError)(
+                    _hide_temp_paths(message, scratch), hint=hint
+                )
         return answer["probas"], failed
 
 
-class _Warm:
+class _RestartingModel:
     """The process of a predictor; it knows nothing of the latter, which may thus be collected as garbage.
 
     Args:
         starting: while it is entered, yields what starts one, whose files lie in the folder that it gets.
     """
 
-    def __init__(self, starting: AbstractContextManager[Callable[[Path], Server]]) -> None:
-        self._lock, self._closed, self._owner = Lock(), False, os.getpid()
+    def __init__(self, starter: AbstractContextManager[Callable[[Path], Server]]) -> None:
+        self._lock, self._closed, self._owner_pid = Lock(), False, os.getpid()
         # The name of a socket has about a hundred bytes.
-        short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _LONGEST
+        short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _MAX_TEMP_DIR_BYTES
         self._folder = Path(mkdtemp(prefix="mmfw-", dir=None if short else "/tmp"))
         self._server: Server | None = None
-        self._held = ExitStack()
+        self._resources = ExitStack()
         try:
-            with without_progress():
-                self._start = self._held.enter_context(starting)
+            with hide_progress():
+                self._start = self._resources.enter_context(starter)
                 self._server = self._start(self._folder)
         except BaseException:
             self.close()
             raise
 
-    def ask(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def predict_rows(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The answer to a request, of a second process where the first one dies."""
-        if self._owner != os.getpid():
+        if self._owner_pid != os.getpid():
             message = "this predictor belongs to the process that has made it"
             raise UsageError(message, hint="make one in each process")
         with self._lock:
@@ -190,7 +197,7 @@ class _Warm:
 
     def close(self) -> None:
         """End the process for good."""
-        if self._owner != os.getpid():  # a fork of it, which is ending
+        if self._owner_pid != os.getpid():  # a fork of it, which is ending
             return
         with self._lock:
             self._closed = True
@@ -198,37 +205,39 @@ class _Warm:
                 if self._server is not None:
                     self._server.close()
             finally:
-                self._held.close()
+                self._resources.close()
                 remove_tree(self._folder)
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def _translate_os_errors() -> Iterator[None]:
     """Raise what the system refuses as an MmfwError."""
     try:
         yield
     except (OSError, MemoryError) as error:
-        raise explain(error) from error
+        raise to_mmfw_error(error) from error
 
 
 @contextmanager
-def _starter(
-    model: str, data_dir: str | Path | None, save_dir: str | Path | None, once: CommandOptions
+def _model_starter(
+    model: str, data_dir: str | Path | None, save_dir: str | Path | None, command_options: CommandOptions
 ) -> Iterator[Callable[[Path], Server]]:
     """Choose a model, which stays the same until the block ends; yield what starts a process that has it."""
-    path, places = expanded(model), Places.resolve(data_dir, save_dir)
+    path, places = expand_home(model), MmfPaths.resolve(data_dir, save_dir)
     if (path / "model.json").is_file():
         yield ExportedModel.read(path).serve
         return
     named = ([], [model]) if path.is_file() else ([model], ["best"])
     [chosen] = choose_checkpoints(places.save_dir, *named)
-    places = Places.resolve(data_dir or Path(chosen.run.request().data_dir), save_dir)
+    places = MmfPaths.resolve(data_dir or Path(chosen.run.request().data_dir), save_dir)
     with pinned(chosen.run, chosen.checkpoint, checked=chosen.checked) as pin:
 
-        @without_progress()
+        @hide_progress()
         def start(scratch: Path) -> Server:
             with pin.named():
-                server = predicting.serve(chosen.run, places, once, checkpoint=pin.path, scratch=scratch)
+                server = predicting.serve(
+                    chosen.run, places, command_options, checkpoint=pin.path, scratch=scratch
+                )
             try:
                 pin.require_unchanged()
             except BaseException:
@@ -239,7 +248,7 @@ def _starter(
         yield start
 
 
-def _file(image: object, scratch: Path) -> Path:
+def _image_file(image: object, temp_file: Path) -> Path:
     """The file of an image, which is made in ``scratch`` if need be."""
     pillow = sys.modules.get("PIL.Image")
     if isinstance(image, (str, os.PathLike)):
@@ -248,19 +257,21 @@ def _file(image: object, scratch: Path) -> Path:
             raise DatasetError(f"{str(path)[:200]}: there is no such image")
         return path
     if isinstance(image, (bytes, bytearray, memoryview)):
-        scratch.write_bytes(image)
+        temp_file.write_bytes(image)
     elif pillow is not None and isinstance(image, pillow.Image):
         try:
-            to_rgb(image).save(scratch, "PPM")  # as models read it, and without loss
+            to_rgb(image).save(temp_file, "PPM")  # as models read it, and without loss
         except Exception as error:  # Pillow reads a file as late as here, and raises whatever it met
-            raise UnreadableImage(f"{_SHOWN}: the picture cannot be read ({error})") from None
+            raise UnreadableImageError(f"{_IMAGE_LABEL}: the picture cannot be read ({error})") from None
     else:
         wanted = "a path, the bytes of an image file or an image of Pillow"
-        raise UsageError(f"{_SHOWN} is of the class {type(image).__name__}", hint=f"give {wanted}")
-    return scratch
+        raise UsageError(f"{_IMAGE_LABEL} is of the class {type(image).__name__}", hint=f"give {wanted}")
+    return temp_file
 
 
-def _unscratched(message: str, scratch: str) -> str:
+def _hide_temp_paths(message: str, temp_dir: str) -> str:
     """An error's message without the paths of files that are gone; Python's own may double backslashes."""
-    forms = (re.escape(form) for form in (scratch, scratch.replace("\\", "\\\\"), Path(scratch).as_posix()))
-    return re.sub(rf"({'|'.join(forms)})[\\/]+\d+", lambda _: _SHOWN, message)
+    forms = (
+        re.escape(form) for form in (temp_dir, temp_dir.replace("\\", "\\\\"), Path(temp_dir).as_posix())
+    )
+    return re.sub(rf"({'|'.join(forms)})[\\/]+\d+", lambda _: _IMAGE_LABEL, message)

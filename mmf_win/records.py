@@ -6,11 +6,12 @@ Fields that the type does not have are skipped, since later versions may write m
 from __future__ import annotations
 
 import json
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, get_type_hints
 
-from mmf_win.files import require_end
+from mmf_win.files import require_no_special_file
 
 T = TypeVar("T")
 
@@ -22,11 +23,11 @@ def read_record(path: Path, kind: type[T]) -> T:
         OSError: the file cannot be read.
         ValueError: it holds no JSON, lacks a field, or has a value of another type, which the message names.
     """
-    require_end(path)
-    return decode(path.read_bytes(), kind)
+    require_no_special_file(path)
+    return decode_json(path.read_bytes(), kind)
 
 
-def decode(data: bytes, kind: type[T]) -> T:
+def decode_json(data: bytes, kind: type[T]) -> T:
     """Decode JSON as a type, as :func:`read_record` does."""
     import msgspec
 
@@ -40,34 +41,70 @@ def decode(data: bytes, kind: type[T]) -> T:
             values = json.loads(data, parse_constant=lambda _: None)
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
-        return convert(values, kind)
+        return convert_to(values, kind)
 
 
-def convert(values: object, kind: type[T]) -> T:
+def convert_to(values: object, kind: type[T]) -> T:
     """Check values that JSON can hold, and make a type of them. Raises ValueError as :func:`read_record`."""
     import msgspec
 
     return msgspec.convert(values, kind)
 
 
-def is_a(value: object, kind: Any) -> bool:
+def stored_as(key: str) -> dict[str, str]:
+    """Return the metadata of a dataclass field that is stored under another key than its name."""
+    return {"stored": key}
+
+
+def to_stored(record: Any) -> dict[str, Any]:
+    """Return the values of a dataclass and of those in it by the keys that they are stored under."""
+    values = {_stored_key(field): getattr(record, field.name) for field in fields(record)}
+    return {key: to_stored(value) if is_dataclass(value) else value for key, value in values.items()}
+
+
+def from_stored(values: dict[str, Any], kind: type[T], **converted: Any) -> T:
+    """Make a dataclass of values by stored key, whose types are checked; unknown keys are skipped.
+
+    Args:
+        values: What the file holds.
+        kind: The dataclass.
+        converted: Values of fields by their names, which are taken as they are.
+
+    Raises:
+        ValueError: A key is missing, or its value has another type; the message names the key.
+    """
+    declared: Any = kind
+    types = get_type_hints(kind)
+    keys = {_stored_key(field): field for field in fields(declared) if field.name not in converted}
+    checked = convert_to(values, optional_fields(**{key: types[field.name] for key, field in keys.items()}))
+    for key, field in keys.items():
+        if key not in checked and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"Object missing required field `{key}`")
+    return kind(**converted, **{keys[key].name: value for key, value in checked.items()})
+
+
+def has_type(value: object, kind: Any) -> bool:
     """Return whether a value that was read from JSON is of a type."""
     try:
-        convert(value, kind)
+        convert_to(value, kind)
     except ValueError:
         return False
     return True
 
 
 def optional_fields(**types: Any) -> type[dict[str, Any]]:
-    """Return the type of a dictionary that may have these fields; :func:`decode` drops others."""
+    """Return the type of a dictionary that may have these fields; :func:`decode_json` drops others."""
     return TypedDict("Fields", types, total=False)  # type: ignore[operator, no-any-return]
 
 
 @cache
-def some_fields_of(kind: type) -> type[dict[str, Any]]:
+def optional_fields_of(kind: type) -> type[dict[str, Any]]:
     """Return the type of a dictionary that may have the fields of a dataclass."""
     return optional_fields(**get_type_hints(kind))
+
+
+def _stored_key(field: Any) -> str:
+    return str(field.metadata.get("stored", field.name))
 
 
 @cache

@@ -9,24 +9,24 @@ from contextlib import suppress
 from pathlib import Path
 
 # As a path, an address has lost a slash, and on Windows turned the other.
-_ADDRESS = re.compile(r"(?i)((?<=[a-z\d]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
+_URL = re.compile(r"(?i)((?<=[a-z\d]{2})://|\b(?:https?|ftp):[/\\]+)([^\s\"']+)")
 _HOST_AND_PORT = re.compile(r"[\w-]+\.[\w.-]+:\d+/")
 
 #: The pattern of what names of secrets end in.
-SECRET = (
+SECRET_NAME_PATTERN = (
     r"(?:pass(?:word|wd|phrase|code)s?|pwd|secrets?|token|credentials?|authorization|cookie|amz-signature"
     r"|(?:api|access|auth|private|secret|wandb)[_-]?key(?:[_-]id|s)?)"
 )
 
-_SECRET_NAME = re.compile(rf"(?i){SECRET}$")
+_SECRET_NAME = re.compile(rf"(?i){SECRET_NAME_PATTERN}$")
 # To the end of the line, or of a JSON text that ends there: a password may hold blanks and quotation marks.
-_NAMED = rf"(?im)({SECRET}[\\\"']*\s*[=:]\s*\"?|--[\w-]{{0,40}}{SECRET}[\"',\s]+).+?(?=\"[\]}},]*$|$)"
+_NAMED_SECRET = rf"(?im)({SECRET_NAME_PATTERN}[\\\"']*\s*[=:]\s*\"?|--[\w-]{{0,40}}{SECRET_NAME_PATTERN}[\"',\s]+).+?(?=\"[\]}},]*$|$)"
 _TOKEN = (
     r"(?i:\bbearer)(?:\s|\\t)+\S+"
     r"|\b(?:hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,})"
 )
 _SPELLINGS = (repr, ascii, json.dumps, json.JSONEncoder(ensure_ascii=False).encode)
-_SHORTEST = 6  # replacing the value of a shorter secret would tear numbers and words
+_MIN_SECRET_LENGTH = 6  # replacing the value of a shorter secret would tear numbers and words
 
 
 def is_secret(name: str) -> bool:
@@ -34,21 +34,21 @@ def is_secret(name: str) -> bool:
     return _SECRET_NAME.search(name) is not None
 
 
-def without_secrets(text: str) -> str:
+def redact_urls(text: str) -> str:
     """A text without the user, the password and the query of addresses in it."""
-    return _ADDRESS.sub(_bare, text)
+    return _URL.sub(_redact_url, text)
 
 
-def _bare(address: re.Match[str]) -> str:
-    user, at, rest = address[2].rpartition("@")
+def _redact_url(url: re.Match[str]) -> str:
+    user, at, rest = url[2].rpartition("@")
     in_path = "/" in user and (":" not in user or _HOST_AND_PORT.match(user))
     if at and not in_path:
         user = "<secret>"
     shown, query, _ = f"{user}{at}{rest}".partition("?")
-    return f"{address[1]}{shown}{'?<secret>' if query else ''}"
+    return f"{url[1]}{shown}{'?<secret>' if query else ''}"
 
 
-def scrubber(settings: Iterable[tuple[str, str]]) -> Callable[[str], str]:
+def make_scrubber(settings: Iterable[tuple[str, str]]) -> Callable[[str], str]:
     """A function that scrubs a text, JSON or not.
 
     ``settings`` are names and values of variables and overrides; where a name is that of a secret, its value
@@ -62,28 +62,28 @@ def scrubber(settings: Iterable[tuple[str, str]]) -> Callable[[str], str]:
         if is_secret(name) and name not in ("PWD", "OLDPWD")  # these are folders
     }
     # The longest first, since one may begin as another.
-    values = sorted((value for value in secrets if len(value) >= _SHORTEST), key=len, reverse=True)
+    values = sorted((value for value in secrets if len(value) >= _MIN_SECRET_LENGTH), key=len, reverse=True)
     patterns = {
-        "|".join(map(_spelt, values)) or "(?!)": "<secret>",
-        _NAMED: r"\1<secret>",
+        "|".join(map(_spelling_pattern, values)) or "(?!)": "<secret>",
+        _NAMED_SECRET: r"\1<secret>",
         _TOKEN: "<secret>",
     }
     home = Path.home()
     if home.parts[1:]:
-        folders = "".join(rf"(?:[/\\]|%5C|%2F)+{_spelt(part)}" for part in home.parts[1:])
+        folders = "".join(rf"(?:[/\\]|%5C|%2F)+{_spelling_pattern(part)}" for part in home.parts[1:])
         patterns[rf"(?i){re.escape(home.drive)}{folders}(?![\w.-])"] = "~"
     with suppress(KeyError, OSError, ImportError):  # a container's user may have no name
-        patterns[rf"(?i)(?<=[/\\]){_spelt(getpass.getuser())}(?![\w.-])"] = "<user>"
+        patterns[rf"(?i)(?<=[/\\]){_spelling_pattern(getpass.getuser())}(?![\w.-])"] = "<user>"
 
     def scrub(text: str) -> str:
         for pattern, instead in patterns.items():
             text = re.sub(pattern, instead, text)
-        return without_secrets(text)
+        return redact_urls(text)
 
     return scrub
 
 
-def _spelt(text: str) -> str:
+def _spelling_pattern(text: str) -> str:
     """A pattern of a text as it is, and as addresses, Python, JSON and one within the other write it."""
     from urllib.parse import quote
 

@@ -10,16 +10,16 @@ from typing import Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 
 #: Called with the number of bytes just done.
-Advance: TypeAlias = Callable[[int], None]
+AdvanceCallback: TypeAlias = Callable[[int], None]
 
-_TICK = 0.05  # on Windows, Ctrl+C does not interrupt a wait
+_POLL_SECONDS = 0.05  # on Windows, Ctrl+C does not interrupt a wait
 
 
-def ignore(_: object) -> None:
+def ignore_progress(_: object) -> None:
     """Progress for those who do not want any."""
 
 
-class Stopped(BaseException):
+class JobCancelled(BaseException):
     """Ends a job whose results nobody wants; no Exception, so that no handler takes it for an error."""
 
 
@@ -37,7 +37,7 @@ class ThreadGroup(Generic[T]):
         Raises Stopped where the job is to end.
         """
         if self._stopped:
-            raise Stopped
+            raise JobCancelled
         self._advanced.append(amount)
 
     def report(self, result: T) -> None:
@@ -45,7 +45,9 @@ class ThreadGroup(Generic[T]):
         self.advance(0)
         self._results.append(result)
 
-    def run(self, jobs: Sequence[Callable[[], object]], progress: Advance) -> Generator[T, None, None]:
+    def run(
+        self, jobs: Sequence[Callable[[], object]], progress: AdvanceCallback
+    ) -> Generator[T, None, None]:
         """Run each job in a thread of its own and yield what they report.
 
         Whenever this ends – all is done, a job failed, the caller wants no more, or the user pressed Ctrl+C –
@@ -58,7 +60,7 @@ class ThreadGroup(Generic[T]):
                 futures = [pool.submit(job) for job in jobs]
                 running: Iterable[Future[object]] = futures
                 while running:
-                    _, running = wait(running, _TICK, FIRST_EXCEPTION)
+                    _, running = wait(running, _POLL_SECONDS, FIRST_EXCEPTION)
                     if amount := sum(self._advanced.popleft() for _ in range(len(self._advanced))):
                         progress(amount)
                     while self._results:
@@ -70,17 +72,17 @@ class ThreadGroup(Generic[T]):
                 self._stopped = True
 
 
-def result_of(future: Future[T]) -> T:
+def wait_for_result(future: Future[T]) -> T:
     """What a future returns or raises, waited for so that Ctrl+C works meanwhile."""
-    while not wait([future], _TICK).done:
+    while not wait([future], _POLL_SECONDS).done:
         pass
     return future.result()
 
 
-def share_out(tasks: Iterable[T], count: int, size: Callable[[T], int]) -> list[list[T]]:
+def partition_by_size(tasks: Iterable[T], max_lists: int, size: Callable[[T], int]) -> list[list[T]]:
     """At most ``count`` lists of about the same size, none of them empty."""
-    shares: list[list[T]] = [[] for _ in range(count)]
-    sizes = [0] * count
+    shares: list[list[T]] = [[] for _ in range(max_lists)]
+    sizes = [0] * max_lists
     for task in sorted(tasks, key=lambda task: -size(task)):
         smallest = sizes.index(min(sizes))
         shares[smallest].append(task)

@@ -33,7 +33,7 @@ def main() -> None:
         call([*MMFW, "train", folder / "bench.yaml", "--trust", *places])
         for made, words in {"model": (), "int8": ("--int8", "--max-loss", "1")}.items():
             call([*MMFW, "export", "-o", folder / made, "--split", SPLIT, "--trust", *words, *places])
-        rows = read_rows(dataset.split(SPLIT))
+        rows = read_rows(dataset.annotation_file(SPLIT))
         table = dataset.images / "rows.jsonl"  # which its images are relative to
         lines = (json.dumps({"id": row.id, "img": row.img, "text": row.text}) for row in rows)
         table.write_text("\n".join(lines), encoding="utf-8")

@@ -32,7 +32,7 @@ def main() -> None:
         folder, demo = Path(name), DemoFolder(Path(name, "demo"))
         call([*MMFW, "demo", "--dir", demo.path])
         run = lookup.find_run(demo.save_dir, None)
-        lengthen(DatasetPaths.below(demo.data_dir), asked.rows)
+        lengthen(DatasetPaths.from_data_dir(demo.data_dir), asked.rows)
         places = ("--data-dir", demo.data_dir, "--save-dir", demo.save_dir)
 
         def by_mmf() -> Cost:
@@ -52,10 +52,12 @@ def main() -> None:
 
 def lengthen(dataset: DatasetPaths, rows: int) -> None:
     """Make a split of the memes of the test set, repeated under new ids until there are so many."""
-    lines = dataset.split("test_unseen").read_text(encoding="utf-8").splitlines()
+    lines = dataset.annotation_file("test_unseen").read_text(encoding="utf-8").splitlines()
     known = [json.loads(line) for line in lines]
     longer = [{**known[number % len(known)], "id": 100_000 + number} for number in range(rows)]
-    dataset.split(SPLIT).write_text("".join(json.dumps(row) + "\n" for row in longer), encoding="utf-8")
+    dataset.annotation_file(SPLIT).write_text(
+        "".join(json.dumps(row) + "\n" for row in longer), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def of_predictor(save: Path, pairs: list[tuple[Path, str]]) -> Times:
     """Make a predictor, and let it predict all memes one by one, of paths and of bytes, and in batches."""
     began = time.perf_counter()
     with Predictor("bench", save_dir=save, cpu=True, trust=True) as predictor:
-        ready, told, ask = time.perf_counter() - began, list[float](), predictor._warm.ask
+        ready, told, ask = time.perf_counter() - began, list[float](), predictor._model.predict_rows
 
         def listened(rows: list[dict[str, Any]]) -> dict[str, Any]:
             answer = ask(rows)
@@ -56,7 +56,7 @@ def of_predictor(save: Path, pairs: list[tuple[Path, str]]) -> Times:
             return answer
 
         predictor.predict(*pairs[0])
-        vars(predictor._warm)["ask"] = listened
+        vars(predictor._model)["ask"] = listened
         by_path = [measured(partial(predictor.predict, *pair)) for pair in pairs]
         worker = statistics.median(told)
         rest = statistics.median(all_ - own for all_, own in zip(by_path, told, strict=True))
@@ -74,7 +74,7 @@ def main() -> None:
         dataset, save = make_small(folder, asked), folder / "save"
         places = ("--data-dir", folder / "data", "--save-dir", save)
         call([*MMFW, "train", folder / "bench.yaml", "--trust", "--name", "bench", *places])
-        pairs = [(dataset.images / row.img, row.text) for row in read_rows(dataset.split(SPLIT))]
+        pairs = [(dataset.images / row.img, row.text) for row in read_rows(dataset.annotation_file(SPLIT))]
         image, text = pairs[0]
         one = [*MMFW, "predict", "--image", image, "--text", text, "--trust", *places]
         of_predictor(save, pairs[:1])  # compiles modules and reads programs

@@ -219,7 +219,7 @@ def make_small(folder: Path, asked: argparse.Namespace) -> DatasetPaths:
     """Make the preset ``bench.yaml`` and its data in a folder, for commands that are run there."""
     Bench(folder, updates=2, memes=asked.rows, sizes={} if asked.full_size else SMALL)
     os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
-    return DatasetPaths.below(folder / "data")
+    return DatasetPaths.from_data_dir(folder / "data")
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ import py7zr  # noqa: E402
 from mmf_win.archives import open_archive  # noqa: E402
 from mmf_win.dataset.convert import convert  # noqa: E402
 from mmf_win.errors import MmfwError  # noqa: E402
-from mmf_win.paths import Places  # noqa: E402
+from mmf_win.paths import MmfPaths  # noqa: E402
 from tests.worlds import hostile  # noqa: E402
 from tests.worlds.damaged_runs import DamagedRuns  # noqa: E402
 from tests.worlds.damaged_sweeps import DamagedSweeps  # noqa: E402
@@ -91,7 +91,7 @@ def _archives(folder: Path) -> Iterator[Case]:
             data[chance.randrange(start, len(data))] ^= 1 << chance.randrange(8)
         damaged = folder / f"damaged {source.name}"
         damaged.write_bytes(data[: chance.choice((len(data), len(data), chance.randrange(1, len(data))))])
-        places = Places.resolve(folder / "data", folder / "save")
+        places = MmfPaths.resolve(folder / "data", folder / "save")
         try:
             convert(damaged, places, ask=lambda: PASSWORD)
         except MmfwError as error:

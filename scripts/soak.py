@@ -32,13 +32,13 @@ from _bench import MMFW, parser, tell
 from _demo_set import make
 from _mlflow_server import server
 
-from mmf_win.console import say
+from mmf_win.console import print_status
 from mmf_win.demo.folder import DemoFolder
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import history, lookup
 from mmf_win.runs.checkpoints import listed
 from mmf_win.runs.folder import Run
-from mmf_win.signals import IMPATIENT_AFTER
+from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from mmf_win.upstream.install import usable_mmf
 
 _PATIENCE = 600.0
@@ -118,7 +118,7 @@ def _ctrl_c_twice(attempt: Attempt, worker: int) -> None:
     """Press the second one when the first has been answered, and not so early that it counts as the same."""
     attempt.process.send_signal(signal.SIGINT)
     _wait(lambda: attempt.ended or "Ctrl+C again" in attempt.said)
-    time.sleep(IMPATIENT_AFTER)
+    time.sleep(FORCE_STOP_AFTER_SECONDS)
     attempt.process.send_signal(signal.SIGINT)
 
 
@@ -225,7 +225,7 @@ class Soak:
         self.told[kind].moments[moment] += 1
         self._look_at_checkpoints(kind, attempt)
         faults = f", {len(self.faults)} faults" if self.faults else ""
-        say(f"{left - 1:3} left: {kind} {moment}, at update {max(_updates(self._events()))}{faults}")
+        print_status(f"{left - 1:3} left: {kind} {moment}, at update {max(_updates(self._events()))}{faults}")
 
     def _let_it_make(self, updates: int, attempt: Attempt) -> None:
         """Wait until it has made so many updates, and a moment longer; with none, for one of its start."""

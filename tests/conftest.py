@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import cpu_time, mounts
 from tests.worlds.fake_nvml import FakeNvml
 from tests.worlds.flushes import Flushes, record_flushes
@@ -39,7 +39,7 @@ _KEPT = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX", cpu_time.VARIABLE}
 @pytest.fixture(autouse=True)
 def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of whoever runs the tests stay out of them, but where MMF is; downloads do not pause."""
-    monkeypatch.setattr("mmf_win.download.PAUSE", 0.0)
+    monkeypatch.setattr("mmf_win.download.RETRY_PAUSE_SECONDS", 0.0)
     for name in set(os.environ) - _KEPT:
         if name.startswith(("MMF_", "MMFW_", "MLFLOW_", "CLEARML_", "WANDB_")):
             monkeypatch.delenv(name)
@@ -78,9 +78,9 @@ def user_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def places(user_dir: Path) -> Places:
+def places(user_dir: Path) -> MmfPaths:
     """Folders of a user, none of which is there yet."""
-    return Places(user_dir / "cache", user_dir / "data dir", user_dir / "save")
+    return MmfPaths(user_dir / "cache", user_dir / "data dir", user_dir / "save")
 
 
 @pytest.fixture(scope="session", params=["rc10", pytest.param("rc12", marks=requires_newest_mmf)])

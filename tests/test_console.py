@@ -15,11 +15,11 @@ from mmf_win.console import Progress, Timestamp
 
 
 def test_sizes_and_durations_are_for_people() -> None:
-    sizes = [console.size(n) for n in (0, 1023, 1536, 3.4 * 2**30, 2**41, -1536)]
+    sizes = [console.format_size(n) for n in (0, 1023, 1536, 3.4 * 2**30, 2**41, -1536)]
     assert sizes == ["0 B", "1023 B", "1.5 KiB", "3.4 GiB", "2.0 TiB", "-1.5 KiB"]
-    rounded = [console.size(n) for n in (1023.5, 2**20 - 52, 2**20 - 1, 2**30 - 1, 2**40 - 1)]
+    rounded = [console.format_size(n) for n in (1023.5, 2**20 - 52, 2**20 - 1, 2**30 - 1, 2**40 - 1)]
     assert rounded == ["1.0 KiB", "1023.9 KiB", "1.0 MiB", "1.0 GiB", "1.0 TiB"]
-    durations = [console.duration(seconds) for seconds in (0.4, 59.6, 200, 3600, 7500)]
+    durations = [console.format_duration(seconds) for seconds in (0.4, 59.6, 200, 3600, 7500)]
     assert durations == ["0 s", "1 min", "3 min 20 s", "1 h", "2 h 5 min"]
 
 
@@ -35,16 +35,16 @@ def test_times_in_json_are_known_by_their_type_and_not_by_their_key(
 
 
 def test_a_table_aligns_numbers_to_the_right_and_shows_what_is_missing() -> None:
-    lines = console.aligned(("name", "rows"), [("train", 8500), ("dev", None)]).splitlines()
+    lines = console.format_table(("name", "rows"), [("train", 8500), ("dev", None)]).splitlines()
     assert lines == ["name   rows", "train  8500", "dev       -"]
 
 
 def test_a_table_fits_the_terminal_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [("a/2026-01-01T00-00-00", 1, "training.batch_size=8 optimizer.params.lr=1e-5"), ("b", 22, None)]
-    whole = console.aligned(("run", "seed", "words"), rows)
+    whole = console.format_table(("run", "seed", "words"), rows)
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("COLUMNS", "40")
-    lines = console.aligned(("run", "seed", "words"), rows).splitlines()
+    lines = console.format_table(("run", "seed", "words"), rows).splitlines()
     assert max(map(len, whole.splitlines())) > 40 >= max(map(len, lines))
     assert sorted("".join(lines).replace(" ", "")) == sorted(whole.replace(" ", "").replace("\n", ""))
 
@@ -56,7 +56,7 @@ def test_a_narrow_table_leaves_out_what_matters_least_and_cuts_no_name(
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setenv("COLUMNS", "45")
     columns = ("run", "preset", "seed", "state")
-    header, *lines = console.aligned(columns, rows, optional=("seed", "preset")).splitlines()
+    header, *lines = console.format_table(columns, rows, optional=("seed", "preset")).splitlines()
     assert header.split() == ["run", "state"]
     assert lines[0].startswith("mmbt_grid/2026-01-01T00-00-00")
     assert max(map(len, lines)) <= 45
@@ -91,7 +91,7 @@ def test_progress_without_a_terminal_is_a_plain_line_now_and_then(
 @pytest.mark.skipif(sys.platform != "win32", reason="cmd.exe is of Windows")
 def test_a_line_to_paste_keeps_its_words_in_cmd() -> None:
     words = ["C:\\A&B\\", "a b\\", "(x86)^", "mmf-win[train]", "100%"]
-    line = console.shell_line(sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
+    line = console.format_command(sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *words)
     done = subprocess.run(f'cmd /s /c "{line}"', check=True, capture_output=True, encoding="ascii")
     assert done.stdout.strip() == ascii(words)
 
@@ -100,13 +100,13 @@ def test_work_goes_on_without_any_stderr(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(console.sys, "stderr", None)
     with Progress("training", 2, "update") as progress:
         progress.advance(1)
-        console.say("half of it")
-    assert console.colour("done", 32) == "done"
+        console.print_status("half of it")
+    assert console.colour_text("done", 32) == "done"
 
 
 def test_the_log_is_shown_warnings_as_notes_while_a_command_runs(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.getLogger("mmf_win.some.room")
-    with console.log_shown():
+    with console.show_log_messages():
         log.info("two files are read again")
         log.warning("%s is left aside", "dev.json")
         log.debug("nobody reads this")
@@ -118,9 +118,9 @@ def test_a_line_does_not_tear_a_progress_bar(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with console.log_shown(), Progress("training", 2, "update"):
+    with console.show_log_messages(), Progress("training", 2, "update"):
         logging.getLogger("mmf_win").warning("update 1: validation AUROC 0.7")
-    console.say("done")
+    console.print_status("done")
     shown = capsys.readouterr().err
     assert "\rnote: update 1: validation AUROC 0.7\n" in shown, "the bar is cleared before the line"
     assert shown.endswith("\ndone\n")

@@ -14,7 +14,7 @@ import pytest
 
 from mmf_win.cli import cli
 from mmf_win.inputs import hub
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds.packages import Packages, build_wheel
 from tests.worlds.tools import script, typed
 
@@ -53,7 +53,7 @@ def test_what_mmfw_keeps_lies_on_the_volumes(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.delenv(name, raising=False)
     for name in environment.keys() - {"PATH"}:
         monkeypatch.setenv(name, environment[name])
-    places = Places.resolve()
+    places = MmfPaths.resolve()
     kept = [places.data_dir, places.save_dir, places.cache_dir, hub._cache().absolute()]
     (listed,) = re.findall(r"^VOLUME (.*)$", DOCKERFILE, re.MULTILINE)
     volumes = [Path(volume).absolute() for volume in json.loads(listed)]

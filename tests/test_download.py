@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from mmf_win.download import download, remote_size
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.files import free_space
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from tests.worlds.web import Fault, WebServer, another_part, answers, breaks_off, login_page, promises, stalls
 
 CONTENT = os.urandom(300_000)
@@ -61,7 +61,7 @@ def test_many_interruptions_are_gone_over_from_where_each_one_was(target: Path) 
 def test_the_next_call_resumes_a_failed_one_where_the_hash_is_known(target: Path, sha256: str | None) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [breaks_off(100_000), *map(answers, (429, 502, 504, 503, 500))]
-        with pytest.raises(MmfError, match=r"the server answered 503") as raised:
+        with pytest.raises(MmfEnvironmentError, match=r"the server answered 503") as raised:
             fetch(server, target, sha256)
         assert ("97.7 KiB have arrived and stay" in str(raised.value)) == (sha256 is not None)
         assert visible(target) == ([f"{target.name}.part"] if sha256 else [])
@@ -74,7 +74,7 @@ def test_the_next_call_resumes_a_failed_one_where_the_hash_is_known(target: Path
 def test_a_connection_that_stalls_is_given_up_and_gone_on_with(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmf_win.download.TIMEOUT", 0.2)
+    monkeypatch.setattr("mmf_win.download.TIMEOUT_SECONDS", 0.2)
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [stalls(server, after=5000)]
         fetch(server, target)
@@ -96,7 +96,7 @@ def test_a_part_of_another_file_is_noticed_by_the_hash(
 ) -> None:
     with WebServer.serving(file_bin=b"old" * 100_000) as server:
         server.faults = [breaks_off(1000), *[answers(503)] * 5]
-        with pytest.raises(MmfError):
+        with pytest.raises(MmfEnvironmentError):
             fetch(server, target)
         server.files["file.bin"] = CONTENT
         fetch(server, target)
@@ -131,7 +131,7 @@ def test_what_is_not_the_file_never_gets_its_name(
 ) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.faults = [fault] * 5
-        with pytest.raises(MmfError, match=message) as raised:
+        with pytest.raises(MmfEnvironmentError, match=message) as raised:
             fetch(server, target)
         assert len(server.gets) == asked
     assert raised.value.hint
@@ -144,7 +144,7 @@ def test_a_length_that_is_announced_too_long_does_no_harm_where_the_hash_is_know
         server.faults = [promises(len(CONTENT) + 1)]
         assert fetch(server, target) == SHA256
         server.faults = [promises(len(CONTENT) + 1)] * 5
-        with pytest.raises(MmfError, match=r"cannot download .*file\.bin"):
+        with pytest.raises(MmfEnvironmentError, match=r"cannot download .*file\.bin"):
             fetch(server, target.with_name("other"), None)
 
 
@@ -161,7 +161,7 @@ def test_the_size_is_asked_for_without_the_content(target: Path) -> None:
         assert remote_size(f"{server.url}/missing") is None
         assert server.gets == []
     assert remote_size(f"{server.url}/file.bin") is None
-    with pytest.raises(MmfError, match="cannot download"):
+    with pytest.raises(MmfEnvironmentError, match="cannot download"):
         fetch(server, target)
 
 
@@ -212,7 +212,7 @@ def test_a_killed_download_is_gone_on_with(target: Path) -> None:
 
 def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
-        with locked(target.with_name(f".{target.name}.lock")):
+        with file_lock(target.with_name(f".{target.name}.lock")):
             child = start(server, target)
             assert child.stderr is not None
             assert b"another mmfw is downloading" in child.stderr.readline()

@@ -32,7 +32,7 @@ _FILE = str(entry.__file__)
     ],
 )
 def test_named_arguments_become_the_words_of_train(arguments: str, words: str) -> None:
-    assert entry.words(arguments.split()) == ["train", *words.split()]
+    assert entry.mmfw_arguments(arguments.split()) == ["train", *words.split()]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,13 @@ def test_named_arguments_become_the_words_of_train(arguments: str, words: str) -
 )
 def test_an_unknown_name_is_refused_with_the_nearest(argument: str, hint: str) -> None:
     with pytest.raises(UsageError) as refused:
-        entry.words(["preset=mmbt_grid", argument])
+        entry.mmfw_arguments(["preset=mmbt_grid", argument])
     assert argument in str(refused.value) and refused.value.hint == hint
 
 
 def test_what_is_wrong_is_said_as_by_mmfw(capsys: pytest.CaptureFixture[str]) -> None:
     for argument, said in (("xyz=7", "xyz=7: not a NAME"), ("fast=maybe", "'--fast' does not take a value")):
-        assert main(lambda argument=argument: entry.words(["preset=mmbt_grid", argument])) == 2  # type: ignore[misc]
+        assert main(lambda argument=argument: entry.mmfw_arguments(["preset=mmbt_grid", argument])) == 2  # type: ignore[misc]
         assert said in capsys.readouterr().err
 
 
@@ -82,7 +82,7 @@ def test_a_stand_in_for_data_sets_is_asked_for_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(datasets, "get", lambda given: tmp_path / given)
-    words = entry.words(["preset=mmbt_grid", "dataset_id=7f"])
+    words = entry.mmfw_arguments(["preset=mmbt_grid", "dataset_id=7f"])
     assert words == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
 
 
@@ -98,7 +98,9 @@ def test_a_stub_of_clearml_has_the_arguments_of_an_agents_task(
         done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
         assert done.returncode == 0, done.stderr
         assert "mmbt_grid" in {preset["name"] for preset in json.loads(done.stdout)}
-        assert entry.words(["preset=vilbert"]) == ["train", "vilbert"], "what is given is not asked for"
+        assert entry.mmfw_arguments(["preset=vilbert"]) == ["train", "vilbert"], (
+            "what is given is not asked for"
+        )
         monkeypatch.setenv("CLEARML_TASK_ID", "8a")
         done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")
         assert done.returncode == 6 and "Traceback" not in done.stderr

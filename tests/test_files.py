@@ -15,18 +15,18 @@ import pytest
 from mmf_win import files
 from mmf_win.cli import main
 from mmf_win.files import (
-    explain,
-    flush,
+    atomic_replace,
+    fsync_file,
+    link_or_copy,
     read_json,
     remove,
     remove_tree,
     rename,
-    replacing,
-    share,
+    to_mmfw_error,
     write_bytes,
     write_json,
 )
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
 from tests.worlds.event_log import EventLog
@@ -38,7 +38,7 @@ from tests.worlds.tools import refusing
 def test_the_old_file_stays_until_the_new_one_is_whole(user_dir: Path) -> None:
     path = user_dir / "отчёт.txt"
     path.write_text("old", encoding="utf-8")
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         temporary.write_text("new", encoding="utf-8")
         assert path.read_text(encoding="utf-8") == "old"
     assert path.read_text(encoding="utf-8") == "new"
@@ -48,7 +48,7 @@ def test_the_old_file_stays_until_the_new_one_is_whole(user_dir: Path) -> None:
 def test_a_failure_leaves_the_old_file_and_nothing_of_the_new_one(user_dir: Path) -> None:
     path = user_dir / "report.txt"
     path.write_text("old", encoding="utf-8")
-    with pytest.raises(ValueError, match="halfway"), replacing(path) as temporary:
+    with pytest.raises(ValueError, match="halfway"), atomic_replace(path) as temporary:
         temporary.write_text("ne", encoding="utf-8")
         raise ValueError("halfway")
     assert path.read_text(encoding="utf-8") == "old"
@@ -57,7 +57,7 @@ def test_a_failure_leaves_the_old_file_and_nothing_of_the_new_one(user_dir: Path
 
 def test_two_that_write_one_file_at_once_write_to_names_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "report.html"
-    with replacing(path) as first, replacing(path) as second:
+    with atomic_replace(path) as first, atomic_replace(path) as second:
         second.write_text("second", encoding="utf-8")
         first.write_text("first, and longer", encoding="utf-8")
     assert path.read_text(encoding="utf-8") == "first, and longer"
@@ -71,7 +71,7 @@ def test_json_of_any_language_comes_back(user_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EBADF, errno.EINVAL, errno.EIO])
-@pytest.mark.parametrize("write", [flush, lambda path: write_bytes(path, b"new")])
+@pytest.mark.parametrize("write", [fsync_file, lambda path: write_bytes(path, b"new")])
 def test_a_flush_that_the_system_refuses_names_the_file_and_the_next_step(
     number: int, write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,18 +80,18 @@ def test_a_flush_that_the_system_refuses_names_the_file_and_the_next_step(
     monkeypatch.setattr("os.fsync", refusing(number))
     with pytest.raises(OSError, match="cannot be written") as raised:
         write(path)
-    told = explain(raised.value)
+    told = to_mmfw_error(raised.value)
     assert str(told) == f"{path}: it cannot be written ({os.strerror(number)})"
     assert told.hint
     assert path.read_bytes() == b"old" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_lock_of_another_process_has_an_exit_code_of_its_own(tmp_path: Path) -> None:
-    with locked(tmp_path / "lock"), pytest.raises(BlockingIOError) as raised, locked(tmp_path / "lock"):
+    with file_lock(tmp_path / "lock"), pytest.raises(BlockingIOError) as raised, file_lock(tmp_path / "lock"):
         raise AssertionError("two hold one lock")
-    told = explain(raised.value)
+    told = to_mmfw_error(raised.value)
     assert told.exit_code == 8 and str(tmp_path / "lock") in str(told) and told.hint
-    assert explain(BlockingIOError(errno.EAGAIN, "no more processes")).exit_code == 3  # of a fork
+    assert to_mmfw_error(BlockingIOError(errno.EAGAIN, "no more processes")).exit_code == 3  # of a fork
 
 
 def test_a_file_is_flushed_before_it_takes_its_place(user_dir: Path, flushed: Flushes) -> None:
@@ -107,7 +107,7 @@ def test_a_copy_in_place_of_a_hard_link_is_flushed_before_it_takes_its_place(
 
     monkeypatch.setattr(os, "link", refuse)
     (user_dir / "best.ckpt").write_bytes(b"weights")
-    share(user_dir / "best.ckpt", user_dir / "current.ckpt")
+    link_or_copy(user_dir / "best.ckpt", user_dir / "current.ckpt")
     assert (user_dir / "current.ckpt").read_bytes() == b"weights"
     assert [rename.is_flushed for rename in flushed.renames_to(user_dir / "current.ckpt")] == [True]
 
@@ -127,8 +127,8 @@ class Scanner:
             return real(path, target)
 
         monkeypatch.setattr(Path, "replace", refuse)
-        monkeypatch.setattr(files, "PAUSE", 0.0)
-        monkeypatch.setattr(files, "TRIES", 3)
+        monkeypatch.setattr(files, "RETRY_PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(files, "MAX_TRIES", 3)
 
 
 @pytest.mark.parametrize(("refusals", "refused"), [(0, False), (1, False), (2, False), (99, True)])

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.files import explain
-from mmf_win.locking import is_locked, locked
+from mmf_win.files import to_mmfw_error
+from mmf_win.locking import file_lock, is_locked
 from tests.worlds.tools import preloading, refusing, requires_tool, without_privileges
 
 HOLDER = """
 import sys
 from pathlib import Path
-from mmf_win.locking import locked
-with locked(Path(sys.argv[1])):
+from mmf_win.locking import file_lock
+with file_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -35,9 +35,9 @@ print(sum(is_locked(path) for _ in range(2000)), flush=True)
 SHARER = """
 import sys
 from pathlib import Path
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 try:
-    with locked(Path(sys.argv[1]), shared=True):
+    with file_lock(Path(sys.argv[1]), shared=True):
         print("shared")
 except BlockingIOError:
     print("refused")
@@ -46,11 +46,11 @@ except BlockingIOError:
 TAKER = """
 import sys
 from pathlib import Path
-from mmf_win.locking import is_locked, locked
+from mmf_win.locking import is_locked, file_lock
 path = Path(sys.argv[1])
-with locked(path, shared=True):
+with file_lock(path, shared=True):
     assert not is_locked(path)
-with locked(path):
+with file_lock(path):
     assert is_locked(path)
 """
 
@@ -63,10 +63,10 @@ def test_a_lock_is_held_until_its_holder_dies(tmp_path: Path) -> None:
         assert holder.stdout is not None
         assert holder.stdout.readline().strip() == b"held"
         assert is_locked(path)
-        with pytest.raises(BlockingIOError), locked(path):
+        with pytest.raises(BlockingIOError), file_lock(path):
             raise AssertionError("two hold one lock")
         holder.kill()
-    with locked(path):
+    with file_lock(path):
         pass
     assert not is_locked(path)
 
@@ -88,7 +88,7 @@ def test_those_who_ask_see_no_holder_in_each_other_and_keep_nobody_from_taking_i
         last.stdin.write(b"\n")
         last.stdin.flush()
         for _ in range(20):
-            with locked(path):
+            with file_lock(path):
                 pass
 
 
@@ -96,9 +96,9 @@ def test_a_share_that_is_given_back_soon_keeps_nobody_from_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ExitStack() as share:
-        share.enter_context(locked(tmp_path / "lock", shared=True))
+        share.enter_context(file_lock(tmp_path / "lock", shared=True))
         monkeypatch.setattr("time.sleep", lambda _: share.close())  # given back in the first pause
-        with locked(tmp_path / "lock"):
+        with file_lock(tmp_path / "lock"):
             assert is_locked(tmp_path / "lock")
 
 
@@ -114,9 +114,9 @@ def test_a_lock_that_the_system_refuses_is_named_with_the_next_step(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fcntl.flock", refusing(number))
-    with pytest.raises(OSError, match="cannot be locked") as raised, locked(tmp_path / "lock"):
+    with pytest.raises(OSError, match="cannot be locked") as raised, file_lock(tmp_path / "lock"):
         raise AssertionError("it was refused")
-    told = explain(raised.value)
+    told = to_mmfw_error(raised.value)
     assert str(told) == f"{tmp_path / 'lock'}: it cannot be locked ({os.strerror(number)})"
     assert told.hint
 
@@ -131,7 +131,7 @@ def test_a_folder_that_may_only_be_read_is_shared_by_its_lock_or_without_one(tmp
     assert not path.exists()
     path.touch(0o444)
     assert without_privileges(path, program=take).stdout == "shared\n"
-    with locked(path):
+    with file_lock(path):
         assert without_privileges(path, program=take).stdout == "refused\n"
     folder.chmod(0o755)
 

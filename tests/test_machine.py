@@ -53,7 +53,7 @@ def test_the_first_gpu_that_may_be_used_is_watched_fake_nvml(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch, visible: str, handle: object
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    figures = machine.gpu_figures()
+    figures = machine.iter_gpu_usage()
     assert next(figures) == "GPU 87 %, 10.0 GiB of 24.0 GiB"
     assert nvml.asked == [handle]
     next(figures)
@@ -64,16 +64,16 @@ def test_a_gpu_that_is_not_there_or_says_nothing_is_passed_over_fake_nvml(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    assert list(machine.gpu_figures()) == []
+    assert list(machine.iter_gpu_usage()) == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     nvml.knows = False
-    assert list(machine.gpu_figures()) == []
+    assert list(machine.iter_gpu_usage()) == []
     assert len(nvml.asked) == 1
 
 
 def test_without_nvidia_ml_py_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert list(machine.gpu_figures()) == []
+    assert list(machine.iter_gpu_usage()) == []
     assert machine.free_gpu_memory() == machine.installed_gpus() == []
 
 

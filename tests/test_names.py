@@ -16,7 +16,7 @@ from mmf_win.archives.names import naming_problem, safe_name
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.own_memes import annotations_beside, find_images, read_table
 from mmf_win.errors import ArchiveError, DatasetError
-from mmf_win.paths import Places, name_part, portable_name
+from mmf_win.paths import MmfPaths, portable_name, short_portable_name
 from mmf_win.results import saved_metrics
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
@@ -53,10 +53,12 @@ def test_a_made_name_is_legal_and_stays_as_it_is(name: str) -> None:
 @settings(max_examples=40)
 @given(names)
 def test_long_names_that_differ_at_their_ends_stay_different(name: str) -> None:
-    made = {name_part(name + "梗" * 40 + end, suffix) for end in "ab" for suffix in ("", "-published")}
+    made = {
+        short_portable_name(name + "梗" * 40 + end, suffix) for end in "ab" for suffix in ("", "-published")
+    }
     assert len(made) == 4
     assert sum(part.endswith("-published") for part in made) == 2
-    assert all(name_part(part) == part for part in made), "none is cut again"
+    assert all(short_portable_name(part) == part for part in made), "none is cut again"
 
 
 @settings(max_examples=40)
@@ -66,7 +68,7 @@ def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, tabl
     temp = "\\\\?\\" + gettempdir() if sys.platform == "win32" else None
     with TemporaryDirectory(dir=temp) as folder:
         run = Run.create(Path(folder), name)
-        with run.new_report(name_part(f"memes-{table}")) as csv:
+        with run.new_report(short_portable_name(f"memes-{table}")) as csv:
             beside = (annotations_beside(csv), saved_metrics.path_beside(csv), csv.with_suffix(".html"))
             for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in beside)):
                 path.touch()
@@ -92,7 +94,7 @@ def test_a_name_in_an_archive_is_legal_or_has_a_problem(name: str) -> None:
 def test_a_dataset_with_an_image_that_not_every_system_takes_is_refused(user_dir: Path, name: str) -> None:
     files = memes()
     files["hateful_memes/" + name] = b""
-    places = Places.resolve(user_dir / "data", user_dir / "save")
+    places = MmfPaths.resolve(user_dir / "data", user_dir / "save")
     with pytest.raises(ArchiveError) as caught:
         convert(hostile.plain_zip(user_dir / "a.zip", files), places)
     assert name in str(caught.value)

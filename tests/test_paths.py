@@ -7,7 +7,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.errors import DataError, UsageError
-from mmf_win.paths import Places, is_portable, make_portable, module_command, portable_name
+from mmf_win.paths import MmfPaths, is_portable, make_portable, module_command, portable_name
 
 posix_only = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such files to begin with")
 
@@ -27,11 +27,11 @@ def test_the_folders_are_resolved_as_mmf_resolves_them_and_an_option_wins(
 ) -> None:
     for name in ("TORCH_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert Places.resolve().save_dir == Path.cwd() / "save"
+    assert MmfPaths.resolve().save_dir == Path.cwd() / "save"
     for name in variables:
         monkeypatch.setenv(name, str(tmp_path))
-    assert getattr(Places.resolve(), folder) == tmp_path / below
-    places = Places.resolve(tmp_path / "a", tmp_path / "b")
+    assert getattr(MmfPaths.resolve(), folder) == tmp_path / below
+    places = MmfPaths.resolve(tmp_path / "a", tmp_path / "b")
     assert (places.data_dir, places.save_dir) == (tmp_path / "a", tmp_path / "b")
 
 
@@ -87,10 +87,10 @@ def test_files_in_the_current_folder_do_not_stand_in_for_libraries_and_those_of_
 
 
 def test_images_lie_in_the_cache_unless_they_are_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = Places(tmp_path, tmp_path, tmp_path)
-    assert places.images == tmp_path / "mmfw-images"
+    places = MmfPaths(tmp_path, tmp_path, tmp_path)
+    assert places.image_cache_dir == tmp_path / "mmfw-images"
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")
-    assert places.images is None
+    assert places.image_cache_dir is None
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "of")
     with pytest.raises(UsageError, match="MMFW_IMAGE_CACHE=of: "):
-        _ = places.images
+        _ = places.image_cache_dir

@@ -22,12 +22,19 @@ import pytest
 
 import mmf_win
 from mmf_win import Predictor
-from mmf_win.errors import DataError, DatasetError, MmfError, TrainingError, UnreadableImage, UsageError
+from mmf_win.errors import (
+    DataError,
+    DatasetError,
+    MmfEnvironmentError,
+    TrainingError,
+    UnreadableImageError,
+    UsageError,
+)
 from mmf_win.files import json_bytes
-from mmf_win.protocol import Attempt, EventReader
+from mmf_win.protocol import AttemptRequest, EventReader
 from mmf_win.protocol.attempt import PredictTask
-from mmf_win.protocol.serving import answer
-from mmf_win.supervise import Tree
+from mmf_win.protocol.serving import serve_predictions
+from mmf_win.supervise import ProcessTree
 
 pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
 pytest.importorskip("tokenizers", reason="could not import tokenizers")
@@ -101,12 +108,12 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """The processes that predictors of the test have started, the newest last."""
     processes: list[subprocess.Popen[bytes]] = []
 
-    class WatchedTree(Tree):
+    class WatchedTree(ProcessTree):
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             processes.append(self.process)
 
-    monkeypatch.setattr("mmf_win.runs.serving.Tree", WatchedTree)
+    monkeypatch.setattr("mmf_win.runs.serving.ProcessTree", WatchedTree)
     return processes
 
 
@@ -178,10 +185,10 @@ def test_a_bad_meme_is_named_those_before_it_are_answered_and_the_process_lives_
     cut.write_bytes(cut.read_bytes()[:900])
     opened = PIL.open(cut)
     bad: list[tuple[Any, Any, type[Exception], str]] = [
-        (cut, "", UnreadableImage, f"{cut}: "),
-        (cut.read_bytes(), "", UnreadableImage, "the image: "),
-        (b"", "", UnreadableImage, "the image: cannot identify image file 'the image'"),
-        (opened, "", UnreadableImage, "the image: the picture cannot be read ("),
+        (cut, "", UnreadableImageError, f"{cut}: "),
+        (cut.read_bytes(), "", UnreadableImageError, "the image: "),
+        (b"", "", UnreadableImageError, "the image: cannot identify image file 'the image'"),
+        (opened, "", UnreadableImageError, "the image: the picture cannot be read ("),
         (tmp_path / "none.png", "", DatasetError, f"{tmp_path / 'none.png'}: there is no such image"),
         (tmp_path, "", DatasetError, f"{tmp_path}: there is no such image"),
         (5, "", UsageError, "the image is of the class int"),
@@ -306,7 +313,7 @@ def test_a_process_ends_with_its_predictor_and_with_the_program(
 
 def test_a_model_that_cannot_be_loaded_says_why(model: Path) -> None:
     (model / "model.onnx").write_bytes(b"")
-    with pytest.raises(MmfError, match=r"model\.onnx: ") as raised:
+    with pytest.raises(MmfEnvironmentError, match=r"model\.onnx: ") as raised:
         Predictor(model)
     _, told, output = str(raised.value.hint).partition("the end of its output:\n")
     assert told and "error: made with onnxruntime" in output
@@ -318,9 +325,9 @@ def answers(
     folder: Path, predict: Callable[[list[dict[str, Any]]], list[float]], *requests: Any
 ) -> list[Any]:
     """Return the answers to requests of a connection; raise the error that ends it."""
-    asked = Attempt(PredictTask(""), "", "", attempt_dir=str(folder))
+    asked = AttemptRequest(PredictTask(""), "", "", attempt_dir=str(folder))
     with ThreadPoolExecutor(1) as pool:
-        served, events, found = pool.submit(answer, asked, predict), EventReader(asked.events), []
+        served, events, found = pool.submit(serve_predictions, asked, predict), EventReader(asked.events), []
         while not (told := list(events.poll())) and not served.done():
             time.sleep(0.01)
         with connection.Client(told[0]["address"]) as client, suppress(EOFError, OSError):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.files import write_json
-from mmf_win.records import decode, is_a, read_record
+from mmf_win.records import decode_json, has_type, read_record
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,9 @@ def test_a_record_is_read_with_its_parts(tmp_path: Path) -> None:
 
 
 def test_fields_of_later_versions_are_ignored() -> None:
-    assert decode(b'{"name": "a", "later": [1], "part": {"later": 2}}', Record) == Record("a", part=Part())
+    assert decode_json(b'{"name": "a", "later": [1], "part": {"later": 2}}', Record) == Record(
+        "a", part=Part()
+    )
 
 
 def test_a_name_that_is_not_utf8_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -44,9 +46,11 @@ def test_a_name_that_is_not_utf8_is_read_as_it_was_written(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity"])
 def test_what_is_no_number_is_none(word: str) -> None:
-    assert decode(f'{{"name": "a", "part": {{"rows": {word}}}}}'.encode(), Record) == Record("a", part=Part())
+    assert decode_json(f'{{"name": "a", "part": {{"rows": {word}}}}}'.encode(), Record) == Record(
+        "a", part=Part()
+    )
     with pytest.raises(ValueError, match=r"share"):
-        decode(f'{{"name": "a", "share": {word}}}'.encode(), Record)
+        decode_json(f'{{"name": "a", "share": {word}}}'.encode(), Record)
 
 
 @pytest.mark.parametrize(
@@ -62,16 +66,16 @@ def test_what_is_no_number_is_none(word: str) -> None:
 )
 def test_an_error_names_the_field(values: object, named: str) -> None:
     with pytest.raises(ValueError, match=named):
-        decode(json.dumps(values).encode(), Record)
+        decode_json(json.dumps(values).encode(), Record)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff\xfe", b'{"name": "\xff"}', b"[" * 100_000])
 def test_what_is_no_record_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
-        decode(data, Record)
+        decode_json(data, Record)
 
 
 def test_a_value_is_of_a_type() -> None:
-    assert is_a([0, "cpu"], list[int | str])
-    assert not is_a([0.5], list[int | str])
-    assert not is_a(True, int)
+    assert has_type([0, "cpu"], list[int | str])
+    assert not has_type([0.5], list[int | str])
+    assert not has_type(True, int)

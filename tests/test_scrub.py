@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from mmf_win.scrub import scrubber, without_secrets
+from mmf_win.scrub import make_scrubber, redact_urls
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ from mmf_win.scrub import scrubber, without_secrets
 )
 @pytest.mark.parametrize("write", [str, lambda line: json.dumps({"kind": "note", "words": [line]})])
 def test_secrets_go_and_what_is_around_them_stays(write: Callable[[str], str], line: str, kept: str) -> None:
-    scrubbed = scrubber([])(write(line))
+    scrubbed = make_scrubber([])(write(line))
     assert "hunter2" not in scrubbed
     assert kept in scrubbed
 
@@ -56,7 +56,7 @@ def test_secrets_go_and_what_is_around_them_stays(write: Callable[[str], str], l
 def test_the_values_of_secret_variables_go_however_they_are_written(
     secret: str, write: Callable[[str], str]
 ) -> None:
-    scrub = scrubber({"HF_TOKEN": secret, "MMF_DATA_DIR": "/data"}.items())
+    scrub = make_scrubber({"HF_TOKEN": secret, "MMF_DATA_DIR": "/data"}.items())
     for content in (write(secret), json.dumps(write(secret)), json.dumps(write(secret), ensure_ascii=False)):
         assert scrub(content).strip("\"'\\") == "<secret>"
     assert scrub("in /data") == "in /data"
@@ -73,12 +73,12 @@ def test_the_values_of_secret_variables_go_however_they_are_written(
     ],
 )
 def test_what_only_resembles_a_secret_stays(line: str) -> None:
-    scrub = scrubber({"PWD": "/work/loss", "DB_PWD": "hunter2"}.items())
+    scrub = make_scrubber({"PWD": "/work/loss", "DB_PWD": "hunter2"}.items())
     assert scrub(f"hunter2 in /work/loss\n{line}") == f"<secret> in /work/loss\n{line}"
 
 
 def test_one_value_may_begin_as_another_and_a_short_one_is_no_secret() -> None:
-    scrub = scrubber({"A_TOKEN": "abcdef", "B_TOKEN": "abcdef123", "C_TOKEN": "1"}.items())
+    scrub = make_scrubber({"A_TOKEN": "abcdef", "B_TOKEN": "abcdef123", "C_TOKEN": "1"}.items())
     assert scrub("step 11 of 100: abcdef123") == "step 11 of 100: <secret>"
 
 
@@ -99,13 +99,13 @@ def test_the_home_folder_and_the_user_go_in_every_spelling(
     for name in ("LOGNAME", "USERNAME"):
         monkeypatch.setenv(name, home.name)
     for path in (str(home / "x.py"), (home / "x.py").as_posix()):
-        assert re.search(r"~(?:[/\\]|%5C)+x\.py", scrubber([])(write(path)))
-    assert "/srv/<user>/y.py" in scrubber([])(write(f"/srv/{home.name}/y.py"))
+        assert re.search(r"~(?:[/\\]|%5C)+x\.py", make_scrubber([])(write(path)))
+    assert "/srv/<user>/y.py" in make_scrubber([])(write(f"/srv/{home.name}/y.py"))
 
 
 def test_json_stays_json_and_a_torn_line_is_scrubbed_too() -> None:
     value = {"note": "--password hunter2", "token": "hunter2", "overrides": ["x.api_key=hunter2", "a=b"]}
-    scrub = scrubber([])
+    scrub = make_scrubber([])
     assert json.loads(scrub(json.dumps(value, indent=2))) == {
         "note": "--password <secret>",
         "token": "<secret>",
@@ -131,4 +131,4 @@ def test_json_stays_json_and_a_torn_line_is_scrubbed_too() -> None:
     ids=["url", "path", "windows-path", "drive", "port", "slash", "long"],
 )
 def test_an_address_is_shown_without_what_is_secret_in_it(address: str, shown: str) -> None:
-    assert without_secrets(f"{address} is there") == f"{shown} is there"
+    assert redact_urls(f"{address} is there") == f"{shown} is there"

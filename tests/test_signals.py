@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from mmf_win import signals
-from mmf_win.signals import STOP_SIGNALS, StopRequests, blocked, heard_signals
+from mmf_win.signals import STOP_SIGNALS, StopRequests, active_stop_signals, block_stop_signals
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 
@@ -48,10 +48,10 @@ def test_the_signals_of_closed_terminals_and_schedulers_are_one_request() -> Non
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_that_was_ignored_from_the_start_is_not_heard(number: signal.Signals) -> None:
-    assert number in heard_signals()
+    assert number in active_stop_signals()
     before = signal.signal(number, signal.SIG_IGN)  # as nohup does, or the job of a cluster
     try:
-        assert number not in heard_signals()
+        assert number not in active_stop_signals()
     finally:
         signal.signal(number, before)
 
@@ -59,7 +59,7 @@ def test_a_signal_that_was_ignored_from_the_start_is_not_heard(number: signal.Si
 @posix
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_process_that_is_started_while_signals_are_blocked_survives_them(number: signal.Signals) -> None:
-    with blocked():
+    with block_stop_signals():
         child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     child.send_signal(number)
     assert child.communicate(b"alive") == (b"alive", None) and child.returncode == 0

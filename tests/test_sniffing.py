@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.protocol import Exit
-from mmf_win.sniffing import UNPACK, UNPACK_TWICE, NextCommand, recognize_substitute
+from mmf_win.protocol import AttemptOutcome
+from mmf_win.sniffing import UNPACK_HINT, UNPACK_TWICE_HINT, CommandHint, recognize_substitute
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
@@ -54,13 +54,17 @@ def test_other_files_are_not(head: bytes) -> None:
     assert recognize_substitute(head) is None
 
 
-@pytest.mark.parametrize("hint", [UNPACK, UNPACK_TWICE, UNPACK.by("mmfw features extract")])
-def test_a_copy_of_a_hint_is_the_same_hint(hint: NextCommand) -> None:
+@pytest.mark.parametrize(
+    "hint", [UNPACK_HINT, UNPACK_TWICE_HINT, UNPACK_HINT.with_command("mmfw features extract")]
+)
+def test_a_copy_of_a_hint_is_the_same_hint(hint: CommandHint) -> None:
     copies = [copy.copy(hint), copy.deepcopy(hint), *(pickle.loads(pickle.dumps(hint, n)) for n in range(6))]
     assert {*copies} == {hint}
-    assert {each.by("mmfw convert") for each in copies} == {hint.by("mmfw convert")}
+    assert {each.by("mmfw convert") for each in copies} == {hint.with_command("mmfw convert")}
 
 
 def test_an_exit_is_saved_with_the_hint_of_its_error(tmp_path: Path) -> None:
-    Exit("data", "x.rar: a RAR archive", UNPACK).save(tmp_path / "exit.json")
-    assert Exit.load(tmp_path / "exit.json") == Exit("data", "x.rar: a RAR archive", UNPACK)
+    AttemptOutcome("data", "x.rar: a RAR archive", UNPACK_HINT).save(tmp_path / "exit.json")
+    assert AttemptOutcome.load(tmp_path / "exit.json") == AttemptOutcome(
+        "data", "x.rar: a RAR archive", UNPACK_HINT
+    )

@@ -6,11 +6,11 @@ from concurrent.futures import Future
 
 import pytest
 
-from mmf_win.threads import result_of
+from mmf_win.threads import wait_for_result
 
 
 def test_a_timeout_that_the_job_itself_has_raised_is_no_reason_to_wait() -> None:
     future: Future[int] = Future()
     future.set_exception(TimeoutError("the drive does not answer"))
     with pytest.raises(TimeoutError, match="drive"):
-        result_of(future)
+        wait_for_result(future)

@@ -17,11 +17,11 @@ from typing import Protocol, TypeAlias, TypeVar
 from zlib_ng import zlib_ng
 
 from mmf_win.archives.names import find_twins, naming_problem, safe_name
-from mmf_win.console import shell_line
-from mmf_win.errors import ArchiveError, NoPassword, PasswordError
-from mmf_win.files import naming, remove
-from mmf_win.sniffing import UNPACK, NextCommand
-from mmf_win.threads import Advance, ignore, result_of
+from mmf_win.console import format_command
+from mmf_win.errors import ArchiveError, PasswordError, PasswordRequiredError
+from mmf_win.files import add_path_to_errors, remove
+from mmf_win.sniffing import UNPACK_HINT, CommandHint
+from mmf_win.threads import AdvanceCallback, ignore_progress, wait_for_result
 
 #: Bytes that are read or written in one call.
 BLOCK = 1 << 20
@@ -67,7 +67,7 @@ class Member:
     encrypted: bool = False
     crc32: int | None = None
     problem: str | None = None
-    hint: str = UNPACK
+    hint: str = UNPACK_HINT
 
 
 #: Member → the file to write it to; None leaves it out. Asked once for each.
@@ -126,7 +126,7 @@ class Archive(ABC):
         self._password_checked = True
 
     def extract(
-        self, choose: Choose, progress: Advance = ignore, digest: Digest | None = None
+        self, choose: Choose, progress: AdvanceCallback = ignore_progress, digest: Digest | None = None
     ) -> Generator[Extracted, None, None]:
         """Write members to files, in whatever order is fastest.
 
@@ -164,12 +164,12 @@ class Archive(ABC):
         """The password, asked for when it is first needed."""
         if self._password is None:
             if self._ask is None:
-                raise NoPassword(f"{self.path} is encrypted and no password was given")
+                raise PasswordRequiredError(f"{self.path} is encrypted and no password was given")
             self._password = self._ask()
         return self._password
 
     @abstractmethod
-    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+    def _extract(self, choose: Choose, progress: AdvanceCallback) -> Generator[Extracted, None, None]:
         """Write the chosen members."""
 
     def _chosen(self, members: Iterable[M], choose: Choose) -> dict[M, Path]:
@@ -200,7 +200,7 @@ class Archive(ABC):
         """``members``, with those marked whose names clash or cannot be written everywhere."""
         listed = list(members)
         twins = find_twins(member.name for member in listed)
-        hint = NextCommand(_RENAME if self.path.is_dir() else f"unpack it, {_RENAME}")
+        hint = CommandHint(_RENAME if self.path.is_dir() else f"unpack it, {_RENAME}")
         for at, member in enumerate(listed):
             if not member.problem and (problem := naming_problem(member.name) or twins.get(member.name)):
                 listed[at] = replace(member, problem=problem, hint=hint)
@@ -227,7 +227,7 @@ class Archive(ABC):
 class Output:
     """A member on its way to disk; :meth:`close` leaves no file unless :meth:`finish` has verified it."""
 
-    def __init__(self, archive: Path, member: Member, target: Path, progress: Advance) -> None:
+    def __init__(self, archive: Path, member: Member, target: Path, progress: AdvanceCallback) -> None:
         self._archive, self._member, self._target, self._progress = archive, member, target, progress
         self._size = self._crc = 0
         self._sha256 = hashlib.sha256()
@@ -240,7 +240,7 @@ class Output:
 
     def close(self) -> None:
         """Let go of the file, and remove it unless it was verified."""
-        with naming(self._target):
+        with add_path_to_errors(self._target):
             self._file.close()
         if not self._verified:
             remove(self._target)
@@ -261,7 +261,7 @@ class Output:
 
     def finish(self) -> Extracted:
         """Close the file; an ArchiveError where its size or checksum is not what the archive declares."""
-        with naming(self._target):
+        with add_path_to_errors(self._target):
             self._file.close()
         member = self._member
         if self._size < member.size:
@@ -273,7 +273,11 @@ class Output:
 
 
 def write(
-    archive: Path, member: Member, target: Path, content: Iterable[bytes | memoryview], progress: Advance
+    archive: Path,
+    member: Member,
+    target: Path,
+    content: Iterable[bytes | memoryview],
+    progress: AdvanceCallback,
 ) -> Extracted:
     """Write a member to its target and verify it."""
     with closing(Output(archive, member, target, progress)) as output:
@@ -303,7 +307,7 @@ def _hashed(path: Path, digest: Digest | None) -> Iterator[None]:
         hashing = pool.submit(feed)
         try:
             yield
-            result_of(hashing)
+            wait_for_result(hashing)
         finally:
             stopped.set()
 
@@ -321,16 +325,16 @@ def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:
     return unsupported(path, reason, member, GET_AGAIN)
 
 
-def unsupported(path: Path, reason: str, member: str | None = None, hint: str = UNPACK) -> ArchiveError:
+def unsupported(path: Path, reason: str, member: str | None = None, hint: str = UNPACK_HINT) -> ArchiveError:
     """Return the error for what may be intact, but is not read."""
     what = reason if member is None else f"member {member}: {reason}"
-    return ArchiveError(what, hint=hint, about=f"{path}:")
+    return ArchiveError(what, hint=hint, prefix=f"{path}:")
 
 
 def split(path: Path, first: str) -> ArchiveError:
     """Return the error for one part of a split archive, whose ``first`` part 7-Zip has to be given."""
-    command = shell_line("7z", "x", first)
-    hint = NextCommand(f"put all its parts into one folder, run `{command}` there")
+    command = format_command("7z", "x", first)
+    hint = CommandHint(f"put all its parts into one folder, run `{command}` there")
     return unsupported(path, "it is one part of a split archive", hint=hint)
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from mmf_win.archives.base import BLOCK, Archive, Ask, Choose, Extracted, Member, split, unsupported, write
 from mmf_win.archives.zip import ZipArchive
 from mmf_win.errors import ArchiveError
-from mmf_win.files import files_below
-from mmf_win.sniffing import HEAD, NextCommand, recognize_substitute
-from mmf_win.threads import Advance
+from mmf_win.files import iter_files
+from mmf_win.sniffing import HEAD_BYTES, CommandHint, recognize_substitute
+from mmf_win.threads import AdvanceCallback
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06", b"PK\x07\x08")  # a member, an empty zip, a part of several
 _SEVEN_ZIP = b"7z\xbc\xaf\x27\x1c"
@@ -42,7 +42,7 @@ def open_archive(path: Path, ask: Ask | None = None, *, listed: bool = True) -> 
     if not path.is_file():
         raise ArchiveError(f"{path}: no such file or folder")
     with path.open("rb") as file:
-        head = file.read(HEAD)
+        head = file.read(HEAD_BYTES)
     if found := recognize_substitute(head):
         kind, hint = found
         raise unsupported(path, f"this is {kind}, not a zip, 7z or tar", hint=hint)
@@ -70,7 +70,7 @@ def _open(path: Path, head: bytes, ask: Ask | None, *, listed: bool) -> Archive:
     with suppress(zipfile.BadZipFile):  # a Zip64 that is damaged, or the last part of several
         if not zipfile.is_zipfile(path):  # a self-extracting one begins with a program
             others = "zip, 7z, tar, tar.gz and folders are read; if it is another archive"
-            hint = NextCommand(f"{others}, unpack it with 7-Zip")
+            hint = CommandHint(f"{others}, unpack it with 7-Zip")
             raise unsupported(path, "not an archive that mmfw reads", hint=hint)
     return ZipArchive(path, ask)
 
@@ -91,10 +91,10 @@ class FolderArchive(Archive):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.members = self._with_problems(
-            Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in files_below(path)
+            Member(file.relative_to(path).as_posix(), file.stat().st_size) for file in iter_files(path)
         )
 
-    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+    def _extract(self, choose: Choose, progress: AdvanceCallback) -> Generator[Extracted, None, None]:
         for member, target in self._chosen(self.members, choose).items():
             with (self.path / member.name).open("rb") as file:
                 done = write(self.path, member, target, iter(partial(file.read, BLOCK), b""), progress)

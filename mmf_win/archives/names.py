@@ -6,7 +6,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-from mmf_win.paths import LONGEST_NAME, is_portable
+from mmf_win.paths import MAX_NAME_BYTES, is_portable
 
 _DRIVE = re.compile(r"[A-Za-z]:")
 # More than any system takes, or any real archive has.
@@ -45,7 +45,7 @@ def naming_problem(name: str) -> str | None:
         name.encode()
     except UnicodeEncodeError:  # a tar's bytes that are not UTF-8 arrive as lone surrogates
         return "its name is not valid text"
-    if any(len(part.encode()) > LONGEST_NAME for part in name.split("/")):
+    if any(len(part.encode()) > MAX_NAME_BYTES for part in name.split("/")):
         return "its name is too long"
     if not all(is_portable(part) for part in name.split("/")):
         return "its name is not legal on Windows"

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.archives.base import Archive, Ask, Choose, Extracted, Member, unsupported, write, wrong_password
-from mmf_win.errors import ArchiveError, NoPassword
+from mmf_win.errors import ArchiveError, PasswordRequiredError
 from mmf_win.machine import default_thread_count
 from mmf_win.paths import module_command
-from mmf_win.threads import Advance, ThreadGroup, share_out
+from mmf_win.threads import AdvanceCallback, ThreadGroup, partition_by_size
 
 #: Stands before each part of an answer: whether it is the last, and how many bytes it has.
 HEAD = struct.Struct("<?I")
@@ -52,7 +52,7 @@ class SevenZipArchive(Archive):
         super().__init__(path, ask)
         try:
             listed = self._list()
-        except NoPassword:  # even the list of members is encrypted
+        except PasswordRequiredError:  # even the list of members is encrypted
             self._require_password()
             try:
                 listed = self._list()
@@ -74,13 +74,13 @@ class SevenZipArchive(Archive):
         cheapest = min(first.values(), key=lambda member: member.size)
         return self._is_intact(cheapest, self._decoded([cheapest.number]))
 
-    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+    def _extract(self, choose: Choose, progress: AdvanceCallback) -> Generator[Extracted, None, None]:
         targets = self._chosen(self.members, choose)
         by_stream: dict[int | None, list[SevenZipMember]] = defaultdict(list)
         for member in targets:
             by_stream[member.stream].append(member)
         count = max(1, min(default_thread_count(), sum(member.size for member in targets) // SMALLEST_SHARE))
-        shares = share_out(by_stream.values(), count, lambda members: sum(m.size for m in members))
+        shares = partition_by_size(by_stream.values(), count, lambda members: sum(m.size for m in members))
         group: ThreadGroup[Extracted] = ThreadGroup()
         jobs = [partial(self._extract_share, list(chain(*share)), targets, group) for share in shares]
         yield from group.run(jobs, progress)
@@ -127,7 +127,7 @@ class SevenZipArchive(Archive):
             raise self._error(f"it cannot be decoded (exit code {decoder.returncode} of the decoder)")
         kind, text, errno = json.loads(content)
         if kind == "PasswordRequired":
-            raise NoPassword(f"{self.path}: {text}")
+            raise PasswordRequiredError(f"{self.path}: {text}")
         if kind in ("NotImplementedError", "UnsupportedCompressionMethodError"):
             raise unsupported(self.path, text)
         if kind == "MemoryError":

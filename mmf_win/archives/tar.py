@@ -18,8 +18,8 @@ from zlib_ng import gzip_ng
 
 from mmf_win.archives.base import BLOCK, GET_AGAIN, INFLATE_ERROR, Archive, Choose, Extracted, Member, write
 from mmf_win.console import Progress
-from mmf_win.sniffing import UNPACK, UNPACK_TWICE, NextCommand
-from mmf_win.threads import Advance, ignore, result_of
+from mmf_win.sniffing import UNPACK_HINT, UNPACK_TWICE_HINT, CommandHint
+from mmf_win.threads import AdvanceCallback, ignore_progress, wait_for_result
 
 # Long names and the like stand before a member, and tarfile reads them into memory whatever their size.
 _READ_AT_ONCE = (
@@ -42,7 +42,7 @@ _DAMAGE: tuple[type[Exception], ...] = (
 
 
 _PACK_AGAIN = "; or pack it again, with GNU tar without --sparse, with bsdtar by --no-read-sparse"
-_UNPACK_SPARSE = NextCommand("unpack it with `tar -xf`", f"FOLDER`{_PACK_AGAIN}")  # 7-Zip 26 spoils some
+_UNPACK_SPARSE = CommandHint("unpack it with `tar -xf`", f"FOLDER`{_PACK_AGAIN}")  # 7-Zip 26 spoils some
 
 
 class TarArchive(Archive):
@@ -84,7 +84,7 @@ class TarArchive(Archive):
             files[member.name] = place, member
             yield member, place
 
-    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+    def _extract(self, choose: Choose, progress: AdvanceCallback) -> Generator[Extracted, None, None]:
         refused = {member.name: member for member in self.members if member.problem}
         links: dict[int, list[tuple[Member, Path]]] = defaultdict(list)
         with self._damage_named():
@@ -97,23 +97,25 @@ class TarArchive(Archive):
                         links[place].append((member, target))
                         continue
                     blocks = self._blocks(content, place, member.size)
-                    yield write(self.path, member, target, blocks, ignore)
+                    yield write(self.path, member, target, blocks, ignore_progress)
             if links:  # their targets may not be chosen, or already moved
-                with self._streamed(ignore) as (content, _):
+                with self._streamed(ignore_progress) as (content, _):
                     for place, copies in sorted(links.items()):
                         yield from self._copied(copies, self._blocks(content, place, copies[0][0].size))
 
     def _copied(self, copies: list[tuple[Member, Path]], blocks: Iterator[memoryview]) -> list[Extracted]:
         """Write several members that have the same content."""
-        done = [write(self.path, *copies[0], blocks, ignore)]
+        done = [write(self.path, *copies[0], blocks, ignore_progress)]
         for member, target in copies[1:]:
             with done[0].target.open("rb") as file:
-                done.append(write(self.path, member, target, iter(partial(file.read, BLOCK), b""), ignore))
+                done.append(
+                    write(self.path, member, target, iter(partial(file.read, BLOCK), b""), ignore_progress)
+                )
         return done
 
     def _member(self, info: Any) -> Member:
         problem = None if info.isreg() else "it is a device, not a file"
-        hint: str = UNPACK
+        hint: str = UNPACK_HINT
         if info.issym():
             problem = "it is a symbolic link"
         elif info.islnk():  # which its target takes the place of
@@ -132,7 +134,7 @@ class TarArchive(Archive):
             yield block
 
     @contextmanager
-    def _streamed(self, progress: Advance) -> Iterator[tuple[ReadAhead, tarfile.TarFile]]:
+    def _streamed(self, progress: AdvanceCallback) -> Iterator[tuple[ReadAhead, tarfile.TarFile]]:
         """The content for one pass from its beginning to its end, where gzip's checksum is, and the tar."""
         with (
             closing(ReadAhead(self.path, self._is_packed, progress)) as content,
@@ -154,7 +156,7 @@ class TarArchive(Archive):
             kind = "tar.gz" if self._is_packed else "tar"
             refusal = self._error(f"not a valid {kind}: {error}")
             if isinstance(error, _NoTar):
-                refusal.hint = UNPACK_TWICE
+                refusal.hint = UNPACK_TWICE_HINT
             raise refusal from error
 
 
@@ -224,7 +226,7 @@ class ReadAhead:
     the number of the file's own bytes that were read.
     """
 
-    def __init__(self, path: Path, is_packed: bool, progress: Advance) -> None:
+    def __init__(self, path: Path, is_packed: bool, progress: AdvanceCallback) -> None:
         self._file = path.open("rb", buffering=0)
         self._stream = gzip_ng.open(self._file) if is_packed else self._file
         self._progress = progress
@@ -240,7 +242,7 @@ class ReadAhead:
         """
         if not self._rest:
             # The end, or what was raised, stays in front, so that it is there again for the next call.
-            if block := result_of(self._blocks[0]):
+            if block := wait_for_result(self._blocks[0]):
                 self._blocks.popleft()
                 self._blocks.append(self._thread.submit(self._stream.read, BLOCK))
                 self._rest = memoryview(block)

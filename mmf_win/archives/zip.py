@@ -20,8 +20,8 @@ from mmf_win.archives.zip_extract import extract
 from mmf_win.archives.zip_reader import LOCAL_HEADER, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE
 from mmf_win.errors import PasswordError
-from mmf_win.sniffing import UNPACK
-from mmf_win.threads import Advance
+from mmf_win.sniffing import UNPACK_HINT
+from mmf_win.threads import AdvanceCallback
 
 _ENCRYPTED, _STRONG_ENCRYPTION, _UTF8 = 1, 1 << 6, 1 << 11
 _MODULUS = 1 << 16  # of how many members a zip has by its own account, where it is no Zip64
@@ -79,7 +79,7 @@ class ZipArchive(Archive):
         by_deflate = method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
         if by_deflate and info.file_size > _MAX_RATIO * (info.compress_size + 1):
             problem = f"it claims to unpack to {info.file_size} bytes, which so little data cannot"
-        hint = GET_AGAIN if problem else UNPACK
+        hint = GET_AGAIN if problem else UNPACK_HINT
         if stat.S_ISLNK(info.external_attr >> 16):
             problem = problem or "it is a symbolic link"
         elif info.flag_bits & _STRONG_ENCRYPTION:
@@ -91,7 +91,7 @@ class ZipArchive(Archive):
         name = self._safe_name(_text(info))
         return ZipMember(name, info.file_size, encrypted, crc, problem, hint, info=info, aes=aes)
 
-    def _extract(self, choose: Choose, progress: Advance) -> Generator[Extracted, None, None]:
+    def _extract(self, choose: Choose, progress: AdvanceCallback) -> Generator[Extracted, None, None]:
         targets = self._chosen(self.members, choose)
         return extract(self.path, self._secret, targets, progress)
 

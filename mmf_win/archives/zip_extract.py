@@ -20,7 +20,7 @@ from mmf_win.archives.base import Extracted, Output, write
 from mmf_win.archives.zip_reader import Decoder, ZipMember, ZipReader
 from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
 from mmf_win.machine import default_thread_count
-from mmf_win.threads import Advance, ThreadGroup
+from mmf_win.threads import AdvanceCallback, ThreadGroup
 
 #: The bytes of memory in which a thread decrypts.
 ARENA = 16 << 20
@@ -35,7 +35,7 @@ _MOST_IN_HAND = 1024
 
 
 def extract(
-    path: Path, secret: bytes, targets: Mapping[ZipMember, Path], progress: Advance
+    path: Path, secret: bytes, targets: Mapping[ZipMember, Path], progress: AdvanceCallback
 ) -> Generator[Extracted, None, None]:
     """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
     is_native = native() is not None

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmf_win.files import replacing
+from mmf_win.files import atomic_replace
 
 #: Random bytes before the encrypted data; the last one tells whether the password may be right.
 HEADER_SIZE = 12
@@ -62,7 +62,7 @@ def write_encrypted_zip(path: Path, files: Iterable[tuple[str, bytes]], password
     ``files`` are names with ``/`` between their parts, and contents; the password is encoded as UTF-8.
     """
     secret = password.encode()
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w") as opened:
+    with atomic_replace(path) as temporary, zipfile.ZipFile(temporary, "w") as opened:
         archive: Any = opened  # zipfile encrypts nothing, but writes headers and the directory
         for name, content in files:
             info = zipfile.ZipInfo(name)  # of 1980-01-01, so that the file does not depend on the clock

@@ -12,10 +12,10 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import aligned, print_json, print_line, say
-from mmf_win.errors import CheckFailed
+from mmf_win.console import format_table, print_json, print_result, print_status
+from mmf_win.errors import CheckFailedError
 from mmf_win.files import write_json
-from mmf_win.paths import expanded, require_new_file
+from mmf_win.paths import expand_home, require_new_file
 from mmf_win.protocol import Event
 from mmf_win.protocol.check_result import Verdict
 from mmf_win.runs.checking import check
@@ -27,10 +27,12 @@ class _Display(RunDisplay):
     """Says which check is done."""
 
     def _on_train_started(self, event: Event) -> None:
-        say(f"checking on {event['device']}: {event['parameters']:,} parameters, batch {event['batch']}")
+        print_status(
+            f"checking on {event['device']}: {event['parameters']:,} parameters, batch {event['batch']}"
+        )
 
     def _on_checked(self, event: Event) -> None:
-        say(f"{event['verdict']}: {event['check']} ({event['seconds']:.1f} s)")
+        print_status(f"{event['verdict']}: {event['check']} ({event['seconds']:.1f} s)")
 
 
 @click.command(cls=Command)
@@ -63,7 +65,7 @@ def command(
       mmfw check mmbt_grid --json -o found.json
     """
     if output is not None:
-        output = expanded(output).absolute()
+        output = expand_home(output).absolute()
         require_new_file(output)
     names, overrides = split_words(words, names=1)
     asked = replace(asked, overrides=overrides)
@@ -76,10 +78,10 @@ def command(
     else:
         texts = ["; ".join(filter(None, (each.text, each.advice))) for each in found]
         rows = [(each.verdict, each.check, text) for each, text in zip(found, texts, strict=True)]
-        print(aligned(("verdict", "check", "found"), rows))
-        print_line(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
+        print(format_table(("verdict", "check", "found"), rows))
+        print_result(", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict)))
     if output is not None:
         write_json(output, told)
     if counts["error"]:
         message = f"{name}: {counts['error']} of {len(found)} findings are errors"
-        raise CheckFailed(message, hint="correct what they name, and run the same command again")
+        raise CheckFailedError(message, hint="correct what they name, and run the same command again")

@@ -7,12 +7,12 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
-from mmf_win.console import print_json, say, shell_line
+from mmf_win.console import format_command, print_json, print_status
 from mmf_win.dataset.annotations import AnnotationFile, require_split
 from mmf_win.dataset.coverage import converted
 from mmf_win.dataset.predictions import ORDER, problems
 from mmf_win.errors import DataError
-from mmf_win.paths import Places, data_option, expanded
+from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
 from mmf_win.runs.lookup import owner
 
 
@@ -27,7 +27,7 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     Lists what is wrong with ids, probabilities and labels; another order than that of the annotations is only
     a warning. The challenge takes full submissions only: memes left out at conversion count as missing.
     """
-    places = Places.resolve(data_dir)
+    places = MmfPaths.resolve(data_dir)
     annotations = AnnotationFile(require_split(places.dataset, split))
     ids = [row.shown_id for row in annotations.rows]
     summary = converted(places.dataset, annotations)
@@ -38,17 +38,17 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
         print_json({"file": file, "split": split, "usable": usable, "problems": found})
     else:
         for problem in found:
-            say(f"{'warning' if usable else 'error'}: {problem}")
+            print_status(f"{'warning' if usable else 'error'}: {problem}")
     if usable:
-        say(f"{file}: right for {split}")
+        print_status(f"{file}: right for {split}")
         return
-    where = data_option(places.data_dir)
+    where = data_dir_arguments(places.data_dir)
     if left_out:
-        convert = shell_line("mmfw", "convert", "--zip", "ARCHIVE", "--force", *where)
+        convert = format_command("mmfw", "convert", "--zip", "ARCHIVE", "--force", *where)
         lacking = f"{len(left_out)} memes of {split} have no image here"
         hint = f"{lacking}; convert a complete copy of the dataset and predict again: {convert}"
     else:
-        run = owner(expanded(file).absolute())
-        predict = shell_line("mmfw", "predict", *([run.path] if run else []), "--split", split, *where)
+        run = owner(expand_home(file).absolute())
+        predict = format_command("mmfw", "predict", *([run.path] if run else []), "--split", split, *where)
         hint = f"a run's prediction is written right by: {predict}"
     raise DataError(f"{file}: it cannot be scored on {split}", hint=hint)

@@ -10,11 +10,11 @@ import click
 from mmf_win.archives import Ask
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
-from mmf_win.console import aligned, duration, print_json, say, shell_line
+from mmf_win.console import format_command, format_duration, format_table, print_json, print_status
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import Conversion, convert, require_list
-from mmf_win.errors import NoValidation, UsageError
-from mmf_win.paths import Places, data_option
+from mmf_win.errors import NoValidationSplitError, UsageError
+from mmf_win.paths import MmfPaths, data_dir_arguments
 
 
 @click.command(cls=Command)
@@ -59,19 +59,19 @@ def command(
     # The value of an unset shell variable is empty, and as a path would mean the current folder.
     named = [name for name in (source, dataset, *words) if name]
     if not named:
-        raise UsageError("the dataset is not named", hint=shell_line("mmfw", "convert", "ARCHIVE"))
+        raise UsageError("the dataset is not named", hint=format_command("mmfw", "convert", "ARCHIVE"))
     if len(named) > 1:  # the names are not repeated here, for they may be a part of the password
         hint = "put quotes around a name or password that holds blanks, or the password into a file for "
         raise UsageError("the dataset is named more than once", hint=f"{hint}--password-file")
-    archive, places = Path(named[0]), Places.resolve(data_dir)
+    archive, places = Path(named[0]), MmfPaths.resolve(data_dir)
     manifest = None
     if dataset:
         from mmf_win.tracking import datasets
 
         archive = datasets.get(dataset)
-        manifest = require_list(Places.resolve(archive).dataset) if data_dir is None else None
+        manifest = require_list(MmfPaths.resolve(archive).dataset) if data_dir is None else None
     if manifest and manifest.result:
-        places = Places.resolve(archive)
+        places = MmfPaths.resolve(archive)
         result = replace(Conversion.read(manifest), already_done=True, seconds=0.0)
     else:
         result = convert(archive, places, ask=ask, force=force, allow_missing=allow_missing)
@@ -81,27 +81,29 @@ def command(
         _show(result, places)
 
 
-def _show(result: Conversion, places: Places) -> None:
+def _show(result: Conversion, places: MmfPaths) -> None:
     header = ("split", "rows", "hateful", "benign", "left out")
     rows = []
     for name, s in result.splits.items():
         there = f"{s.rows:,} of {s.rows + s.missing:,}" if s.missing else s.rows
         rows.append((name, there, s.hateful, s.benign, s.missing))
-    print(aligned(header, rows))
+    print(format_table(header, rows))
     extra = f", {result.extra_images} of them in no split" if result.extra_images else ""
-    say(f"\n{result.images} images{extra}")
+    print_status(f"\n{result.images} images{extra}")
     for pair, count in result.shared_ids.items():
-        say(f"{pair} have {count} memes in common")
+        print_status(f"{pair} have {count} memes in common")
     if result.known is False:
-        say(f"note: this is not a published archive that is known here; its SHA-256 is {result.sha256}")
+        print_status(
+            f"note: this is not a published archive that is known here; its SHA-256 is {result.sha256}"
+        )
     if result.already_done:
-        say(f"it was converted before, and all files are in place: {places.dataset.root}")
+        print_status(f"it was converted before, and all files are in place: {places.dataset.root}")
     else:
-        say(f"converted in {duration(result.seconds)}: {places.dataset.root}")
+        print_status(f"converted in {format_duration(result.seconds)}: {places.dataset.root}")
     try:
         choose_splits(places.dataset)
-    except NoValidation as error:
-        say(f"note: {error}; {error.hint}")
+    except NoValidationSplitError as error:
+        print_status(f"note: {error}; {error.hint}")
     else:
-        train = shell_line("mmfw", "train", "PRESET", *data_option(places.data_dir))
-        say(f"next: {train}    (mmfw train --list shows the presets)")
+        train = format_command("mmfw", "train", "PRESET", *data_dir_arguments(places.data_dir))
+        print_status(f"next: {train}    (mmfw train --list shows the presets)")

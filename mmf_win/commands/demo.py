@@ -16,11 +16,11 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
-from mmf_win.console import duration, print_json, say, shell_line
+from mmf_win.console import format_command, format_duration, print_json, print_status
 from mmf_win.demo.folder import PASSWORD, PRESETS, DemoFolder
-from mmf_win.errors import Interrupted, TrainingError
-from mmf_win.files import replacing
-from mmf_win.paths import expanded, new_file
+from mmf_win.errors import StoppedByUserError, TrainingError
+from mmf_win.files import atomic_replace
+from mmf_win.paths import expand_home, reserve_file
 from mmf_win.results import saved_metrics
 from mmf_win.upstream.install import require_packages, usable_mmf
 
@@ -80,17 +80,17 @@ def command(chosen: Path | None, keep: bool, model: str, as_json: bool) -> None:
 def _folder(chosen: Path | None) -> Iterator[Path]:
     """The chosen folder; without one a temporary one, which stays only when something in it went wrong."""
     if chosen is not None:
-        yield expanded(chosen).absolute()
+        yield expand_home(chosen).absolute()
         return
     temporary = Path(tempfile.mkdtemp(prefix="mmfw-demo-"))
     try:
         yield temporary
-    except (Interrupted, KeyboardInterrupt, click.Abort):
+    except (StoppedByUserError, KeyboardInterrupt, click.Abort):
         shutil.rmtree(temporary, ignore_errors=True)
         message = f"interrupted; {temporary} is removed"
-        raise Interrupted(message, hint="with --keep it stays, and training can be resumed") from None
+        raise StoppedByUserError(message, hint="with --keep it stays, and training can be resumed") from None
     except Exception:
-        say(f"{temporary} stays, so that you can look into it")
+        print_status(f"{temporary} stays, so that you can look into it")
         raise
     shutil.rmtree(temporary, ignore_errors=True)
 
@@ -118,38 +118,40 @@ def _kept(result: dict[str, Any]) -> dict[str, str | None]:
     """Copies of the predictions and the report in the current folder; None for what cannot be written."""
     copies: dict[str, str | None] = {"csv": None, "report": None}
     try:
-        with new_file(Path.cwd(), "mmfw-demo-", ".csv") as csv:
+        with reserve_file(Path.cwd(), "mmfw-demo-", ".csv") as csv:
             for key in copies:
                 kept = csv.with_suffix(Path(result[key]).suffix)
-                with replacing(kept) as temporary:
+                with atomic_replace(kept) as temporary:
                     shutil.copyfile(result[key], temporary)
                 copies[key] = str(kept)
     except OSError as error:
-        say(f"the results cannot be written here ({error.strerror})")
+        print_status(f"the results cannot be written here ({error.strerror})")
     return copies
 
 
 def _run(*words: str) -> Any:
     """Run a command of mmfw, and show it as one would type it; return what its function does."""
-    say()
-    say(label=f"$ {shell_line('mmfw', *words)}", code=1)
+    print_status()
+    print_status(label=f"$ {format_command('mmfw', *words)}", ansi_code=1)
     name, *arguments = words
     command = import_module(f"mmf_win.commands.{name}").command
     return command.main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
 
 
 def _say_end(result: dict[str, Any]) -> None:
-    say(
-        f"\nThe demo took {duration(result['seconds'])}. "
+    print_status(
+        f"\nThe demo took {format_duration(result['seconds'])}. "
         f"The test set's AUROC is {result['auroc']:.4f}, its accuracy {result['accuracy']:.4f}."
     )
     for key, what in (("csv", "predictions"), ("report", "report")):
         if result[key] is not None:
-            say(f"{what}: {result[key]}")
+            print_status(f"{what}: {result[key]}")
     if result["data_dir"] is None:
-        say("next: mmfw demo --keep, to continue with it, or mmfw convert --zip ARCHIVE for the real dataset")
+        print_status(
+            "next: mmfw demo --keep, to continue with it, or mmfw convert --zip ARCHIVE for the real dataset"
+        )
         return
     places = ("--data-dir", result["data_dir"], "--save-dir", result["save_dir"])
-    say("next, to continue with it:")
-    say(f"  {shell_line('mmfw', 'train', result['run'].partition('/')[0], *places)}")
-    say(f"  {shell_line('mmfw', 'predict', *places)}")
+    print_status("next, to continue with it:")
+    print_status(f"  {format_command('mmfw', 'train', result['run'].partition('/')[0], *places)}")
+    print_status(f"  {format_command('mmfw', 'predict', *places)}")

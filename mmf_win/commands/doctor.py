@@ -14,19 +14,19 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.console import (
-    aligned,
-    colour,
-    controls_escaped,
+    colour_text,
+    escape_controls,
+    format_size,
+    format_table,
     print_json,
-    print_line,
-    say,
-    size,
-    with_rest_counted,
+    print_result,
+    print_status,
+    summarize_lines,
 )
 from mmf_win.doctor import bug_report
 from mmf_win.doctor.survey import MmfState, survey
-from mmf_win.errors import MmfError, UsageError
-from mmf_win.paths import Places, expanded, module_command, require_new_file
+from mmf_win.errors import MmfEnvironmentError, UsageError
+from mmf_win.paths import MmfPaths, expand_home, module_command, require_new_file
 from mmf_win.runs.lookup import all_runs, find_run
 from mmf_win.upstream.install import find_mmf
 
@@ -77,20 +77,20 @@ def command(
     if compat:
         _show_compat(as_json)
         return
-    places = Places.resolve(data_dir, save_dir)
+    places = MmfPaths.resolve(data_dir, save_dir)
     if report is not None:
-        _write_report(places, expanded(report).absolute(), run, log, as_json)
+        _write_report(places, expand_home(report).absolute(), run, log, as_json)
         return
     found = survey(places)
     if as_json:
         print_json(_plain(found))
     else:
-        print("\n\n".join([*map(controls_escaped, _sections(found)), *_missing(found)]), flush=True)
+        print("\n\n".join([*map(escape_controls, _sections(found)), *_missing(found)]), flush=True)
     if found["mmf"].problems and found["mmf"].error is not None:
         raise found["mmf"].error
 
 
-def _write_report(places: Places, path: Path, wanted: str | None, log: bool, as_json: bool) -> None:
+def _write_report(places: MmfPaths, path: Path, wanted: str | None, log: bool, as_json: bool) -> None:
     require_new_file(path)  # before the survey, which takes a while
     newest = next(iter(all_runs(places.save_dir)), None)
     run = newest if wanted is None else find_run(places.save_dir, wanted)
@@ -98,10 +98,10 @@ def _write_report(places: Places, path: Path, wanted: str | None, log: bool, as_
     if as_json:
         print_json({"report": path, "run": run and run.id, "files": names})
         return
-    say("doctor.json: versions, folders, the machine")
-    say(f"run/: {len(names) - 1} files of run {run.id}" if run else "no run: there is none yet")
-    say("Passwords, tokens and your home folder are replaced; look through it all the same.")
-    print_line(path)
+    print_status("doctor.json: versions, folders, the machine")
+    print_status(f"run/: {len(names) - 1} files of run {run.id}" if run else "no run: there is none yet")
+    print_status("Passwords, tokens and your home folder are replaced; look through it all the same.")
+    print_result(path)
 
 
 def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,14 +114,14 @@ def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sections(found: Mapping[str, Any]) -> Iterator[str]:
-    yield aligned(("package", "version"), list(found["versions"].items()))
+    yield format_table(("package", "version"), list(found["versions"].items()))
     yield "\n".join(_mmf_lines(found["mmf"]))
     folders = []
     for folder in found["folders"]:
-        free = None if folder["free"] is None else size(folder["free"])
+        free = None if folder["free"] is None else format_size(folder["free"])
         exists = "yes" if folder["exists"] else "not yet"
         folders.append((folder["name"], folder["path"], folder["named_by"], exists, free))
-    yield aligned(("folder", "path", "named by", "exists", "free"), folders)
+    yield format_table(("folder", "path", "named by", "exists", "free"), folders)
     dataset = found["dataset"]
     splits = ", ".join(dataset["splits"]) or "no splits"
     features = "with" if dataset["features"] else "without"
@@ -129,15 +129,15 @@ def _sections(found: Mapping[str, Any]) -> Iterator[str]:
     yield "\n".join([*_machine_lines(found), f"Decryption: {found['decryption']}"])
     if found["fits"]:
         fits = [(rows, kind) for kind, rows in found["fits"].items()]
-        yield aligned(("micro-batch", "that fitted, for"), fits)
+        yield format_table(("micro-batch", "that fitted, for"), fits)
 
 
 def _missing(found: Mapping[str, Any]) -> Iterator[str]:
     if not found["missing"]:
-        yield colour("Everything is in place.", 32)
+        yield colour_text("Everything is in place.", 32)
     for error in found["missing"]:
-        what, fix = map(controls_escaped, (error, error.hint))
-        yield f"{colour('missing:', 33)} {what}\n{colour('fix:', 36)}     {fix}"
+        what, fix = map(escape_controls, (error, error.hint))
+        yield f"{colour_text('missing:', 33)} {what}\n{colour_text('fix:', 36)}     {fix}"
 
 
 def _mmf_lines(mmf: MmfState) -> Iterator[str]:
@@ -149,16 +149,16 @@ def _mmf_lines(mmf: MmfState) -> Iterator[str]:
         origin += f", commit {mmf.installed.commit[:12]}"
     state = "not verified" if mmf.problems is None else "intact"
     yield f"MMF {mmf.installed.version} ({origin}): {mmf.error or state}"
-    yield from (f"  {problem}" for problem in with_rest_counted(mmf.problems or ()))
+    yield from (f"  {problem}" for problem in summarize_lines(mmf.problems or ()))
 
 
 def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:
     machine, cuda = found["machine"], found["cuda"]
-    memory = f", {size(machine['memory'])} of memory" if machine["memory"] else ""
+    memory = f", {format_size(machine['memory'])} of memory" if machine["memory"] else ""
     yield f"Machine: {machine['cpus']} processors{memory}"
     newest = ", CUDA {}.{}".format(*cuda["newest"]) if cuda else ""
     for gpu in machine["gpus"]:
-        yield f"GPU: {gpu['name']}, {size(gpu['memory'])}, driver {gpu['driver']}{newest}"
+        yield f"GPU: {gpu['name']}, {format_size(gpu['memory'])}, driver {gpu['driver']}{newest}"
     if not machine["gpus"]:
         yield "GPU: none that NVIDIA's driver knows"
     if found["torch"] is not None:
@@ -178,11 +178,13 @@ def _show_compat(as_json: bool) -> None:
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise MmfError(f"the patches cannot be listed: {last}", hint="`mmfw doctor` shows what is missing")
+        raise MmfEnvironmentError(
+            f"the patches cannot be listed: {last}", hint="`mmfw doctor` shows what is missing"
+        )
     patches: list[dict[str, Any]] = json.loads(done.stdout)
     if as_json:
         print_json(patches)
         return
     state = {True: "active", False: "not needed"}
     rows = [(patch["name"], state[patch["active"]], patch["library"], patch["problem"]) for patch in patches]
-    print(aligned(("patch", "state", "for", "what goes wrong without it"), rows), flush=True)
+    print(format_table(("patch", "state", "for", "what goes wrong without it"), rows), flush=True)

@@ -11,10 +11,10 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import aligned, print_json, print_line, say, size
+from mmf_win.console import format_size, format_table, print_json, print_result, print_status
 from mmf_win.errors import UsageError
 from mmf_win.export.exporting import ExportOptions, export
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs.override_rules import require_predictable, split_words
 from mmf_win.runs.request import CommandOptions
@@ -85,7 +85,7 @@ def command(
     asked = replace(asked, overrides=overrides)
     require_predictable(asked)
     [member] = choose_checkpoints(save_dir, runs, [checkpoint])
-    places = Places.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
+    places = MmfPaths.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
     # What is exported calculates with 32 bits on the CPU, and so must what it is compared with.
     asked = replace(asked, precision="fp32", fast=False, cpu=True)
     about = export(member.run, member.checkpoint, places, asked, RunDisplay, wanted)
@@ -93,22 +93,26 @@ def command(
         print_json(about)
         return
     parity = about["parity"]
-    say(
+    print_status(
         f"{parity['rows']:,} memes of {parity['split']}: probabilities differ by at most "
         f"{parity['largest_difference']:.1g} from those of `mmfw predict`"
     )
     if wanted.int8:
         _tell_of_int8(about["int8"])
-    print_line(wanted.output)
+    print_result(wanted.output)
 
 
 def _tell_of_int8(told: dict[str, Any]) -> None:
     rows = []
     for name, key in (("float32", "before"), ("int8", "after")):
         p50, p99 = (f"{told[key][each]:.1f}" for each in ("p50_ms", "p99_ms"))
-        rows.append((name, size(told[key]["bytes"]), p50, p99, f"{told['auroc'][key]:.4f}"))
-    print(aligned(("weights", "size", "p50 ms", "p99 ms", "AUROC"), rows))
-    say(f"probabilities differ by at most {told['largest_difference']:.2g} from those with 32 bits")
+        rows.append((name, format_size(told[key]["bytes"]), p50, p99, f"{told['auroc'][key]:.4f}"))
+    print(format_table(("weights", "size", "p50 ms", "p99 ms", "AUROC"), rows))
+    print_status(f"probabilities differ by at most {told['largest_difference']:.2g} from those with 32 bits")
     if interval := told["auroc"]["interval"]:
-        say("AUROC: {:+.4f} (95 %: {:+.4f} to {:+.4f})".format(told["auroc"]["difference"], *interval))
-    say("int8 depends on the processor: with VNNI (or on ARM with dot products) results and times are others")
+        print_status(
+            "AUROC: {:+.4f} (95 %: {:+.4f} to {:+.4f})".format(told["auroc"]["difference"], *interval)
+        )
+    print_status(
+        "int8 depends on the processor: with VNNI (or on ARM with dot products) results and times are others"
+    )

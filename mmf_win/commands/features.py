@@ -12,15 +12,22 @@ import click
 from mmf_win.archives import Ask
 from mmf_win.commands import options, verify
 from mmf_win.commands.examples import Group
-from mmf_win.console import aligned, first_few, print_json, say, shell_line, size
+from mmf_win.console import (
+    format_command,
+    format_size,
+    format_table,
+    print_json,
+    print_status,
+    summarize_list,
+)
 from mmf_win.dataset.features import extract_features
 from mmf_win.demo.folder import PRESETS
-from mmf_win.errors import DamagedFeatures, DataError, MmfError, NoRun, UsageError
+from mmf_win.errors import DamagedFeaturesError, DataError, MmfEnvironmentError, RunNotFoundError, UsageError
 from mmf_win.inputs.given import Input, Mirror, bytes_to_download
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.keys import add_features, image_keys
 from mmf_win.integrity.verify import Finding
-from mmf_win.paths import Places, data_option, expanded
+from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files
 from mmf_win.runs.override_rules import split_words
@@ -104,21 +111,23 @@ def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) 
     Examples:
       mmfw features extract features.tar.gz
     """
-    places, entry = Places.resolve(data_dir), None
-    with suppress(MmfError):  # there is no MMF yet
+    places, entry = MmfPaths.resolve(data_dir), None
+    with suppress(MmfEnvironmentError):  # there is no MMF yet
         entry = Zoo(find_mmf().root, places, DATASETS).dataset("features")
     version = entry.version if entry else None
     target = extract_features(
         archive, places, version=version, ask=ask, force=force, require_harmless=_require_harmless
     )
-    say(f"features: {target}")
+    print_status(f"features: {target}")
     if version is None:
-        say("MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features")
+        print_status(
+            "MMF is not installed yet; after `mmfw setup`, run this again so that MMF knows these features"
+        )
 
 
 def _require_harmless(lmdb: Path) -> None:
     # Without the package lmdb they are read before a run, which also tells what is wrong with damaged ones.
-    with suppress(MmfError, DamagedFeatures):
+    with suppress(MmfEnvironmentError, DamagedFeaturesError):
         image_keys(lmdb, walk=True)
 
 
@@ -143,34 +152,36 @@ def add(
 
     mmfw has no detector. MMF's repository has scripts that run one, in tools/scripts/features.
     """
-    places = Places.resolve(data_dir)
+    places = MmfPaths.resolve(data_dir)
     if output is not None and output.suffix != ".lmdb":
         raise UsageError(f"{output}: MMF takes a folder for an LMDB only if its name ends in .lmdb")
-    lmdb = places.dataset.features / "detectron.lmdb" if output is None else expanded(output).absolute()
+    lmdb = places.dataset.features / "detectron.lmdb" if output is None else expand_home(output).absolute()
     added = add_features(folders, lmdb, places, force=force)
     if as_json:
         print_json(added)
         return
     if added["splits"]:
         rows = [(split, *covered.values()) for split, covered in added["splits"].items()]
-        print(aligned(("split", "rows", "with features"), rows), flush=True)
+        print(format_table(("split", "rows", "with features"), rows), flush=True)
     if added["without_info"]:
-        images = f"{len(added['without_info'])} images have no _info.npy: {first_few(added['without_info'])}"
-        say(f"note: {images}; ViLBERT reads the boxes in it")
+        images = (
+            f"{len(added['without_info'])} images have no _info.npy: {summarize_list(added['without_info'])}"
+        )
+        print_status(f"note: {images}; ViLBERT reads the boxes in it")
     if [*added["regions"]] != _REGIONS:
         fewest, most = added["regions"]
         count = fewest if fewest == most else f"{fewest} to {most}"
         key = "dataset_config.hateful_memes.max_features"
-        say(f"note: an image has {count} regions; ViLBERT needs the same number in all, as {key}")
+        print_status(f"note: an image has {count} regions; ViLBERT needs the same number in all, as {key}")
     if added["numbers"] != _NUMBERS:
-        say(f"note: {added['numbers']} numbers describe a region; the presets expect {_NUMBERS}")
-    say(f"features of {added['images']} images: {added['lmdb']}")
+        print_status(f"note: {added['numbers']} numbers describe a region; the presets expect {_NUMBERS}")
+    print_status(f"features of {added['images']} images: {added['lmdb']}")
 
 
 class _Wanted(NamedTuple):
     """MMF's folders, the files there with the presets that read them, and the overrides that make them so."""
 
-    places: Places
+    places: MmfPaths
     inputs: dict[Input, list[str]]
     overrides: Sequence[str]
 
@@ -178,21 +189,21 @@ class _Wanted(NamedTuple):
 def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _Wanted:
     """What the presets need, else the newest run, else all presets."""
     named, overrides = split_words(words)
-    places, mmf = Places.resolve(data_dir, save_dir), find_mmf()
+    places, mmf = MmfPaths.resolve(data_dir, save_dir), find_mmf()
     try:
         newest, request = lookup.newest(places.save_dir, None, lambda run: (run, run.request()))
-    except (NoRun, DataError):
+    except (RunNotFoundError, DataError):
         newest = None
     if named or newest is None:
         chosen = named or [name for name in presets.names() if name not in PRESETS.values()]
         return _Wanted(places, inputs_of_presets(mmf, chosen, places, overrides), overrides)
-    places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
+    places = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
         inputs = inputs_of_run(mmf, request, places, overrides)
     except UsageError as error:  # it may have been trained with another MMF
         message = f"run {newest.id}, the newest, with its overrides: {error}"
         raise UsageError(message, hint="name presets instead") from None
-    say(f"for preset {request.preset}, that of the newest run")
+    print_status(f"for preset {request.preset}, that of the newest run")
     return _Wanted(places, inputs, [*words_about_files(request), *overrides])
 
 
@@ -208,19 +219,21 @@ def _show(
         print_json(told)
         return
     if not found:
-        say("neither region features nor pretrained weights are needed")
+        print_status("neither region features nor pretrained weights are needed")
         return
     verify.show(list(found.values()))
     for each, length in to_get.items():
         if length:
-            say(f"{each.title}: {size(length)} to download")
+            print_status(f"{each.title}: {format_size(length)} to download")
     presets_to_fetch: dict[str, None] = {}
     for each, finding in found.items():
         if finding.state == "missing":
             if error := each.no_source(finding):
-                say(f"next: {error.hint}")
+                print_status(f"next: {error.hint}")
             else:
                 presets_to_fetch |= dict.fromkeys(wanted.inputs[each])
     if presets_to_fetch:
         words = [*presets_to_fetch, *wanted.overrides]
-        say(f"next: {shell_line('mmfw', 'features', 'fetch', *words, *data_option(wanted.places.data_dir))}")
+        print_status(
+            f"next: {format_command('mmfw', 'features', 'fetch', *words, *data_dir_arguments(wanted.places.data_dir))}"
+        )

@@ -19,7 +19,7 @@ from mmf_win.archives import Ask
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.inputs.given import Mirror
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.protocol import Precision
 from mmf_win.runs.request import CommandOptions
 
@@ -31,7 +31,7 @@ FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-def _known(word: str, places: Places) -> Iterable[str]:
+def _known(word: str, places: MmfPaths) -> Iterable[str]:
     """What a word of :func:`completed_by` stands for; of runs also unreadable ones, the newest first."""
     # Imported when the shell asks: no other command needs all of them.
     if word == "PRESET":
@@ -53,7 +53,7 @@ def completed_by(*words: str) -> Callable[[click.Context, click.Parameter, str],
     """
 
     def complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-        places = Places.resolve(ctx.params.get("data_dir"), ctx.params.get("save_dir"))
+        places = MmfPaths.resolve(ctx.params.get("data_dir"), ctx.params.get("save_dir"))
         known: dict[str, None] = {}
         for word in words:
             with suppress(OSError):  # a message would stand in the middle of the command
@@ -92,7 +92,7 @@ _RUNS = ("--save-dir", "Where runs are kept.  [default: MMF_SAVE_DIR, else ./sav
 save_dir = _folder(*_RUNS)
 
 #: The folder that was named, or else its default.
-runs_dir = _folder(*_RUNS, callback=lambda _ctx, _param, chosen: Places.resolve(None, chosen).save_dir)
+runs_dir = _folder(*_RUNS, callback=lambda _ctx, _param, chosen: MmfPaths.resolve(None, chosen).save_dir)
 
 
 class Number(click.FloatRange):

@@ -13,13 +13,13 @@ from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import sweep_of, tracking, usable
-from mmf_win.console import print_json, print_line, say
+from mmf_win.console import print_json, print_result, print_status
 from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.features import find_lmdb
 from mmf_win.dataset.published_results import splits_of_paper
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.export.running import ExportedModel
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.results import prediction
 from mmf_win.results.prediction import PredictionOptions, Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
@@ -187,12 +187,12 @@ def command(
         probas = prediction.predict_one(members, save_dir, chosen, RunDisplay)
         _print_probas(probas, members, chosen.ensemble, as_json)
         if trackers:  # which a variable has named
-            say("note: what --image predicts is not sent")
+            print_status("note: what --image predicts is not sent")
         return
     for result in prediction.predict(members, save_dir, chosen, RunDisplay):
         _print_result(result, chosen.data_dir, report=report, as_json=as_json)
     if output and trackers:
-        say("note: predictions that --output puts elsewhere are not sent")
+        print_status("note: predictions that --output puts elsewhere are not sent")
     for run in dict.fromkeys(member.run for member in members):
         follow(run)
 
@@ -249,7 +249,7 @@ def _choose_members(
         run = find_run(save_dir, model.about["run"])
         return [RunCheckpoint(run, model.folder / "model.onnx")], replace(chosen, by=model.predict)
     if weights.published is not None:
-        places, is_own = Places.resolve(chosen.data_dir, save_dir), bool(chosen.memes or chosen.image)
+        places, is_own = MmfPaths.resolve(chosen.data_dir, save_dir), bool(chosen.memes or chosen.image)
         split = chosen.split or (() if is_own else tuple(splits_of_paper(places.dataset).values()))
         for name in split:  # before a long download
             require_split(places.dataset, name)
@@ -282,7 +282,7 @@ def _print_result(result: Result, data_dir: Path | None, *, report: bool, as_jso
     scored = result.scored
     if not as_json:
         _tell(result)
-        print_line(scored.csv)
+        print_result(scored.csv)
     made = _page(result, data_dir) if report else None
     if as_json:
         print_json({"csv": scored.csv, "report": made, **result.record}, on_one_line=True)
@@ -292,8 +292,8 @@ def _page(result: Result, data_dir: Path | None) -> Path | None:
     """The page about a prediction; None where a package is missing."""
     try:
         require_packages("jinja2", "matplotlib", "pillow")
-    except MmfError as error:  # the predictions are there, and that is what was asked for
-        say(f"no report: {error}")
+    except MmfEnvironmentError as error:  # the predictions are there, and that is what was asked for
+        print_status(f"no report: {error}")
         return None
     from mmf_win.results.report import pages
 
@@ -301,7 +301,7 @@ def _page(result: Result, data_dir: Path | None) -> Path | None:
         page = pages.of_ensemble(result.scored)
     else:
         page = pages.of_run(result.run, scored=result.scored, data_dir=data_dir)
-    say(f"report: {page}")
+    print_status(f"report: {page}")
     return page
 
 
@@ -310,15 +310,15 @@ def _tell(result: Result) -> None:
     where = f"{result.scored.coverage}: {result.title}"
     if metrics["accuracy"] is None:
         known = f"{metrics['labelled']:,} of {metrics['rows']:,}" if metrics["labelled"] else "no"
-        say(f"{where}: {known} labels, so there is nothing to score")
+        print_status(f"{where}: {known} labels, so there is nothing to score")
         return
-    say(where)
+    print_status(where)
     if metrics["auroc"] is None:
-        say("  AUROC is not defined, since all labels are of one class")
+        print_status("  AUROC is not defined, since all labels are of one class")
     for name, title in METRICS.items():
         if metrics[name] is not None:
             interval = metrics["intervals"].get(name)
             sure = "  (95 %: {:.4f} to {:.4f})".format(*interval) if interval else ""
-            say(f"  {title:<17} {metrics[name]:.4f}{sure}")
+            print_status(f"  {title:<17} {metrics[name]:.4f}{sure}")
     if metrics["threshold_from"] != "default":
-        say(f"  labelled hateful above {metrics['threshold']:.4f}, for {metrics['threshold_from']}")
+        print_status(f"  labelled hateful above {metrics['threshold']:.4f}, for {metrics['threshold_from']}")

@@ -9,9 +9,9 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.console import aligned, print_json, print_line
+from mmf_win.console import format_table, print_json, print_result
 from mmf_win.errors import UsageError
-from mmf_win.paths import Places, expanded
+from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.plan import Start
 from mmf_win.runs.profiling import run_profile, start_of_run
@@ -37,12 +37,12 @@ def start_again(
     Raises:
         UsageError: There is no such run, or a checkpoint is named.
     """
-    if expanded(resume).is_file():
+    if expand_home(resume).is_file():
         hint = "name its run, or its preset with --init PATH"
         raise UsageError(f"{resume}: --profile begins at update 0, not at a checkpoint", hint=hint)
     wanted = None if resume in ("best", "last") else resume
     of_preset = None if preset is None else presets.load(preset).name
-    places = Places.resolve(data_dir, save_dir)
+    places = MmfPaths.resolve(data_dir, save_dir)
     run = lookup.newest(places.save_dir, wanted, lambda run: run, of_preset)
     return start_of_run(run, options, data_dir, save_dir)
 
@@ -57,6 +57,6 @@ def print_profile(start: Start, updates: int, *, as_json: bool) -> None:
         print_json({**told, **vars(profile), "waiting": vars(profile.waiting)})
         return
     rows = [(phase, f"{1000 * seconds[phase]:.1f}", f"{100 * share:.0f}") for phase, share in shares.items()]
-    print(aligned(("an update", "ms", "%"), rows))
+    print(format_table(("an update", "ms", "%"), rows))
     for line in (profile.largest_cost(), f"\n{profile.table}", trace):
-        print_line(line)
+        print_result(line)

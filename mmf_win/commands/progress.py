@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from mmf_win import machine
-from mmf_win.console import Progress, Unit, say
+from mmf_win.console import Progress, Unit, print_status
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
 from mmf_win.runs.history import weights_loaded
@@ -52,7 +52,7 @@ class RunDisplay(EventBar):
         self._cpu = False
 
     def __enter__(self) -> Callable[[Event], None]:
-        say("loading MMF …")
+        print_status("loading MMF …")
         return self._show
 
     def __exit__(self, *_: object) -> None:
@@ -65,27 +65,27 @@ class RunDisplay(EventBar):
 
     def _on_loaded(self, event: Event) -> None:
         if event["copied"] < event["total"]:
-            say(weights_loaded(event))
+            print_status(weights_loaded(event))
 
     def _on_train_started(self, event: Event) -> None:
         seed = "" if event["update"] else f", seed {event['seed']}"  # a run that goes on keeps its first
         half = "" if event["precision"] == "fp32" else f" in {event['precision']}"
-        say(
+        print_status(
             f"training on {event['device']}{half}: {event['parameters']:,} parameters, "
             f"batch {event['batch']}{seed}{_part(event, ', ')}"
         )
         if event["device"].startswith("cuda"):
-            self._gpu = machine.gpu_figures()
+            self._gpu = machine.iter_gpu_usage()
         if event.get("known_fit"):
             ignore = "--ignore-known-fits begins with the whole batch"
-            say(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")
+            print_status(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")
         self._cpu = event["device"] == "cpu"
         self.start("training", event["max_updates"], "update", event["update"])
 
     def _on_micro_batch(self, event: Event) -> None:
         if event["found"]:
             why = " (on a CPU there is no limit to look for)" if self._cpu else ""
-            say(f"micro-batch {event['rows']}{why}")
+            print_status(f"micro-batch {event['rows']}{why}")
 
     def _on_train(self, event: Event) -> None:
         if event["loss"] is not None:
@@ -104,11 +104,11 @@ class RunDisplay(EventBar):
             best = event["update"] == self._best
             self.notes["AUROC"] = f"{auroc:.4f}"
             score = f"{auroc:.4f}{_part(event, ' on ')}{' (best)' * best}"
-            say(f"update {event['update']}: validation AUROC {score}")
+            print_status(f"update {event['update']}: validation AUROC {score}")
         self._advance(event["update"])
 
     def _on_note(self, event: Event) -> None:
-        say(f"note: {event['text']}")
+        print_status(f"note: {event['text']}")
 
     def _on_predict(self, event: Event) -> None:
         if self._bar is None:

@@ -10,7 +10,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.commands.verify import meant, show, what
-from mmf_win.console import say
+from mmf_win.console import print_status
 from mmf_win.doctor.verify import repair
 from mmf_win.errors import DataError, InUseError, PasswordError
 from mmf_win.inputs.given import Mirror
@@ -48,4 +48,4 @@ def command(
     if found and not any(finding.repaired for finding in found):
         unknown = [finding.what for finding in found if finding.state == "not verified"]
         instead = f"nothing is known to be damaged; not verified: {', '.join(unknown)}"
-        say(instead if unknown else "nothing is damaged")
+        print_status(instead if unknown else "nothing is damaged")

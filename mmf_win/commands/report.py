@@ -9,9 +9,9 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
-from mmf_win.console import print_json, print_line, say
+from mmf_win.console import print_json, print_result, print_status
 from mmf_win.errors import UsageError
-from mmf_win.paths import expanded
+from mmf_win.paths import expand_home
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps.folder import SweepFolder
@@ -58,7 +58,7 @@ def command(
     from mmf_win.results.report import pages
 
     if output is not None:
-        output = expanded(output).absolute()
+        output = expand_home(output).absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file, so the page cannot take its place")
     found: list[Run] = [] if runs else [lookup.newest(save_dir, None, pages.with_something_to_show)]
@@ -80,9 +80,9 @@ def command(
     if as_json:
         print_json({"report": page, "runs": [run.id for run in found]})
     else:
-        print_line(page)
+        print_result(page)
     if show:
         import webbrowser
 
         if not webbrowser.open(page.as_uri()):
-            say("there is no browser to open it with")
+            print_status("there is no browser to open it with")

@@ -13,18 +13,18 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.examples import Group
 from mmf_win.console import (
-    aligned,
-    controls_escaped,
-    duration,
-    iso,
-    moment,
+    escape_controls,
+    format_command,
+    format_duration,
+    format_local_time,
+    format_size,
+    format_table,
+    format_utc_time,
     print_csv,
     print_json,
-    print_line,
-    print_tree,
-    say,
-    shell_line,
-    size,
+    print_result,
+    print_settings,
+    print_status,
 )
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import UsageError
@@ -91,17 +91,17 @@ def command(
     if as_json:
         print_json([summary.columns() for summary in found])
     elif form == "csv":
-        rows = [summary.columns() | {"started": iso(summary.started)} for summary in found]
+        rows = [summary.columns() | {"started": format_utc_time(summary.started)} for summary in found]
         print_csv(list(Summary("", "").columns()), rows)
     elif not found and of_runs_alone:
-        say(f"there are no such runs in {save_dir}")
+        print_status(f"there are no such runs in {save_dir}")
     elif not found and not sweeps:
-        train = shell_line("mmfw", "train", "PRESET", "--save-dir", save_dir)
-        say(f"there are no runs in {save_dir}; `{train}` makes one")
+        train = format_command("mmfw", "train", "PRESET", "--save-dir", save_dir)
+        print_status(f"there are no runs in {save_dir}; `{train}` makes one")
     else:
         lines = [*map(_line, found), *sweeps]
         shown = [name for name in lines[0] if any(line.get(name) is not None for line in lines)]
-        print(aligned(shown, [[line.get(name) for name in shown] for line in lines], optional=_LEFT_OUT))
+        print(format_table(shown, [[line.get(name) for name in shown] for line in lines], optional=_LEFT_OUT))
 
 
 # On a narrow terminal; `--format csv` and `mmfw runs show` tell them all.
@@ -123,8 +123,8 @@ def _line(s: Summary) -> dict[str, object]:
         "seed": s.seed,
         "MMF": s.mmf,
         "what differs": s.differs,
-        "time": duration(s.seconds) if trained else None,
-        "size": size(s.size),
+        "time": format_duration(s.seconds) if trained else None,
+        "size": format_size(s.size),
     }
 
 
@@ -162,7 +162,7 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
     if config:
         if verify:
             raise UsageError("--config prints the settings, and --verify checkpoints", hint="choose one")
-        print_tree(chosen.request().settings, as_json)
+        print_settings(chosen.request().settings, as_json)
         return
     record = Record.read(chosen)
     known = details(record)
@@ -172,14 +172,14 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
     if as_json:
         print_json(known)
         return
-    print(controls_escaped("\n\n".join(_described(record.summary, known))), end="\n\n" if verify else "\n")
+    print(escape_controls("\n\n".join(_described(record.summary, known))), end="\n\n" if verify else "\n")
     if verify:
         _show_checkpoints(chosen, found)
 
 
 def _described(summary: Summary, run: dict[str, Any]) -> Iterator[str]:
     best = summary.best_auroc and f"{summary.best_auroc:.4f} on {summary.validated_on}"
-    amount = f"{summary.updates or 0} of {summary.max_updates or '?'} updates in {duration(summary.seconds)}"
+    amount = f"{summary.updates or 0} of {summary.max_updates or '?'} updates in {format_duration(summary.seconds)}"
     settings = [f"{key}={as_typed(value)}" for key, value in run["settings"].items() if value is not None]
     splits = [f"{split} for {use.replace('val', 'validation')}" for use, split in run["splits"].items()]
     told = {
@@ -189,7 +189,7 @@ def _described(summary: Summary, run: dict[str, Any]) -> Iterator[str]:
         "Best validation AUROC": best,
         **{name: run[name.lower()] for name in ("Preset", "Model", "MMF", "Seed")},
         "Configuration": run["config"],
-        "Created": moment(run["started"]),
+        "Created": format_local_time(run["started"]),
         "Checkpoint to start from": run["start"],
         "Weights to start from": run["published_weights"] or run["init"],
         "Weights loaded": "; ".join(dict.fromkeys(run["loaded"])),
@@ -197,32 +197,43 @@ def _described(summary: Summary, run: dict[str, Any]) -> Iterator[str]:
         "Training rows": Coverage.read(run["trained_on"]),
         "Splits": ", ".join(splits),
         "Data": run["data_dir"],
-        "Files": f"{run['path']}, {size(run['size'])}",
+        "Files": f"{run['path']}, {format_size(run['size'])}",
     }
     yield "\n".join(f"{name}: {value}" for name, value in told.items() if value not in (None, "", []))
     if validations := [(each["update"], each["auroc"], Coverage.read(each)) for each in run["validations"]]:
-        yield aligned(("update", "AUROC", "on"), validations)
+        yield format_table(("update", "AUROC", "on"), validations)
     if made := [(p["csv"], p["auroc"], Coverage.read(p), p["checkpoint"]) for p in run["predictions"]]:
-        yield aligned(("prediction", "AUROC", "on", "by"), made)
+        yield format_table(("prediction", "AUROC", "on", "by"), made)
 
 
 def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
     if not found:
-        say(f"run {run.id} has no checkpoint yet")
+        print_status(f"run {run.id} has no checkpoint yet")
         return
     header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "state")
     rows = []
     for c in found:
         shared, state = ", ".join(c.same_as) or None, "damaged" if c.problem else "intact"
-        rows.append((c.name, c.update, c.epoch, c.auroc, size(c.size), moment(c.written), shared, state))
-    print(aligned(header, rows))
+        rows.append(
+            (
+                c.name,
+                c.update,
+                c.epoch,
+                c.auroc,
+                format_size(c.size),
+                format_local_time(c.written),
+                shared,
+                state,
+            )
+        )
+    print(format_table(header, rows))
     on_disk = sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())
-    say(f"{size(on_disk)} on disk: {run.checkpoints}")
+    print_status(f"{format_size(on_disk)} on disk: {run.checkpoints}")
     damaged = [c for c in found if c.problem]
     for c in damaged:
-        say(f"{c.name}: {c.problem}")
+        print_status(f"{c.name}: {c.problem}")
     if damaged and (use := use_intact(run, found)):
-        say(use)
+        print_status(use)
 
 
 @command.command()
@@ -244,7 +255,7 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     for name in runs:
         several = [run.id for run in named(save_dir, name)]
         if len(several) > 1:
-            hint = f"name those that are meant: {shell_line(*several)}"
+            hint = f"name those that are meant: {format_command(*several)}"
             raise UsageError(f"there are {len(several)} runs named {name}", hint=hint)
     for run in chosen:
         require_unused(run)
@@ -254,14 +265,14 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
 def remove_asked(folders: Mapping[str, Path], how: Callable[[], object], yes: bool, as_json: bool) -> None:
     """Ask before folders are removed, by their names, and tell how much that has freed."""
     for path in folders.values():
-        say(f"{path}: {size(disk_usage(path)[0])}")
+        print_status(f"{path}: {format_size(disk_usage(path)[0])}")
     agreed = options.agreed(f"remove {'it' if len(folders) == 1 else 'all of them'}?", yes)
     freed = disk_usage(*folders.values())[1] if agreed else 0
     if agreed:
         how()
     if as_json:
         print_json({"removed": list(folders) if agreed else [], "freed": freed})
-    say(f"freed {size(freed)}" if agreed else "nothing is removed")
+    print_status(f"freed {format_size(freed)}" if agreed else "nothing is removed")
 
 
 @command.command()
@@ -295,7 +306,7 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
         return
     rows = [(key, _cell(one), _cell(other)) for key, (one, other) in {**scores, **differing}.items()]
-    print(aligned(("", a.id, b.id), rows))
+    print(format_table(("", a.id, b.id), rows))
 
 
 def _cell(value: object) -> str | None:
@@ -317,5 +328,5 @@ def fix_names(folder: Path, as_json: bool) -> None:
         print_json([{"from": old, "to": new} for old, new in renamed])
         return
     for old, new in renamed:
-        print_line(f"{old} -> {new.name}")
-    say(f"renamed {len(renamed)} of the files and folders below {folder}")
+        print_result(f"{old} -> {new.name}")
+    print_status(f"renamed {len(renamed)} of the files and folders below {folder}")

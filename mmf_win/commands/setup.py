@@ -8,7 +8,7 @@ import click
 
 from mmf_win.commands.examples import Command
 from mmf_win.commands.options import as_json
-from mmf_win.console import print_json, print_line, say, shell_line
+from mmf_win.console import format_command, print_json, print_result, print_status
 from mmf_win.doctor.survey import pip_line
 from mmf_win.errors import UsageError
 from mmf_win.paths import constraints_file
@@ -44,15 +44,15 @@ def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_
     if torch and as_json:
         print_json({"pip": pip_line()})
     elif torch:
-        print_line(shell_line(*pip_line()))
-        say(f"Then {pip_hint('[train]')}, which installs the rest.")
+        print_result(format_command(*pip_line()))
+        print_status(f"Then {pip_hint('[train]')}, which installs the rest.")
     elif constraints:
         path = str(constraints_file())
-        print_json({"constraints": path}) if as_json else print_line(path)
+        print_json({"constraints": path}) if as_json else print_result(path)
     else:
         installed = set_up(wanted, force=force)
         if as_json:
             print_json(asdict(installed))
             return
-        say(f"MMF {installed.version} is ready in {installed.root}.")
-        say("Next: `mmfw doctor` shows what else is missing, `mmfw demo` tries it all.")
+        print_status(f"MMF {installed.version} is ready in {installed.root}.")
+        print_status("Next: `mmfw doctor` shows what else is missing, `mmfw demo` tries it all.")

@@ -19,8 +19,17 @@ from mmf_win.commands.runs import remove_asked
 from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.track import tracking, usable
 from mmf_win.commands.train import resumed
-from mmf_win.console import aligned, duration, print_csv, print_json, print_line, say, shell_line, size
-from mmf_win.errors import Interrupted, TrainingError, UsageError
+from mmf_win.console import (
+    format_command,
+    format_duration,
+    format_size,
+    format_table,
+    print_csv,
+    print_json,
+    print_result,
+    print_status,
+)
+from mmf_win.errors import StoppedByUserError, TrainingError, UsageError
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import task_id
 from mmf_win.sweeps.folder import State, find_sweep, remove_sweep
@@ -128,7 +137,7 @@ def run(asked: SweepOptions, trackers: tuple[str, ...], what: What, as_json: boo
 
 def _report(sweep: PlannedSweep, *, stopped: bool, as_json: bool) -> None:
     """Print the table, and end with an error where not all went well."""
-    folder, found, again = sweep.folder, sweep.tasks, shell_line(*sweep.words_to_go_on)
+    folder, found, again = sweep.folder, sweep.tasks, format_command(*sweep.words_to_go_on)
     # Others of its commands may be left.
     done = (task.state == "queued" and not {*task.left} & {*sweep.runner.template} for task in found)
     states = Counter("success" if over else task.state for task, over in zip(found, done, strict=True))
@@ -139,10 +148,12 @@ def _report(sweep: PlannedSweep, *, stopped: bool, as_json: bool) -> None:
         _print_lines(table_of)
     told = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
     if stopped:
-        raise Interrupted(f"stopped: {told}", hint=f"go on with: {again}" if states["queued"] else None)
-    say(f"{_tasks(len(found))} in {folder.path}: {told}")
+        raise StoppedByUserError(
+            f"stopped: {told}", hint=f"go on with: {again}" if states["queued"] else None
+        )
+    print_status(f"{_tasks(len(found))} in {folder.path}: {told}")
     if failed := states["failed"]:
-        show = shell_line("mmfw", "sweep", "status", folder.path, "--state", "failed")
+        show = format_command("mmfw", "sweep", "status", folder.path, "--state", "failed")
         hint = f"`{show}` shows why; `{again} --failed` runs them again"
         raise TrainingError(f"{failed} of {_tasks(len(found))} failed", hint=hint)
 
@@ -154,12 +165,12 @@ def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
         slots = len(slots_here(sweep.resources, slots))
     slots = slots or len(sweep.resources or "x")
     if sweep.data_dir is not None:
-        say(f"the data folder of its mmfw commands is {sweep.data_dir}")
+        print_status(f"the data folder of its mmfw commands is {sweep.data_dir}")
     plans: list[dict[str, Any]] = []
     for task in sweep.tasks:
         left = [name for name in runner.template if name in task.left and task.state != "pruned"]
         words = {name: runner.words(task, name) for name in left}
-        commands = {name: each[0] if runner.shell else shell_line(*each) for name, each in words.items()}
+        commands = {name: each[0] if runner.shell else format_command(*each) for name, each in words.items()}
         plans.append({"task": task.name, "state": task.state, "commands": commands})
     left_over = sum(bool(entry["commands"]) for entry in plans)
     runs = left_over + trials
@@ -173,16 +184,18 @@ def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
         )
         return
     for entry in plans:
-        print_line(f"{entry['task']}  ({entry['state']})")
+        print_result(f"{entry['task']}  ({entry['state']})")
         for name, command in entry["commands"].items():
-            print_line(f"  {name}: {command}")
-    say(f"{_tasks(len(plans))}, {left_over} of them to be run, {slots} at a time")
+            print_result(f"  {name}: {command}")
+    print_status(f"{_tasks(len(plans))}, {left_over} of them to be run, {slots} at a time")
     if trials:
-        say(f"and {trials} trials, whose values Optuna chooses one after the other")
+        print_status(f"and {trials} trials, whose values Optuna chooses one after the other")
     if seconds is None or space is None:
-        say("how long they take is not known: nothing like them has run so far")
+        print_status("how long they take is not known: nothing like them has run so far")
     else:
-        say(f"about {duration(seconds)} and {size(space)}, by {known} that ended well before")
+        print_status(
+            f"about {format_duration(seconds)} and {format_size(space)}, by {known} that ended well before"
+        )
 
 
 @command.command()
@@ -207,22 +220,24 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
         listed = [{**asdict(task), **where, "run": run} for run, task, where in told]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
-    say(f"{folder.path}: {_tasks(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}")
+    print_status(
+        f"{folder.path}: {_tasks(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}"
+    )
     header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "on", "left", "time", "why")
     table = [
         (
             *(run, task.state, task.slot, task.command),
             None if where["update"] is None else f"{where['update']}/{where['max_updates'] or '?'}",
             *(where["loss"], where["auroc"], where["on"]),
-            duration(where["left"]) if where["left"] and task.state == "running" else None,
-            duration(task.seconds) if task.seconds else None,
+            format_duration(where["left"]) if where["left"] and task.state == "running" else None,
+            format_duration(task.seconds) if task.seconds else None,
             task.message,
         )
         for run, task, where in told
     ]
     kept = [n for n, _ in enumerate(header) if n < 2 or any(line[n] is not None for line in table)]
     rows = [[line[n] for n in kept] for line in table]
-    print(aligned([header[n] for n in kept], rows, optional=("slot", "time", "at")))
+    print(format_table([header[n] for n in kept], rows, optional=("slot", "time", "at")))
 
 
 @command.command()
@@ -263,7 +278,7 @@ def table(
     elif found:
         _print_lines(found, form, compared=bool(baseline))
     else:
-        say(f"{folder.path}: no task has ended well so far")
+        print_status(f"{folder.path}: no task has ended well so far")
 
 
 def _print_lines(found: Sequence[Line], form: str = "text", *, compared: bool = False) -> None:
@@ -276,7 +291,7 @@ def _print_lines(found: Sequence[Line], form: str = "text", *, compared: bool = 
     metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
     header = [*found[0].parameters, "runs", "on", *metrics, *(("difference", "p") if compared else ())]
     cells = [_cells(line, metrics, compared=compared) for line in found]
-    print(aligned([*header, "first task"], cells, optional=["first task"]))
+    print(format_table([*header, "first task"], cells, optional=["first task"]))
 
 
 def _cells(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:

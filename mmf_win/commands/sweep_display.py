@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from mmf_win.commands.progress import EventBar
-from mmf_win.console import Progress, duration, say
+from mmf_win.console import Progress, format_duration, print_status
 from mmf_win.protocol import Event
 from mmf_win.runs.scores import val_auroc
 from mmf_win.sweeps.folder import Task
@@ -33,11 +33,11 @@ class SweepDisplay:
         if isinstance(news, Task):
             if news.state == "running":
                 self._slots[slot.number] = _SlotDisplay(f"{slot.resource}: {news.name}")
-                say(f"started on {slot.resource}: {news.name}")
+                print_status(f"started on {slot.resource}: {news.name}")
             else:
                 self._ends(self._slots.pop(slot.number, _SlotDisplay("")), news)
         elif isinstance(news, str):
-            say(news.rstrip("\n"))
+            print_status(news.rstrip("\n"))
         else:
             self._slots[slot.number].show(news)
 
@@ -46,7 +46,7 @@ class SweepDisplay:
         score = f", best AUROC {shown.best:.4f}" if shown.best is not None else ""
         told = f": {task.message}" if task.message else score
         state = "stopped, to go on later" if task.state == "queued" else task.state
-        say(f"{state}: {task.name}, {duration(time.monotonic() - shown.began)}{told}")
+        print_status(f"{state}: {task.name}, {format_duration(time.monotonic() - shown.began)}{told}")
         if task.state != "queued":
             self._all.advance(1)
 

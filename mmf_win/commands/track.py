@@ -11,9 +11,9 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.examples import Group
-from mmf_win.console import Progress, aligned, print_json, say, shell_line
+from mmf_win.console import Progress, format_command, format_table, print_json, print_status
 from mmf_win.errors import UsageError
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task, reading
 from mmf_win.runs.lookup import find_runs, with_sweeps
@@ -66,7 +66,7 @@ def usable(names: Sequence[str], what: What) -> list[Tracker]:
     for each in found:
         each.require_usable()
         if each.note:
-            say(f"note: {each.note}")
+            print_status(f"note: {each.note}")
     if what.pages:
         require_packages("jinja2", "matplotlib", "pillow", "numpy")
     return [each for each in found if each.upload != "disabled"]
@@ -112,7 +112,7 @@ def push(name: str | None, trackers: tuple[str, ...], what: What, save_dir: Path
         raise UsageError("nothing is sent, since each tracker that is named is disabled")
     runs = find_runs(save_dir, name)
     if not runs:
-        show = shell_line("mmfw", "sweep", "status", str(name), "--save-dir", save_dir)
+        show = format_command("mmfw", "sweep", "status", str(name), "--save-dir", save_dir)
         raise UsageError(f"{name}: no task of this sweep has a run yet", hint=f"`{show}` shows its tasks")
     if len(runs) > 1:
         require_no_id(found)
@@ -130,7 +130,9 @@ def push(name: str | None, trackers: tuple[str, ...], what: What, save_dir: Path
     else:
         for each in told:
             where = "" if each["upload"] == "server" else f" ({each['upload']})"
-            say(f"{each['run']}: {each['link']}{where}{'' if each['new'] else ', which has all of it'}")
+            print_status(
+                f"{each['run']}: {each['link']}{where}{'' if each['new'] else ', which has all of it'}"
+            )
 
 
 def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
@@ -164,9 +166,9 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
         print_json(told)
     elif told:
         columns = ("run", "tracker", "upload", "state", "events_left", "link", "error")
-        print(aligned(columns, [[each[column] for column in columns] for each in told]))
+        print(format_table(columns, [[each[column] for column in columns] for each in told]))
     else:
-        say("nothing is sent so far; `mmfw track push --to mlflow` sends the newest run")
+        print_status("nothing is sent so far; `mmfw track push --to mlflow` sends the newest run")
 
 
 @command.command("register-dataset")
@@ -185,10 +187,10 @@ def register_dataset(name: str, data_dir: Path | None, yes: bool, as_json: bool)
     """
     from mmf_win.tracking import datasets  # here, as trainings import this module
 
-    say("Hateful Memes may be used only by those who have accepted its licence.")
+    print_status("Hateful Memes may be used only by those who have accepted its licence.")
     if not options.agreed("has everyone who can read this project in ClearML accepted it?", yes):
         raise UsageError("the dataset is not registered", hint="its licence says who may use it")
-    made = datasets.register(name, Places.resolve(data_dir).dataset)
+    made = datasets.register(name, MmfPaths.resolve(data_dir).dataset)
     if as_json:
         print_json({"id": made})
     else:

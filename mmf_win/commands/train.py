@@ -17,11 +17,19 @@ from mmf_win.commands.examples import Command
 from mmf_win.commands.profiling import print_profile, require_profilable, start_again
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import sweep_of, tracking, usable, write_page
-from mmf_win.console import aligned, controls_escaped, duration, print_json, print_tree, say, shell_line
+from mmf_win.console import (
+    escape_controls,
+    format_command,
+    format_duration,
+    format_table,
+    print_json,
+    print_settings,
+    print_status,
+)
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.dataset.published_results import PAPER, SPLITS, Published, published, why_none
-from mmf_win.errors import MmfError, MmfwError, UsageError
-from mmf_win.paths import DatasetPaths, Places, expanded, name_part
+from mmf_win.errors import MmfEnvironmentError, MmfwError, UsageError
+from mmf_win.paths import DatasetPaths, MmfPaths, expand_home, short_portable_name
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SWEEPS, Run, is_task
 from mmf_win.runs.history import Record
@@ -164,7 +172,7 @@ def command(
     preset, asked = next(iter(names), None), replace(asked, overrides=overrides)
     _require_one_start(preset, asked, resume, init, source)
     found = usable(trackers, what)
-    places = Places.resolve(data_dir, save_dir)
+    places = MmfPaths.resolve(data_dir, save_dir)
     if is_task(places.save_dir):  # of a sweep, whose other tasks are sent, too
         require_no_id(found)
     _require_no_run(preset, places)
@@ -179,14 +187,14 @@ def command(
         print_profile(start, profile, as_json=as_json)
         return None
     if asked.dry_run:
-        print_tree(training.prepare(start).first.settings, as_json)
+        print_settings(training.prepare(start).first.settings, as_json)
         return None
     with following(found, what, sweep_of) as follow:
         run = training.train(start, RunDisplay, follow)
         if what.pages:
             _write_page(run)
     if asked.node_rank and not as_json:
-        say(f"done; the first machine keeps the run, and {run.path} a log")
+        print_status(f"done; the first machine keeps the run, and {run.path} a log")
     else:
         _print_result(run, as_json)
     return run
@@ -196,17 +204,19 @@ def _write_page(run: Run) -> None:
     try:
         write_page(run)
     except (MmfwError, OSError) as error:  # the run has ended well all the same
-        say(f"note: no page is sent: {error}")
+        print_status(f"note: no page is sent: {error}")
 
 
 def _require_name(name: str | None) -> None:
     """Refuse a run's name that Windows refuses, looks like an option or override, or is shown otherwise."""
     if name is None:
         return
-    fit = name_part(name_part(controls_escaped(name)).replace("=", "-").lstrip("-") or "run")
+    fit = short_portable_name(
+        short_portable_name(escape_controls(name)).replace("=", "-").lstrip("-") or "run"
+    )
     fit = "run" if fit.casefold() == SWEEPS else fit
     if name != fit:
-        raise UsageError(f"a run cannot be named {name!r}", hint=shell_line("--name", fit))
+        raise UsageError(f"a run cannot be named {name!r}", hint=format_command("--name", fit))
 
 
 def _require_one_start(
@@ -226,12 +236,12 @@ def _require_one_start(
     require_trainable(asked, resumes=(resume, init) != (None, None))
 
 
-def _require_no_run(preset: str | None, places: Places) -> None:
+def _require_no_run(preset: str | None, places: MmfPaths) -> None:
     """Refuse the name of a run where a preset is meant."""
-    if preset is None or preset in presets.names() or expanded(preset).exists():
+    if preset is None or preset in presets.names() or expand_home(preset).exists():
         return
     if any(named(places.save_dir, preset)):
-        again = shell_line("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)
+        again = format_command("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)
         raise UsageError(f"{preset} is a run, not a preset", hint=f"`{again}`")
 
 
@@ -245,7 +255,7 @@ def _refuse_torchrun(words: Sequence[str]) -> None:
         meeting = f"{told('MASTER_ADDR')}:{told('MASTER_PORT')}"
         again += ["--nnodes", count, "--node-rank", told("GROUP_RANK", ""), "--rdzv", meeting]
     message = "mmfw starts the processes of a training itself, and torchrun has started this one"
-    raise UsageError(message, hint=f"`{shell_line(*again)}`")
+    raise UsageError(message, hint=f"`{format_command(*again)}`")
 
 
 def resumed(words: Sequence[str], run: Run) -> list[str]:
@@ -270,8 +280,8 @@ def resumed(words: Sequence[str], run: Run) -> list[str]:
 def _print_presets(as_json: bool) -> None:
     loaded = [presets.load(name) for name in presets.names()]
     version, weights = None, {}
-    with suppress(MmfError, UsageError):  # the list is of use without MMF and its zoo, too
-        mmf, places = find_mmf(), Places.resolve()
+    with suppress(MmfEnvironmentError, UsageError):  # the list is of use without MMF and its zoo, too
+        mmf, places = find_mmf(), MmfPaths.resolve()
         weights = {p.name: weights_of(p, mmf, places) is not None for p in loaded}
         version = mmf.version
     if as_json:
@@ -290,17 +300,19 @@ def _print_presets(as_json: bool) -> None:
     for p in loaded:
         scores = [_score(published(p.published, *column)) for column in columns]
         rows.append((p.name, p.title, *scores, said[weights.get(p.name)]))
-    print(aligned(header, rows))
+    print(format_table(header, rows))
     val, test = SPLITS.values()
-    say(
+    print_status(
         f"\nPublished in {PAPER}, in percent, for {val} and {test} (dev and test in phase 1); {test} as mean "
         "± standard deviation. The paper reports no other split, and has none of "
         f"{', '.join(p.name for p in loaded if not p.published)}."
     )
     if version is None:
-        say("Which presets have published weights is in MMF's zoo; `mmfw setup` gets MMF.")
+        print_status("Which presets have published weights is in MMF's zoo; `mmfw setup` gets MMF.")
     else:
-        say(f"Published weights: in the zoo of MMF {version}; `mmfw predict --published PRESET` uses them.")
+        print_status(
+            f"Published weights: in the zoo of MMF {version}; `mmfw predict --published PRESET` uses them."
+        )
 
 
 def _score(found: Published | None) -> str | None:
@@ -326,12 +338,14 @@ def _print_result(run: Run, as_json: bool) -> None:
         print_json(summary.columns())
         return
     if summary.best_auroc is not None and (on := summary.validated_on):
-        say(f"best validation AUROC {summary.best_auroc:.4f} on {on.brief}")
+        print_status(f"best validation AUROC {summary.best_auroc:.4f} on {on.brief}")
         if note := _beside(run.request().published, on):
-            say(f"  {note}")
+            print_status(f"  {note}")
     updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"
-    say(f"{updates} in {duration(summary.seconds)}: {run.path}")
+    print_status(f"{updates} in {format_duration(summary.seconds)}: {run.path}")
     request = run.request()
-    has_test = DatasetPaths.below(Path(request.data_dir)).split(request.splits["test"]).is_file()
+    has_test = (
+        DatasetPaths.from_data_dir(Path(request.data_dir)).annotation_file(request.splits["test"]).is_file()
+    )
     split = [] if has_test else ["--split", request.splits["val"]]
-    say(f"next: {shell_line('mmfw', 'predict', run.path, *split)}")
+    print_status(f"next: {format_command('mmfw', 'predict', run.path, *split)}")

@@ -10,11 +10,20 @@ import click
 
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
-from mmf_win.console import aligned, iso, moment, print_json, say, shell_line, size, with_rest_counted
+from mmf_win.console import (
+    format_command,
+    format_local_time,
+    format_size,
+    format_table,
+    format_utc_time,
+    print_json,
+    print_status,
+    summarize_lines,
+)
 from mmf_win.doctor.verify import PARTS, verify
 from mmf_win.errors import DataError, UsageError
 from mmf_win.integrity.verify import Finding
-from mmf_win.paths import Places, data_option
+from mmf_win.paths import MmfPaths, data_dir_arguments
 from mmf_win.runs.override_rules import split_words
 
 #: What to verify or repair.
@@ -50,19 +59,19 @@ def command(
         parts = dict.fromkeys(finding.part for finding in damaged if finding.error is None)
         if not parts:
             raise DataError(message)
-        where = [*data_option(places.data_dir), *(["--save-dir", save_dir] if save_dir else [])]
-        raise DataError(message, hint=f"`{shell_line('mmfw', 'repair', *(words or parts), *where)}`")
+        where = [*data_dir_arguments(places.data_dir), *(["--save-dir", save_dir] if save_dir else [])]
+        raise DataError(message, hint=f"`{format_command('mmfw', 'repair', *(words or parts), *where)}`")
 
 
 def meant(
     words: Sequence[str], data_dir: Path | None, save_dir: Path | None
-) -> tuple[Sequence[str], Sequence[str], Places]:
+) -> tuple[Sequence[str], Sequence[str], MmfPaths]:
     """The names and overrides among the words, and the folders. Raises UsageError where one is not there."""
     names, overrides = split_words(words)
     for folder in (data_dir, save_dir if "runs" in names else None):
         if folder is not None and not folder.is_dir():
             raise UsageError(f"{folder}: there is no such folder, so there is nothing to verify in it")
-    return names, overrides, Places.resolve(data_dir, save_dir)
+    return names, overrides, MmfPaths.resolve(data_dir, save_dir)
 
 
 def to_json(finding: Finding) -> dict[str, Any]:
@@ -70,7 +79,7 @@ def to_json(finding: Finding) -> dict[str, Any]:
     named = ("part", "what", "folder", "state", "problems", "repaired")
     return {
         **{name: getattr(finding, name) for name in named},
-        "verified": iso(finding.verified),
+        "verified": format_utc_time(finding.verified),
         "against": finding.against or None,
         "bytes": finding.size,
         "error": str(finding.error) if finding.error else None,
@@ -84,23 +93,23 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
         print_json([to_json(finding) for finding in findings])
         return
     if not findings:
-        say("there is nothing to verify yet")
+        print_status("there is nothing to verify yet")
         return
     rows = []
     for f in findings:
-        when = f" ({moment(f.verified)})" if f.verified else ""
+        when = f" ({format_local_time(f.verified)})" if f.verified else ""
         against = f"{f.against}{when}" if f.against else None
-        rows.append((f.what, f.state, size(f.size) if f.size else None, against, f.folder))
-    print(aligned(("what", "state", "size", "verified against", "where"), rows), flush=True)
+        rows.append((f.what, f.state, format_size(f.size) if f.size else None, against, f.folder))
+    print(format_table(("what", "state", "size", "verified against", "where"), rows), flush=True)
     for finding in findings:
         what, code = f"{finding.what}:", 31 if finding.state == "damaged" else 32
-        for problem in with_rest_counted(finding.problems if finding.state == "damaged" else ()):
-            say(problem, label=what, code=code)
-        for file in with_rest_counted(finding.repaired):
-            say(file, label=f"{what} repaired:", code=code)
+        for problem in summarize_lines(finding.problems if finding.state == "damaged" else ()):
+            print_status(problem, label=what, ansi_code=code)
+        for file in summarize_lines(finding.repaired):
+            print_status(file, label=f"{what} repaired:", ansi_code=code)
         if finding.error is not None:
-            said = finding.error.without(what)
+            said = finding.error.message_without(what)
             if said != "; ".join(finding.problems):
-                say(said, label=what, code=code)
+                print_status(said, label=what, ansi_code=code)
             if finding.error.hint:
-                say(finding.error.hint, label="hint:", code=36)
+                print_status(finding.error.hint, label="hint:", ansi_code=36)

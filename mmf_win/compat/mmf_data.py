@@ -12,7 +12,7 @@ from typing import Any
 
 from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
 from mmf_win.dataset.annotations import AnnotationFile, objects_for_mmf
-from mmf_win.errors import UnreadableImage
+from mmf_win.errors import UnreadableImageError
 from mmf_win.features.safe_pickle import load_npy, loads, require_features, told_of
 from mmf_win.images import open_image
 from mmf_win.upstream.overrides import literal, parts
@@ -70,20 +70,20 @@ def _name_files_and_rows(module: ModuleType) -> None:
             missing = isinstance(error, FileNotFoundError)
             reason = " ".join(str(error).split()) or type(error).__name__
             what = "there is no such picture" if missing else f"the picture cannot be read ({reason})"
-            raise UnreadableImage(f"{Path(path)}: {what}") from None
+            raise UnreadableImageError(f"{Path(path)}: {what}") from None
 
     @wrap(module.ImageDatabase, "__getitem__")
     def with_row(item: Any, self: Any, index: int) -> Any:
         try:
             return item(self, index)
-        except UnreadableImage as error:
+        except UnreadableImageError as error:
             file = getattr(self.annotation_db, "mmfw_file", "the annotations")
             if file is None:  # the rows are those of one request, which names no file
                 raise
             row = self.annotation_db[index]
             meme = row.get("own_id", row.get("id"))
             where = f"row {index + 1} of {file}"
-            raise UnreadableImage(f"{error}; it is that of meme {meme}, in {where}") from None
+            raise UnreadableImageError(f"{error}; it is that of meme {meme}, in {where}") from None
 
 
 def _share_environments(module: ModuleType) -> None:

@@ -21,7 +21,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from mmf_win.files import write_bytes
-from mmf_win.paths import tool_home
+from mmf_win.paths import mmfw_home
 
 RC10 = frozenset({"1.0.0rc10"})
 RC12 = frozenset({"1.0.0rc12"})
@@ -128,7 +128,7 @@ def kept(kind: str, of: object, make: Callable[[], Any]) -> Any:
     folder ``kind``.
     """
     depends = repr((MAGIC_NUMBER, sys.flags.optimize, of)).encode()
-    path = tool_home() / kind / hashlib.sha256(depends).hexdigest()[:32]
+    path = mmfw_home() / kind / hashlib.sha256(depends).hexdigest()[:32]
     with suppress(OSError):
         content = path.read_bytes()
         digest, found = content[:_DIGEST], content[_DIGEST:]

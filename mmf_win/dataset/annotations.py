@@ -27,9 +27,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import did_you_mean, shell_line
-from mmf_win.errors import DatasetError, NoValidation
-from mmf_win.paths import DatasetPaths, data_option
+from mmf_win.console import format_command, suggestion_hint
+from mmf_win.errors import DatasetError, NoValidationSplitError
+from mmf_win.paths import DatasetPaths, data_dir_arguments
 from mmf_win.unpacking.staging import require_finished
 
 _log = logging.getLogger(__name__)
@@ -166,13 +166,13 @@ def splits_on_disk(paths: DatasetPaths) -> list[str]:
 def require_split(paths: DatasetPaths, split: str) -> Path:
     """The annotation file of a split. Raises DatasetError where there is none."""
     require_finished(paths.root)
-    file = paths.split(split)
+    file = paths.annotation_file(split)
     if file.stem == split and file.is_file():  # a split is a name, not a path
         return file
     there = splits_on_disk(paths)
     if not there:
         raise DatasetError(f"no Hateful Memes dataset in {paths.data_dir}", hint=where_to_get(paths))
-    meant = "give --split once for each; " if "," in split else did_you_mean(Path(split).stem, there)
+    meant = "give --split once for each; " if "," in split else suggestion_hint(Path(split).stem, there)
     hint = f"{meant}there are: {', '.join(there)}"
     raise DatasetError(f"{paths.annotations}: there is no such split: {split}", hint=hint)
 
@@ -182,9 +182,9 @@ def where_to_get(paths: DatasetPaths) -> str:
     named = paths.data_dir
     with suppress(OSError):  # of a folder that must not be looked into
         for folder in (*named.parents, *sorted(named.glob("*"))):
-            if DatasetPaths.below(folder).split("train").is_file():
-                return f"{shell_line('--data-dir', folder)} is where a dataset lies"
-    make = shell_line("mmfw", "convert", "--zip", "ARCHIVE", *data_option(named))
+            if DatasetPaths.from_data_dir(folder).annotation_file("train").is_file():
+                return f"{format_command('--data-dir', folder)} is where a dataset lies"
+    make = format_command("mmfw", "convert", "--zip", "ARCHIVE", *data_dir_arguments(named))
     return f"`{make}` makes it, or name its folder with --data-dir"
 
 
@@ -210,9 +210,11 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
         raise DatasetError(lacking if there else none, hint=where_to_get(paths))
     if val is None:
         message = f"{paths.annotations}: there is no validation split (dev_unseen, dev_seen or dev)"
-        again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(paths.data_dir))
+        again = format_command(
+            "mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(paths.data_dir)
+        )
         hint = f"training needs one: add dev.csv or dev.jsonl to what was converted, and `{again}`"
-        raise NoValidation(message, hint=hint)
+        raise NoValidationSplitError(message, hint=hint)
     return {"train": "train", "val": val, "test": next((s for s in _TEST if s in there), _TEST[0])}
 
 

@@ -16,16 +16,16 @@ from itertools import combinations
 from pathlib import Path
 
 from mmf_win.archives import Archive, Ask, open_archive
-from mmf_win.console import first_few, shell_line
+from mmf_win.console import format_command, summarize_list
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DatasetError
-from mmf_win.files import share
+from mmf_win.files import link_or_copy
 from mmf_win.integrity.manifest import Manifest, Source, damaged, noted, parse, undamaged
 from mmf_win.integrity.verify import find_damage
-from mmf_win.paths import DatasetPaths, Places, data_option
+from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
 from mmf_win.unpacking.extract import install, install_repaired, make_manifest
 from mmf_win.unpacking.staging import finish_installation, require_finished, require_space, staging
 
@@ -73,7 +73,12 @@ class Conversion:
 
 
 def convert(
-    source: Path, places: Places, *, ask: Ask | None = None, force: bool = False, allow_missing: bool = False
+    source: Path,
+    places: MmfPaths,
+    *,
+    ask: Ask | None = None,
+    force: bool = False,
+    allow_missing: bool = False,
 ) -> Conversion:
     """Put the dataset in ``source`` where MMF looks for it, or repair it there if it was made of that.
 
@@ -103,7 +108,7 @@ def convert(
         return replace(Conversion.read(manifest), already_done=not repaired, seconds=seconds)
     archive = open_archive(source, ask)
     layout = find_layout(source, archive.members, ours)
-    old = [file for split in SPLITS if (file := paths.split(split)).is_file()]
+    old = [file for split in SPLITS if (file := paths.annotation_file(split)).is_file()]
     if not (force or same or interrupted) and (old or (paths.images / "img").exists()):
         message = f"{paths.root}: there is a dataset already, and not known to be made from this archive"
         raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
@@ -136,7 +141,7 @@ def convert(
         return result
 
 
-def _list_mmfw_folders(source: Path, places: Places) -> tuple[Path, ...]:
+def _list_mmfw_folders(source: Path, places: MmfPaths) -> tuple[Path, ...]:
     """Return the folders in a source folder that hold what mmfw and MMF have written."""
     data, written = places.data_dir, (places.cache_dir, places.save_dir)
     folders = (data / "datasets", data / "models", *written)
@@ -157,7 +162,7 @@ def _keep_own_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -
     if manifest is None and lost:
         raise DatasetError(
             f"{paths.images / 'img'}: {len(lost)} of its files would be lost "
-            f"({first_few([name.name for name in lost])}), and no list tells which of them are yours",
+            f"({summarize_list([name.name for name in lost])}), and no list tells which of them are yours",
             hint="move the folder away, and run the same command again",
         )
     for name in own if manifest else ():
@@ -170,7 +175,7 @@ def _keep_own_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -
             kept = name.with_name(f"{name.name}.old-{number}")
         if kept != name or name in lost:
             (new / kept).parent.mkdir(parents=True, exist_ok=True)
-            share(paths.root / name, new / kept)
+            link_or_copy(paths.root / name, new / kept)
         if kept != name:
             _log.warning(
                 "%s: your file was renamed to %s, since the new dataset has a file of this name",
@@ -192,7 +197,7 @@ def _size(archive: Archive, layout: Layout) -> int:
     return packed + sum(sizes[name] for name in (*layout.annotations.values(), *layout.images.values()))
 
 
-def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
+def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
     """Rewrite the files of the dataset that are damaged or missing, and end a conversion that was killed.
 
     Files that mmfw did not write, such as annotations of the user's own, stay as they are. The ``archive`` is
@@ -210,7 +215,9 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     manifest = require_list(paths)
     if manifest is None:
         message = "nothing tells what it was converted from, nor which of its files are damaged"
-        again = shell_line("mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_option(places.data_dir))
+        again = format_command(
+            "mmfw", "convert", "--zip", "ARCHIVE", "--force", *data_dir_arguments(places.data_dir)
+        )
         raise DatasetError(message, hint=f"`{again}` writes it again")
     names = [found.path for found in find_damage(manifest, title="Verifying the dataset")]
     if not names:
@@ -218,7 +225,7 @@ def repair_dataset(places: Places, archive: Path | None = None, *, ask: Ask | No
     if manifest.was_changed:
         raise damaged(paths.root, "it was changed")
     source = archive or archive_of(manifest)
-    _log.info("%s: missing or damaged: %s", paths.root, first_few(names))
+    _log.info("%s: missing or damaged: %s", paths.root, summarize_list(names))
     opened = open_archive(source, ask)
     layout = find_layout(source, opened.members, _list_mmfw_folders(source, places))
     opened.check_password()

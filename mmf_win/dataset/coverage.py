@@ -14,7 +14,7 @@ from mmf_win.dataset.annotations import AnnotationFile, Row
 from mmf_win.errors import DataError
 from mmf_win.integrity.manifest import Manifest, parse
 from mmf_win.paths import DatasetPaths
-from mmf_win.records import convert
+from mmf_win.records import convert_to
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Coverage:
     def read(cls, value: object) -> Coverage | None:
         """From a JSON object that has these three keys, among others; None from anything else."""
         with suppress(ValueError):
-            on = convert(value, cls)
+            on = convert_to(value, cls)
             return None if on.rows is None else on
         return None
 

@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 
 from mmf_win.archives import Ask
-from mmf_win.errors import ArchiveError, DatasetError, HostileFeatures
+from mmf_win.errors import ArchiveError, DatasetError, UnsafeFeaturesError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.paths import Places, expanded
-from mmf_win.sniffing import NextCommand
+from mmf_win.paths import MmfPaths, expand_home
+from mmf_win.sniffing import CommandHint
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import finish_installation
 from mmf_win.upstream.zoo import Version
@@ -22,7 +22,7 @@ _DATA = "detectron.lmdb/data.mdb"
 
 def extract_features(
     archive: Path,
-    places: Places,
+    places: MmfPaths,
     *,
     version: Version | None,
     ask: Ask | None = None,
@@ -61,14 +61,14 @@ def extract_features(
         lmdb = (new / _DATA).parent
         try:
             require_harmless(lmdb)
-        except HostileFeatures as error:
-            raise HostileFeatures(error.without(f"{lmdb}:"), about=f"{archive}:") from None
+        except UnsafeFeaturesError as error:
+            raise UnsafeFeaturesError(error.message_without(f"{lmdb}:"), prefix=f"{archive}:") from None
 
     try:
         extract_verified(archive, features, ask=ask, choose=choose_features, check=check, replaces=[marker])
     except ArchiveError as error:
-        if isinstance(error.hint, NextCommand):
-            error.hint = error.hint.by("mmfw features extract")
+        if isinstance(error.hint, CommandHint):
+            error.hint = error.hint.with_command("mmfw features extract")
         raise
     if version is not None:
         mark_built(marker, version)
@@ -88,7 +88,7 @@ def find_lmdb(path: Path) -> Path:
 
     Raises DatasetError where there is none, or MMF would not take it for one.
     """
-    path = expanded(path).absolute()
+    path = expand_home(path).absolute()
     inside = [path, path / "detectron.lmdb", *sorted(path.glob("*.lmdb"))]
     found = list(dict.fromkeys(folder for folder in inside if (folder / "data.mdb").is_file()))
     if not found:

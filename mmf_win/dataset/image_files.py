@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.images import open_image
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.sniffing import GET_AGAIN, HEAD, NextCommand, recognize_substitute
+from mmf_win.sniffing import DOWNLOAD_AGAIN_HINT, HEAD_BYTES, CommandHint, recognize_substitute
 
 _PNG, _IEND = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xae\x42\x60\x82"
 _JPEG, _EOI = b"\xff\xd8\xff", b"\xff\xd9"
@@ -46,7 +46,7 @@ def find_flaw(path: Path) -> Flaw | None:
     Raises OSError where it cannot be read.
     """
     with path.open("rb", buffering=0) as file:
-        head, size = file.read(HEAD), file.seek(0, os.SEEK_END)
+        head, size = file.read(HEAD_BYTES), file.seek(0, os.SEEK_END)
         file.seek(max(0, size - len(_IEND)))
         tail = file.read(len(_IEND))
     if (
@@ -60,7 +60,7 @@ def find_flaw(path: Path) -> Flaw | None:
     is_drawing = b"<svg" in head
     if not is_drawing and (substitute := recognize_substitute(head)):
         kind, hint = substitute
-        return Flaw(kind, _REPLACE if isinstance(hint, NextCommand) else hint)
+        return Flaw(kind, _REPLACE if isinstance(hint, CommandHint) else hint)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -72,10 +72,10 @@ def find_flaw(path: Path) -> Flaw | None:
             return Flaw("a picture that cannot be checked without Pillow", "run `pip install pillow`")
     except Exception:  # Pillow raises whatever a file leads it to
         if head.startswith(_PICTURES):
-            return Flaw("a picture that is cut off or damaged", GET_AGAIN)
+            return Flaw("a picture that is cut off or damaged", DOWNLOAD_AGAIN_HINT)
     else:
         what = "a picture without its end mark, or with other data after it"
-        return Flaw(what, GET_AGAIN, is_usable=True) if head.startswith(_WITH_END_MARK) else None
+        return Flaw(what, DOWNLOAD_AGAIN_HINT, is_usable=True) if head.startswith(_WITH_END_MARK) else None
     if is_drawing or head[4:8] == b"ftyp":  # such as HEIC
         return Flaw(
             "a picture or video of a kind that is not read", "save it as PNG or JPEG under the same name"
@@ -102,7 +102,7 @@ def list_judged_files(manifest: Manifest | None) -> set[Path]:
 
 def describe(flaws: Mapping[str, Flaw]) -> str:
     """Return the names of files with their flaws, a few of them."""
-    return first_few([f"{name}: {flaw.what}" for name, flaw in flaws.items()])
+    return summarize_list([f"{name}: {flaw.what}" for name, flaw in flaws.items()])
 
 
 def advise(flaws: Mapping[str, Flaw]) -> str:

@@ -18,10 +18,10 @@ from pathlib import Path, PurePosixPath
 
 from mmf_win.archives import Member
 from mmf_win.archives.names import folded, group_alike
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.errors import DatasetError
-from mmf_win.sniffing import NextCommand
+from mmf_win.sniffing import CommandHint
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 _RELEASE = frozenset(split for split in SPLITS if "seen" in split)
@@ -69,7 +69,7 @@ def find_layout(source: Path, members: Sequence[Member], without: Collection[Pat
     if "train" not in annotations:
         raise DatasetError(
             f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
-            hint=suggest(source, f"it holds {first_few(names) or 'nothing'}", names),
+            hint=suggest(source, f"it holds {summarize_list(names) or 'nothing'}", names),
         )
     folder = annotations["train"].rpartition("/")[0]
     beside = [name for name in names if name.rpartition("/")[0] == folder]
@@ -154,7 +154,7 @@ def require_images(
         advice += "if the archive garbles names, unpack it with another program and convert the folder"
     else:
         advice = suggest(source)
-    message = f"{source}: images are missing: {counts} ({first_few(names)})"
+    message = f"{source}: images are missing: {counts} ({summarize_list(names)})"
     advice = other_name(names, images) or advice
     raise DatasetError(message, hint=f"{advice}, or use --allow-missing to leave these memes out")
 
@@ -162,10 +162,10 @@ def require_images(
 def suggest(source: Path, otherwise: str = "get a complete copy", members: Iterable[str] = ()) -> str:
     """Return the next step where something is missing; Google Drive makes several archives of one folder."""
     if inner := [name for name in members if _ARCHIVE.search(name)]:
-        return NextCommand(f"unpack the archives in it ({first_few(inner)}) into one folder")
+        return CommandHint(f"unpack the archives in it ({summarize_list(inner)}) into one folder")
     if source.is_dir() or not _ONE_OF_SEVERAL.search(source.stem):
         return otherwise
-    return NextCommand("unpack all archives of this download into one folder")
+    return CommandHint("unpack all archives of this download into one folder")
 
 
 def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
@@ -194,7 +194,7 @@ def _find_annotations(source: Path, names: Iterable[str]) -> tuple[dict[str, str
     whole = sorted(folder for folder, splits in folders.items() if "train" in splits and len(splits) > 1)
     whole = [folder for folder in whole if not folder.endswith(_CONVERTED)] or whole
     if len(whole) > 1:
-        several = f"{source}: several datasets are in it: {first_few(whole)}"
+        several = f"{source}: several datasets are in it: {summarize_list(whole)}"
         raise DatasetError(several, hint="convert one of them, as a folder or archive of its own")
     best = max(folders.items(), key=lambda item: (len(item[1]), -_depth(item[0])), default=("", {}))[1]
     chosen = {split: min(best[split], key=_is_table) for split in SPLITS if split in best}

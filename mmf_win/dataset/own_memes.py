@@ -27,7 +27,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mmf_win.archives.names import folded, group_alike
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.dataset.annotations import (
     LARGEST_ID,
     AnnotationFile,
@@ -93,7 +93,7 @@ def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
 
     images = {meme.img: [each for each in look_for(folder / meme.img) if each.is_file()] for meme in memes}
     if missing := [meme for meme in memes if len(images[meme.img]) != 1]:
-        names = first_few([f"{meme.img} (line {meme.line})" for meme in missing])
+        names = summarize_list([f"{meme.img} (line {meme.line})" for meme in missing])
         message = f"{table}: {len(missing)} of {len(memes)} images are missing: {names}"
         twins = (os.path.relpath(each, folder) for meme in missing for each in images[meme.img])
         hint = other_name((meme.img for meme in missing), sorted(name.replace("\\", "/") for name in twins))

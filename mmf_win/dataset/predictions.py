@@ -14,9 +14,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.errors import DataError
-from mmf_win.files import replacing, require_end
+from mmf_win.files import atomic_replace, require_no_special_file
 
 COLUMNS = ("id", "proba", "label")
 #: A problem of those who read by place; whoever reads by id can score the file.
@@ -86,7 +86,7 @@ def read_raw(folder: Path, ids: Sequence[str]) -> list[float]:
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
     """Write a challenge submission, with ``\\n`` line ends on every system."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with atomic_replace(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
         writer.writerows([row.id, repr(row.proba), row.label] for row in predictions)
@@ -100,7 +100,7 @@ def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> li
     where the file cannot be read, or is no CSV file in UTF-8.
     """
     try:
-        require_end(path)
+        require_no_special_file(path)
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")
             header, rows = reader.fieldnames, [(str(reader.line_num), row) for row in reader]
@@ -126,7 +126,7 @@ def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> li
     wrong["missing ids"] = [id_ for id_ in [*ids, *left_out] if id_ not in counts]
     wrong["ids that are not of this split"] = [id_ for id_ in counts if id_ not in needed]
     wrong["ids that are there more than once"] = [id_ for id_, count in counts.items() if count > 1]
-    told = [f"{what} ({len(places)}): {first_few(places)}" for what, places in wrong.items() if places]
+    told = [f"{what} ({len(places)}): {summarize_list(places)}" for what, places in wrong.items() if places]
     # The place of those that were left out is not known.
     return told or [ORDER] * ([id_ for id_ in found if id_ not in left_out] != list(ids))
 

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 
 from mmf_win.archives import Archive, Digest, open_archive
-from mmf_win.console import first_few, size
+from mmf_win.console import format_size, summarize_list
 from mmf_win.dataset.annotations import Row, keep_rows, read_rows, require_labels
 from mmf_win.dataset.image_files import Flaw, advise, describe, find_flaw
 from mmf_win.dataset.layout import (
@@ -99,7 +99,9 @@ def unpack(
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
         if not kept and converted is None:
-            what = f"no row of {split} has a usable image ({first_few([row.shown_img for row in listed])})"
+            what = (
+                f"no row of {split} has a usable image ({summarize_list([row.shown_img for row in listed])})"
+            )
             hint = suggest(archive.path)
             if split != "train":
                 hint += f", or delete the annotations of {split} and convert again"
@@ -168,7 +170,7 @@ def _unpack_annotations(
     sizes = {member.name: member.size for member in archive.members}
     for member in layout.annotations.values():
         if sizes[member] > _MOST_ANNOTATIONS:
-            message = f"{size(sizes[member])}, more than {size(_MOST_ANNOTATIONS)}, which no annotations take"
+            message = f"{format_size(sizes[member])}, more than {format_size(_MOST_ANNOTATIONS)}, which no annotations take"
             raise DatasetError(f"{archive.path}: {member}: {message}")
     tables = layout.tables
     names = {split: f"annotations/{split}.jsonl" for split in layout.annotations}
@@ -205,8 +207,8 @@ def _image_archive(
         inner = open_archive(path)
         yield inner, find_images(member.name for member in inner.members)
     except ArchiveError as error:  # the user has never seen the file that it is about
-        if error.about != f"{path}:":
+        if error.prefix != f"{path}:":
             raise
         about = f"{archive.path}: member {layout.packed_images}:"
-        raise ArchiveError(error.reason, hint=error.hint, about=about) from error
+        raise ArchiveError(error.reason, hint=error.hint, prefix=about) from error
     remove(path)

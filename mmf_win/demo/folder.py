@@ -6,8 +6,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from mmf_win.errors import DataError, Interrupted, UsageError
-from mmf_win.paths import Inside, module_command
+from mmf_win.errors import DataError, StoppedByUserError, UsageError
+from mmf_win.paths import ChildPath, module_command
 
 #: Of the archive.
 PASSWORD = "demo"
@@ -21,17 +21,17 @@ class DemoFolder:
 
     path: Path
     #: Says that the folder is a demo's; written first.
-    marker = Inside(".mmfw-demo")
+    marker = ChildPath(".mmfw-demo")
     #: The dataset as one gets it, encrypted with :data:`PASSWORD`.
-    archive = Inside("hateful_memes.zip")
+    archive = ChildPath("hateful_memes.zip")
     #: The region features as MMF downloads them.
-    features = Inside("features.tar.gz")
-    data_dir = Inside("data")
+    features = ChildPath("features.tar.gz")
+    data_dir = ChildPath("data")
     #: The BERT that the preset ``demo`` starts from.
-    bert = Inside("bert-demo", of="data_dir")
+    bert = ChildPath("bert-demo", parent="data_dir")
     #: The CLIP that the preset ``demo_clip`` starts from.
-    clip = Inside("clip-demo", of="data_dir")
-    save_dir = Inside("save")
+    clip = ChildPath("clip-demo", parent="data_dir")
+    save_dir = ChildPath("save")
 
     def claim(self) -> None:
         """Make the folder, or take an earlier demo's. Raises UsageError where something else is in it."""
@@ -48,7 +48,7 @@ class DemoFolder:
         """
         command = module_command("mmf_win.demo.make", str(self.path), str(seed), model)
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
-        if code == Interrupted.exit_code:
-            raise Interrupted("interrupted")
+        if code == StoppedByUserError.exit_code:
+            raise StoppedByUserError("interrupted")
         if code:
             raise DataError(f"{self.path}: the demo's files could not be made", hint="see what is said above")

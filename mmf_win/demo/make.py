@@ -16,12 +16,12 @@ import numpy as np
 from PIL import Image
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.console import Progress, log_shown
+from mmf_win.console import Progress, show_log_messages
 from mmf_win.demo import synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
-from mmf_win.errors import DataError, Interrupted
+from mmf_win.errors import DataError, StoppedByUserError
 from mmf_win.features import lmdb_file
-from mmf_win.files import replacing
+from mmf_win.files import atomic_replace
 from mmf_win.worker.tiny_models import write_bert, write_clip
 
 _log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
@@ -44,11 +44,11 @@ _SEES = {"image_size": 64, "patch_size": 16}  # pixels, as the preset resizes im
 
 def main(path: Path, seed: int, model: str) -> int:
     """Make what is not there yet and return the exit code; what the system refuses is said in a line."""
-    with log_shown():
+    with show_log_messages():
         try:
             _fill(DemoFolder(path), seed, model)
         except KeyboardInterrupt:
-            return Interrupted.exit_code
+            return StoppedByUserError.exit_code
         except OSError as error:
             _log.info("%s", error)
             return DataError.exit_code
@@ -124,7 +124,7 @@ def write_features(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
         folder = Path(staging, "detectron.lmdb")
         lmdb_file.write(folder, records, size)
         # Level 1: the numbers hardly shrink any further, and a demo has no time to lose.
-        with replacing(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
+        with atomic_replace(path) as temporary, tarfile.open(temporary, "w:gz", compresslevel=1) as archive:
             archive.add(folder, folder.name)
 
 

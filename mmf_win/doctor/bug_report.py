@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import controls_escaped
+from mmf_win.console import escape_controls
 from mmf_win.errors import DataError
-from mmf_win.files import replacing, require_end
+from mmf_win.files import atomic_replace, require_no_special_file
 from mmf_win.protocol import AttemptFolder
 from mmf_win.runs.folder import Run
-from mmf_win.scrub import scrubber
+from mmf_win.scrub import make_scrubber
 
 _MOST = 1 << 20  # of a file; what went wrong is at its end
 
@@ -28,12 +28,12 @@ def write(run: Run | None, about: Mapping[str, Any], path: Path, *, log: bool) -
     overrides: list[tuple[str, str]] = []  # MMF's log has their keys and values apart
     with suppress(DataError):
         overrides = [(key, str(value)) for key, value in run.request().chosen.items()] if run else []
-    scrub = scrubber([*os.environ.items(), *overrides])
+    scrub = make_scrubber([*os.environ.items(), *overrides])
     records = {"doctor.json": json.dumps(about, default=str, indent=2, ensure_ascii=False)}
     records |= {f"run/{name}": _end_of(file) for name, file in _records(run, log)}
-    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+    with atomic_replace(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in records.items():
-            archive.writestr(name, controls_escaped(scrub(content)).encode("utf-8", "backslashreplace"))
+            archive.writestr(name, escape_controls(scrub(content)).encode("utf-8", "backslashreplace"))
     return list(records)
 
 
@@ -42,14 +42,14 @@ def _records(run: Run | None, log: bool) -> Iterator[tuple[str, Path]]:
         return
     files = [run.request_file, run.events, run.earlier_exit_file, *([run.log] if log else [])]
     for each in map(AttemptFolder, sorted(run.path.glob("attempts/*"))):
-        files += [each.request, each.config, each.exit, each.helper_exit, each.events]
+        files += [each.request_file, each.config, each.outcome_file, each.helper_outcome_file, each.events]
         files += [each.log] if log else []
     yield from ((file.relative_to(run.path).as_posix(), file) for file in files if file.exists())
 
 
 def _end_of(file: Path) -> str:
     try:
-        require_end(file)
+        require_no_special_file(file)
         content = file.read_bytes()
     except OSError as error:
         return f"cannot be read: {error.strerror}"

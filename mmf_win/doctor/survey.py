@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 
 from mmf_win import machine
 from mmf_win.archives.zip_extract import engine
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.dataset.annotations import splits_on_disk, where_to_get
-from mmf_win.errors import DatasetError, InUseError, MmfError, MmfwError, ResourceError, UsageError
+from mmf_win.errors import DatasetError, InUseError, MmfEnvironmentError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
-from mmf_win.paths import Places, constraints_file, presets_dir, tool_home
+from mmf_win.paths import MmfPaths, constraints_file, mmfw_home, presets_dir
 from mmf_win.runs import fits
 from mmf_win.unpacking.staging import require_finished, require_makeable
 from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
@@ -58,10 +58,10 @@ class MmfState:
 
     installed: Installed | None
     problems: tuple[str, ...] | None = ()
-    error: MmfError | None = None
+    error: MmfEnvironmentError | None = None
 
 
-def survey(places: Places) -> dict[str, Any]:
+def survey(places: MmfPaths) -> dict[str, Any]:
     """Look at everything; nothing heavy is imported, and nothing is changed.
 
     What is returned are plain values, but for ``mmf``, ``torch``, and ``missing``: the errors that training
@@ -114,21 +114,21 @@ def survey_mmf(*, full: bool = False) -> MmfState:
     """Verify the MMF that runs; ``full`` reads each of its files."""
     try:
         installed = find_mmf()
-    except MmfError as error:
+    except MmfEnvironmentError as error:
         return MmfState(None, (str(error),) if was_set_up() else (), error)
     changed = changed_files(installed, full=full)
     if not changed:
         return MmfState(installed, None if changed is None else ())
     message = f"changed or missing files of MMF: {len(changed)}"
-    return MmfState(installed, tuple(changed), MmfError(message, hint="run `mmfw setup`"))
+    return MmfState(installed, tuple(changed), MmfEnvironmentError(message, hint="run `mmfw setup`"))
 
 
-def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
+def _folders(places: MmfPaths, mmf: MmfState) -> Iterator[dict[str, Any]]:
     """Return where everything is; MMF and mmfw make theirs when they need them.
 
     ``named_by`` is the option or variable that names a folder of MMF's, or that it is the default.
     """
-    usual, of_cache = Places.resolve(), ("MMF_CACHE_DIR", "TORCH_HOME", "XDG_CACHE_HOME")
+    usual, of_cache = MmfPaths.resolve(), ("MMF_CACHE_DIR", "TORCH_HOME", "XDG_CACHE_HOME")
     by = {"data": ("MMF_DATA_DIR", *of_cache), "cache": of_cache, "runs": ("MMF_SAVE_DIR",)}
     named_by = {name: next(filter(os.environ.get, variables), "default") for name, variables in by.items()}
     named_by |= {"data": "--data-dir"} if places.data_dir != usual.data_dir else {}
@@ -139,8 +139,8 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
         "runs": places.save_dir,
         "dataset": places.dataset.root,
         "presets": presets_dir(),
-        "tool home": tool_home(),
-        "decoded images": places.images,
+        "tool home": mmfw_home(),
+        "decoded images": places.image_cache_dir,
         "mmf": mmf.installed.root if mmf.installed else None,
     }
     for name, path in paths.items():
@@ -149,17 +149,19 @@ def _folders(places: Places, mmf: MmfState) -> Iterator[dict[str, Any]]:
             yield {"name": name, "path": path, "named_by": named_by.get(name), "exists": exists, "free": free}
 
 
-def _missing(found: dict[str, Any], unused: MmfError | None, places: Places) -> Iterator[MmfwError]:
+def _missing(
+    found: dict[str, Any], unused: MmfEnvironmentError | None, places: MmfPaths
+) -> Iterator[MmfwError]:
     if not required_packages():
         message = "mmfw itself is not installed, so it is not known which packages are missing"
-        yield MmfError(message, hint=pip_hint())
+        yield MmfEnvironmentError(message, hint=pip_hint())
     # PyTorch first, since with the rest pip would bring the build for CUDA on any Linux.
-    hints: dict[tuple[str, ...], str] = {_BUILDS: f"run `{shell_line(*pip_line())}`"}
+    hints: dict[tuple[str, ...], str] = {_BUILDS: f"run `{format_command(*pip_line())}`"}
     hints |= {tuple(required_packages(extra)): pip_hint(extra and f"[{extra}]") for extra in ("", "train")}
     for names, hint in hints.items():
         missing = [name for name in names if found["versions"].get(name, "") is None]
         if rest := [name for name in missing if names is _BUILDS or name not in _BUILDS]:
-            yield MmfError(f"not installed: {', '.join(rest)}", hint=hint)
+            yield MmfEnvironmentError(f"not installed: {', '.join(rest)}", hint=hint)
     yield from (error for error in (unused, found["mmf"].error) if error is not None)
     try:
         require_finished(places.dataset.root)
@@ -231,7 +233,7 @@ def survey_torch() -> Torch | None:
     return None
 
 
-def unused_gpu(torch: Torch | None, cuda: machine.Cuda | None) -> MmfError | None:
+def unused_gpu(torch: Torch | None, cuda: machine.Cuda | None) -> MmfEnvironmentError | None:
     """The error that torch cannot use the GPU; None where it can, or where no other build could.
 
     A driver runs what was built for a newer CUDA of the same major version.
@@ -239,14 +241,14 @@ def unused_gpu(torch: Torch | None, cuda: machine.Cuda | None) -> MmfError | Non
     if torch is None or cuda is None or (torch.cuda is None and _best_build(cuda) == "cpu"):
         return None
     if torch.cuda is None:
-        return MmfError(f"there is a GPU, and torch is built for {torch.target}", hint=_INSTALL)
+        return MmfEnvironmentError(f"there is a GPU, and torch is built for {torch.target}", hint=_INSTALL)
     if not all(build.knows(cuda) for build in _CUDA_BUILDS if build.cuda == torch.cuda):
         message = f"torch is built for CUDA {torch.cuda}, which has no code for the GPU"
-        return MmfError(message, hint=_INSTALL)
+        return MmfEnvironmentError(message, hint=_INSTALL)
     if int(torch.cuda.partition(".")[0]) > cuda.newest[0]:
         newest = ".".join(map(str, cuda.newest))
         message = f"torch is built for CUDA {torch.cuda}, and NVIDIA's driver runs CUDA {newest}"
-        return MmfError(message, hint=f"update the driver, or {_INSTALL}")
+        return MmfEnvironmentError(message, hint=f"update the driver, or {_INSTALL}")
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mmf_win import errors
-from mmf_win.console import did_you_mean, shell_line
+from mmf_win.console import format_command, suggestion_hint
 from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
 from mmf_win.dataset.image_files import advise, find_unusable, list_judged_files
 from mmf_win.doctor.survey import survey_mmf
@@ -16,7 +16,7 @@ from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.listing import inputs_on_disk
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
 from mmf_win.integrity.verify import Finding, State, find_damage
-from mmf_win.paths import Places, data_option, tool_home
+from mmf_win.paths import MmfPaths, data_dir_arguments, mmfw_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.checkpoints import FOREIGN, listed
 from mmf_win.runs.folder import Run
@@ -27,11 +27,17 @@ from mmf_win.upstream import install
 PARTS = ("dataset", "features", "runs", "mmf")
 
 _NOTHING = "nothing"
-_OF_ONE = (errors.DataError, errors.InUseError, errors.MmfError, errors.PasswordError, errors.UsageError)
+_OF_ONE = (
+    errors.DataError,
+    errors.InUseError,
+    errors.MmfEnvironmentError,
+    errors.PasswordError,
+    errors.UsageError,
+)
 
 
 def _meant(
-    names: Sequence[str], places: Places, overrides: Sequence[str]
+    names: Sequence[str], places: MmfPaths, overrides: Sequence[str]
 ) -> tuple[set[str], list[Input], list[Run]]:
     """What a user names: parts, features and the like, and runs; without a name, everything."""
     parts = set(names) & set(PARTS) if names or overrides else set(PARTS)
@@ -56,13 +62,15 @@ def _runs(save_dir: Path, name: str) -> list[Run]:
     """Return the run of a name, or all of a sweep."""
     try:
         return lookup.find_runs(save_dir, name)
-    except errors.NoRun as error:
+    except errors.RunNotFoundError as error:
         message = f"{name}: no part, preset or run of this name"
-        raise errors.NoRun(message, hint=did_you_mean(name, PARTS).strip() or error.hint) from None
+        raise errors.RunNotFoundError(
+            message, hint=suggestion_hint(name, PARTS).strip() or error.hint
+        ) from None
 
 
 def verify(
-    names: Sequence[str], places: Places, overrides: Sequence[str] = (), *, full: bool = False
+    names: Sequence[str], places: MmfPaths, overrides: Sequence[str] = (), *, full: bool = False
 ) -> list[Finding]:
     """Verify one thing after the other, with a progress bar for each that takes a while.
 
@@ -81,7 +89,7 @@ def verify(
     return [finding for finding in found if finding is not None]
 
 
-def repair(names: Sequence[str], places: Places, overrides: Sequence[str], mirror: Mirror) -> list[Finding]:
+def repair(names: Sequence[str], places: MmfPaths, overrides: Sequence[str], mirror: Mirror) -> list[Finding]:
     """Repair what is damaged, and nothing else; the findings are those afterwards.
 
     What cannot be repaired stays as it is, and its finding has the error. Raises ResourceError where there is
@@ -112,7 +120,7 @@ def _repaired(
     return after and replace(after, repaired=before.problems if after.is_usable else ())
 
 
-def _repaired_inputs(inputs: Sequence[Input], places: Places, mirror: Mirror) -> list[Finding]:
+def _repaired_inputs(inputs: Sequence[Input], places: MmfPaths, mirror: Mirror) -> list[Finding]:
     found = {each: _input(each) for each in inputs}
     damaged = [each for each, finding in found.items() if finding.state == "damaged"]
     if damaged:
@@ -124,7 +132,7 @@ def _repaired_inputs(inputs: Sequence[Input], places: Places, mirror: Mirror) ->
     return list(found.values())
 
 
-def _dataset(places: Places, full: bool = False) -> Finding | None:
+def _dataset(places: MmfPaths, full: bool = False) -> Finding | None:
     paths = places.dataset
     finding = Finding("dataset", "dataset", paths.root, "not verified", _NOTHING)
     try:
@@ -137,7 +145,9 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
     against = manifest.verified_against
     images = {name: manifest.folder / name for name in manifest.files if name.startswith("images/")}
     if not wrong and (flaws := find_unusable(images, list_judged_files(manifest))):
-        again = shell_line("mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_option(places.data_dir))
+        again = format_command(
+            "mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(places.data_dir)
+        )
         hint = f"{advise(flaws)}, then `{again}`, with --allow-missing to go without them"
         refusal = errors.DatasetError(f"{len(flaws)} of the images cannot be used", hint=hint)
         problems = tuple(f"unusable: {name} ({flaw.what})" for name, flaw in flaws.items())
@@ -146,20 +156,20 @@ def _dataset(places: Places, full: bool = False) -> Finding | None:
     return replace(finding, state=state, against=against, problems=tuple(map(str, wrong)))
 
 
-def _repair_dataset(places: Places, mirror: Mirror) -> None:
+def _repair_dataset(places: MmfPaths, mirror: Mirror) -> None:
     root, archive = places.dataset.root, _archive(mirror, places)
     try:
         repair_dataset(places, archive, ask=mirror.ask)
         return
-    except errors.UnfinishedInstallation:  # and what tells how to finish it is damaged
+    except errors.IncompleteInstallError:  # and what tells how to finish it is damaged
         other_way = None
-    except errors.DamagedManifest:  # so nothing tells which of the files are intact
+    except errors.DamagedManifestError:  # so nothing tells which of the files are intact
         other_way = f"delete {root / SUMS} to take the files as they are"
     archive = archive or archive_of(noted(root), other_way)
     convert(archive, places, ask=mirror.ask, allow_missing=True)
 
 
-def _archive(mirror: Mirror, places: Places) -> Path | None:
+def _archive(mirror: Mirror, places: MmfPaths) -> Path | None:
     """What the dataset was converted from, as far as a source on this machine has it."""
     known, place = noted(places.dataset.root), mirror.path
     source = known.source if known else None
@@ -175,7 +185,7 @@ def _input(each: Input, full: bool = False) -> Finding:
     """What is known of an input; of a damaged one, also the error that nothing can repair it."""
     try:
         finding = each.verify(full=full)
-    except errors.MmfError as error:  # a package is missing that could read it
+    except errors.MmfEnvironmentError as error:  # a package is missing that could read it
         return replace(each.state(), error=error)
     is_damaged = finding.state == "damaged" and finding.error is None
     return replace(finding, error=each.with_source().no_source(finding)) if is_damaged else finding
@@ -210,7 +220,7 @@ def _mmf(full: bool = False) -> Finding | None:
     mmf = survey_mmf(full=full)
     installed, problems = mmf.installed, mmf.problems
     if installed is None:
-        return Finding("mmf", "MMF", tool_home() / "mmf", "damaged", _NOTHING, problems) if problems else None
+        return Finding("mmf", "MMF", mmfw_home() / "mmf", "damaged", _NOTHING, problems) if problems else None
     finding = Finding("mmf", f"MMF {installed.version}", installed.root, "intact", _NOTHING)
     if problems is None:
         return replace(finding, state="not verified", against="nothing: it is a copy of your own")

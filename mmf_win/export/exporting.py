@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
-from mmf_win.errors import CheckFailed, UsageError
+from mmf_win.errors import CheckFailedError, UsageError
 from mmf_win.export.running import SCRIPT, run_model, write_script
 from mmf_win.files import read_json, rename, write_json
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs import predicting
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.checkpoints import pinned
@@ -44,7 +44,12 @@ class ExportOptions:
 
 
 def export(
-    run: Run, checkpoint: Path, places: Places, asked: CommandOptions, display: Display, wanted: ExportOptions
+    run: Run,
+    checkpoint: Path,
+    places: MmfPaths,
+    asked: CommandOptions,
+    display: Display,
+    wanted: ExportOptions,
 ) -> dict[str, Any]:
     """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
 
@@ -124,7 +129,7 @@ def _compare_with_run(
         pairs = zip(probas[batch], numbers, strict=True)
         apart, number = max((abs(proba - expected[of]), of) for proba, of in pairs)
         if apart > tolerance:
-            raise CheckFailed(
+            raise CheckFailedError(
                 f"row {rows[number].shown_id} of {name}: in batches of {batch}, its probabilities "
                 f"by the exported model and `mmfw predict` differ by {apart:.2g}; nothing is written",
                 hint=f"--tolerance {2 * apart:.1g} allows that",
@@ -144,7 +149,7 @@ def _take_8_bits(
     after, (_, small_times) = model.predict(range(len(before)), _BATCH)[0], model.predict(model.few, 1)
     judged = _compared(labels, before, after)
     if -judged["difference"] > max_loss:
-        raise CheckFailed(
+        raise CheckFailedError(
             "with weights of 8 bits, the AUROC on {} goes from {before:.4f} to {after:.4f}, and may "
             "fall by {:g}; nothing is written".format(model.target.name, max_loss, **judged),
             hint="leave out --int8, or allow more by --max-loss",

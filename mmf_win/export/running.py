@@ -14,10 +14,10 @@ from typing import Any
 from mmf_win import images
 from mmf_win.console import Progress
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import Interrupted, MmfError, TrainingError, UsageError
+from mmf_win.errors import MmfEnvironmentError, StoppedByUserError, TrainingError, UsageError
 from mmf_win.files import read_json, write_bytes, write_json
-from mmf_win.paths import Places, module_command
-from mmf_win.protocol import Attempt, Event, EventReader, Exit
+from mmf_win.paths import MmfPaths, module_command
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event, EventReader
 from mmf_win.protocol.attempt import PredictTask, ServeTask
 from mmf_win.runs.folder import Run
 from mmf_win.runs.serving import Server
@@ -60,7 +60,7 @@ def run_model(
             for row in rows
         ]
         write_json(table, written)
-        wanted = Attempt(PredictTask(str(table), str(report)), "", "", eval_batch=batch)
+        wanted = AttemptRequest(PredictTask(str(table), str(report)), "", "", eval_batch=batch)
         asked, command, environment = _prepare_process(folder, Path(scratch), wanted)
         events = EventReader(asked.events)
 
@@ -73,28 +73,28 @@ def run_model(
             command,
             log=asked.log,
             environment=environment,
-            stop_file=asked.attempt.stop,
-            watch=watch,
-            patience=1.0,
-            terminate=0.0,
+            stop_file=asked.folder.stop_file,
+            poll_progress=watch,
+            stop_timeout=1.0,
+            terminate_after=0.0,
         )
         if ended.stop_requested:
-            raise Interrupted("interrupted")
-        if end := Exit.load(asked.attempt.exit):
-            raise MmfError(end.message)
-        if ended.code:
-            raise TrainingError(f"{SCRIPT} ended unexpectedly (code {ended.code})")
+            raise StoppedByUserError("interrupted")
+        if end := AttemptOutcome.load(asked.folder.outcome_file):
+            raise MmfEnvironmentError(end.message)
+        if ended.exit_code:
+            raise TrainingError(f"{SCRIPT} ended unexpectedly (code {ended.exit_code})")
         found = read_json(report)
         return found["probas"], found["timings"]
 
 
 def _prepare_process(
-    folder: Path, scratch: Path, asked: Attempt
-) -> tuple[Attempt, list[str], dict[str, str]]:
+    folder: Path, scratch: Path, asked: AttemptRequest
+) -> tuple[AttemptRequest, list[str], dict[str, str]]:
     """Save what a process with a model is asked for, and return that, its command and its environment."""
     asked = replace(asked, attempt_dir=str(Run(scratch).new_attempt().path))
     asked.save()
-    command = module_command("mmf_win.export.serving", str(folder), str(asked.attempt.request))
+    command = module_command("mmf_win.export.serving", str(folder), str(asked.folder.request_file))
     return asked, command, {**os.environ, "PYTHONUTF8": "1"}
 
 
@@ -129,7 +129,7 @@ class ExportedModel:
     def predict(
         self,
         _run: Run,
-        places: Places,
+        places: MmfPaths,
         _once: object,
         *,
         target: Target,
@@ -145,4 +145,4 @@ class ExportedModel:
 
     def serve(self, scratch: Path) -> Server:
         """A child that has loaded the model, and answers; its files lie in ``scratch``."""
-        return Server(*_prepare_process(self.folder, scratch, Attempt(ServeTask(""), "", "")))
+        return Server(*_prepare_process(self.folder, scratch, AttemptRequest(ServeTask(""), "", "")))

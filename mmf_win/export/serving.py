@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from mmf_win.errors import UnreadableImage
+from mmf_win.errors import UnreadableImageError
 from mmf_win.files import read_json, write_json
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import PredictTask, ServeTask
-from mmf_win.protocol.serving import answer
+from mmf_win.protocol.serving import serve_predictions
 
 if TYPE_CHECKING:
     from mmf_win.export.run import Model
 
 
-def main(folder: Path, asked: Attempt) -> None:
+def main(folder: Path, asked: AttemptRequest) -> None:
     """Load the model, and predict the rows of a file, or answer until the parent is gone."""
     try:
         from mmf_win.export import run
@@ -34,26 +34,26 @@ def main(folder: Path, asked: Attempt) -> None:
         try:
             return model.predict([{**row, "img": Path(row["img"])} for row in rows])
         except run.Unusable as error:
-            raise UnreadableImage(error.reason) from None
+            raise UnreadableImageError(error.reason) from None
 
-    answer(asked, predict)
+    serve_predictions(asked, predict)
 
 
-def _fail(asked: Attempt, reason: str) -> NoReturn:
-    Exit("mmf", reason).save(asked.attempt.exit)
+def _fail(asked: AttemptRequest, reason: str) -> NoReturn:
+    AttemptOutcome("mmf", reason).save(asked.folder.outcome_file)
     sys.exit(f"error: {reason}")
 
 
-def _predict_rows(model: Model, asked: Attempt) -> None:
-    assert isinstance(asked.task, PredictTask) and asked.task.report is not None
-    rows = read_json(Path(asked.task.annotations))
+def _predict_rows(model: Model, asked: AttemptRequest) -> None:
+    assert isinstance(asked.task, PredictTask) and asked.task.predictions_file is not None
+    rows = read_json(Path(asked.task.annotations_file))
 
     def tell(done: int) -> None:
         asked.write_event("predict", done=done, total=len(rows))
 
     probas, timings = model.predict_all(rows, asked.eval_batch or len(rows), tell)
-    write_json(Path(asked.task.report), {"probas": probas, "timings": timings})
+    write_json(Path(asked.task.predictions_file), {"probas": probas, "timings": timings})
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Attempt.load(Path(sys.argv[2])))
+    main(Path(sys.argv[1]), AttemptRequest.load(Path(sys.argv[2])))

@@ -21,7 +21,7 @@ from pathlib import Path
 import lmdb
 
 from mmf_win.console import Progress, print_json
-from mmf_win.errors import Interrupted, MmfwError, ResourceError
+from mmf_win.errors import MmfwError, ResourceError, StoppedByUserError
 from mmf_win.features.safe_pickle import loads, require_features, told_of
 
 
@@ -107,12 +107,12 @@ def answer(target: Path, make: Callable[[], object]) -> int:
         found = {"answer": make()}
     except MmfwError as error:
         kind = type(error).__name__
-        found = {"error": error.reason, "about": error.about, "hint": error.hint, "kind": kind}
+        found = {"error": error.reason, "about": error.prefix, "hint": error.hint, "kind": kind}
     except (OSError, lmdb.Error, MemoryError) as error:
         text = str(error) or "not enough memory"
         found = {"error": text, "about": f"{target}:", "hint": None, "kind": ResourceError.__name__}
     except KeyboardInterrupt:
-        return Interrupted.exit_code
+        return StoppedByUserError.exit_code
     print_json(found, on_one_line=True)
     return 0
 

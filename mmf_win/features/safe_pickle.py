@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import DamagedFeatures, HostileFeatures
+from mmf_win.errors import DamagedFeaturesError, UnsafeFeaturesError
 
 _NAME = re.compile(
     r"numpy\.(ndarray|dtype)|numpy\._?core\.(multiarray\.(_reconstruct|scalar)|numeric\._frombuffer)"
@@ -313,8 +313,8 @@ def told_of(
         yield
     except Refused as error:
         message = f"not used, since what is in it could run code: {part}{error}"
-        raise HostileFeatures(message, about=f"{path}:") from None
+        raise UnsafeFeaturesError(message, prefix=f"{path}:") from None
     except MemoryError:
         raise
     except damage as error:
-        raise DamagedFeatures(f"{path}: damaged: {part}{error}") from None
+        raise DamagedFeaturesError(f"{path}: damaged: {part}{error}") from None

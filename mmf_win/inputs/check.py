@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import first_few, shell_line, with_rest_counted
+from mmf_win.console import format_command, summarize_lines, summarize_list
 from mmf_win.dataset.annotations import AnnotationFile, Row, keep_rows, require_labels
 from mmf_win.dataset.coverage import Coverage, coverage
 from mmf_win.dataset.image_files import Flaw, advise, find_unusable, list_judged_files
@@ -23,7 +23,7 @@ from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
 from mmf_win.integrity.manifest import SUMS, Manifest, noted, repair_line, undamaged
 from mmf_win.integrity.verify import Finding, find_damage
-from mmf_win.paths import DatasetPaths, Places, data_option
+from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
 from mmf_win.unpacking.staging import require_finished
 from mmf_win.upstream.config import DATASET, Tree
 from mmf_win.upstream.overrides import literal
@@ -38,7 +38,7 @@ class Inputs:
     Attributes:
         left_out: MMF's name of a split → its annotation file and the rows that stay, where some do not.
         data: MMF's name of a split with one annotation file → what is read of it, as in
-            :class:`~mmf_win.protocol.Attempt`.
+            :class:`~mmf_win.protocol.AttemptRequest`.
         asks_hub: the run may have to ask the Hugging Face Hub for models.
     """
 
@@ -61,7 +61,7 @@ class Inputs:
 
 def check(
     root: Path,
-    places: Places,
+    places: MmfPaths,
     config: Tree,
     *,
     slots: Sequence[str],
@@ -93,9 +93,9 @@ def check(
     findings = {each: each.verify() if record else _seen_in_dry_run(each) for each in inputs}
     # A library would get these by itself, once all of MMF is loaded.
     models = [each for each in inputs if findings[each].state == "missing" and each.source is not None]
-    typed = [*hint_words, *data_option(places.data_dir)]
+    typed = [*hint_words, *data_dir_arguments(places.data_dir)]
     _require_intact([(each, findings[each]) for each in inputs if each not in models], typed)
-    other_way = shell_line("mmfw", "features", "fetch", "--source", "FOLDER", *typed)
+    other_way = format_command("mmfw", "features", "fetch", "--source", "FOLDER", *typed)
     for each in models:
         _log.warning("%s is missing; looking for it", each.title)
         fetch([each], places, Mirror(offline=offline, other_way=f"`{other_way}` takes a copy from a folder"))
@@ -136,7 +136,10 @@ def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
 
 def _require_intact(findings: Sequence[tuple[Input, Finding]], typed: Sequence[str]) -> None:
     """Refuse files that are damaged or missing."""
-    repair, get = shell_line("mmfw", "repair", *typed), shell_line("mmfw", "features", "fetch", *typed)
+    repair, get = (
+        format_command("mmfw", "repair", *typed),
+        format_command("mmfw", "features", "fetch", *typed),
+    )
     for state, command in (("damaged", repair), ("missing", get)):
         wrong = [(each, found) for each, found in findings if found.state == state]
         for each, found in wrong:
@@ -151,7 +154,7 @@ def _require_intact(findings: Sequence[tuple[Input, Finding]], typed: Sequence[s
             raise DataError("\n".join(problems), hint=f"`{command}`")
 
 
-def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> None:
+def _require_dataset(places: MmfPaths, dataset: Tree, slots: Sequence[str]) -> None:
     """Refuse annotations and images that changed since they were converted."""
     root = places.dataset.root
     annotations, images = (paths_of(dataset, kind, slots) for kind in ("annotations", "images"))
@@ -167,7 +170,7 @@ def _require_dataset(places: Places, dataset: Tree, slots: Sequence[str]) -> Non
         return
     names = [name for name in manifest.files if name in wanted or name.startswith(prefixes)]
     if wrong := find_damage(manifest, only=names, title="Verifying the dataset"):
-        files = "\n".join(with_rest_counted([*map(str, wrong)], 3))
+        files = "\n".join(summarize_lines([*map(str, wrong)], 3))
         own = "annotations of your own need a name of their own"
         raise DataError(f"{root}: not as it was converted ({own}):\n{files}", hint=repair_line(root))
 
@@ -201,7 +204,7 @@ def _rows_left(
         return {}
     counts = ", ".join(
         f"{files[slot].path.stem} {len(gone)} of {len(files[slot].rows)} ("
-        f"{first_few([f'{r.img}: {flaws[r.img].what}' if r.img in flaws else r.img for r in gone])})"
+        f"{summarize_list([f'{r.img}: {flaws[r.img].what}' if r.img in flaws else r.img for r in gone])})"
         for slot, gone in absent.items()
     )
     what = "region features are missing" if keys else "images are missing"

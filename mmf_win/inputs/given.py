@@ -21,14 +21,21 @@ from urllib.parse import urlsplit
 
 from mmf_win.archives import Ask
 from mmf_win.download import download, remote_size
-from mmf_win.errors import DataError, HostileFeatures, InUseError, MmfError, PasswordError, UsageError
-from mmf_win.files import disk_of, replacing
+from mmf_win.errors import (
+    DataError,
+    InUseError,
+    MmfEnvironmentError,
+    PasswordError,
+    UnsafeFeaturesError,
+    UsageError,
+)
+from mmf_win.files import atomic_replace, device_number
 from mmf_win.inputs.ledger import compare, contradicts_hash, hash_in_name, read_ledger
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import FIRST_READING, Manifest
 from mmf_win.integrity.verify import Difference, Finding, State, last_check
-from mmf_win.locking import locked
-from mmf_win.paths import Places, expanded
+from mmf_win.locking import file_lock
+from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.unpacking.staging import require_space
 
 _ASKED_AT_ONCE = 8
@@ -75,7 +82,7 @@ class Mirror:
                 message = f"{host}: a URL with a password or a query cannot be a mirror"
                 raise UsageError(message, hint="download the file yourself, and name its folder")
             return cls(url=parts.geturl())
-        path = expanded(where)
+        path = expand_home(where)
         if not path.exists():
             raise UsageError(f"{where}: no such file or folder", hint="name a file, a folder or a URL")
         return cls(path=path)
@@ -105,19 +112,19 @@ class Mirror:
             try:
                 download(url, target, title, sha256=sha256)
                 return
-            except MmfError as error:
+            except MmfEnvironmentError as error:
                 if url == urls[-1]:
                     raise self.failed(str(error), names, error.hint) from error
                 _log.warning("%s", error)
 
-    def absent(self, title: str, names: Sequence[str]) -> MmfError:
+    def absent(self, title: str, names: Sequence[str]) -> MmfEnvironmentError:
         """The error that files are missing and nothing may be downloaded."""
         return self.failed(f"{title} is missing here, and nothing may be downloaded", names)
 
-    def failed(self, message: str, names: Sequence[str], hint: str | None = None) -> MmfError:
+    def failed(self, message: str, names: Sequence[str], hint: str | None = None) -> MmfEnvironmentError:
         """The error that files of these names cannot be downloaded."""
         other_way = self.other_way.replace("{names}", " or ".join(names))
-        return MmfError(message, hint=f"{hint}, or {other_way}" if hint else other_way)
+        return MmfEnvironmentError(message, hint=f"{hint}, or {other_way}" if hint else other_way)
 
     def _urls(self, names: Sequence[str], own: str | None) -> list[str]:
         there = [f"{self.url.rstrip('/')}/{name}" for name in names] if self.url else []
@@ -142,7 +149,7 @@ class Input:
     room: ClassVar[int] = 1
     title: str
     folder: Path
-    places: Places = field(repr=False)
+    places: MmfPaths = field(repr=False)
     names: tuple[str, ...] = ()
     source: str | None = None
     hint: str = "put an intact copy there; mmfw knows no source of it"
@@ -174,7 +181,7 @@ class Input:
         try:
             hashes, wrong = self._compare(files, hashes, full, record)
         except DataError as error:  # to write what is hostile again from the same archive would not help
-            hostile = error if isinstance(error, HostileFeatures) else None
+            hostile = error if isinstance(error, UnsafeFeaturesError) else None
             return replace(finding, state="damaged", problems=(str(error),), error=hostile)
         if hashes is None:
             return replace(finding, state="recorded", against="nothing: its folder cannot be written to")
@@ -242,7 +249,7 @@ class Input:
         """The error that files are damaged or missing and nothing has them; None where something may."""
         if self.source is not None:
             return None
-        return DataError("; ".join(finding.problems), hint=self.hint, about=f"{self.title}:")
+        return DataError("; ".join(finding.problems), hint=self.hint, prefix=f"{self.title}:")
 
     def copy_names(self) -> Sequence[str]:
         """What a copy is called that could be taken from a mirror; nothing where none could be."""
@@ -281,7 +288,7 @@ class UrlFile(Input):
         self.folder.mkdir(parents=True, exist_ok=True)
         for found in self.copies(mirror):
             if not contradicts_hash(target, file_digest(found).hex()):
-                with replacing(target) as temporary:
+                with atomic_replace(target) as temporary:
                     shutil.copyfile(found, temporary)
                 return
             _log.warning("%s: not what its name says", found)
@@ -296,7 +303,9 @@ def only(files: Iterable[Path], hashes: Manifest) -> Manifest | None:
     return replace(hashes, files={names[path]: hashes.files[names[path]] for path in files})
 
 
-def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: bool = False) -> list[Finding]:
+def fetch(
+    inputs: Sequence[Input], places: MmfPaths, mirror: Mirror, *, repairs: bool = False
+) -> list[Finding]:
     """Get what is missing, and repair what is damaged; return what was found afterwards.
 
     While another process does this with the same data folder, this one says so and waits. Where this only
@@ -310,22 +319,22 @@ def fetch(inputs: Sequence[Input], places: Places, mirror: Mirror, *, repairs: b
     """
     places.data_dir.mkdir(parents=True, exist_ok=True)
     waiting = "another mmfw is fetching into this data folder; waiting for it"
-    with locked(places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: _log.info(waiting)):
+    with file_lock(places.data_dir / ".mmfw-fetch-lock", math.inf, lambda: _log.info(waiting)):
         found = {each: each.verify() for each in inputs}
         states = ("damaged",) if repairs else ("missing", "damaged")
         wanted = [each for each, finding in found.items() if finding.state in states]
         _require_usable_source(wanted, mirror)
         # As far as the servers tell how large it is. MMF's features take 7 GB packed and 14 GB unpacked.
         lengths = bytes_to_download(wanted, mirror).items()
-        for disk, folder in {disk_of(each.folder): each.folder for each in wanted}.items():
-            of_disk = [(each, n or 0) for each, n in lengths if disk_of(each.folder) == disk]
+        for disk, folder in {device_number(each.folder): each.folder for each in wanted}.items():
+            of_disk = [(each, n or 0) for each, n in lengths if device_number(each.folder) == disk]
             if room := sum(each.room * n for each, n in of_disk):
                 is_data = folder.is_relative_to(places.data_dir)
                 require_space(folder, room, "--data-dir" if is_data else "TORCH_HOME or HF_HOME")
         for each in wanted:
             try:
                 each.fetch(mirror, found[each])
-            except (DataError, InUseError, MmfError, PasswordError) as error:
+            except (DataError, InUseError, MmfEnvironmentError, PasswordError) as error:
                 found[each] = replace(found[each], error=error)
             else:
                 found[each] = replace(each.verify(), repaired=found[each].problems)

@@ -17,14 +17,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mmf_win.errors import MmfError
-from mmf_win.files import NO_ROOM, read_json, replacing, share, write_bytes
+from mmf_win.errors import MmfEnvironmentError
+from mmf_win.files import DISK_FULL_ERRNOS, atomic_replace, link_or_copy, read_json, write_bytes
 from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import Finding
-from mmf_win.paths import Places, expanded
+from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.upstream.install import require_packages
 
 #: What transformers looks for, in this order.
@@ -150,7 +150,7 @@ class HubModel(GivenModel):
         target = snapshot_of(self.source) or cached / "snapshots" / (self._revision or _NO_COMMIT)
         target.mkdir(parents=True, exist_ok=True)
         for path in _files_in(source, weights=self.weights or WEIGHTS):
-            with replacing(target / path.name) as temporary:
+            with atomic_replace(target / path.name) as temporary:
                 shutil.copyfile(path, temporary)
         if self._revision is None:
             (cached / "refs").mkdir(exist_ok=True)
@@ -190,19 +190,21 @@ class HubModel(GivenModel):
         try:
             found = {file for file in _FILES if get(file)}
             if self.weights and not any(get(file) for file in self.weights):
-                raise MmfError(f"{self.source}: the Hugging Face Hub has no weights of it")
+                raise MmfEnvironmentError(f"{self.source}: the Hugging Face Hub has no weights of it")
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in NO_ROOM:
+            if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
                 raise
             reason = " ".join(str(error).split("\n")[0].split())
             message = f"cannot download {self.source} from the Hugging Face Hub: {reason}"
             hint = "check the connection (HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror)"
             raise mirror.failed(message, [self.source], hint) from error
         if "config.json" not in found or found.isdisjoint(_VOCABULARIES):
-            raise MmfError(f"{self.source}: the Hugging Face Hub has no configuration or vocabulary of it")
+            raise MmfEnvironmentError(
+                f"{self.source}: the Hugging Face Hub has no configuration or vocabulary of it"
+            )
 
 
-def model(name: str, places: Places, *, weights: Sequence[str], kind: str = "BERT") -> GivenModel:
+def model(name: str, places: MmfPaths, *, weights: Sequence[str], kind: str = "BERT") -> GivenModel:
     """A model, by its name on the Hugging Face Hub or by its folder.
 
     Args:
@@ -252,7 +254,7 @@ def _cache() -> Path:
     home = os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     names = ("TRANSFORMERS_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
     chosen = next((os.environ[name] for name in names if os.environ.get(name)), str(Path(home, "hub")))
-    return expanded(os.path.expandvars(chosen))
+    return expand_home(os.path.expandvars(chosen))
 
 
 def _is_offline() -> bool:
@@ -281,7 +283,7 @@ def _link_to_blob(path: Path, told: str | None) -> None:
         return
     blob = path.parents[2] / "blobs" / told
     if blob.is_file():
-        share(blob, path)
+        link_or_copy(blob, path)
     else:
         with suppress(OSError):  # FAT has none of these links either
             blob.hardlink_to(path)

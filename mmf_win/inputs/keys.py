@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win import errors
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
-from mmf_win.errors import DamagedFeatures, DatasetError, Interrupted, UsageError
+from mmf_win.errors import DamagedFeaturesError, DatasetError, StoppedByUserError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.digest import hash_file
 from mmf_win.integrity.manifest import Check, Entry, Manifest, undamaged
-from mmf_win.paths import DatasetPaths, Places, data_option, module_command
+from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments, module_command
 from mmf_win.unpacking.extract import install
 from mmf_win.unpacking.staging import staging
 from mmf_win.upstream.install import require_packages
@@ -53,7 +53,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
     data.open("rb").close()  # else it would be called damaged where it may not be read
     try:
         keys = answer_of("lmdb_file", str(folder.absolute()), "records" if walk else "keys")
-    except DamagedFeatures as error:
+    except DamagedFeaturesError as error:
         error.hint = remake_features(folder)
         raise
     with suppress(OSError):
@@ -62,7 +62,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
 
 
 def add_features(
-    folders: Sequence[Path], lmdb: Path, places: Places, *, force: bool = False
+    folders: Sequence[Path], lmdb: Path, places: MmfPaths, *, force: bool = False
 ) -> dict[str, Any]:
     """Build an LMDB of the features in folders, with a manifest beside it: all of it, or nothing.
 
@@ -81,13 +81,15 @@ def add_features(
         MmfError: lmdb or numpy is not installed.
     """
     require_packages("lmdb", "numpy")
-    splits = {split: read_rows(places.dataset.split(split)) for split in splits_on_disk(places.dataset)}
+    splits = {
+        split: read_rows(places.dataset.annotation_file(split)) for split in splits_on_disk(places.dataset)
+    }
     given = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
     with staging(lmdb.parent, wait=True) as here:
         _require_free(lmdb, force)
         try:
             found = answer_of("builder", str(here.new / lmdb.name), *given)
-        except DamagedFeatures as error:
+        except DamagedFeaturesError as error:
             raise DatasetError(f"{lmdb}: it could not be built: {error}") from None
         data = here.new / lmdb.name / _DATA
         files = {f"{lmdb.name}/{_DATA}": Entry(hash_file(data, "Hashing"), data.stat().st_size)}
@@ -123,13 +125,13 @@ def answer_of(module: str, lmdb: str, *words: str) -> Any:
     """
     command = module_command(f"mmf_win.features.{module}", lmdb, *words)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
-    if done.returncode == Interrupted.exit_code:
-        raise Interrupted("interrupted")
+    if done.returncode == StoppedByUserError.exit_code:
+        raise StoppedByUserError("interrupted")
     try:
         found = json.loads(done.stdout)
     except ValueError:
         message = f"{lmdb}: not read or written to its end (exit code {done.returncode})"
-        raise DamagedFeatures(message) from None
+        raise DamagedFeaturesError(message) from None
     if "error" in found:
         kind, message = getattr(errors, found["kind"]), found["error"]
         raise kind(message, hint=found["hint"], about=found["about"])
@@ -182,15 +184,15 @@ def remake_features(lmdb: Path) -> str:
     manifest = undamaged(features)
     here = _where_mmf_looks(features)
     if here is not None and manifest and manifest.source:
-        return f"`{shell_line('mmfw', 'repair', 'features', *here)}`"
+        return f"`{format_command('mmfw', 'repair', 'features', *here)}`"
     is_listed = manifest is not None and f"{lmdb.name}/{_DATA}" in manifest.files
     folders = list(manifest.result.get(_BUILT_FROM, [])) if manifest and is_listed else []
     where = ["-o", lmdb] if here is None or lmdb.name != "detectron.lmdb" else here
     force = ["--force"] if manifest or (lmdb / _DATA).exists() else []
-    build = shell_line("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
+    build = format_command("mmfw", "features", "add", *(folders or ["FOLDER"]), *where, *force)
     if folders:
         return f"`{build}`"
-    extract = shell_line("mmfw", "features", "extract", "ARCHIVE", *force, *where)
+    extract = format_command("mmfw", "features", "extract", "ARCHIVE", *force, *where)
     unpack = f"`{extract}` unpacks the region features of an archive; " if where is here else ""
     return f"{unpack}`{build}` builds the LMDB of the .npy files in FOLDER alone"
 
@@ -201,11 +203,11 @@ def give_archive(name: str, folder: Path) -> str:
     here = _where_mmf_looks(folder)
     if here is None:
         return give
-    extract = shell_line("mmfw", "features", "extract", "ARCHIVE", "--force", *here)
+    extract = format_command("mmfw", "features", "extract", "ARCHIVE", "--force", *here)
     return f"{give}, or unpack another archive with `{extract}`"
 
 
 def _where_mmf_looks(features: Path) -> list[str] | None:
     """What to type for the data folder that MMF finds these features in; None where it finds others."""
     data_dir = features.parents[3] if len(features.parents) > 3 else features
-    return data_option(data_dir) if features == DatasetPaths.below(data_dir).features else None
+    return data_dir_arguments(data_dir) if features == DatasetPaths.from_data_dir(data_dir).features else None

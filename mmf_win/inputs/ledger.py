@@ -20,7 +20,7 @@ from mmf_win.files import read_json, write_json
 from mmf_win.integrity.digest import file_digest, git_id
 from mmf_win.integrity.manifest import Check, Entry, Manifest
 from mmf_win.integrity.verify import Difference, hash_files
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 
 #: The name of a file in Hugging Face's cache, by its content.
 BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
@@ -72,7 +72,7 @@ def compare(
     if record:
         with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
             ledger.folder.mkdir(parents=True, exist_ok=True)
-            with locked(ledger.folder / f"{_NAME}.lock", patience=5.0):
+            with file_lock(ledger.folder / f"{_NAME}.lock", timeout=5.0):
                 ledger = read_ledger(ledger.folder)  # others may have written it meanwhile
                 ledger = replace(ledger, files={**ledger.files, **new}, checks=ledger.checks | found)
                 states = {name: astuple(check) for name, check in ledger.checks.items()}

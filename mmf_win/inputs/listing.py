@@ -13,7 +13,7 @@ from mmf_win.inputs.given import Input, UrlFile
 from mmf_win.inputs.ledger import read_ledger
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
 from mmf_win.integrity.manifest import SUMS, Manifest, noted
-from mmf_win.paths import Places, expanded, torch_home
+from mmf_win.paths import MmfPaths, expand_home, torch_home
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.overrides import parts
@@ -24,7 +24,7 @@ _RESNET152 = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
 
 
 def inputs_of(
-    root: Path, places: Places, config: Tree, slots: Sequence[str] = ("train", "val")
+    root: Path, places: MmfPaths, config: Tree, slots: Sequence[str] = ("train", "val")
 ) -> list[Input]:
     """The files that a run reads, beside the annotations, the images and its own checkpoints.
 
@@ -96,7 +96,7 @@ def _vocabulary(zoo: Zoo, vocab: Tree, data_dir: str | None = None) -> Iterator[
         yield Input("GloVe word vectors", zoo.places.cache_dir, zoo.places, (f"{vectors}.txt",), hint=hint)
 
 
-def vocabularies(places: Places, names: Sequence[str], entry: ZooEntry | None = None) -> Unpacked:
+def vocabularies(places: MmfPaths, names: Sequence[str], entry: ZooEntry | None = None) -> Unpacked:
     """The extras of the dataset, which hold vocabularies."""
     folder = places.dataset.root / "extras"
     return Unpacked("vocabulary", folder, places, tuple(names), entry=entry, choose=_choose_extras)
@@ -110,7 +110,7 @@ def _pretrained(zoo: Zoo, checkpoint: Tree) -> Iterator[Input]:
     key = checkpoint.get("resume_zoo")
     if not key or checkpoint.get("resume_file"):
         return
-    local = expanded(str(key))
+    local = expand_home(str(key))
     if local.is_file():
         yield Unpacked("pretrained weights", local.parent, zoo.places, (local.name,))
     elif local.is_dir():
@@ -138,7 +138,7 @@ def _encoders(zoo: Zoo, model: Tree) -> Iterator[Input]:
             yield resnet152(torch_home() / "hub" / "checkpoints", zoo.places)
 
 
-def resnet152(folder: Path, places: Places) -> UrlFile:
+def resnet152(folder: Path, places: MmfPaths) -> UrlFile:
     """The weights that torchvision would download, in a folder of PyTorch Hub's."""
     name = _RESNET152.rpartition("/")[2]
     return UrlFile("ResNet-152", folder, places, (name,), _RESNET152)
@@ -156,7 +156,7 @@ def _fc7(zoo: Zoo, weights: Path, bias: Path) -> Input:
     return Unpacked(title, weights.parent, zoo.places, names, entry=own)
 
 
-def _models(config: Tree, places: Places) -> Iterator[hub.GivenModel]:
+def _models(config: Tree, places: MmfPaths) -> Iterator[hub.GivenModel]:
     """The BERTs and CLIPs, with their weights or for the tokenizer alone."""
     model = config["model"]
     # With a text encoder of another type, a model leaves its own BERT unused.
@@ -175,7 +175,7 @@ def _models(config: Tree, places: Places) -> Iterator[hub.GivenModel]:
             yield hub.model(name, places, weights=hub.WEIGHTS if name in berts else ())
 
 
-def asks_hub(config: Tree, places: Places) -> bool:
+def asks_hub(config: Tree, places: MmfPaths) -> bool:
     """Whether a run whose inputs are all there may read more of the Hugging Face Hub than these files."""
     models = [hub.snapshot_of(each.source) for each in _models(config, places) if each.source]
     unlisted = config["env"].get("user_dir") or list(_params_of(config["model"], "vit"))
@@ -191,7 +191,7 @@ def _params_of(tree: Any, kind: str) -> Iterator[Tree]:
             yield from _params_of(value, kind)
 
 
-def inputs_on_disk(places: Places) -> list[Input]:
+def inputs_on_disk(places: MmfPaths) -> list[Input]:
     """What lies in the data folder, and what was read in the caches of others."""
     folders: set[Path] = set()
     for here, below, names in os.walk(places.data_dir):
@@ -205,13 +205,13 @@ def inputs_on_disk(places: Places) -> list[Input]:
     return [*found, *shared]
 
 
-def _is_here(path: Path, places: Places) -> bool:
+def _is_here(path: Path, places: MmfPaths) -> bool:
     """Whether a file lies in no other data folder; all share the cache folder, which lists what was read."""
     datasets = ((parent / "datasets" / "hateful_memes").is_dir() for parent in path.parents)
     return path.is_relative_to(places.data_dir) or not any(datasets)
 
 
-def _listed(folder: Path, places: Places) -> Iterator[Input]:
+def _listed(folder: Path, places: MmfPaths) -> Iterator[Input]:
     """The files that the folder's manifest lists, and region features that have none."""
     data = "detectron.lmdb/data.mdb"
     names: tuple[str, ...] = (data,) if (folder / data).is_file() else ()
@@ -234,7 +234,7 @@ def _listed(folder: Path, places: Places) -> Iterator[Input]:
         yield Unpacked(folder.relative_to(places.data_dir).as_posix(), folder, places, names)
 
 
-def _shared(paths: Iterable[Path], places: Places) -> Iterator[Input]:
+def _shared(paths: Iterable[Path], places: MmfPaths) -> Iterator[Input]:
     """What was read in folders of others, by the folder."""
     by_folder: dict[Path, set[str]] = {}
     for path in paths:

@@ -8,14 +8,14 @@ from contextlib import suppress
 from itertools import chain, combinations
 from pathlib import Path
 
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.dataset.annotations import SPLITS, Row, labels_of, read_rows, splits_on_disk
 from mmf_win.errors import DatasetError
 from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.listing import paths_of
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths
-from mmf_win.protocol.check_result import Remark
+from mmf_win.protocol.check_result import CheckResult
 from mmf_win.upstream.config import Tree
 
 _LOPSIDED = 0.1
@@ -23,7 +23,7 @@ _ALL_ROWS = Inputs()
 _OTHER_VAL = "validate on memes of both labels: dataset_config.hateful_memes.annotations.val[0]=FILE"
 
 
-def remarks(paths: DatasetPaths, dataset: Tree, inputs: Inputs = _ALL_ROWS) -> list[Remark]:
+def remarks(paths: DatasetPaths, dataset: Tree, inputs: Inputs = _ALL_ROWS) -> list[CheckResult]:
     """On the labels that are trained and validated on, and on memes that training, validation and test share.
 
     Of a ``dataset``, MMF's configuration, whose annotations are those of ``paths``, the published splits of
@@ -42,27 +42,32 @@ def remarks(paths: DatasetPaths, dataset: Tree, inputs: Inputs = _ALL_ROWS) -> l
     validated = {name: labels_of(rows) or [] for name, (slot, rows) in read.items() if slot == "val"}
     if len(set(chain(*validated.values()))) == 1:
         text = f"{', '.join(validated)}: one label only, so there is no AUROC, and no best.ckpt by it"
-        found.append(Remark("error", "validation", text, _OTHER_VAL))
+        found.append(CheckResult("error", "validation", text, _OTHER_VAL))
     splits = splits_on_disk(paths)
     for name in SPLITS[1:] if not read.keys().isdisjoint(splits) else ():
         if name in splits and name not in read:
             with suppress(DatasetError):  # no training reads it
-                read[name] = "test" if name.startswith("test") else "val", read_rows(paths.split(name))
+                read[name] = (
+                    "test" if name.startswith("test") else "val",
+                    read_rows(paths.annotation_file(name)),
+                )
     folders = paths_of(dataset, "images", ["train"])
     return found + _shared(read, paths, folders[0] if folders else paths.images)
 
 
-def _balance(name: str, rows: Sequence[Row]) -> Remark:
+def _balance(name: str, rows: Sequence[Row]) -> CheckResult:
     labels = labels_of(rows) or []
     share = sum(labels) / max(len(labels), 1)
     text = f"{name}: {100 * share:.0f} % of {len(rows):,} memes are hateful"
     if _LOPSIDED <= share <= 1 - _LOPSIDED:
-        return Remark("ok", "balance", text)
+        return CheckResult("ok", "balance", text)
     advice = "a model that always gives the same answer is right about the others; accuracy hides that"
-    return Remark("warning" if 0 < share < 1 else "error", "balance", text, advice)
+    return CheckResult("warning" if 0 < share < 1 else "error", "balance", text, advice)
 
 
-def _shared(read: Mapping[str, tuple[str, Sequence[Row]]], paths: DatasetPaths, images: Path) -> list[Remark]:
+def _shared(
+    read: Mapping[str, tuple[str, Sequence[Row]]], paths: DatasetPaths, images: Path
+) -> list[CheckResult]:
     """Memes with the same text and the same bytes of the image; either alone is a confounder, on purpose."""
     manifest = Manifest.load(paths.root)
     known = manifest.files if manifest and images.is_relative_to(paths.root) else {}
@@ -79,12 +84,12 @@ def _shared(read: Mapping[str, tuple[str, Sequence[Row]]], paths: DatasetPaths, 
                 same = ids[one] == ids[other]
                 twice[one, other].append(ids[one] if same else f"{ids[one]} = {ids[other]}")
     return [
-        Remark(
+        CheckResult(
             "warning",
             "splits",
-            f"memes both in {one} and in {other}: {len(ids)} ({first_few(ids)})",
+            f"memes both in {one} and in {other}: {len(ids)} ({summarize_list(ids)})",
             "the same image and text in both: a score on one of them counts what was learnt by heart",
             ids,
         )
         for (one, other), ids in twice.items()
-    ] or [Remark("ok", "splits", f"no meme of one is in another: {', '.join(read)}")]
+    ] or [CheckResult("ok", "splits", f"no meme of one is in another: {', '.join(read)}")]

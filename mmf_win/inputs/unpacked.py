@@ -8,16 +8,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mmf_win.console import Progress, size
+from mmf_win.console import Progress, format_size
 from mmf_win.dataset.features import built_version, choose_features, mark_built
-from mmf_win.errors import NO_RIGHT, ArchiveError, DamagedFeatures, DataError, MmfError, UsageError
+from mmf_win.errors import (
+    PERMISSION_ERRNOS,
+    ArchiveError,
+    DamagedFeaturesError,
+    DataError,
+    MmfEnvironmentError,
+    UsageError,
+)
 from mmf_win.files import remove
 from mmf_win.inputs.given import Input, Mirror, only
 from mmf_win.inputs.keys import give_archive, image_keys, remake_features
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.manifest import Manifest, noted, undamaged
 from mmf_win.integrity.verify import LOCK, Difference, Finding, find_damage, record_hashes
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.unpacking.extract import Choose, everything, extract_verified
 from mmf_win.unpacking.staging import finish_installation, is_unfinished, require_finished
 from mmf_win.upstream.install import find_mmf
@@ -77,7 +84,7 @@ class Unpacked(Input):
                 listed = {*names, *(hashes.files if hashes else ())}
                 return record_hashes(self.folder, listed, title=f"Recording {self.title}"), []
             except OSError as error:
-                if error.errno in NO_RIGHT:
+                if error.errno in PERMISSION_ERRNOS:
                     return None, []
                 raise
         return hashes, find_damage(hashes, full=full, only=names, title=f"Verifying {self.title}")
@@ -90,7 +97,7 @@ class Unpacked(Input):
         if self.entry and self.entry.archive.is_file():
             archive = self.entry.archive.name
             message = f"{self.folder}: MMF unpacked {archive} here, and does not verify what it writes"
-            with suppress(OSError), locked(self.folder / LOCK):  # else nobody can unpack it again
+            with suppress(OSError), file_lock(self.folder / LOCK):  # else nobody can unpack it again
                 raise DataError(message)
         if self.entry and (version := built_version(self.entry.marker)) not in (None, self.entry.version):
             by_mmf = f"version {version} by MMF's {self.entry.marker.name}"
@@ -168,7 +175,7 @@ class Unpacked(Input):
         mirror.download(self.copy_names(), url, archive, self.title, sha256)
         self._unpack(archive, mirror, sha256)
         if mirror.keep_archives:
-            _log.info("%s (%s) is kept to repair from", archive, size(archive.stat().st_size))
+            _log.info("%s (%s) is kept to repair from", archive, format_size(archive.stat().st_size))
         else:
             remove(archive)
 
@@ -202,7 +209,7 @@ class Unpacked(Input):
         try:
             zoo = Zoo(find_mmf().root, self.places)
             entry = zoo.dataset(part) if part else zoo.model(self.folder.name)
-        except (MmfError, UsageError):
+        except (MmfEnvironmentError, UsageError):
             return self
         return replace(self, entry=entry) if entry and (part or entry.folder == self.folder) else self
 
@@ -222,7 +229,7 @@ class RegionFeatures(Unpacked):
     ) -> tuple[Manifest | None, list[Difference]]:
         found = super()._compare(files, hashes, full, record)
         if full and hashes and not found[1]:
-            with suppress(DamagedFeatures):  # it came so: a run says what is wrong with it
+            with suppress(DamagedFeaturesError):  # it came so: a run says what is wrong with it
                 image_keys(self.lmdb(), walk=True)  # a hash does not tell what MMF would run
         return found
 
@@ -241,7 +248,7 @@ class RegionFeatures(Unpacked):
         told = "; ".join(finding.problems)
         where = "" if told.startswith(str(self.folder)) else f"{self.folder}: "
         message = f"{where}{told}{more}"
-        return DamagedFeatures(message, hint=remake_features(self.lmdb()))
+        return DamagedFeaturesError(message, hint=remake_features(self.lmdb()))
 
 
 def _is_checkpoint(path: Path) -> bool:

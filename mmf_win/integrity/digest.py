@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from mmf_win.console import Progress
-from mmf_win.files import require_end
-from mmf_win.threads import Advance, ignore
+from mmf_win.files import require_no_special_file
+from mmf_win.threads import AdvanceCallback, ignore_progress
 
 #: ``100644`` for a file, ``100755`` for a program or ``120000`` for a link, and the id of the content.
 #:
@@ -20,10 +20,10 @@ GitFile: TypeAlias = tuple[str, str]
 _PIECE = 1 << 20
 
 
-def file_digest(path: Path, progress: Advance = ignore) -> bytes:
+def file_digest(path: Path, progress: AdvanceCallback = ignore_progress) -> bytes:
     """The SHA-256 of a file; an OSError where it cannot be read."""
     hasher = hashlib.sha256()
-    require_end(path)
+    require_no_special_file(path)
     with path.open("rb", buffering=0) as file:
         while piece := file.read(_PIECE):
             hasher.update(piece)

@@ -26,12 +26,12 @@ from pathlib import Path
 from sys import platform
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from mmf_win.console import shell_line
-from mmf_win.errors import DamagedManifest, DataError
-from mmf_win.files import files_below, json_bytes, read_json, write_bytes
+from mmf_win.console import format_command
+from mmf_win.errors import DamagedManifestError, DataError
+from mmf_win.files import iter_files, json_bytes, read_json, write_bytes
 from mmf_win.integrity.digest import hash_file
-from mmf_win.paths import DatasetPaths, data_option
-from mmf_win.records import convert
+from mmf_win.paths import DatasetPaths, data_dir_arguments
+from mmf_win.records import convert_to
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class Source:
 
         Raises OSError where there is none.
         """
-        found = files_below(path, without) if path.is_dir() else [path]
+        found = iter_files(path, without) if path.is_dir() else [path]
         files = [file.stat() for file in found if not file.name.startswith(".mmfw-")]
         newest = max((file.st_mtime_ns for file in files), default=0)
         return cls(path.name, sum(file.st_size for file in files), newest, str(path.absolute()), sha256)
@@ -224,33 +224,33 @@ class Manifest:
 
 def undamaged(folder: Path) -> Manifest | None:
     """The manifest of a folder; None where there is none, or a damaged one."""
-    with suppress(DamagedManifest):
+    with suppress(DamagedManifestError):
         return Manifest.load(folder)
     return None
 
 
-def damaged(folder: Path, what: str, line: int | None = None) -> DamagedManifest:
+def damaged(folder: Path, what: str, line: int | None = None) -> DamagedManifestError:
     """The error that the ``SHA256SUMS`` of a folder is damaged; its hint repairs the files, where it can."""
     known = noted(folder)
     repair = repair_line(folder) if known and known.source else None
     where = folder / SUMS if line is None else f"{folder / SUMS}:{line}"
     hint = repair or "delete this list of hashes, and the files are verified again"
-    return DamagedManifest(f"{where}: {what}", hint=hint)
+    return DamagedManifestError(f"{where}: {what}", hint=hint)
 
 
 def repair_line(folder: Path) -> str | None:
     """The command that repairs the dataset or the features in a folder; None where MMF looks for neither."""
     for data_dir in folder.parents:
-        paths = DatasetPaths.below(data_dir)
+        paths = DatasetPaths.from_data_dir(data_dir)
         if folder in (paths.root, paths.features):
             part = "dataset" if folder == paths.root else "features"
-            return f"`{shell_line('mmfw', 'repair', part, *data_option(data_dir))}`"
+            return f"`{format_command('mmfw', 'repair', part, *data_dir_arguments(data_dir))}`"
     return None
 
 
 def noted(folder: Path) -> Manifest | None:
     """The manifest of a folder without its files, even if its ``SHA256SUMS`` is damaged; None if unknown."""
-    with suppress(DamagedManifest):
+    with suppress(DamagedManifestError):
         known, sums, _ = _read_notes(folder)
         return known if sums else None
     return None
@@ -262,10 +262,10 @@ def parse(kind: type[T], values: object, folder: Path) -> T:
     Raises DamagedManifest where a field is missing or has another type.
     """
     try:
-        return convert(values, kind)
+        return convert_to(values, kind)
     except ValueError as error:
         message = f"{folder / _NOTES}: damaged {kind.__name__}: {error}"
-        raise DamagedManifest(message, hint="delete this file, then convert or fetch again") from None
+        raise DamagedManifestError(message, hint="delete this file, then convert or fetch again") from None
 
 
 def _read_notes(folder: Path) -> tuple[Manifest, str | None, Mapping[str, int]]:

@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, TypeAlias
 
 from zlib_ng import zlib_ng
 
-from mmf_win.files import require_end
-from mmf_win.threads import Advance, ignore
+from mmf_win.files import require_no_special_file
+from mmf_win.threads import AdvanceCallback, ignore_progress
 
 # The beginning of torch's file format before 1.6: its magic number, in a pickle.
 _LEGACY = re.compile(rb"\x80[\x02-\x05].{0,9}\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
@@ -35,7 +35,9 @@ _PIECE = 1 << 20
 Update: TypeAlias = Callable[[memoryview], object]
 
 
-def problem(path: Path, advance: Advance = ignore, update: Update = ignore) -> str | None:
+def problem(
+    path: Path, advance: AdvanceCallback = ignore_progress, update: Update = ignore_progress
+) -> str | None:
     """Why ``path`` is not an intact file of torch's; None when it is.
 
     Every byte is read and checked against the checksums that torch wrote. A file of torch before 1.6 has
@@ -44,12 +46,12 @@ def problem(path: Path, advance: Advance = ignore, update: Update = ignore) -> s
     if path.is_dir():
         return "it is a folder"
     try:
-        require_end(path)
+        require_no_special_file(path)
         with path.open("rb") as file:
             is_legacy = _LEGACY.match(file.read(32))
             file.seek(0)
             found = None if is_legacy else _problem(file, advance, update)
-            if found is None and update is not ignore:
+            if found is None and update is not ignore_progress:
                 _pass(file, sys.maxsize, update)  # what follows the last member, or all of a legacy file
             return found
     except FileNotFoundError:
@@ -65,7 +67,7 @@ def plain_contents(path: Path) -> Any:
     where it cannot be read at all, and ValueError where it cannot be read as such a file.
     """
     try:
-        require_end(path)
+        require_no_special_file(path)
         with zipfile.ZipFile(path) as archive, archive.open(_pickled(archive)[0]) as file:
             return _Plain(file).load()
     except OSError:
@@ -74,7 +76,7 @@ def plain_contents(path: Path) -> Any:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _problem(file: BinaryIO, advance: Advance, update: Update) -> str | None:
+def _problem(file: BinaryIO, advance: AdvanceCallback, update: Update) -> str | None:
     try:
         archive = zipfile.ZipFile(file)
         if not _pickled(archive):
@@ -103,7 +105,7 @@ def _problem(file: BinaryIO, advance: Advance, update: Update) -> str | None:
     return None
 
 
-def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: Advance, update: Update) -> bool:
+def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: AdvanceCallback, update: Update) -> bool:
     """Tell whether a member is stored uncompressed, as torch does, with its size and checksum.
 
     The file is at the end of the member before, and then at the end of this one.

@@ -15,9 +15,9 @@ from mmf_win.console import Progress
 from mmf_win.errors import MmfwError
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest, noted
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.machine import default_thread_count
-from mmf_win.threads import ThreadGroup, share_out
+from mmf_win.threads import ThreadGroup, partition_by_size
 
 #: The file in a folder that whoever changes the folder holds locked.
 LOCK = ".mmfw-lock"
@@ -115,7 +115,7 @@ def find_damage(
             elif check is not None:
                 manifest.checks[name] = check
         if manifest.checks != before and (manifest.folder / SUMS).is_file():
-            with suppress(OSError), locked(manifest.folder / LOCK):
+            with suppress(OSError), file_lock(manifest.folder / LOCK):
                 manifest.save_checks()
     return [wrong[name] for name in names if name in wrong]
 
@@ -184,7 +184,7 @@ def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) 
             else:
                 group.report((key, sha256, check if check.is_of(before) else None))
 
-    shares = share_out(files, default_thread_count(), sizes.__getitem__)
+    shares = partition_by_size(files, default_thread_count(), sizes.__getitem__)
     with Progress(title, sum(sizes.values())) as bar:
         yield from group.run([partial(hash_all, share) for share in shares], bar.advance)
 

@@ -47,18 +47,18 @@ also has the outcome.
 
 from __future__ import annotations
 
-from mmf_win.protocol.attempt import Attempt, AttemptFolder, Precision
-from mmf_win.protocol.events import LATEST, Event, EventReader, read_events
-from mmf_win.protocol.outcome import Exit, Outcome
+from mmf_win.protocol.attempt import AttemptFolder, AttemptRequest, Precision
+from mmf_win.protocol.events import MAX_TIMESTAMP, Event, EventReader, read_events
+from mmf_win.protocol.outcome import AttemptOutcome, OutcomeKind
 
 __all__ = [
-    "LATEST",
-    "Attempt",
+    "MAX_TIMESTAMP",
     "AttemptFolder",
+    "AttemptOutcome",
+    "AttemptRequest",
     "Event",
     "EventReader",
-    "Exit",
-    "Outcome",
+    "OutcomeKind",
     "Precision",
     "read_events",
 ]

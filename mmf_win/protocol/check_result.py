@@ -9,7 +9,7 @@ Verdict = Literal["ok", "note", "warning", "error"]
 
 
 @dataclass(frozen=True)
-class Remark:
+class CheckResult:
     """What a check of a training found.
 
     Attributes:

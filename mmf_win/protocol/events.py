@@ -8,17 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from mmf_win.files import json_bytes, naming, require_end
+from mmf_win.files import add_path_to_errors, json_bytes, require_no_special_file
 from mmf_win.protocol.metrics import rename_metrics
-from mmf_win.records import decode, optional_fields
+from mmf_win.records import decode_json, optional_fields
 
 Event = dict[str, Any]
 
 #: The end of time, in seconds since the epoch: every system and library can show an earlier one.
-LATEST = 2**33
+MAX_TIMESTAMP = 2**33
 
 # The types of the fields of events, whatever the kind; the package's docstring says which kind has which.
-_EVENT = optional_fields(
+_EVENT_FIELDS = optional_fields(
     **dict.fromkeys(("kind", "attempt", "outcome", "reason", "device", "precision", "text", "fit"), str),
     **dict.fromkeys(("sha256", "source", "address", "quantity", "table", "verdict", "check"), str),
     **dict.fromkeys(("mmfw", "python", "torch", "transformers", "omegaconf", "mmf", "onnxruntime"), str),
@@ -44,7 +44,7 @@ def append_event(path: Path, event: Event, *, sync: bool = False) -> None:
         event: with all of its fields.
         sync: return only when the event is on the disk.
     """
-    with naming(path), path.open("a+b", buffering=0) as file:
+    with add_path_to_errors(path), path.open("a+b", buffering=0) as file:
         line = b"\n" * _is_torn(file) + json_bytes(event)
         while line:  # the last byte that fits on a disk is written without an error
             line = line[file.write(line) :]
@@ -66,13 +66,13 @@ class EventReader:
     Metrics have mmfw's names; ``as_written``, those of earlier versions keep MMF's.
     """
 
-    def __init__(self, path: Path, *, from_end: bool = False, as_written: bool = False) -> None:
-        self.path, self._as_written = path, as_written
+    def __init__(self, path: Path, *, from_end: bool = False, keep_mmf_names: bool = False) -> None:
+        self.path, self._keep_mmf_names = path, keep_mmf_names
         self._offset = path.stat().st_size if from_end and path.exists() else 0
 
     def poll(self) -> Iterator[Event]:
         """New complete events; a torn last line is left for the next call."""
-        require_end(self.path)
+        require_no_special_file(self.path)
         try:
             with self.path.open("rb") as file:
                 file.seek(self._offset)
@@ -83,10 +83,14 @@ class EventReader:
         self._offset += end
         for line in new[:end].splitlines():
             with suppress(ValueError):
-                event = decode(line, _EVENT)
+                event = decode_json(line, _EVENT_FIELDS)
                 steps = event.get("update", 0), event.get("done", 0)  # trackers and plots take 64 bits
-                if "kind" in event and 0 <= event.get("t", 0) < LATEST and max(map(abs, steps)) < 2**63:
-                    if event.get("metrics") and not self._as_written:
+                if (
+                    "kind" in event
+                    and 0 <= event.get("t", 0) < MAX_TIMESTAMP
+                    and max(map(abs, steps)) < 2**63
+                ):
+                    if event.get("metrics") and not self._keep_mmf_names:
                         event["metrics"] = rename_metrics(event["metrics"])
                     yield event
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 _PREFIX = "hateful_memes/"
-_RENAMED = {"roc_auc": "auroc", "total_loss": "loss"}  # from MMF's names
-_OF_UPDATES = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
+_MMFW_NAMES = {"roc_auc": "auroc", "total_loss": "loss"}  # from MMF's names
+_UPDATE_METRICS = ("loss", "lr", "epoch", "updates_per_s", "max_mem_mib")
 
 
 def rename_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return metrics with MMF's names, as ``hateful_memes/roc_auc``, under mmfw's; the latter stay."""
     short = {name.removeprefix(_PREFIX): value for name, value in metrics.items()}
-    return {_RENAMED.get(name, name): value for name, value in short.items()}
+    return {_MMFW_NAMES.get(name, name): value for name, value in short.items()}
 
 
 def series_values(event: Mapping[str, Any]) -> dict[str, float]:
@@ -27,7 +27,7 @@ def series_values(event: Mapping[str, Any]) -> dict[str, float]:
         return {}
     values = event if kind == "train" else event.get("metrics") or {}
     group = "best" if event.get("final") else kind
-    names = _OF_UPDATES if kind == "train" else values
+    names = _UPDATE_METRICS if kind == "train" else values
     return {f"{group}/{name}": float(values[name]) for name in names if is_number(values.get(name))}
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from mmf_win.errors import SHM_HINT, DataError
 from mmf_win.files import json_bytes, remove, write_json
-from mmf_win.protocol.attempt import Attempt
-from mmf_win.records import read_record
+from mmf_win.protocol.attempt import AttemptRequest
+from mmf_win.records import from_stored, read_record, stored_as, to_stored
 
 #: How an attempt ends; ``disk``: no more can be written; ``untrusted``: a checkpoint could run code.
-Outcome = Literal[
+OutcomeKind = Literal[
     "ok",
     "interrupted",
     "cuda_oom",
@@ -32,61 +32,65 @@ Outcome = Literal[
 
 
 @dataclass(frozen=True)
-class Exit:
+class AttemptOutcome:
     """How an attempt ended.
 
     Attributes:
         message: one line for the user; empty when all went well.
         hint: what to do next, where the worker knows it.
-        where: the innermost MMF or mmfw frame of the error, as ``file:line``.
-        validating: whether the error came out of the scoring of the validation set.
-        place: of a value that is not finite, what the event ``nonfinite`` says.
+        source_location: the innermost MMF or mmfw frame of the error, as ``file:line``.
+        during_validation: whether the error came out of the scoring of the validation set.
+        nonfinite: of a value that is not finite, what the event ``nonfinite`` says.
     """
 
-    outcome: Outcome
+    kind: OutcomeKind = field(metadata=stored_as("outcome"))
     message: str = ""
     hint: str | None = None
-    where: str | None = None
-    validating: bool = False
-    place: dict[str, Any] | None = None
+    source_location: str | None = field(default=None, metadata=stored_as("where"))
+    during_validation: bool = field(default=False, metadata=stored_as("validating"))
+    nonfinite: dict[str, Any] | None = field(default=None, metadata=stored_as("place"))
 
     def save(self, path: Path) -> None:
         """Write the exit as JSON."""
-        write_json(path, asdict(self))
+        write_json(path, to_stored(self))
 
-    def record(self, asked: Attempt) -> None:
+    def record(self, request: AttemptRequest) -> None:
         """Write the exit to the attempt's folder, the only record of it, as far as a full disk allows."""
         with suppress(OSError):
-            remove(asked.attempt.reserve)
-            if self.place is not None:
-                asked.write_event("nonfinite", **self.place)
-            asked.write_event("run_ended")
+            remove(request.folder.reserve_file)
+            if self.nonfinite is not None:
+                request.write_event("nonfinite", **self.nonfinite)
+            request.write_event("run_ended")
         with suppress(OSError):
-            self.save(asked.attempt.exit)
+            self.save(request.folder.outcome_file)
 
-    def save_first(self, path: Path) -> None:
+    def save_if_absent(self, path: Path) -> None:
         """Write the exit, unless another process has written one there."""
         with suppress(FileExistsError), path.open("xb") as file:
-            file.write(json_bytes(asdict(self)))
+            file.write(json_bytes(to_stored(self)))
 
     @classmethod
-    def of_death(cls, code: int, who: str) -> Exit:
+    def from_exit_code(cls, code: int, process_name: str) -> AttemptOutcome:
         """That of a process that said nothing, such as ``the worker``; a negative code is a signal."""
         if code == -9:
-            return cls("killed", f"{who} was killed from outside (kill -9), or because memory ran out")
+            return cls(
+                "killed", f"{process_name} was killed from outside (kill -9), or because memory ran out"
+            )
         if code == -7:
-            return cls("host_oom", f"{who} died of a bus error, most likely as /dev/shm is full", SHM_HINT)
-        return cls("internal", f"{who} exited unexpectedly (code {code})")
+            return cls(
+                "host_oom", f"{process_name} died of a bus error, most likely as /dev/shm is full", SHM_HINT
+            )
+        return cls("internal", f"{process_name} exited unexpectedly (code {code})")
 
     @classmethod
-    def load(cls, path: Path) -> Exit | None:
+    def load(cls, path: Path) -> AttemptOutcome | None:
         """Read an exit, skipping fields of later versions; None without a file.
 
         Raises:
             DataError: the file holds something else, or cannot be read.
         """
         try:
-            return read_record(path, cls)
+            return from_stored(read_record(path, dict[str, Any]), cls)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

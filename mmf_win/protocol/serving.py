@@ -23,19 +23,21 @@ from typing import Any
 
 from mmf_win.errors import DataError, MmfwError
 from mmf_win.files import json_bytes
-from mmf_win.protocol.attempt import Attempt
+from mmf_win.protocol.attempt import AttemptRequest
 
 #: Gives the probability of each of some rows.
-Predict = Callable[[list[dict[str, Any]]], list[float]]
+PredictFunction = Callable[[list[dict[str, Any]]], list[float]]
 
 
-def answer(asked: Attempt, predict: Predict) -> None:
+def serve_predictions(attempt_request: AttemptRequest, predict: PredictFunction) -> None:
     """Tell the parent where to connect, and answer it until it is gone.
 
     An error of ``predict`` that is no MmfwError ends this process, whose state nobody knows then.
     """
-    with Listener(None if sys.platform == "win32" else str(asked.attempt.path / "socket")) as listener:
-        asked.write_event("serving", address=listener.address)
+    with Listener(
+        None if sys.platform == "win32" else str(attempt_request.folder.path / "socket")
+    ) as listener:
+        attempt_request.write_event("serving", address=listener.address)
         connection = listener.accept()
     with connection:
         while True:
@@ -43,10 +45,10 @@ def answer(asked: Attempt, predict: Predict) -> None:
                 request = connection.recv_bytes()
             except EOFError:
                 return
-            connection.send_bytes(json_bytes(_answer(json.loads(request), predict)))
+            connection.send_bytes(json_bytes(_build_reply(json.loads(request), predict)))
 
 
-def _answer(rows: list[dict[str, Any]], predict: Predict) -> dict[str, Any]:
+def _build_reply(rows: list[dict[str, Any]], predict: PredictFunction) -> dict[str, Any]:
     began, error = time.perf_counter(), None
     probas: list[float] = []
     try:

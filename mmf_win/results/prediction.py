@@ -20,7 +20,7 @@ from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import remove, write_json
-from mmf_win.paths import Places, expanded, new_file, new_folder
+from mmf_win.paths import MmfPaths, create_timestamped_dir, expand_home, reserve_file
 from mmf_win.protocol import Event
 from mmf_win.results import probabilities, saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
@@ -128,7 +128,7 @@ def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
         file = checkpoints.choose(run, which)
         return RunCheckpoint(run, file.path, file)
 
-    own = lookup.owner(expanded(which).absolute()) if name is None else None
+    own = lookup.owner(expand_home(which).absolute()) if name is None else None
     if own is None and which in ("best", "last"):
         return lookup.newest(save_dir, name, of)
     return of(own or lookup.find_run(save_dir, name))
@@ -200,7 +200,7 @@ class _Member:
 
     of: RunCheckpoint
     pin: PinnedCheckpoint
-    places: Places
+    places: MmfPaths
     made: dict[str, _Made] = field(default_factory=dict)
 
 
@@ -221,7 +221,7 @@ def _held(
         for each in members:
             pin = pinned(each.run, each.checkpoint, by_name=by_name, checked=each.checked)
             data_dir = options.data_dir or Path(each.run.request().data_dir)
-            held.append(_Member(each, stack.enter_context(pin), Places.resolve(data_dir, save_dir)))
+            held.append(_Member(each, stack.enter_context(pin), MmfPaths.resolve(data_dir, save_dir)))
             if other := lookup.owner(each.checkpoint):
                 stack.enter_context(reading(other))
         yield _Team(held, save_dir, options, display, stack)
@@ -244,7 +244,7 @@ class _Team:
     stack: ExitStack
     asked: list[str] = field(default_factory=list)
     own: Target | None = None
-    _of_split: Callable[[Places, str], Target] = field(default_factory=lambda: cache(Target.of_split))
+    _of_split: Callable[[MmfPaths, str], Target] = field(default_factory=lambda: cache(Target.of_split))
 
     def take(self, own: Target) -> None:
         """Let all members predict own memes."""
@@ -311,8 +311,8 @@ class _Team:
         made = [self.predict(member, name) for member in members]
         csv, probas = made[0].csv, self._blended(made)
         if kind is not None:
-            folder = options.output or new_folder(self.save_dir / "ensembles")
-            csv = self.stack.enter_context(new_file(folder, f"hateful_memes_{kind}_{name}_", ".csv"))
+            folder = options.output or create_timestamped_dir(self.save_dir / "ensembles")
+            csv = self.stack.enter_context(reserve_file(folder, f"hateful_memes_{kind}_{name}_", ".csv"))
         memes = _labelled(target, probas, threshold)
         _write(csv, target, memes)
         covered = Coverage(target.title, len(memes))

@@ -12,16 +12,16 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from mmf_win import machine
-from mmf_win.errors import NO_RIGHT, CheckpointError, Interrupted, MmfwError
+from mmf_win.errors import PERMISSION_ERRNOS, CheckpointError, MmfwError, StoppedByUserError
 from mmf_win.files import remove, remove_tree, write_bytes
 from mmf_win.paths import module_command
-from mmf_win.protocol import Attempt, Event, EventReader, Exit, read_events
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event, EventReader, read_events
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import attempt_started
 from mmf_win.runs.outcomes import as_error, exit_of
 from mmf_win.runs.plan import Plan, following, limit_to_lower
-from mmf_win.supervise import oom_kills, run_child
+from mmf_win.supervise import count_oom_kills, run_child
 from mmf_win.upstream import settings
 
 _log = logging.getLogger(__name__)
@@ -48,8 +48,12 @@ WORKER_COMMAND = module_command("mmf_win.worker.entry")
 
 
 def until_it_fits(
-    run: Run, first: Attempt, attempt: Callable[[Attempt], Exit], *, retry: bool = True
-) -> Attempt:
+    run: Run,
+    first: AttemptRequest,
+    attempt: Callable[[AttemptRequest], AttemptOutcome],
+    *,
+    retry: bool = True,
+) -> AttemptRequest:
     """Attempt something until it succeeds, fails for another reason than memory, or cannot get smaller.
 
     Each attempt gets a folder of its own in the run's, and ``attempt`` runs it to its end. Without ``retry``
@@ -61,7 +65,7 @@ def until_it_fits(
     for number in range(1, _MOST + 1):
         asked = replace(asked, attempt_dir=str(run.new_attempt().path))
         end = attempt(asked)
-        if end.outcome == "ok":
+        if end.kind == "ok":
             return asked
         try:
             events = events_of_attempt(asked)
@@ -73,12 +77,12 @@ def until_it_fits(
             failed.write_event("attempt_failed", next={name: fewer})
             asked = following(failed, name, fewer, started, _newest_saved(run, events, failed))
             _log.info(_SHRINKING[name], had, fewer)
-            if asked.trains:
+            if asked.is_training:
                 origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
                 _log.info("training from %s", origin)
             _wait_until_free(free)
         except KeyboardInterrupt:
-            raise as_error(Exit("interrupted", "stopped between two attempts"), asked) from None
+            raise as_error(AttemptOutcome("interrupted", "stopped between two attempts"), asked) from None
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -92,41 +96,48 @@ def place_of_attempts(run: Run) -> Iterator[Run]:
     try:
         run.new_attempt().path.rmdir()
     except OSError as error:
-        if error.errno not in NO_RIGHT:
+        if error.errno not in PERMISSION_ERRNOS:
             raise
         place = Run(Path(mkdtemp(prefix="mmfw-attempts-")))
     failed = False
     try:
         yield place
     except MmfwError as error:
-        failed = not isinstance(error, Interrupted)
+        failed = not isinstance(error, StoppedByUserError)
         raise
     finally:
         if place is not run and not failed:
             remove_tree(place.path)
 
 
-def events_of_attempt(asked: Attempt) -> list[Event]:
+def events_of_attempt(asked: AttemptRequest) -> list[Event]:
     """What happened in one attempt."""
-    return [event for event in read_events(asked.events) if event.get("attempt") == asked.attempt.path.name]
+    return [event for event in read_events(asked.events) if event.get("attempt") == asked.folder.path.name]
 
 
-def worker_of(asked: Attempt, plan: Plan) -> tuple[list[str], dict[str, str]]:
+def worker_of(asked: AttemptRequest, plan: Plan) -> tuple[list[str], dict[str, str]]:
     """The command that starts a worker, and its environment; what it is to do is saved for it."""
-    run, files = Run(asked.run_dir), asked.attempt
-    write_bytes(files.reserve, os.urandom(16 << 10))  # a block for each file that it may need
+    run, files = Run(asked.run_dir), asked.folder
+    write_bytes(files.reserve_file, os.urandom(16 << 10))  # a block for each file that it may need
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
-    save_dir, logs = (run.checkpoints, run.logs) if asked.trains else (files.raw, files.logs)
+    save_dir, logs = (run.checkpoints, run.logs) if asked.is_training else (files.raw_predictions, files.logs)
     save_dir.mkdir(exist_ok=True)
     asked.save()  # last, as the outcome of this attempt is the run's from here on
     environment = settings.environment(
-        plan.start.places, save_dir, logs, files.raw, offline=plan.request.offline, asks_hub=asked.asks_hub
+        plan.start.places,
+        save_dir,
+        logs,
+        files.raw_predictions,
+        offline=plan.request.offline,
+        asks_hub=asked.may_query_hub,
     )
-    environment = settings.on_gpus(environment, 0 if plan.start.options.cpu else asked.training.nproc)
-    return [*WORKER_COMMAND, str(files.request)], environment
+    environment = settings.on_gpus(environment, 0 if plan.start.options.cpu else asked.train_task.nproc)
+    return [*WORKER_COMMAND, str(files.request_file)], environment
 
 
-def run_worker(run: Run, asked: Attempt, plan: Plan, display: Display, *, lock: int | None = None) -> Exit:
+def run_worker(
+    run: Run, asked: AttemptRequest, plan: Plan, display: Display, *, lock: int | None = None
+) -> AttemptOutcome:
     """Run one worker to its end, and say how it ended; the attempt's folder says so too.
 
     For a training, ``lock`` is the descriptor of the run's lock, and the run remembers the plan's request.
@@ -134,12 +145,12 @@ def run_worker(run: Run, asked: Attempt, plan: Plan, display: Display, *, lock: 
     Raises:
         Interrupted: the user asked for a stop in the last moment of what is no training.
     """
-    files = asked.attempt
+    files = asked.folder
     command, environment = worker_of(asked, plan)
-    saves = asked.trains and not asked.is_trial
-    if asked.trains:
+    saves = asked.is_training and not asked.discards_weights
+    if asked.is_training:
         remove(run.earlier_exit_file)
-    kills = oom_kills()
+    kills = count_oom_kills()
     reader = EventReader(asked.events, from_end=True)
     saving = False
     stopping = f"\n{'saving' if saves else 'stopping'}… press Ctrl+C again to end at once"
@@ -161,24 +172,24 @@ def run_worker(run: Run, asked: Attempt, plan: Plan, display: Display, *, lock: 
             command,
             log=asked.log,
             environment=environment,
-            stop_file=files.stop,
-            exit_file=files.exit,
-            watch=progressed,
+            stop_file=files.stop_file,
+            outcome_file=files.outcome_file,
+            poll_progress=progressed,
             on_stop=lambda: _log.info(stopping),
-            patience=plan.start.options.stop_timeout,
-            held=[] if lock is None else [lock],
+            stop_timeout=plan.start.options.stop_timeout,
+            inherited_fds=[] if lock is None else [lock],
         )
-    end = exit_of(asked, ended, memory_ran_out=oom_kills() != kills)
-    if ended.stop_requested and end.outcome == "ok":
+    end = exit_of(asked, ended, memory_ran_out=count_oom_kills() != kills)
+    if ended.stop_requested and end.kind == "ok":
         if not saves:  # the next split, or what else follows, must not begin
-            raise Interrupted("stopped")
+            raise StoppedByUserError("stopped")
         _log.info("run %s had just ended, and is complete", run.id)
     return end
 
 
-def _newest_saved(run: Run, events: list[Event], failed: Attempt) -> Path | None:
+def _newest_saved(run: Run, events: list[Event], failed: AttemptRequest) -> Path | None:
     """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
-    if not failed.is_trial and any(event["kind"] == "checkpoint" for event in events):
+    if not failed.discards_weights and any(event["kind"] == "checkpoint" for event in events):
         with suppress(CheckpointError):
             return checkpoints.choose(run, "last").path
     return None

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmf_win.errors import DataError, Interrupted, MmfwError
+from mmf_win.errors import DataError, MmfwError, StoppedByUserError
 from mmf_win.inputs import memes
 from mmf_win.protocol import read_events
 from mmf_win.protocol.attempt import CheckTask
-from mmf_win.protocol.check_result import Remark, Verdict
-from mmf_win.records import convert
+from mmf_win.protocol.check_result import CheckResult, Verdict
+from mmf_win.records import convert_to
 from mmf_win.runs import training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.history import weights_loaded
@@ -30,7 +30,7 @@ def check(
     data_dir: Path | None,
     save_dir: Path | None,
     display: Display,
-) -> tuple[str, list[Remark]]:
+) -> tuple[str, list[CheckResult]]:
     """Check the training of a preset, or of a run from its beginning; its name, and what was found.
 
     Nothing stays. The class of an MmfwError says why the model could not be built; see
@@ -42,14 +42,14 @@ def check(
     plan = training.prepare(replace(start, request=alone))
     with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
         settings = merge(plan.first.settings, {"run_type": "train"})
-        task = CheckTask(**vars(plan.first.training))
-        first = replace(plan.first, task=task, images=None, settings=settings)
+        task = CheckTask(**vars(plan.first.train_task))
+        first = replace(plan.first, task=task, image_cache_dir=None, settings=settings)
         here = replace(plan.start, places=replace(start.places, save_dir=Path(scratch)))
         try:
             found = memes.remarks(start.places.dataset, plan.config["dataset"], plan.inputs)
             run = training.carry_out(replace(plan, start=here, first=first), display)
-        except (Interrupted, KeyboardInterrupt):
-            raise Interrupted("interrupted; nothing is kept") from None
+        except (StoppedByUserError, KeyboardInterrupt):
+            raise StoppedByUserError("interrupted; nothing is kept") from None
         except MmfwError as error:
             is_of_model = not isinstance(error, DataError)  # which names the file
             if is_of_model and error.log is not None and error.log.is_file():
@@ -60,7 +60,7 @@ def check(
         for event in (each for each in events if each["attempt"] == events[-1]["attempt"]):
             if event["kind"] == "loaded":
                 verdict: Verdict = "note" if event["copied"] < event["total"] else "ok"
-                found.append(Remark(verdict, "weights", weights_loaded(event)))
+                found.append(CheckResult(verdict, "weights", weights_loaded(event)))
             elif event["kind"] == "checked":
-                found.append(convert(event, Remark))
+                found.append(convert_to(event, CheckResult))
     return name, found

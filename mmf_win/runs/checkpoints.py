@@ -19,15 +19,15 @@ from typing import NamedTuple
 
 from mmf_win.console import Progress, Timestamp
 from mmf_win.errors import CheckpointError, MmfwError
-from mmf_win.files import remove_tree, share
+from mmf_win.files import link_or_copy, remove_tree
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.digest import file_digest, hash_file
-from mmf_win.locking import locked
-from mmf_win.paths import expanded
+from mmf_win.locking import file_lock
+from mmf_win.paths import expand_home
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run, is_task, reading
 from mmf_win.runs.scores import val_auroc
-from mmf_win.threads import Advance
+from mmf_win.threads import AdvanceCallback
 from mmf_win.upstream.checkpoint_files import counts, kept_aside, numbered, set_aside
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class CheckedFile(NamedTuple):
     state: tuple[int, ...]
 
     @classmethod
-    def read(cls, path: Path, advance: Advance) -> CheckedFile:
+    def read(cls, path: Path, advance: AdvanceCallback) -> CheckedFile:
         """Read a checkpoint, of which every byte is checked."""
         state, digest = _state(path) if path.is_file() else (), hashlib.sha256()
         problem = torch_file.problem(path, advance, digest.update)
@@ -120,7 +120,7 @@ def choose(run: Run, wanted: str) -> CheckedFile:
         other, why = broken[0]
         raise CheckpointError(f"{other}: {why}", hint="no other checkpoint of this run is intact")
     hint = f"training makes one; see {run.log} for how the run went"
-    raise CheckpointError("has no checkpoint", hint=hint, about=f"run {run.id}")
+    raise CheckpointError("has no checkpoint", hint=hint, prefix=f"run {run.id}")
 
 
 def _foreign(run: Run, file: CheckedFile, events: Sequence[Event]) -> str | None:
@@ -181,7 +181,7 @@ def can_resume(run: Run) -> bool:
 
 def checked(name: str, hint: str = "give the file of an intact checkpoint") -> CheckedFile:
     """The intact checkpoint that a user names by its file; else a CheckpointError with ``hint``."""
-    file = check(expanded(name).absolute())
+    file = check(expand_home(name).absolute())
     if file.problem:
         raise CheckpointError(f"{file.path}: {file.problem}", hint=hint)
     return file
@@ -198,7 +198,7 @@ def keep_last(run: Run, checkpoint: Path) -> str:
     names = (models / f"model_{there.update}_aside_{number}.ckpt" for number in count(1))
     kept = next(path for path in names if not path.exists() or path.samefile(last))
     if not kept.exists():
-        share(last, kept)
+        link_or_copy(last, kept)
     after = there.update - here.update
     updates = "the update" if after == 1 else f"the {after} updates"
     return f", update {here.update}; {updates} after it {'is' if after == 1 else 'are'} set aside as {kept}"
@@ -315,7 +315,7 @@ def pinned(
         checked: what was read of it before; its hash is taken where the file is the same still.
     """
     if run.pins.is_dir():
-        with suppress(MmfwError, OSError), locked(run.readers):  # nobody reads, so these are left over
+        with suppress(MmfwError, OSError), file_lock(run.readers):  # nobody reads, so these are left over
             remove_tree(run.pins)
     with reading(run):
         pin, owner = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()
@@ -325,7 +325,7 @@ def pinned(
                 if by_name:
                     run.pins.mkdir(exist_ok=True)
                     folder.mkdir()
-                    share(checkpoint, folder / checkpoint.name)
+                    link_or_copy(checkpoint, folder / checkpoint.name)
                     pin.path = folder / checkpoint.name
             if checked is not None and checked.state == _state(pin.path):
                 pin.hashed = checked.sha256

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from mmf_win.files import write_json
-from mmf_win.locking import locked
-from mmf_win.paths import tool_home
+from mmf_win.locking import file_lock
+from mmf_win.paths import mmfw_home
 from mmf_win.protocol import Event
 from mmf_win.records import read_record
 from mmf_win.runs.history import attempt_started
@@ -17,7 +17,7 @@ _MOST = 200
 
 def file() -> Path:
     """Where they are kept: a JSON object in mmfw's own folder."""
-    return tool_home() / "fits.json"
+    return mmfw_home() / "fits.json"
 
 
 def load() -> dict[str, int]:
@@ -40,7 +40,7 @@ def remember(events: list[Event]) -> None:
     fit, rows = started["fit"], started["micro_batch"]
     with suppress(OSError):  # a finished run is worth more than a note about it
         file().parent.mkdir(parents=True, exist_ok=True)
-        with locked(file().with_suffix(".lock"), patience=5.0):
+        with file_lock(file().with_suffix(".lock"), timeout=5.0):
             before = load()
             fits = {key: value for key, value in before.items() if key != fit}
             if rows < started["batch"]:

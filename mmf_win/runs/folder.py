@@ -31,14 +31,20 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from mmf_win import files
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.errors import DataError, InUseError
 from mmf_win.files import write_json
-from mmf_win.locking import is_locked, locked
-from mmf_win.paths import Inside, first_free, name_part, new_file, new_folder
-from mmf_win.protocol import LATEST, AttemptFolder
+from mmf_win.locking import file_lock, is_locked
+from mmf_win.paths import (
+    ChildPath,
+    create_first_free,
+    create_timestamped_dir,
+    reserve_file,
+    short_portable_name,
+)
+from mmf_win.protocol import MAX_TIMESTAMP, AttemptFolder
 from mmf_win.protocol.attempt import EVENTS, LOG
-from mmf_win.records import convert, decode, read_record
+from mmf_win.records import convert_to, decode_json, read_record
 from mmf_win.runs.request import Request, lasting
 
 #: Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie.
@@ -59,32 +65,32 @@ class Run:
     path: Path
 
     #: What was asked for; a folder without it is no run.
-    request_file = Inside("request.json")
+    request_file = ChildPath("request.json")
     #: Events of all attempts to train.
-    events = Inside(EVENTS)
+    events = ChildPath(EVENTS)
     #: Held while the run is being trained.
-    lock = Inside("lock")
+    lock = ChildPath("lock")
     #: The whole output of the workers that trained.
-    log = Inside(LOG)
+    log = ChildPath(LOG)
     #: How the last training ended, in runs that an earlier version trained last.
-    earlier_exit_file = Inside("exit.json")
+    earlier_exit_file = ChildPath("exit.json")
     #: The lock of those who read its checkpoints.
-    readers = Inside("readers")
+    readers = ChildPath("readers")
     #: MMF's own logs.
-    logs = Inside("logs")
+    logs = ChildPath("logs")
     #: MMF's save_dir.
-    checkpoints = Inside("checkpoints")
+    checkpoints = ChildPath("checkpoints")
     #: Second names of checkpoints that predict at this moment, see :mod:`mmf_win.runs.checkpoints`.
-    pins = Inside("pins")
+    pins = ChildPath("pins")
     #: Predictions, their metrics and pages.
-    reports = Inside("reports")
+    reports = ChildPath("reports")
     #: What trackers have of it.
-    tracking = Inside("tracking")
+    tracking = ChildPath("tracking")
 
     @classmethod
     def create(cls, save_dir: Path, name: str) -> Run:
         """A new, empty run folder."""
-        return cls(new_folder(save_dir / name_part(name)))
+        return cls(create_timestamped_dir(save_dir / short_portable_name(name)))
 
     @property
     def id(self) -> str:
@@ -98,21 +104,21 @@ class Run:
         """Its newest page, for notebooks: without access to these, since it holds texts of memes."""
         pages = sorted(self.reports.glob("*.html"), key=lambda page: page.stat().st_mtime)
         if not pages:
-            report = escape(shell_line("mmfw", "report", self.path))
+            report = escape(format_command("mmfw", "report", self.path))
             return f"<p>Run {escape(self.id)} has no page so far; <code>{report}</code> makes one.</p>"
         page = escape(pages[-1].read_text(encoding="utf-8", errors="replace"))
         return f'<iframe sandbox="allow-scripts" srcdoc="{page}" width="100%" height="800"></iframe>'
 
     def new_report(self, split: str, folder: Path | None = None) -> AbstractContextManager[Path]:
         """The name of a new prediction file for ``split``, which the block makes; by default in the run."""
-        return new_file(folder or self.reports, f"hateful_memes_{self.path.parent.name}_{split}_", ".csv")
+        return reserve_file(folder or self.reports, f"hateful_memes_{self.path.parent.name}_{split}_", ".csv")
 
     def new_attempt(self) -> AttemptFolder:
         """A new folder under ``attempts``, numbered on from the last."""
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
         following = count(max(self._attempts(), default=0) + 1)
-        return AttemptFolder(first_free((attempts / str(n) for n in following), Path.mkdir))
+        return AttemptFolder(create_first_free((attempts / str(n) for n in following), Path.mkdir))
 
     def attempt(self, name: int | str) -> AttemptFolder:
         """Return the folder of an attempt, by its number or its name in events."""
@@ -136,7 +142,7 @@ class Run:
         if self.earlier_exit_file.exists():
             return self.earlier_exit_file
         trainings = (each for each in map(self.attempt, self._attempts()) if each.is_training())
-        return next((each.exit for each in trainings), self.earlier_exit_file)
+        return next((each.outcome_file for each in trainings), self.earlier_exit_file)
 
     def save_request(self, request: Request) -> None:
         """Remember what was asked for, but for what holds for the start alone."""
@@ -158,8 +164,8 @@ class Run:
         with suppress(OSError, ValueError, LookupError):
             if stat.S_ISREG(about.st_mode):
                 with open(file, "rb") as opened:  # noqa: PTH123
-                    created = decode(opened.read(), _Created)["created"]
-                if 0 <= created < LATEST:
+                    created = decode_json(opened.read(), _Created)["created"]
+                if 0 <= created < MAX_TIMESTAMP:
                     return created, True
         return about.st_mtime, False
 
@@ -167,7 +173,7 @@ class Run:
         """What was asked for. Raises DataError where that cannot be read."""
         try:
             values = read_record(self.request_file, dict[str, Any])
-            request = convert({"created": self.request_file.stat().st_mtime, **values}, Request)
+            request = convert_to({"created": self.request_file.stat().st_mtime, **values}, Request)
             request.ours  # noqa: B018 - refuses what is of another type
             if "overrides" in values:
                 raise ValueError("its overrides are not among its settings, so it is not of this version")
@@ -175,15 +181,15 @@ class Run:
                 raise ValueError("it names no model")
             if missing := {"train", "val", "test"} - request.splits.keys():
                 raise ValueError(f"it names no split for {min(missing)}")
-            if not 0 <= request.created < LATEST:
+            if not 0 <= request.created < MAX_TIMESTAMP:
                 raise ValueError(f"created cannot be {request.created}")
             return request
         except (OSError, ValueError) as error:
             message = f"{self.request_file}: not the request of a run ({error})"
-            hint = f"`{shell_line('mmfw', 'runs', 'rm', self.path)}` removes this run"
+            hint = f"`{format_command('mmfw', 'runs', 'rm', self.path)}` removes this run"
             saved = (self.checkpoints / f"{name}.ckpt" for name in ("best", "current"))
             if weights := next(filter(Path.is_file, saved), None):
-                begin = shell_line("mmfw", "train", "PRESET", "--init", weights)
+                begin = format_command("mmfw", "train", "PRESET", "--init", weights)
                 hint = f"`{begin}` begins anew with its weights, and {hint}"
             raise DataError(message, hint=hint) from None
 
@@ -209,21 +215,21 @@ def training_alone(run: Run) -> AbstractContextManager[int]:
 
     The block raises InUseError where another process trains the run.
     """
-    return locked(run.lock, refused=_being_trained(run))
+    return file_lock(run.lock, in_use_error=_being_trained(run))
 
 
 def require_unused(run: Run) -> None:
     """Raise InUseError where some process trains the run, predicts with it or sends it to a tracker."""
     require_idle(run)
     refused = InUseError(f"run {run.id} is predicting, or is being sent to a tracker")
-    with locked(run.readers, refused=refused):
+    with file_lock(run.readers, in_use_error=refused):
         pass
 
 
 def reading(run: Run) -> AbstractContextManager[int]:
     """Keep the run from being removed meanwhile. The block raises InUseError where that has begun."""
     refused = InUseError(f"run {run.id} is being removed")
-    return locked(run.readers, _FOR_PINS, shared=True, refused=refused)
+    return file_lock(run.readers, _FOR_PINS, shared=True, in_use_error=refused)
 
 
 def _being_trained(run: Run) -> InUseError:

@@ -12,12 +12,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import Timestamp, first_few
+from mmf_win.console import Timestamp, summarize_list
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError
 from mmf_win.files import disk_usage
 from mmf_win.locking import is_locked
-from mmf_win.protocol import Event, Exit, read_events
+from mmf_win.protocol import AttemptOutcome, Event, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs, note_odd_time
 from mmf_win.runs.request import Request, as_typed
@@ -110,8 +110,8 @@ class Record:
     def outcome_of(self, attempt: str) -> str | None:
         """Return how an attempt ended; None if it was killed, or where its record cannot be read."""
         with suppress(DataError):
-            end = Exit.load(self.run.attempt(attempt).exit)
-            return end.outcome if end else None
+            end = AttemptOutcome.load(self.run.attempt(attempt).outcome_file)
+            return end.kind if end else None
         return None
 
     @cached_property
@@ -209,7 +209,7 @@ def details(known: Record) -> dict[str, Any]:
     run, request, events = known.run, known.request, known.events
     asked = asdict(request)
     trained = [event.get("data") for event in reversed(events) if event["kind"] == "train_started"]
-    end = Exit.load(run.exit_file)
+    end = AttemptOutcome.load(run.exit_file)
     return {
         **known.summary.columns(),
         "why": end.message or None if end else None,
@@ -277,10 +277,10 @@ def state(run: Run) -> str:
     except OSError as error:
         if error.errno != errno.ENOLCK:
             raise
-    end = Exit.load(run.exit_file)
+    end = AttemptOutcome.load(run.exit_file)
     if end is None:
         return "killed"
-    return {"ok": "done", "interrupted": "interrupted"}.get(end.outcome, f"failed: {end.outcome}")
+    return {"ok": "done", "interrupted": "interrupted"}.get(end.kind, f"failed: {end.kind}")
 
 
 def changed_splits(run: Run, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -319,7 +319,7 @@ def weights_loaded(event: Event) -> str:
     """What an event of the kind ``loaded`` tells."""
     shown = f"{event['source']}: {event['copied']:,} of the model's {event['total']:,} tensors"
     missing = event["missing"]
-    return f"{shown}; not in the file: {first_few(missing)}" if missing else shown
+    return f"{shown}; not in the file: {summarize_list(missing)}" if missing else shown
 
 
 def _covered(on: Coverage | None) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from mmf_win.console import did_you_mean, iso, shell_line
-from mmf_win.errors import DataError, NoRun
-from mmf_win.paths import expanded
+from mmf_win.console import format_command, format_utc_time, suggestion_hint
+from mmf_win.errors import DataError, RunNotFoundError
+from mmf_win.paths import expand_home
 from mmf_win.runs import presets
 from mmf_win.runs.folder import SPECIFICATION, SWEEPS, Run, is_task
 
@@ -43,7 +43,9 @@ def note_odd_time(run: Run) -> None:
     if not is_recorded:
         _log.warning("%s: no time of creation; ordered by when it was written", run.request_file)
     elif time_of > time.time() + _CLOCKS_DIFFER:
-        _log.warning("run %s was created in the future, %s; check the clock", run.id, iso(time_of))
+        _log.warning(
+            "run %s was created in the future, %s; check the clock", run.id, format_utc_time(time_of)
+        )
 
 
 def sweeps_in(save_dir: Path) -> list[Path]:
@@ -58,7 +60,7 @@ def with_sweeps(save_dir: Path) -> list[Run]:
 
 def sweep_named(save_dir: Path, wanted: str) -> Path | None:
     """The sweep that its folder, its name or ``sweeps/NAME`` means; None where there is none."""
-    places = (expanded(wanted).absolute(), save_dir / wanted, save_dir / SWEEPS / wanted) if wanted else ()
+    places = (expand_home(wanted).absolute(), save_dir / wanted, save_dir / SWEEPS / wanted) if wanted else ()
     return next((place for place in places if (place / SPECIFICATION).is_file()), None)
 
 
@@ -77,15 +79,15 @@ def find_runs(save_dir: Path, wanted: str | None) -> list[Run]:
         return all_runs(sweep)
     try:
         return [find_run(save_dir, wanted)]
-    except NoRun as error:
+    except RunNotFoundError as error:
         name = f"{SWEEPS}/{wanted}"
         hint = f"did you mean {name}?" if (save_dir / name / SPECIFICATION).is_file() else error.hint
-        raise NoRun(str(error), hint=hint) from None
+        raise RunNotFoundError(str(error), hint=hint) from None
 
 
 def named(save_dir: Path, wanted: str | None) -> Iterator[Run]:
     """The runs that an id, a name, a time, or a run's or task's folder may mean, the newest first."""
-    for path in (expanded(wanted).absolute(), save_dir / wanted) if wanted else ():
+    for path in (expand_home(wanted).absolute(), save_dir / wanted) if wanted else ():
         own = Run(path.resolve() if ".." in path.parts else path)
         if _is_run(own.path):
             yield own
@@ -135,7 +137,7 @@ def newest(
         if found is None:
             continue
         for other, why in passed:
-            reason = why if isinstance(why, OSError) else why.without(f"run {other.id}")
+            reason = why if isinstance(why, OSError) else why.message_without(f"run {other.id}")
             _log.warning("skipping run %s: %s", other.id, reason)
         if passed:
             _log.warning("taking run %s", run.id)
@@ -145,22 +147,22 @@ def newest(
         raise passed[0][1]
     of = f" of preset {preset}" if preset else ""
     missing = f"no run{of} yet" if wanted is None else f"no run{of} named {wanted}"
-    raise NoRun(f"{save_dir}: there is {missing}", hint=_instead(save_dir, wanted))
+    raise RunNotFoundError(f"{save_dir}: there is {missing}", hint=_instead(save_dir, wanted))
 
 
 def _instead(save_dir: Path, wanted: str | None) -> str:
     """What to do where there is no such run."""
     if wanted and sweep_named(save_dir, wanted):
-        lists = shell_line("mmfw", "runs", "--sweep", wanted, "--save-dir", save_dir)
+        lists = format_command("mmfw", "runs", "--sweep", wanted, "--save-dir", save_dir)
         return f"{wanted} is a sweep; `{lists}` lists its runs"
     if wanted is None or wanted in presets.names():
-        return f"`{shell_line('mmfw', 'train', wanted or 'PRESET', '--save-dir', save_dir)}` makes one"
+        return f"`{format_command('mmfw', 'train', wanted or 'PRESET', '--save-dir', save_dir)}` makes one"
     if wanted.endswith((".ckpt", ".pth", ".pt")):
-        return f"`{shell_line('mmfw', 'predict', '--checkpoint', wanted)}` predicts with a checkpoint"
+        return f"`{format_command('mmfw', 'predict', '--checkpoint', wanted)}` predicts with a checkpoint"
     names = [*(run.path.parent.name for run in all_runs(save_dir)), *presets.names()]
     names += [f"{SWEEPS}/{path.name}" for path in sweeps_in(save_dir)]
-    lists = shell_line("mmfw", "runs", "--save-dir", save_dir)
-    return f"{did_you_mean(wanted, names)}`{lists}` lists the runs"
+    lists = format_command("mmfw", "runs", "--save-dir", save_dir)
+    return f"{suggestion_hint(wanted, names)}`{lists}` lists the runs"
 
 
 def owner(file: Path) -> Run | None:

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.console import Progress, first_few, shell_line
+from mmf_win.console import Progress, format_command, summarize_list
 from mmf_win.dataset.annotations import AnnotationFile
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
 from mmf_win.inputs.listing import inputs_of, paths_of
-from mmf_win.paths import Places, data_option
-from mmf_win.protocol import Exit
+from mmf_win.paths import MmfPaths, data_dir_arguments
+from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs import presets
 from mmf_win.runs.history import Record
 from mmf_win.runs.lookup import owner
@@ -48,9 +48,9 @@ def check_training(plan: Plan) -> tuple[Inputs, int | None]:
         message = "training.max_updates: without it, and training.max_epochs, no run ends"
         raise UsageError(message, hint="set one")
     if not asked.settings["training"].get("batch_size_per_device"):
-        require_even(config, asked.training.nproc * asked.training.nnodes)
+        require_even(config, asked.train_task.nproc * asked.train_task.nnodes)
     inputs = check(
-        Path(asked.mmf),
+        Path(asked.mmf_root),
         plan.start.places,
         config,
         slots=("train", "val"),
@@ -68,7 +68,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     """Refuse a checkpoint that leaves no update: at the total, or where a validation has ended training."""
     asked, config = plan.first, plan.config
     reset, training = config["checkpoint"].get("reset") or {}, config["training"]
-    if asked.checkpoint is None or asked.training.weights_alone or reset.get("all") or reset.get("counts"):
+    if asked.checkpoint is None or asked.train_task.only_weights or reset.get("all") or reset.get("counts"):
         return
     checkpoint, patience = Path(asked.checkpoint), training["early_stop.patience"]
     counted, run = counts(checkpoint), owner(checkpoint)
@@ -78,19 +78,25 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
         counted.update == total
         and run is not None
         and plan.request.start != asked.checkpoint
-        and Exit.load(run.exit_file) != Exit("ok")
+        and AttemptOutcome.load(run.exit_file) != AttemptOutcome("ok")
     )
     if total is not None and counted.update >= total and not is_to_finish:
         hint = f"name a total above {counted.update} with --updates"
         for preset in _typed(plan.request):
-            where = [*data_option(plan.start.places.data_dir), "--save-dir", plan.start.places.save_dir]
-            begin = shell_line("mmfw", "train", preset, "--init", checkpoint, *where)
+            where = [
+                *data_dir_arguments(plan.start.places.data_dir),
+                "--save-dir",
+                plan.start.places.save_dir,
+            ]
+            begin = format_command("mmfw", "train", preset, "--init", checkpoint, *where)
             hint += f", or begin again with these weights: `{begin}`"
         message = f"{checkpoint}: it is at update {counted.update}, and the run's total is {total}"
         raise UsageError(message, hint=hint)
     if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
         return
-    if counted.update <= counted.best_update + patience or Exit.load(run.exit_file) != Exit("ok"):
+    if counted.update <= counted.best_update + patience or AttemptOutcome.load(
+        run.exit_file
+    ) != AttemptOutcome("ok"):
         return
     summary = Record.read(run).summary
     if (summary.updates or 0) < (summary.max_updates or 0):
@@ -132,7 +138,7 @@ def check_prediction(plan: Plan, target: Target, features: Path | None) -> Input
         lmdb = paths_of(config["dataset"], "features", ["test"])[0]
         _require_own_features(plan.start.places, target, lmdb)
     return check(
-        Path(plan.first.mmf),
+        Path(plan.first.mmf_root),
         plan.start.places,
         config,
         slots=("test",),
@@ -142,14 +148,14 @@ def check_prediction(plan: Plan, target: Target, features: Path | None) -> Input
     )
 
 
-def _require_own_features(places: Places, target: Target, lmdb: Path) -> None:
+def _require_own_features(places: MmfPaths, target: Target, lmdb: Path) -> None:
     """Raise DatasetError for own memes whose images have no region features, or those of another image."""
     rows = target.rows
     keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
     missing = without_features(rows, keys)
     if missing:
-        shown = first_few([row.shown_id for row in missing])
-        add = shell_line("mmfw", "features", "add", "FOLDER", *data_option(places.data_dir))
+        shown = summarize_list([row.shown_id for row in missing])
+        add = format_command("mmfw", "features", "add", "FOLDER", *data_dir_arguments(places.data_dir))
         raise DatasetError(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
             f"{len(rows)} images ({shown})",
@@ -165,7 +171,7 @@ def _require_own_features(places: Places, target: Target, lmdb: Path) -> None:
 
 
 def inputs_of_presets(
-    mmf: Installed, names: Sequence[str], places: Places, overrides: Sequence[str] = ()
+    mmf: Installed, names: Sequence[str], places: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[Input, list[str]]:
     """What presets, by their names or files, need with these overrides → which of them need it.
 
@@ -182,7 +188,7 @@ def inputs_of_presets(
 
 
 def inputs_of_run(
-    mmf: Installed, request: Request, places: Places, overrides: Sequence[str] = ()
+    mmf: Installed, request: Request, places: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[Input, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
     asked = replace(request, settings=merge(request.preset_settings, request.settings))

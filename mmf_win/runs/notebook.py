@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mmf_win.errors import UsageError
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.protocol import read_events
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import Run
@@ -29,7 +29,7 @@ def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
     require_packages("pandas", extra="[notebook]")
     import pandas
 
-    lines = [summary.columns() for summary in summaries(Places.resolve(save_dir=save_dir).save_dir)]
+    lines = [summary.columns() for summary in summaries(MmfPaths.resolve(save_dir=save_dir).save_dir)]
     table = pandas.DataFrame(lines, columns=list(Summary("", "").columns()))
     table["started"] = pandas.to_datetime(table["started"], unit="s", utc=True)
     return table
@@ -46,7 +46,7 @@ def find(run: str | None = None, save_dir: Path | str | None = None) -> Run:
     Raises:
         NoRun: there is none.
     """
-    return lookup.newest(Places.resolve(save_dir=save_dir).save_dir, run, lambda found: found)
+    return lookup.newest(MmfPaths.resolve(save_dir=save_dir).save_dir, run, lambda found: found)
 
 
 def events(run: Run, kind: str = "train") -> pandas.DataFrame:

@@ -7,28 +7,28 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from mmf_win import errors
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.files import read_tail
-from mmf_win.protocol import Attempt, Exit, Outcome, read_events
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, OutcomeKind, read_events
 from mmf_win.protocol.attempt import CheckTask
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record, attempt_started
 from mmf_win.runs.lookup import all_runs
 from mmf_win.signals import STOP_SIGNALS
-from mmf_win.supervise import Ended
+from mmf_win.supervise import ChildExit
 
 # All others are errors of training.
-_ERRORS: dict[Outcome, type[errors.MmfwError]] = {
-    "interrupted": errors.Interrupted,
+_ERRORS: dict[OutcomeKind, type[errors.MmfwError]] = {
+    "interrupted": errors.StoppedByUserError,
     "host_oom": errors.ResourceError,
     "disk": errors.ResourceError,
     "data": errors.DataError,
     "checkpoint": errors.CheckpointError,
     "untrusted": errors.CheckpointError,
     "config": errors.UsageError,
-    "mmf": errors.MmfError,
-    "network": errors.MmfError,
+    "mmf": errors.MmfEnvironmentError,
+    "network": errors.MmfEnvironmentError,
 }
 
 _STOPPED = {-number for number in STOP_SIGNALS}  # sent to every process, before the worker can handle it
@@ -54,26 +54,26 @@ _HINTS = {
 }
 
 
-def exit_of(asked: Attempt, ended: Ended, *, memory_ran_out: bool) -> Exit:
+def exit_of(asked: AttemptRequest, ended: ChildExit, *, memory_ran_out: bool) -> AttemptOutcome:
     """What the worker said about its end, or else what its death tells; saved where it is not what it said.
 
     ``memory_ran_out``: the system killed a process meanwhile because it did.
     """
     said = None
     with suppress(errors.DataError):  # one that cannot be read says nothing
-        said = Exit.load(asked.attempt.exit)
+        said = AttemptOutcome.load(asked.folder.outcome_file)
     end = said or _died(asked, ended, memory_ran_out)
-    if end.outcome == "killed" and memory_ran_out:
-        end = Exit("host_oom", "memory ran out, and the system killed a process")
-    if ended.stop_requested and end.outcome in ("cuda_oom", "host_oom"):
+    if end.kind == "killed" and memory_ran_out:
+        end = AttemptOutcome("host_oom", "memory ran out, and the system killed a process")
+    if ended.stop_requested and end.kind in ("cuda_oom", "host_oom"):
         # Whoever asked for the prompt must not get another attempt.
-        end = Exit("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
+        end = AttemptOutcome("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
     if end is not said:
         end.record(asked)
     return end
 
 
-def as_error(end: Exit, asked: Attempt, output: str | None = None) -> errors.MmfwError:
+def as_error(end: AttemptOutcome, asked: AttemptRequest, output: str | None = None) -> errors.MmfwError:
     """Return the outcome of an attempt as an error whose class gives the exit code, with what to do next.
 
     Args:
@@ -85,20 +85,20 @@ def as_error(end: Exit, asked: Attempt, output: str | None = None) -> errors.Mmf
         output = "" if asked.profile_updates else f"the whole output is in {asked.log}"  # a profile moves it
         if isinstance(asked.task, CheckTask):
             output = "`mmfw train` keeps the whole output"
-    message = end.message or end.outcome
-    if end.outcome == "internal" and end.where:
-        message += f" (at {end.where})"
-    hint = _hint_after(end.outcome, asked, output)
+    message = end.message or end.kind
+    if end.kind == "internal" and end.source_location:
+        message += f" (at {end.source_location})"
+    hint = _hint_after(end.kind, asked, output)
     if end.hint:
         # Of "internal" it is only where the output is.
-        more = _hint_after("killed" if end.outcome == "disk" else "internal", asked, output)
+        more = _hint_after("killed" if end.kind == "disk" else "internal", asked, output)
         hint = "; ".join(filter(None, (end.hint, more)))
-    return _ERRORS.get(end.outcome, errors.TrainingError)(message, hint=hint, log=asked.log)
+    return _ERRORS.get(end.kind, errors.TrainingError)(message, hint=hint, log=asked.log)
 
 
-def _hint_after(outcome: str, asked: Attempt, output: str) -> str | None:
-    run, resumes = Run(asked.run_dir), asked.trains and not asked.is_trial
-    resumes = resumes and not asked.training.node_rank  # the first machine keeps the run
+def _hint_after(outcome: str, asked: AttemptRequest, output: str) -> str | None:
+    run, resumes = Run(asked.run_dir), asked.is_training and not asked.discards_weights
+    resumes = resumes and not asked.train_task.node_rank  # the first machine keeps the run
     if outcome == "interrupted":
         if not resumes:
             return None
@@ -124,7 +124,7 @@ def resume(run: Run) -> str:
     save_dir = run.path.parent.parent
     newest = next(iter(all_runs(save_dir)), run)
     which = "last" if newest.path == run.path else run.id
-    return shell_line("mmfw", "train", "--resume", which, "--save-dir", save_dir)
+    return format_command("mmfw", "train", "--resume", which, "--save-dir", save_dir)
 
 
 def use_intact(run: Run, found: Iterable[checkpoints.SavedCheckpoint]) -> str | None:
@@ -137,18 +137,22 @@ def use_intact(run: Run, found: Iterable[checkpoints.SavedCheckpoint]) -> str | 
     with suppress(errors.DataError):
         known = Record.read(run).summary
         if known.state == "done" and known.updates == newest.update:  # nothing is left to train
-            predict = shell_line("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
+            predict = format_command("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
             use = f"`{predict}` predicts with what is intact"
     return f"the newest intact one is {newest.name}; {use}"
 
 
-def _died(asked: Attempt, ended: Ended, memory_ran_out: bool) -> Exit:
-    if ended.killed or (ended.stop_requested and ended.code in _STOPPED):
-        return Exit("interrupted", "ended at once, or for lack of progress; updates not yet saved are lost")
-    if ended.code == -9 and memory_ran_out:
-        return Exit("host_oom", "memory ran out, and the system killed the worker")
+def _died(asked: AttemptRequest, ended: ChildExit, memory_ran_out: bool) -> AttemptOutcome:
+    if ended.killed or (ended.stop_requested and ended.exit_code in _STOPPED):
+        return AttemptOutcome(
+            "interrupted", "ended at once, or for lack of progress; updates not yet saved are lost"
+        )
+    if ended.exit_code == -9 and memory_ran_out:
+        return AttemptOutcome("host_oom", "memory ran out, and the system killed the worker")
     with suppress(OSError):
         # C++ aborts, and Python may not even start; earlier workers may have written before.
         if _NO_MEMORY.search(read_tail(asked.log, 300)):
-            return Exit("host_oom", f"there is too little memory for the worker (code {ended.code})")
-    return Exit.of_death(ended.code, "the worker")
+            return AttemptOutcome(
+                "host_oom", f"there is too little memory for the worker (code {ended.exit_code})"
+            )
+    return AttemptOutcome.from_exit_code(ended.exit_code, "the worker")

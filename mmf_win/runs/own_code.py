@@ -12,8 +12,8 @@ from pathlib import Path
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
-from mmf_win.locking import locked
-from mmf_win.paths import expanded, tool_home
+from mmf_win.locking import file_lock
+from mmf_win.paths import expand_home, mmfw_home
 from mmf_win.records import read_record
 from mmf_win.runs.request import CommandOptions
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 def file() -> Path:
     """Where the trusted folders are listed: a JSON list in mmfw's own folder."""
-    return tool_home() / "trusted.json"
+    return mmfw_home() / "trusted.json"
 
 
 def folder_of(named: str | None, options: CommandOptions, whose: str) -> str | None:
@@ -55,7 +55,7 @@ def folder_of(named: str | None, options: CommandOptions, whose: str) -> str | N
         path = file()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with locked(path.with_suffix(".lock"), patience=5.0):
+            with file_lock(path.with_suffix(".lock"), timeout=5.0):
                 write_json(path, [*_known(), str(folder)])
         except OSError as error:
             _log.warning("%s cannot be written, so %s is asked about again: %s", path, folder, error.strerror)
@@ -64,7 +64,7 @@ def folder_of(named: str | None, options: CommandOptions, whose: str) -> str | N
 
 def _absolute(named: str) -> Path:
     # resolve() would follow links, and change the name under which the folder is imported.
-    return Path(os.path.abspath(expanded(named)))  # noqa: PTH100
+    return Path(os.path.abspath(expand_home(named)))  # noqa: PTH100
 
 
 def _known() -> list[str]:

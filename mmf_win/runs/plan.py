@@ -16,11 +16,11 @@ from typing import Any
 
 from mmf_win import machine
 from mmf_win.dataset.annotations import is_unicode
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.inputs.check import Inputs
-from mmf_win.paths import Places
-from mmf_win.protocol import Attempt, Event, Exit
-from mmf_win.protocol.attempt import PredictTask, Task, TrainTask
+from mmf_win.paths import MmfPaths
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event
+from mmf_win.protocol.attempt import AttemptTask, PredictTask, TrainTask
 from mmf_win.runs import fits, own_code
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions, Request, lasting
@@ -51,7 +51,7 @@ class Start:
 
     request: Request
     options: CommandOptions
-    places: Places
+    places: MmfPaths
     run: Run | None = None
     name: str | None = None
     checkpoint: Path | None = None
@@ -72,7 +72,7 @@ class Plan:
 
     start: Start
     request: Request
-    first: Attempt
+    first: AttemptRequest
     config: Tree
     inputs: Inputs = field(default_factory=Inputs)
 
@@ -87,7 +87,7 @@ def plan_training(start: Start) -> Plan:
     if options.detect_anomaly and not detect_anomaly:
         _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
     # MMF loads the test set before it trains, and fails without one.
-    has_test = start.places.dataset.split(request.splits["test"]).is_file()
+    has_test = start.places.dataset.annotation_file(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
     tree = merge(
         settings.common(request.model, splits, mmf.version, together["nproc"]),
@@ -97,10 +97,10 @@ def plan_training(start: Start) -> Plan:
         settings.resume(start.checkpoint) if start.checkpoint else {},
     )
     task = TrainTask(
-        weights_alone=start.weights_alone,
-        keep=1 if ours.keep is None else ours.keep,
+        only_weights=start.weights_alone,
+        keep_checkpoints=1 if ours.keep is None else ours.keep,
         find_micro_batch=bool(ours.auto_batch),
-        fits=fits.load() if options.use_known_fits else {},
+        known_micro_batches=fits.load() if options.use_known_fits else {},
         **together,
     )
     return plan_attempt(task, mmf, start, request, tree)
@@ -123,7 +123,7 @@ def plan_prediction(start: Start, checkpoint: Path, target: Target, features: Pa
     return plan_attempt(PredictTask(str(target.file.path)), mmf, start, request, tree)
 
 
-def plan_attempt(task: Task, mmf: Installed, start: Start, request: Request, tree: Tree) -> Plan:
+def plan_attempt(task: AttemptTask, mmf: Installed, start: Start, request: Request, tree: Tree) -> Plan:
     """Merge the command's overrides over the settings in ``tree``.
 
     Raises UsageError where the configuration cannot be put together, and as
@@ -143,7 +143,7 @@ def plan_attempt(task: Task, mmf: Installed, start: Start, request: Request, tre
     if code is not None:
         typed = merge(typed, {"env": {"user_dir": literal(code)}})
     request = request.over(typed)  # an override of MMF's own precision takes the place of an option's
-    first = Attempt(
+    first = AttemptRequest(
         task,
         request.model,
         str(mmf.root),
@@ -153,7 +153,7 @@ def plan_attempt(task: Task, mmf: Installed, start: Start, request: Request, tre
         precision=request.ours.precision,
         fast=bool(request.ours.fast),
         trust=options.trust,
-        images=str(places.images) if places.images else None,
+        image_cache_dir=str(places.image_cache_dir) if places.image_cache_dir else None,
     )
     return Plan(start, request, first, config)
 
@@ -165,7 +165,7 @@ def mmf_for(request: Request) -> Installed:
     if request.config is not None:
         try:
             config_path(mmf.root, request.config)
-        except MmfError as error:
+        except MmfEnvironmentError as error:
             raise UsageError(f"preset {request.preset}: {error}", hint=error.hint) from None
     return mmf
 
@@ -180,7 +180,7 @@ def _note_changes(mmf: Installed) -> None:
 
 
 def processes(options: CommandOptions) -> dict[str, Any]:
-    """What an :class:`~mmf_win.protocol.Attempt` says of them. Raises UsageError where they cannot begin."""
+    """What an :class:`~mmf_win.protocol.AttemptRequest` says of them. Raises UsageError where they cannot begin."""
     found = 0 if options.cpu else machine.count_gpus()
     nproc = max(1, found) if options.nproc == "auto" else int(options.nproc or 1)
     if found and nproc > found:
@@ -218,7 +218,9 @@ def require_even(config: Tree, count: int) -> None:
     )
 
 
-def limit_to_lower(failed: Attempt, end: Exit, started: Event | None) -> tuple[str, int, int] | None:
+def limit_to_lower(
+    failed: AttemptRequest, end: AttemptOutcome, started: Event | None
+) -> tuple[str, int, int] | None:
     """What the next attempt has less of, as name, old and new number.
 
     When the host's memory was at its end, half the ``workers`` of the DataLoader, down to none. When the
@@ -230,11 +232,11 @@ def limit_to_lower(failed: Attempt, end: Exit, started: Event | None) -> tuple[s
     if started is None:
         return None
     workers, batch = started["workers"], started["batch"]
-    if end.outcome == "host_oom":
+    if end.kind == "host_oom":
         return ("workers", workers, workers // 2) if workers else None
-    if end.outcome != "cuda_oom":
+    if end.kind != "cuda_oom":
         return None
-    if end.validating or not failed.trains:
+    if end.during_validation or not failed.is_training:
         name, had = "eval_batch", failed.eval_batch or batch
     else:
         name, had = "micro_batch", started["micro_batch"]
@@ -252,7 +254,9 @@ def smaller_rows(batch: int, failed: int) -> int | None:
     return math.ceil(batch / parts) if failed > 1 else None
 
 
-def following(failed: Attempt, name: str, number: int, started: Event, saved: Path | None) -> Attempt:
+def following(
+    failed: AttemptRequest, name: str, number: int, started: Event, saved: Path | None
+) -> AttemptRequest:
     """The attempt after one for which memory did not suffice.
 
     Args:
@@ -266,17 +270,17 @@ def following(failed: Attempt, name: str, number: int, started: Event, saved: Pa
     if saved is not None:
         # What says where a run starts must not send a later attempt back there.
         tree = merge(lasting(failed.settings), settings.resume(saved))
-        task = replace(failed.training, weights_alone=False)
+        task = replace(failed.train_task, only_weights=False)
         following = replace(failed, task=task, settings=tree, checkpoint=str(saved))
-    elif failed.trains and (failed.checkpoint is None or failed.training.weights_alone):
+    elif failed.is_training and (failed.checkpoint is None or failed.train_task.only_weights):
         needed["training"] = {"seed": started["seed"]}
     if name == "workers":
         needed = merge(needed, {"training": {"num_workers": number}})
     elif name == "eval_batch":
         following = replace(following, eval_batch=number)
         # It keeps the scores of a full set off the GPU; where MMF has no such key, a hook does.
-        if has_key(read_version(Path(failed.mmf)), "evaluation.use_cpu"):
+        if has_key(read_version(Path(failed.mmf_root)), "evaluation.use_cpu"):
             needed["evaluation"] = {"use_cpu": True}
     else:
-        following = replace(following, task=replace(following.training, micro_batch=number))
+        following = replace(following, task=replace(following.train_task, micro_batch=number))
     return replace(following, settings=merge(following.settings, needed))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mmf_win.dataset.predictions import read_raw
 from mmf_win.errors import DataError, DatasetError, UsageError
-from mmf_win.paths import Places
-from mmf_win.protocol import Attempt, Event, Exit
+from mmf_win.paths import MmfPaths
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event
 from mmf_win.protocol.attempt import ExportTask, ServeTask
 from mmf_win.runs import attempts, needs
 from mmf_win.runs.folder import Run
@@ -24,7 +24,7 @@ from mmf_win.unpacking.staging import reading
 
 def predict(
     run: Run,
-    places: Places,
+    places: MmfPaths,
     options: CommandOptions,
     *,
     checkpoint: Path,
@@ -48,9 +48,9 @@ def predict(
     """
     plan = plan_prediction(Start(run.request(), options, places, run), checkpoint, target, features)
     inputs = needs.check_prediction(plan, target, features)
-    first = replace(plan.first, asks_hub=inputs.asks_hub or options.trust)
+    first = replace(plan.first, may_query_hub=inputs.asks_hub or options.trust)
     if export is not None:
-        first = replace(first, task=ExportTask(str(target.file.path), folder=str(export), int8=int8))
+        first = replace(first, task=ExportTask(str(target.file.path), export_dir=str(export), int8=int8))
 
     with reading(places.dataset.root), attempts.place_of_attempts(run) as place:
         begin()
@@ -70,17 +70,17 @@ def predict(
             raise
 
 
-def _probas(done: Attempt, target: Target) -> list[float]:
+def _probas(done: AttemptRequest, target: Target) -> list[float]:
     """The probabilities that MMF wrote; a DataError where they are not those of these memes."""
     try:
-        return read_raw(done.attempt.raw, [str(row.id) for row in target.rows])
+        return read_raw(done.folder.raw_predictions, [str(row.id) for row in target.rows])
     except DataError as error:
-        end = Exit("data", str(error), error.hint)
+        end = AttemptOutcome("data", str(error), error.hint)
         end.record(done)
         raise as_error(end, done) from None
 
 
-def serve(run: Run, places: Places, options: CommandOptions, *, checkpoint: Path, scratch: Path) -> Server:
+def serve(run: Run, places: MmfPaths, options: CommandOptions, *, checkpoint: Path, scratch: Path) -> Server:
     """A worker that has loaded a checkpoint of a run, and answers; its files lie in ``scratch``.
 
     Raises an MmfwError as :func:`predict` does, and UsageError where the model reads region features.
@@ -99,8 +99,8 @@ def serve(run: Run, places: Places, options: CommandOptions, *, checkpoint: Path
         plan.first,
         task=ServeTask(str(target.file.path)),
         attempt_dir=str(Run(scratch).new_attempt().path),
-        asks_hub=inputs.asks_hub or options.trust,
-        images=None,
+        may_query_hub=inputs.asks_hub or options.trust,
+        image_cache_dir=None,
     )
     with reading(places.dataset.root):
         return Server(first, *attempts.worker_of(first, plan))

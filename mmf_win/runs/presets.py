@@ -20,10 +20,10 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from mmf_win.console import did_you_mean, shell_line
+from mmf_win.console import format_command, suggestion_hint
 from mmf_win.dataset.coverage import is_own_set
 from mmf_win.errors import UsageError
-from mmf_win.paths import Places, expanded, name_part, presets_dir
+from mmf_win.paths import MmfPaths, expand_home, presets_dir, short_portable_name
 from mmf_win.runs.request import Request
 from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
 from mmf_win.upstream.overrides import literal
@@ -68,10 +68,10 @@ def load(name: str) -> Preset:
         raise UsageError(f"{path}: a preset needs the key 'model'", hint=hint)
     values.pop("extends", None)
     file = None if path.parent == presets_dir() else str(path)
-    return Preset(name=name_part(path.stem), file=file, **values)
+    return Preset(name=short_portable_name(path.stem), file=file, **values)
 
 
-def request(preset: Preset, splits: dict[str, str], places: Places) -> Request:
+def request(preset: Preset, splits: dict[str, str], places: MmfPaths) -> Request:
     """What a run of a preset is asked for, before any option; ``splits`` as in :class:`Request`."""
     return Request(
         preset=preset.name,
@@ -91,17 +91,17 @@ def _find(name: str) -> Path:
     shipped = presets_dir() / f"{name}.yaml"
     if shipped.parent == presets_dir() and shipped.is_file():
         return shipped
-    own = expanded(name)
+    own = expand_home(name)
     if own.is_file():
         return own.absolute()
     if (own / "request.json").is_file():
-        resume = shell_line("mmfw", "train", "--resume", name)
+        resume = format_command("mmfw", "train", "--resume", name)
         raise UsageError(f"{name} is a run, not a preset", hint=f"`{resume}`")
     if own.is_dir():
         raise UsageError(f"{name} is a folder, not a preset", hint=LIST)
     is_file = own.suffix in (".yaml", ".yml")
     missing = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"
-    raise UsageError(missing, hint=did_you_mean(own.stem, names(), 0.4) + LIST)
+    raise UsageError(missing, hint=suggestion_hint(own.stem, names(), 0.4) + LIST)
 
 
 def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _meant(path: Path, own: Mapping[str, Any], key: str) -> str:
             "this is a configuration of MMF's own; a preset is a file of its own that names it, with the "
             f"lines\n  model: {model}\n  config: {path}"
         )
-    return f"{did_you_mean(key, _KEYS)}a preset has the keys {', '.join(_KEYS)}"
+    return f"{suggestion_hint(key, _KEYS)}a preset has the keys {', '.join(_KEYS)}"
 
 
 def _load_yaml(path: Path) -> Any:

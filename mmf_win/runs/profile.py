@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mmf_win.protocol.data_wait import Waiting
+from mmf_win.protocol.data_wait import DataWaitStats
 
 _MUCH_FIXED = 0.3  # from which share of the time on work that does not depend on the rows is named
 _MUCH_SAVING = 0.1  # the same for checkpoints, and for validations
@@ -31,7 +31,7 @@ class Profile:
     """
 
     spent: dict[str, float]
-    waiting: Waiting
+    waiting: DataWaitStats
     checkpoint: float
     validation: float
     gpu_busy: float | None
@@ -73,15 +73,15 @@ class Profile:
 
     def _of_data(self) -> tuple[float, str] | None:
         waiting = self.waiting
-        if not waiting.is_much:
+        if not waiting.is_significant:
             return None
         share = waiting.waited / sum(self.seconds().values())
         text = f"the model waits for data {_percent(share)} of the time"
         if waiting.cpu is not None:
-            text += ", mostly for the disk" if waiting.mostly_idle else ", mostly for the processor"
+            text += ", mostly for the disk" if waiting.is_io_bound else ", mostly for the processor"
         if self.images_once:
             text += " (less once all images are decoded)"
-        if (workers := waiting.helpful_workers()) is not None:
+        if (workers := waiting.recommend_workers()) is not None:
             return share, f"{text}: training.num_workers={workers}"
         return share, f"{text}; more DataLoader workers would not help"
 

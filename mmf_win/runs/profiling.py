@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mmf_win.errors import Interrupted, MmfwError
-from mmf_win.paths import Places, expanded, new_folder
+from mmf_win.errors import MmfwError, StoppedByUserError
+from mmf_win.paths import MmfPaths, create_timestamped_dir, expand_home
 from mmf_win.protocol import read_events
 from mmf_win.protocol.attempt import ProfileTask
-from mmf_win.records import convert
+from mmf_win.records import convert_to
 from mmf_win.runs import checkpoints, lookup, presets, training
 from mmf_win.runs.attempts import Display
 from mmf_win.runs.folder import Run
@@ -46,23 +46,25 @@ def run_profile(start: Start, updates: int, *, display: Display) -> tuple[Profil
     place = start.places.save_dir / "profiles"
     disk = next(each for each in (place, *place.parents) if each.exists())  # whose speed checkpoints have
     with TemporaryDirectory(prefix=".mmfw-profile-", dir=disk, ignore_cleanup_errors=True) as scratch:
-        task = ProfileTask(**vars(plan.first.training), updates=updates)
+        task = ProfileTask(**vars(plan.first.train_task), updates=updates)
         first = replace(plan.first, task=task, settings=merge(plan.first.settings, _shortened(updates)))
         here = replace(start, places=replace(start.places, save_dir=Path(scratch)))
         try:
             trained = training.carry_out(replace(plan, start=here, first=first), display)
-        except (Interrupted, KeyboardInterrupt):
-            raise Interrupted("interrupted; nothing is kept") from None
+        except (StoppedByUserError, KeyboardInterrupt):
+            raise StoppedByUserError("interrupted; nothing is kept") from None
         except MmfwError as error:
             if error.log is not None and error.log.is_file():
-                kept = Path(shutil.move(error.log, new_folder(place)))
+                kept = Path(shutil.move(error.log, create_timestamped_dir(place)))
                 error.hint = "; ".join(filter(None, (error.hint, f"the whole output is in {kept}")))
             raise
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         written = trained.attempt(profiled["attempt"]).trace
-        trace = Path(shutil.move(written, new_folder(place)))
+        trace = Path(shutil.move(written, create_timestamped_dir(place)))
     config = {key: plan.config["training"][key] for key in _OF_CONFIG}
-    return convert({**profiled, **config, "max_updates": plan.first.training.total}, Profile), trace
+    return convert_to(
+        {**profiled, **config, "max_updates": plan.first.train_task.total_updates}, Profile
+    ), trace
 
 
 def start_of(
@@ -76,8 +78,8 @@ def start_of(
         data_dir: MMF's data folder; None for the one that the run used, or the default.
         save_dir: where runs are; None for the default.
     """
-    places = Places.resolve(data_dir, save_dir)
-    if wanted is not None and (wanted in presets.names() or expanded(wanted).is_file()):
+    places = MmfPaths.resolve(data_dir, save_dir)
+    if wanted is not None and (wanted in presets.names() or expand_home(wanted).is_file()):
         start = training.new(wanted, options, places)  # even where a run has the preset's name
         return start.request.preset, start
     run = lookup.find_run(places.save_dir, wanted)
@@ -94,7 +96,7 @@ def start_of_run(run: Run, options: CommandOptions, data_dir: Path | None, save_
         return start
     request = replace(start.request, start=None)  # of which the counts are left out
     checkpoint = checkpoints.checked(weights).path
-    return replace(start, request=request, checkpoint=checkpoint, weights_alone=True)
+    return replace(start, request=request, checkpoint=checkpoint, only_weights=True)
 
 
 def _shortened(updates: int) -> Tree:

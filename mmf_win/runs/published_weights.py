@@ -7,18 +7,18 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.published_results import splits_of_paper
 from mmf_win.errors import DataError, DatasetError, InUseError, UsageError
-from mmf_win.files import share
+from mmf_win.files import link_or_copy
 from mmf_win.inputs.given import Mirror
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.listing import zoo_weights
 from mmf_win.inputs.unpacked import Unpacked
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.paths import Places, name_part
+from mmf_win.paths import MmfPaths, short_portable_name
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.presets import Preset
@@ -29,7 +29,7 @@ from mmf_win.upstream.zoo import Zoo
 _log = logging.getLogger(__name__)
 
 
-def weights_of(preset: Preset, mmf: Installed, places: Places) -> Unpacked | None:
+def weights_of(preset: Preset, mmf: Installed, places: MmfPaths) -> Unpacked | None:
     """The published weights of a preset; None where it has none in the zoo of this MMF.
 
     Raises UsageError where the zoo that the user chose is none, MmfError where MMF's own cannot be read.
@@ -42,7 +42,7 @@ def weights_of(preset: Preset, mmf: Installed, places: Places) -> Unpacked | Non
     return weights if weights.entry else None
 
 
-def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool = False) -> Path:
+def fetch(preset: Preset, places: MmfPaths, source: str | None, *, offline: bool = False) -> Path:
     """The file of a preset's published weights, downloaded if it is missing and verified.
 
     A preset, too, may say that nothing may be downloaded.
@@ -76,7 +76,7 @@ def fetch(preset: Preset, places: Places, source: str | None, *, offline: bool =
 
 
 def run_of(
-    preset_name: str, places: Places, source: str | None = None, *, without_dataset: bool = False
+    preset_name: str, places: MmfPaths, source: str | None = None, *, without_dataset: bool = False
 ) -> Run:
     """The run of a preset's published weights, which was never trained; made when it is first asked for.
 
@@ -104,12 +104,12 @@ def run_of(
         published_weights=preset.zoo,
         published_sha256=sha256,
     )
-    name = name_part(preset.name, "-published")
+    name = short_portable_name(preset.name, "-published")
     run = _earlier(places.save_dir, name, request) or Run.create(places.save_dir, name)
     best = run.checkpoints / "best.ckpt"
     if not best.is_file() or (not best.samefile(weights) and file_digest(best).hex() != sha256):
         run.checkpoints.mkdir(exist_ok=True)
-        share(weights, best)
+        link_or_copy(weights, best)
     if not run.request_file.exists():  # a folder without it is no run
         run.save_request(request)
     _log.info("published weights %s: run %s", preset.zoo, run.id)
@@ -124,7 +124,7 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
     request = run.request()
     if request.published_weights:
         preset = request.preset_file or request.preset
-        train = shell_line("mmfw", "train", preset, "--init", checkpoint or "published")
+        train = format_command("mmfw", "train", preset, "--init", checkpoint or "published")
         message = f"run {run.id} holds published weights, and was never trained, so it cannot be resumed"
         raise UsageError(message, hint=f"`{train}` trains on from them")
 

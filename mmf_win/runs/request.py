@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from mmf_win.paths import expanded
+from mmf_win.paths import expand_home
 from mmf_win.protocol import Precision
-from mmf_win.records import convert
+from mmf_win.records import convert_to
 from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge, put
 from mmf_win.upstream.overrides import leaves, literal
 
@@ -86,7 +86,7 @@ class Request(ConfigParts):
     @property
     def ours(self) -> MmfwSettings:
         """What MMF has no key for. Raises ValueError where a value is not of its type."""
-        return convert(self.settings.get(OURS, {}), MmfwSettings)
+        return convert_to(self.settings.get(OURS, {}), MmfwSettings)
 
     def number(self, name: str) -> int | None:
         """What was chosen of ``training``, such as ``seed`` or ``max_updates``, where that is a number."""
@@ -179,7 +179,7 @@ class CommandOptions(MmfwSettings):
             training["batch_size"] = None if self.batch_size == "auto" else self.batch_size
         ours |= {"allow_missing": self.allow_missing or None}
         if self.teacher is not None:  # it may be empty, as an unset variable of the shell is
-            ours["teacher"] = literal(str(expanded(self.teacher).absolute()))
+            ours["teacher"] = literal(str(expand_home(self.teacher).absolute()))
         chosen = {"training": _given(training), OURS: _given(ours)}
         if self.updates or self.epochs:
             chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way

@@ -10,9 +10,9 @@ from typing import Any
 
 from mmf_win.errors import MmfwError
 from mmf_win.files import json_bytes, read_tail
-from mmf_win.protocol import Attempt, EventReader
+from mmf_win.protocol import AttemptRequest, EventReader
 from mmf_win.runs.outcomes import as_error, exit_of
-from mmf_win.supervise import Ended, Tree, oom_kills
+from mmf_win.supervise import ChildExit, ProcessTree, count_oom_kills
 
 _TICK = 0.1  # on Windows, Ctrl+C does not interrupt a longer wait
 _FAREWELL = 10.0  # in which a child that has closed its connection says how it ended
@@ -30,11 +30,16 @@ class Server:
         environment: what it has.
     """
 
-    def __init__(self, asked: Attempt, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._asked, self._kills = asked, oom_kills()
+    def __init__(self, asked: AttemptRequest, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._asked, self._kills = asked, count_oom_kills()
         with asked.log.open("ab") as output:
-            self._child = Tree(
-                command, stop_file=asked.attempt.stop, grace=0.0, output=output, held=(), env=environment
+            self._child = ProcessTree(
+                command,
+                stop_file=asked.folder.stop_file,
+                grace=0.0,
+                output=output,
+                inherited_fds=(),
+                env=environment,
             )
         try:
             with suppress(OSError):  # it has died at this moment
@@ -49,7 +54,7 @@ class Server:
     def _address(self) -> str | None:
         events, is_over = EventReader(self._asked.events), False
         while not is_over:
-            is_over = self._child.ended(_TICK)
+            is_over = self._child.has_exited(_TICK)
             for event in events.poll():
                 if event["kind"] == "serving":
                     return str(event["address"])
@@ -65,13 +70,13 @@ class Server:
 
     def error(self) -> MmfwError:
         """What the death of the child is to the user, with the end of its log, which will be gone."""
-        self._asked.attempt.path.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up
+        self._asked.folder.path.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up
         try:
-            self._child.ended(_FAREWELL)
+            self._child.has_exited(_FAREWELL)
         finally:
             code = self._child.close()
-        ended = Ended(code, stop_requested=False, killed=False)
-        end = exit_of(self._asked, ended, memory_ran_out=oom_kills() != self._kills)
+        ended = ChildExit(code, stop_requested=False, killed=False)
+        end = exit_of(self._asked, ended, memory_ran_out=count_oom_kills() != self._kills)
         log = self._asked.log
         tail = read_tail(log, _TAIL).decode(errors="replace").strip() if log.exists() else ""
         said = f"the end of its output:\n{tail}" if tail else "it has printed nothing"

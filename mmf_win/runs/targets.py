@@ -9,10 +9,10 @@ from pathlib import Path
 
 from mmf_win.dataset.annotations import AnnotationFile, Row, is_unicode, require_split
 from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
-from mmf_win.errors import DatasetError, UnreadableImage, UsageError
+from mmf_win.errors import DatasetError, UnreadableImageError, UsageError
 from mmf_win.images import open_image
 from mmf_win.integrity.digest import file_digest
-from mmf_win.paths import Places, name_part
+from mmf_win.paths import MmfPaths, short_portable_name
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import Tree
 
@@ -32,7 +32,7 @@ class Target:
     table: Path | None = None
 
     @classmethod
-    def of_split(cls, places: Places, split: str) -> Target:
+    def of_split(cls, places: MmfPaths, split: str) -> Target:
         """A split on disk. Raises DatasetError where it is not there, or without memes."""
         file = AnnotationFile(require_split(places.dataset, split))
         if not file.lines:
@@ -58,14 +58,16 @@ class Target:
             open_image(image)
         except Exception as error:  # Pillow raises whatever a broken file leads it to
             hint = "--image takes a picture, and --memes a table of memes"
-            raise UnreadableImage(f"{image}: cannot be read as a picture ({error})", hint=hint) from None
+            raise UnreadableImageError(f"{image}: cannot be read as a picture ({error})", hint=hint) from None
         return cls._own(image, [Row(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch)
 
     @classmethod
     def _own(cls, source: Path, rows: Sequence[Row], scratch: Path) -> Target:
         annotations, table = scratch / "memes.jsonl", source.absolute()
         write_annotations(annotations, rows)
-        return cls(name_part(f"memes-{source.stem}"), AnnotationFile(annotations, str(table)), table)
+        return cls(
+            short_portable_name(f"memes-{source.stem}"), AnnotationFile(annotations, str(table)), table
+        )
 
     @property
     def is_own(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import DataError, UsageError
@@ -17,7 +17,7 @@ from mmf_win.files import read_json
 from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.listing import paths_of
 from mmf_win.integrity.digest import file_digest
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.runs.history import events_of
 from mmf_win.runs.lookup import owner
 from mmf_win.runs.request import Request
@@ -29,7 +29,9 @@ _WEIGHT = 0.7
 _LOSS = "cross_entropy"
 
 
-def checked(request: Request, first: Attempt, config: Tree, inputs: Inputs) -> tuple[Request, Attempt]:
+def checked(
+    request: Request, first: AttemptRequest, config: Tree, inputs: Inputs
+) -> tuple[Request, AttemptRequest]:
     """A request that remembers its teacher, and an attempt that has its probability for each training row.
 
     ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it. A note says where the teacher is known
@@ -71,7 +73,9 @@ def checked(request: Request, first: Attempt, config: Tree, inputs: Inputs) -> t
         _log.warning("the teacher was trained on these rows, so it is surer of them than of others: %s", path)
     weight = ours.teacher_weight or _WEIGHT
     request = request.over({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}})
-    return request, replace(first, task=replace(first.training, teacher=probas, teacher_weight=weight))
+    return request, replace(
+        first, task=replace(first.train_task, teacher_probas=probas, teacher_weight=weight)
+    )
 
 
 def _require_loss(model: str, config: Tree) -> None:
@@ -94,11 +98,11 @@ def _of_rows(path: Path, rows: list[Row], split: str, hint: str) -> dict[str, fl
         if not 0 <= row.proba <= 1:
             raise DataError(f"{path}:{line}: {row.proba} is not a probability from 0 to 1", hint=hint)
     if twice := [name for name, count in Counter(row.id for row in predictions).items() if count > 1]:
-        raise DataError(f"{path}: predicts memes more than once ({first_few(twice)})", hint=hint)
+        raise DataError(f"{path}: predicts memes more than once ({summarize_list(twice)})", hint=hint)
     by_name = {row.id: row.proba for row in predictions}
     if missing := [row.shown_id for row in rows if row.shown_id not in by_name]:
         count = f"{len(missing)} of {len(rows)} memes of {split}"
-        raise DataError(f"{path}: no prediction for {count} ({first_few(missing)})", hint=hint)
+        raise DataError(f"{path}: no prediction for {count} ({summarize_list(missing)})", hint=hint)
     return {str(row.id): by_name[row.shown_id] for row in rows}
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.errors import UsageError
 from mmf_win.inputs import memes
-from mmf_win.paths import Places, expanded
-from mmf_win.protocol import Attempt, Exit, read_events
+from mmf_win.paths import MmfPaths, expand_home
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, read_events
 from mmf_win.runs import checkpoints, fits, lookup, needs, presets, published_weights, teacher
 from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
 from mmf_win.runs.folder import Run, require_idle, training_alone
@@ -37,7 +37,7 @@ _SUFFIXES = (".ckpt", ".pth", ".pt")
 def new(
     preset_name: str,
     options: CommandOptions,
-    places: Places,
+    places: MmfPaths,
     name: str | None = None,
     *,
     init: str | None = None,
@@ -70,7 +70,7 @@ def of_request(
 
     The run then remembers ``data_dir``, MMF's data folder; None is for the one that it used.
     """
-    places = Places.resolve(data_dir or Path(request.data_dir), save_dir)
+    places = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
     splits = choose_splits(places.dataset)
     if data_dir is not None:
         request = replace(request, data_dir=str(places.data_dir), splits=splits)
@@ -83,7 +83,7 @@ def resumed(
     options: CommandOptions,
     name: str | None,
     data_dir: Path | None,
-    places: Places,
+    places: MmfPaths,
 ) -> Start:
     """A training that goes on.
 
@@ -137,7 +137,7 @@ def resumed(
 
 def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[Run, Path] | None:
     """The run to resume in its folder, and from which of its checkpoints; None for a checkpoint's file."""
-    newest, path = wanted in ("best", "last"), expanded(wanted)
+    newest, path = wanted in ("best", "last"), expand_home(wanted)
     if not newest and (path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir())):
         return None
 
@@ -165,7 +165,7 @@ def _require_seed_kept(options: CommandOptions, checkpoint: Path, known: int | N
         raise UsageError(message, hint="leave it out")
 
 
-def _of_preset(preset: Preset, places: Places) -> Request:
+def _of_preset(preset: Preset, places: MmfPaths) -> Request:
     return presets.request(preset, choose_splits(places.dataset), places)
 
 
@@ -173,7 +173,7 @@ def prepare(start: Start) -> Plan:
     """Compose the configuration of a training, and check what it reads. Raises MmfError where it fails."""
     plan = plan_training(start)
     inputs, total = needs.check_training(plan)
-    request, first, version = plan.request, plan.first, read_version(Path(plan.first.mmf))
+    request, first, version = plan.request, plan.first, read_version(Path(plan.first.mmf_root))
     if request.ours.teacher or request.ours.teacher_weight:
         request, first = teacher.checked(request, first, plan.config, inputs)
     if request.ours.epochs and total is not None:
@@ -181,8 +181,8 @@ def prepare(start: Start) -> Plan:
         first = replace(first, settings=merge(first.settings, in_updates))
     if request.mmf and request.mmf != version:
         _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, version)
-    task = replace(first.training, data=dict(inputs.data), total=total)
-    first = replace(first, task=task, asks_hub=inputs.asks_hub or start.options.trust)
+    task = replace(first.train_task, splits_read=dict(inputs.data), total_updates=total)
+    first = replace(first, task=task, may_query_hub=inputs.asks_hub or start.options.trust)
     return replace(plan, request=replace(request, mmf=version), first=first, inputs=inputs)
 
 
@@ -218,7 +218,7 @@ def carry_out(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
         origin = run or (request.start and lookup.owner(Path(request.start)))
-        total = plan.first.training.total
+        total = plan.first.train_task.total_updates
         before = how_far(read_events(origin.events))[1] if origin else None
         if total and before not in (None, total):
             text = "the total is %d updates instead of %d, so learning-rate schedule and result change"
@@ -229,11 +229,11 @@ def carry_out(
             if request.start and (counted := counts(Path(request.start))):
                 _log.info("run %s starts from %s, update %d", run.id, request.start, counted.update)
 
-        def attempt(asked: Attempt) -> Exit:
-            annotations = inputs.settings(asked.attempt.path / "annotations")
+        def attempt(asked: AttemptRequest) -> AttemptOutcome:
+            annotations = inputs.settings(asked.folder.path / "annotations")
             asked = replace(asked, settings=merge(asked.settings, annotations))
             end = run_worker(run, asked, plan, display, lock=lock)
-            if end.outcome in ("ok", "interrupted"):
+            if end.kind in ("ok", "interrupted"):
                 fits.remember(events_of_attempt(asked))
             return end
 

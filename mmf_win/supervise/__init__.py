@@ -3,6 +3,6 @@
 Knows neither torch nor MMF. What differs between the systems is hidden in ``_posix`` and ``_windows``.
 """
 
-from mmf_win.supervise.child import Ended, Tree, oom_kills, run_child, stop_requests
+from mmf_win.supervise.child import ChildExit, ProcessTree, count_oom_kills, count_stop_requests, run_child
 
-__all__ = ["Ended", "Tree", "oom_kills", "run_child", "stop_requests"]
+__all__ = ["ChildExit", "ProcessTree", "count_oom_kills", "count_stop_requests", "run_child"]

@@ -14,15 +14,15 @@ from typing import IO
 
 assert sys.platform != "win32"
 
-_KEEPER = Path(__file__).with_name("keeper.py")
-_MOMENTS = (1.0, 0.6)  # seconds; with a poll, less than the two that a second Ctrl+C may take
+_KEEPER_SCRIPT = Path(__file__).with_name("keeper.py")
+_KILL_WAIT_SECONDS = (1.0, 0.6)  # seconds; with a poll, less than the two that a second Ctrl+C may take
 
 
 #: Nothing to wait for: a closed terminal is a signal here.
-window_closed = nullcontext
+on_console_close = nullcontext
 
 
-class Tree:
+class ProcessTree:
     """A process and all its descendants; they also end when this process does, however that ends.
 
     They have a session of their own, so that the terminal's Ctrl+C reaches only this process. Once that is
@@ -36,13 +36,13 @@ class Tree:
         stop_file: Path,
         grace: float,
         output: IO[bytes],
-        held: Sequence[int],
+        inherited_fds: Sequence[int],
         env: Mapping[str, str],
     ) -> None:
-        keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(stop_file), str(grace)]
+        keeper = [sys.executable, "-I", "-S", str(_KEEPER_SCRIPT), str(stop_file), str(grace)]
         with ExitStack() as undo:
-            self._line, theirs = socket.socketpair()
-            undo.enter_context(self._line)
+            self._keeper_socket, theirs = socket.socketpair()
+            undo.enter_context(self._keeper_socket)
             with theirs:
                 self.process = subprocess.Popen(
                     [*keeper, *command],
@@ -50,16 +50,16 @@ class Tree:
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
-                    pass_fds=held,
+                    pass_fds=inherited_fds,
                     env=env,
                 )
             undo.pop_all()
 
-    def ended(self, within: float) -> bool:
+    def has_exited(self, timeout: float) -> bool:
         """Whether it has ended, or does so within some seconds."""
-        self._line.settimeout(within)
+        self._keeper_socket.settimeout(timeout)
         try:
-            return not self._line.recv(1)
+            return not self._keeper_socket.recv(1)
         except TimeoutError:
             return False
         except ConnectionError:
@@ -75,9 +75,9 @@ class Tree:
 
         Returned is the exit code; negative is the signal that killed it.
         """
-        with suppress(OSError), self._line:  # it may be closed already
-            self._line.sendall(b"!")
-        for moment in _MOMENTS:
+        with suppress(OSError), self._keeper_socket:  # it may be closed already
+            self._keeper_socket.sendall(b"!")
+        for moment in _KILL_WAIT_SECONDS:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(moment)
             # For where nobody is adopted, and for a keeper that was itself killed, stopped, or waits for a

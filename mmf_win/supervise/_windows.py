@@ -36,11 +36,11 @@ _KILL_ON_JOB_CLOSE = 0x00002000
 _EXTENDED_LIMIT_INFORMATION = 9
 # .../ns-winnt-jobobject_extended_limit_information: two times, the flags, and limits that are not set
 _LIMITS = struct.Struct("2q I 2N I N 2I 6Q 4N")
-_MOMENT = 1.5
+_EXIT_WAIT_SECONDS = 1.5
 
 
 @contextmanager
-def window_closed(press: Callable[[], None]) -> Iterator[None]:
+def on_console_close(on_close: Callable[[], None]) -> Iterator[None]:
     """Call ``press`` when the console window is closed, the user logs off or the system shuts down.
 
     Windows ends this process as soon as its handler has returned, and some five seconds after the event in
@@ -51,7 +51,7 @@ def window_closed(press: Callable[[], None]) -> Iterator[None]:
     def handle(event: int) -> bool:
         if event not in _CLOSE_EVENTS:
             return False
-        press()
+        on_close()
         left.wait()
         return True
 
@@ -64,7 +64,7 @@ def window_closed(press: Callable[[], None]) -> Iterator[None]:
         _kernel32.SetConsoleCtrlHandler(handler, False)
 
 
-class Tree:
+class ProcessTree:
     """A process and all its descendants; they also end when this process does, however that ends.
 
     The process starts suspended and is let go once it is in the job, so that it also holds what a launcher
@@ -75,7 +75,7 @@ class Tree:
     """
 
     def __init__(
-        self, command: Sequence[str], *, output: IO[bytes], env: Mapping[str, str], **unneeded: object
+        self, command: Sequence[str], *, output: IO[bytes], env: Mapping[str, str], **posix_options: object
     ) -> None:
         self._job = _kill_on_close_job()
         with ExitStack() as undo:
@@ -87,15 +87,15 @@ class Tree:
             undo.callback(self.process.wait)
             undo.callback(self.process.kill)  # suspended as it is, it would never end by itself
             handle = int(self.process._handle)  # type: ignore[attr-defined]
-            _checked(_kernel32.AssignProcessToJobObject(self._job, handle))
+            _require_success(_kernel32.AssignProcessToJobObject(self._job, handle))
             if status := _ntdll.NtResumeProcess(handle):
                 raise ctypes.WinError(_ntdll.RtlNtStatusToDosError(status))
             undo.pop_all()
 
-    def ended(self, within: float) -> bool:
+    def has_exited(self, timeout: float) -> bool:
         """Whether it has ended, or does so within some seconds."""
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(within)
+            self.process.wait(timeout)
         return self.process.returncode is not None
 
     def terminate(self) -> None:
@@ -109,19 +109,21 @@ class Tree:
         _kernel32.TerminateJobObject(self._job, 1)
         _kernel32.CloseHandle(self._job)
         with suppress(subprocess.TimeoutExpired):
-            self.process.wait(_MOMENT)
+            self.process.wait(_EXIT_WAIT_SECONDS)
         code = self.process.poll()
         return 1 if code is None else code
 
 
 def _kill_on_close_job() -> int:
-    job: int = _checked(_kernel32.CreateJobObjectW(None, None))
+    job: int = _require_success(_kernel32.CreateJobObjectW(None, None))
     limits = _LIMITS.pack(0, 0, _KILL_ON_JOB_CLOSE, *[0] * 16)
-    _checked(_kernel32.SetInformationJobObject(job, _EXTENDED_LIMIT_INFORMATION, limits, _LIMITS.size))
+    _require_success(
+        _kernel32.SetInformationJobObject(job, _EXTENDED_LIMIT_INFORMATION, limits, _LIMITS.size)
+    )
     return job
 
 
-def _checked(result: Any) -> Any:
+def _require_success(result: Any) -> Any:
     if not result:
         raise ctypes.WinError(ctypes.get_last_error())
     return result

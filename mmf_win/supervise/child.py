@@ -12,24 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmf_win.files import remove
-from mmf_win.signals import StopRequests, heard_signals
+from mmf_win.signals import StopRequests, active_stop_signals
 
 if sys.platform == "win32":
-    from mmf_win.supervise._windows import Tree as Tree
-    from mmf_win.supervise._windows import window_closed
+    from mmf_win.supervise._windows import ProcessTree as ProcessTree
+    from mmf_win.supervise._windows import on_console_close
 else:
-    from mmf_win.supervise._posix import Tree as Tree
-    from mmf_win.supervise._posix import window_closed
+    from mmf_win.supervise._posix import ProcessTree as ProcessTree
+    from mmf_win.supervise._posix import on_console_close
 
 #: The seconds between two looks at a child.
-POLL = 0.2
+POLL_SECONDS = 0.2
 #: The seconds that a child may take to exit after it has written its outcome.
-FAREWELL = 10.0
-_ORPHANS_PATIENCE = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
+EXIT_GRACE_SECONDS = 10.0
+_ORPHAN_TIMEOUT_FACTOR = 10.0  # times that of a user, since nobody waits at a prompt for an orphan
 
 
 @dataclass(frozen=True)
-class Ended:
+class ChildExit:
     """How a child ended.
 
     Attributes:
@@ -38,7 +38,7 @@ class Ended:
         killed: it had to be killed.
     """
 
-    code: int
+    exit_code: int
     stop_requested: bool
     killed: bool
 
@@ -49,14 +49,14 @@ def run_child(
     log: Path,
     environment: Mapping[str, str],
     stop_file: Path,
-    watch: Callable[[], bool],
-    patience: float,
-    exit_file: Path | None = None,
+    poll_progress: Callable[[], bool],
+    stop_timeout: float,
+    outcome_file: Path | None = None,
     on_stop: Callable[[], None] = lambda: None,
-    terminate: float | None = None,
-    held: Sequence[int] = (),
-    stops: Callable[[], int] | None = None,
-) -> Ended:
+    terminate_after: float | None = None,
+    inherited_fds: Sequence[int] = (),
+    stop_count: Callable[[], int] | None = None,
+) -> ChildExit:
     """Run ``command`` to its end, with the user's Ctrl+C made graceful.
 
     The first stop signal writes ``stop_file``; a second Ctrl+C (see :mod:`mmf_win.signals`), or ``patience``
@@ -77,27 +77,39 @@ def run_child(
             process is killed.
         stops: returns :attr:`~mmf_win.signals.StopRequests.count`; None to count here.
     """
-    for of_earlier in filter(None, (stop_file, exit_file)):
+    for of_earlier in filter(None, (stop_file, outcome_file)):
         remove(of_earlier)
     killed = False
-    with log.open("ab") as output, stop_requests() if stops is None else nullcontext(stops) as presses:
-        grace = patience * _ORPHANS_PATIENCE if terminate is None else 0.0
-        tree = Tree(command, stop_file=stop_file, grace=grace, output=output, held=held, env=environment)
+    with (
+        log.open("ab") as output,
+        count_stop_requests() if stop_count is None else nullcontext(stop_count) as presses,
+    ):
+        grace = stop_timeout * _ORPHAN_TIMEOUT_FACTOR if terminate_after is None else 0.0
+        tree = ProcessTree(
+            command,
+            stop_file=stop_file,
+            grace=grace,
+            output=output,
+            inherited_fds=inherited_fds,
+            env=environment,
+        )
         try:
             deadline = terminate_at = float("inf")
             asked = False
-            while not tree.ended(within=POLL):
-                progressed = watch()
+            while not tree.has_exited(timeout=POLL_SECONDS):
+                progressed = poll_progress()
                 pressed = presses()
-                if exit_file is not None and exit_file.exists():
-                    deadline = min(deadline, time.monotonic() + FAREWELL)
+                if outcome_file is not None and outcome_file.exists():
+                    deadline = min(deadline, time.monotonic() + EXIT_GRACE_SECONDS)
                 elif pressed and (progressed or not asked):
-                    deadline = time.monotonic() + patience
+                    deadline = time.monotonic() + stop_timeout
                 if pressed and not asked:
                     asked = True
                     stop_file.touch()
                     on_stop()
-                    terminate_at = time.monotonic() + (float("inf") if terminate is None else terminate)
+                    terminate_at = time.monotonic() + (
+                        float("inf") if terminate_after is None else terminate_after
+                    )
                 if asked and time.monotonic() > terminate_at:
                     terminate_at = float("inf")
                     tree.terminate()
@@ -108,24 +120,26 @@ def run_child(
             # Also after an ordinary end: a DataLoader's workers may outlive the child that started them.
             code = tree.close()
             remove(stop_file)
-        watch()
-    return Ended(code, presses() > 0, killed)
+        poll_progress()
+    return ChildExit(code, presses() > 0, killed)
 
 
 @contextmanager
-def stop_requests() -> Iterator[Callable[[], int]]:
+def count_stop_requests() -> Iterator[Callable[[], int]]:
     """Count the stop signals that are not ignored; yield what returns the count."""
     requests = StopRequests()
-    before = {number: signal.signal(number, lambda got, _: requests.add(got)) for number in heard_signals()}
+    before = {
+        number: signal.signal(number, lambda got, _: requests.add(got)) for number in active_stop_signals()
+    }
     try:
-        with window_closed(requests.add):
+        with on_console_close(requests.add):
             yield lambda: requests.count
     finally:
         for number, old in before.items():
             signal.signal(number, old)
 
 
-def oom_kills(counters: Path = Path("/proc/vmstat")) -> int | None:
+def count_oom_kills(vmstat_file: Path = Path("/proc/vmstat")) -> int | None:
     """Return how many processes Linux has killed for lack of memory since it started; None if unknown.
 
     If that grows, a process that died by SIGKILL meanwhile was most likely one. Those inside a container
@@ -135,6 +149,6 @@ def oom_kills(counters: Path = Path("/proc/vmstat")) -> int | None:
         counters: the file in which the kernel counts.
     """
     with suppress(OSError, ValueError):
-        if found := re.search(r"^oom_kill (\d+)$", counters.read_text(encoding="ascii"), re.MULTILINE):
+        if found := re.search(r"^oom_kill (\d+)$", vmstat_file.read_text(encoding="ascii"), re.MULTILINE):
             return int(found[1])
     return None

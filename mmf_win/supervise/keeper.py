@@ -46,7 +46,7 @@ def main(stop_file: Path, grace: float, command: list[str]) -> None:
     worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, close_fds=False)
     ended, orphaned = Event(), Event()
 
-    def obey() -> None:
+    def watch_parent() -> None:
         if not os.read(_STDIN, 1):
             orphaned.set()
             with suppress(OSError):
@@ -54,19 +54,19 @@ def main(stop_file: Path, grace: float, command: list[str]) -> None:
             ended.wait(grace)
         worker.kill()
 
-    Thread(target=obey, daemon=True).start()
+    Thread(target=watch_parent, daemon=True).start()
     code = worker.wait()
     ended.set()
-    _end_children()
+    _kill_descendants()
     if orphaned.is_set():
         os.killpg(0, signal.SIGKILL)
-    _end_like(code)
+    _exit_like(code)
 
 
-def _end_children() -> None:
+def _kill_descendants() -> None:
     """End this process's children, and theirs as soon as they are adopted."""
     while True:
-        for pid in _children():
+        for pid in _child_pids():
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -75,7 +75,7 @@ def _end_children() -> None:
             return
 
 
-def _children() -> Iterator[int]:
+def _child_pids() -> Iterator[int]:
     """The children of this process; none where there is no /proc."""
     mine = str(os.getpid()).encode()
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -86,7 +86,7 @@ def _children() -> Iterator[int]:
                 yield int(stat.parent.name)
 
 
-def _end_like(code: int) -> None:
+def _exit_like(code: int) -> None:
     """End with the exit code, or by the signal, that Popen tells of."""
     if code >= 0:
         sys.exit(code)

@@ -13,7 +13,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from mmf_win.locking import is_locked
-from mmf_win.supervise import stop_requests
+from mmf_win.supervise import count_stop_requests
 from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.running import Asked, News, Slot, Tell
 from mmf_win.sweeps.search import OptunaSearch
@@ -62,7 +62,7 @@ class Driver:
         """Run tasks, in this order; return whether the user stopped it."""
         self._waiting += wanted
         self.tasks |= {task.key: task for task in wanted}
-        with stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
+        with count_stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
             try:
                 next_look, told_to_stop, waiting = 0.0, False, False
                 look = True  # whether there may be something to run

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mmf_win.errors import DataError, UsageError
-from mmf_win.threads import result_of
+from mmf_win.threads import wait_for_result
 from mmf_win.upstream.install import require_packages
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Examiner:
             try:
                 jobs = [pool.submit(self._parse, path, experiment, {}) for path, experiment in found]
                 for job in jobs:
-                    caches = result_of(job)
+                    caches = wait_for_result(job)
                     self.caches.update(caches)
             finally:
                 pool.shutdown(cancel_futures=True)

@@ -40,12 +40,12 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from mmf_win.console import did_you_mean, shell_line
+from mmf_win.console import format_command, suggestion_hint
 from mmf_win.errors import DataError, InUseError, UsageError
 from mmf_win.files import write_bytes, write_json
-from mmf_win.locking import is_locked, locked
-from mmf_win.paths import Inside, portable_name
-from mmf_win.records import read_record, some_fields_of
+from mmf_win.locking import file_lock, is_locked
+from mmf_win.paths import ChildPath, portable_name
+from mmf_win.records import optional_fields_of, read_record
 from mmf_win.runs.folder import PARAMETERS, RECORD, SPECIFICATION, SWEEPS, Run, discard, require_unused
 from mmf_win.runs.lookup import all_runs, sweep_named, sweeps_in
 from mmf_win.sweeps.specification import RESERVED, SCRIPTS, Specification, Values, parse, read_text
@@ -64,12 +64,12 @@ class SweepFolder:
     """The folder of a sweep, and the files in it; one without ``specification`` is no sweep."""
 
     path: Path
-    specification = Inside(SPECIFICATION)
-    drivers = Inside("drivers.lock")
-    study = Inside("optuna.sqlite")
-    study_lock = Inside("optuna.lock")
-    tracking_key = Inside("tracking.key")
-    tracking_lock = Inside("tracking.lock")
+    specification = ChildPath(SPECIFICATION)
+    drivers = ChildPath("drivers.lock")
+    study = ChildPath("optuna.sqlite")
+    study_lock = ChildPath("optuna.lock")
+    tracking_key = ChildPath("tracking.key")
+    tracking_lock = ChildPath("tracking.lock")
 
     def task(self, name: str) -> TaskFolder:
         """The folder of a task."""
@@ -77,7 +77,7 @@ class SweepFolder:
 
     def key(self) -> str:
         """Hexadecimal digits that tell it from every other sweep for trackers, made when first asked for."""
-        with locked(self.path / "tracking.key.lock", patience=10.0):  # its tasks ask at the same time
+        with file_lock(self.path / "tracking.key.lock", timeout=10.0):  # its tasks ask at the same time
             if not self.tracking_key.exists():
                 write_bytes(self.tracking_key, uuid4().hex.encode())
             return self.tracking_key.read_text(encoding="ascii")
@@ -88,11 +88,11 @@ class TaskFolder:
     """The folder of a task, and the files in it; one without ``param`` has not begun."""
 
     path: Path
-    param = Inside(PARAMETERS)
-    stat = Inside("stat")
-    record = Inside(RECORD)
-    lock = Inside("lock")
-    stop = Inside("stop")
+    param = ChildPath(PARAMETERS)
+    stat = ChildPath("stat")
+    record = ChildPath(RECORD)
+    lock = ChildPath("lock")
+    stop = ChildPath("stop")
 
     def newest_run(self) -> Run | None:
         """The newest run of mmfw's in it."""
@@ -169,7 +169,7 @@ class Task:
     def forget(self, folder: TaskFolder, refused: Exception) -> None:
         """Have the folder tell no more than what has finished, unless somebody runs the task."""
         if folder.param.exists():
-            with locked(folder.lock, refused=refused):
+            with file_lock(folder.lock, in_use_error=refused):
                 self.record(folder)
 
     def record(self, folder: TaskFolder) -> None:
@@ -192,16 +192,16 @@ def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     newest = max(known, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime, default=None)
     if found := newest if wanted is None else sweep_named(save_dir, wanted):
         return SweepFolder(found)
-    makes = shell_line("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
+    makes = format_command("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
     missing = f"sweep in {save_dir / SWEEPS}" if wanted is None else f"such sweep: {wanted}"
-    meant = did_you_mean(wanted or "", [path.name for path in known])
+    meant = suggestion_hint(wanted or "", [path.name for path in known])
     raise UsageError(f"there is no {missing}", hint=f"{meant}`{makes}` makes one")
 
 
 def remove_sweep(sweep: SweepFolder) -> None:
     """Remove a sweep's folder. Raises InUseError or, where something else lies in it, UsageError."""
     own = (SPECIFICATION, sweep.drivers.name, "optuna.", "tracking.", "comparison_", "ensembles")
-    with locked(sweep.drivers, refused=InUseError(f"{sweep.path}: mmfw sweep run still works on it")):
+    with file_lock(sweep.drivers, in_use_error=InUseError(f"{sweep.path}: mmfw sweep run still works on it")):
         pass
     for path in sweep.path.iterdir():
         task = TaskFolder(path)
@@ -266,7 +266,7 @@ def recorded(folder: TaskFolder) -> Task | None:
 def _read_record(folder: TaskFolder) -> dict[str, Any]:
     """What a task's record tells; nothing where there is none that can be read."""
     with suppress(OSError, ValueError):
-        return read_record(folder.record, some_fields_of(Task))
+        return read_record(folder.record, optional_fields_of(Task))
     return {}
 
 
@@ -275,7 +275,7 @@ def require_known(folder: TaskFolder) -> None:
     files, stat, why = {folder.param: read_yaml(folder.param)}, read_yaml(folder.stat), ""
     if not stat or (folder.newest_run() is not None and "finished" not in stat.values()):
         try:  # it alone knows the run that is to be resumed
-            files[folder.record] = read_record(folder.record, some_fields_of(Task))
+            files[folder.record] = read_record(folder.record, optional_fields_of(Task))
         except (OSError, ValueError) as error:
             files[folder.record], why = {}, f" ({error})" if isinstance(error, ValueError) else ""
     lost = next((file for file, told in files.items() if not told), None)

@@ -24,9 +24,9 @@ from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mmf_win.errors import MmfError, TrainingError, UsageError
-from mmf_win.locking import is_locked, locked
-from mmf_win.signals import heard_signals
+from mmf_win.errors import MmfEnvironmentError, TrainingError, UsageError
+from mmf_win.locking import file_lock, is_locked
+from mmf_win.signals import active_stop_signals
 from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.running import ON_ALL_GPUS, Asked, News, Runner, Slot, Tell
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS
@@ -91,7 +91,7 @@ def connected() -> Iterator[Cluster]:
             ray.init("auto", log_to_driver=False, logging_level=logging.ERROR, runtime_env=how)
     except (OSError, RuntimeError, ValueError) as error:
         missing = f"there is no Ray cluster to connect to at {named}: {_line(error)}"
-        raise MmfError(missing, hint=hint) from None
+        raise MmfEnvironmentError(missing, hint=hint) from None
     try:
         yield Cluster(ray, ray.get_runtime_context().gcs_address)
     finally:
@@ -203,7 +203,7 @@ class Cluster:
             if not self._gone:
                 self._gone = True
                 _log.warning("the Ray cluster at %s is gone: %s", self._address, error)
-                for number in heard_signals()[:1]:
+                for number in active_stop_signals()[:1]:
                     signal.raise_signal(number)
             raise _Left from None
 
@@ -224,7 +224,7 @@ class Cluster:
         asked = self._ray.remote(num_cpus=0, max_retries=0)(seen)
         place = next(folder for folder in (sweep, *sweep.parents) if folder.is_dir())
         needed = [folder for folder in folders if folder.is_dir()]
-        with TemporaryDirectory(prefix=".ray-", dir=place) as ours, locked(Path(ours, "lock")):
+        with TemporaryDirectory(prefix=".ray-", dir=place) as ours, file_lock(Path(ours, "lock")):
             on_nodes = [asked.options(scheduling_strategy=strategy(node["NodeID"], False)) for node in nodes]
             answers = [on_node.remote(ours, needed) for on_node in on_nodes]
             for node, answer in zip(nodes, answers, strict=True):
@@ -234,17 +234,21 @@ class Cluster:
                     version, missing, locks = self._ray.get(answer)
                 except self._ray.exceptions.RayError as error:
                     if "No module named 'mmf_win" in str(error):
-                        raise MmfError(f"{there} has no mmfw", hint=hint) from None
-                    raise MmfError(f"{there}: {_line(error)}") from None
+                        raise MmfEnvironmentError(f"{there} has no mmfw", hint=hint) from None
+                    raise MmfEnvironmentError(f"{there}: {_line(error)}") from None
                 if version != __version__:
-                    raise MmfError(f"{there} has mmfw {version}, and this machine {__version__}", hint=hint)
+                    raise MmfEnvironmentError(
+                        f"{there} has mmfw {version}, and this machine {__version__}", hint=hint
+                    )
                 if missing:
                     what = place if missing[0] == Path(ours) else missing[0]
                     hint = "the sweep, the data and the environment must lie on storage that all nodes see"
-                    raise MmfError(f"{there} does not see {what} of this machine", hint=hint)
+                    raise MmfEnvironmentError(f"{there} does not see {what} of this machine", hint=hint)
                 if not locks:
                     hint = "mount it so that locks work on all nodes, or use other storage"
-                    raise MmfError(f"{there} does not see who has locked a file in {place}", hint=hint)
+                    raise MmfEnvironmentError(
+                        f"{there} does not see who has locked a file in {place}", hint=hint
+                    )
 
 
 def seen(place: str, folders: Sequence[Path]) -> tuple[str, list[Path], bool]:

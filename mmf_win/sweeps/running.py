@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from mmf_win import machine
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.errors import DataError, InUseError, UsageError
 from mmf_win.files import read_tail
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.paths import module_command
 from mmf_win.protocol import Event, EventReader
 from mmf_win.runs import checkpoints, history
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import all_runs
 from mmf_win.runs.request import CommandOptions
-from mmf_win.supervise import Ended, run_child
+from mmf_win.supervise import ChildExit, run_child
 from mmf_win.sweeps.folder import State, SweepFolder, Task, TaskFolder, recorded, write_yaml
 from mmf_win.sweeps.specification import CPU, OTHER_GPUS, RESERVED, fill_line, fill_words
 
@@ -128,7 +128,7 @@ class Runner:
         folder = self.sweep.task(task.name)
         folder.path.mkdir(parents=True, exist_ok=True)
         try:
-            with locked(folder.lock, refused=InUseError(f"{folder.path} is running")) as held:
+            with file_lock(folder.lock, in_use_error=InUseError(f"{folder.path} is running")) as held:
                 known = recorded(folder) or task
                 if task.is_of(known):
                     if known.starts > task.starts and known.state in ("failed", "pruned"):
@@ -179,7 +179,7 @@ class _Turn:
                 return self._stopped(), None
             # But for what differs between one start of a sweep and the next.
             values = {**self.task.values, **dict.fromkeys(RESERVED, "")}
-            script = shell_line(*fill_words(self.how.template[name], values))
+            script = format_command(*fill_words(self.how.template[name], values))
             begun = self._begun(name, script) if list(words[:2]) == ["mmfw", "train"] else None
             if begun is None or history.state(begun) != "done":  # else all had died just after its end
                 if begun is not None and checkpoints.can_resume(begun):
@@ -204,21 +204,21 @@ class _Turn:
                 log=log,
                 environment=self._environment(),
                 stop_file=folder.stop.absolute(),
-                watch=self._watching(name, log),
-                patience=2 * how.patience,  # the command's own comes first
-                terminate=None if has_ours else _POLITE,
-                held=[self.held],
-                stops=lambda: self.asked().stops,
+                poll_progress=self._watching(name, log),
+                stop_timeout=2 * how.patience,  # the command's own comes first
+                terminate_after=None if has_ours else _POLITE,
+                inherited_fds=[self.held],
+                stop_count=lambda: self.asked().stops,
             )
         except FileNotFoundError as error:  # on Linux a process that mmfw starts first finds that out
             log.write_text(f"{words[0]}: {error.strerror}\n", encoding="utf-8")
-            ended = Ended(127, stop_requested=False, killed=False)
+            ended = ChildExit(127, stop_requested=False, killed=False)
         # A program that was asked to leave may end with 0, too; of mmfw it is known that it had done all.
-        if ended.code == 0 and not ended.killed and (ours or not ended.stop_requested):
+        if ended.exit_code == 0 and not ended.killed and (ours or not ended.stop_requested):
             return "success", None
         if ended.stop_requested:
             return self._stopped(), None
-        return "failed", f"{name}: {_last_words(log) or f'exit code {ended.code}'}"
+        return "failed", f"{name}: {_last_words(log) or f'exit code {ended.exit_code}'}"
 
     def _begun(self, name: str, script: str) -> Run | None:
         """The run that an earlier start of the same words has begun; None where there is none."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from mmf_win.errors import DataError, UsageError
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.protocol import Event
 from mmf_win.sweeps.folder import State, SweepFolder, Task, recorded
 from mmf_win.sweeps.planning import task_of
@@ -48,7 +48,7 @@ class OptunaSearch:
         self._optuna = optuna
         url = URL.create("sqlite", database=str(sweep.study)).render_as_string()
         try:
-            with locked(sweep.study_lock, math.inf):
+            with file_lock(sweep.study_lock, math.inf):
                 self._study = optuna.create_study(
                     study_name="sweep",
                     storage=optuna.storages.RDBStorage(url),
@@ -88,7 +88,7 @@ class OptunaSearch:
 
     def propose(self) -> Task | None:
         """The task of the next trial that is no repetition; None where there are enough."""
-        with locked(self._sweep.study_lock, math.inf):
+        with file_lock(self._sweep.study_lock, math.inf):
             for _ in range(_REPETITIONS):
                 others = self._trials()
                 if len({json.dumps(trial.params, sort_keys=True) for trial in others}) >= self._asked.trials:
@@ -136,7 +136,7 @@ class OptunaSearch:
     def tell(self, task: Task) -> None:
         """Learn how a task ended. Raises UsageError where several ended well, and none has the metric."""
         value = objective(self._asked, self._sweep.task(task.name))
-        with locked(self._sweep.study_lock, math.inf):  # others may see it end, too
+        with file_lock(self._sweep.study_lock, math.inf):  # others may see it end, too
             trial = self._trial_with(task)
             if trial is not None:
                 self._tell(trial.number, task.state, value)

@@ -17,11 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_type_hints
 
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.errors import UsageError
-from mmf_win.records import is_a
+from mmf_win.records import has_type
 from mmf_win.runs.scores import is_test
-from mmf_win.scrub import SECRET
+from mmf_win.scrub import SECRET_NAME_PATTERN
 
 Values = dict[str, Any]
 #: The resource that is no GPU.
@@ -105,7 +105,7 @@ def parse(text: str, path: Path) -> Specification:
         hint = "letters, digits, _ and - make a name"
         raise UsageError(f"{path}: a command cannot be named {odd!r}", hint=hint)
     resource = head.get("resource")
-    if resource is not None and not (is_a(resource, list[int | str]) and resource and "" not in resource):
+    if resource is not None and not (has_type(resource, list[int | str]) and resource and "" not in resource):
         raise UsageError(f"{path}: 'resource' must be a list, such as [0, 1], ['0,1', '2,3'] or [cpu]")
     for entry in resource or ():
         require_resource(str(entry), f"{path}: 'resource': ")
@@ -204,7 +204,7 @@ def _search(document: Any, path: Path) -> Search:
     for key, value in values.items():
         if key not in hints:
             raise UsageError(f"{where} has the unknown key {key!r}", hint=f"it has {', '.join(hints)}")
-        if not is_a(value, hints[key]):
+        if not has_type(value, hints[key]):
             known = ", ".join(part for part in get_args(hints[key]) if isinstance(part, str))
             hint = known and f"it is one of {known}"
             raise UsageError(f"{where}: '{key}' cannot be {value!r:.40}", hint=hint)
@@ -254,7 +254,7 @@ def _require_parameter(name: str, value: Any, where: str) -> None:
     where = f"{where}: {name}"
     if name in (*RESERVED, SCRIPTS):
         raise UsageError(f"{where} is set by mmfw")
-    if re.search(f"{SECRET}$", name.lower()):
+    if re.search(f"{SECRET_NAME_PATTERN}$", name.lower()):
         hint = "its values would be in names of folders and in logs; let the command read a variable"
         raise UsageError(f"{where} is named like a secret", hint=hint)
     if not isinstance(value, (str, int, float)):
@@ -299,7 +299,7 @@ def fill_words(template: str, values: Mapping[str, Any]) -> list[str]:
 def fill_line(template: str, values: Mapping[str, Any]) -> str:
     """The line for a shell, of the same."""
     joined = re.sub(r"\s*\n\s*", " ", template)
-    return _PLACE.sub(lambda found: shell_line(*_filled(found, values)), joined).strip()
+    return _PLACE.sub(lambda found: format_command(*_filled(found, values)), joined).strip()
 
 
 def _filled(found: re.Match[str], values: Mapping[str, Any]) -> list[str]:

@@ -12,11 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from mmf_win.console import did_you_mean
+from mmf_win.console import suggestion_hint
 from mmf_win.errors import InUseError, UsageError
 from mmf_win.files import write_bytes
-from mmf_win.locking import locked
-from mmf_win.paths import Places, expanded, name_part
+from mmf_win.locking import file_lock
+from mmf_win.paths import MmfPaths, expand_home, short_portable_name
 from mmf_win.runs import presets, training
 from mmf_win.runs.folder import SPECIFICATION, SWEEPS
 from mmf_win.runs.lookup import sweep_named, sweeps_in
@@ -66,9 +66,9 @@ class SweepOptions:
     track: Sequence[str] = ()
 
     @property
-    def places(self) -> Places:
+    def places(self) -> MmfPaths:
         """MMF's folders."""
-        return Places.resolve(self.data_dir, self.save_dir)
+        return MmfPaths.resolve(self.data_dir, self.save_dir)
 
 
 @dataclass
@@ -196,11 +196,11 @@ def run_sweep(
             require_packages("optuna", extra="[search]")  # before there is a folder
         folder.path.mkdir(parents=True, exist_ok=True)
         removed = InUseError(f"another mmfw is removing {folder.path}")
-        stack.enter_context(locked(folder.drivers, shared=True, refused=removed))
+        stack.enter_context(file_lock(folder.drivers, shared=True, in_use_error=removed))
         known = [*sweep.tasks, *sweep.before]
         search = None if sweep.trials is None else OptunaSearch(sweep.asked, folder, known)
         # Another command may have added choices meanwhile.
-        with locked(folder.path / f"{SPECIFICATION}.lock", patience=60.0):
+        with file_lock(folder.path / f"{SPECIFICATION}.lock", timeout=60.0):
             text = _read(replace(options, failed=True, dry_run=True))[1]
             write_bytes(folder.specification, text.encode())
         for task in sweep.tasks if force else ():
@@ -236,7 +236,7 @@ def _read(options: SweepOptions) -> tuple[Specification, str, SweepFolder]:
     Returns what is asked for now, its text with what was asked for before in the same folder, and the folder.
     """
     what, save_dir = options.words[0], options.save_dir
-    path, earlier = expanded(what), sweep_named(save_dir, what)
+    path, earlier = expand_home(what), sweep_named(save_dir, what)
     if what in presets.names() and earlier != path.absolute():
         earlier = None  # the preset is meant
     if earlier is not None or (path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE)):
@@ -246,7 +246,7 @@ def _read(options: SweepOptions) -> tuple[Specification, str, SweepFolder]:
             hint = "run the file that it was made of again, with -o and this folder"
             raise UsageError(f"{lost}: no sweep, or one that has lost its sweep.yaml", hint=hint)
         known = [*presets.names(), *(folder.name for folder in sweeps_in(save_dir))]
-        hint = f"{did_you_mean(path.stem, known)}`mmfw sweep run --help` has examples"
+        hint = f"{suggestion_hint(path.stem, known)}`mmfw sweep run --help` has examples"
         raise UsageError(f"{what}: there is no such preset, file or sweep", hint=hint)
     preset = presets.load(what)
     _, overrides = split_words(options.words[1:], names=0)
@@ -275,7 +275,7 @@ def _read_file(
     if earlier is not None and output is not None:
         raise UsageError(f"{what} is a sweep, which goes on in its own folder, not in {output}")
     text = read_text(file)
-    folder = SweepFolder(earlier or output or options.save_dir / SWEEPS / name_part(path.stem))
+    folder = SweepFolder(earlier or output or options.save_dir / SWEEPS / short_portable_name(path.stem))
     asked = specification.parse(text, file)
     if options.data_dir and any("--data-dir" in command for command in asked.template.values()):
         raise UsageError(f"{file}: its commands have a --data-dir of their own", hint="change it there")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.dataset.convert import require_list
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.integrity.manifest import Manifest, manifest_files
@@ -67,8 +67,8 @@ def connected() -> Iterator[Connection]:
 
 
 def _require_intact(data_dir: Path, repair: str) -> Manifest | None:
-    paths = DatasetPaths.below(data_dir)
+    paths = DatasetPaths.from_data_dir(data_dir)
     manifest = require_list(paths)
     if manifest and (wrong := find_damage(manifest, full=True, title="Verifying the dataset")):
-        raise DatasetError(f"{paths.root}: damaged: {first_few([*map(str, wrong)])}", hint=repair)
+        raise DatasetError(f"{paths.root}: damaged: {summarize_list([*map(str, wrong)])}", hint=repair)
     return manifest

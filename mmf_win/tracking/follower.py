@@ -20,13 +20,13 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from mmf_win.console import log_shown, shell_line
-from mmf_win.errors import Interrupted
+from mmf_win.console import format_command, show_log_messages
+from mmf_win.errors import StoppedByUserError
 from mmf_win.locking import is_locked
 from mmf_win.paths import module_command
 from mmf_win.runs.folder import Run, reading
-from mmf_win.scrub import without_secrets
-from mmf_win.signals import blocked
+from mmf_win.scrub import redact_urls
+from mmf_win.signals import block_stop_signals
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What
 from mmf_win.tracking.tracker import Tracker, tracker, when, why
 
@@ -66,7 +66,7 @@ def following(
     deadline = float("inf")
     try:
         yield start
-    except (Interrupted, KeyboardInterrupt):
+    except (StoppedByUserError, KeyboardInterrupt):
         deadline = time.monotonic() + PATIENCE_AFTER_CTRL_C
         raise
     finally:
@@ -80,7 +80,7 @@ def _start(run: Run, to: Tracker, what: What) -> subprocess.Popen[bytes]:
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
         how = {"creationflags": flags | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
     command = module_command("mmf_win.tracking.follower", to.name, str(run.path), json.dumps(asdict(what)))
-    with _log_of(run, to).open("ab") as log, blocked():
+    with _log_of(run, to).open("ab") as log, block_stop_signals():
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **how)
 
 
@@ -117,7 +117,7 @@ def _end(started: _Followers, what: What, deadline: float) -> None:
 
 
 def _say_left(run: Run, to: Tracker, what: What, reason: str) -> None:
-    push = shell_line("mmfw", "track", "push", run.path, "--to", to.name, *what.options)
+    push = format_command("mmfw", "track", "push", run.path, "--to", to.name, *what.options)
     _log.warning("%s lacks some of run %s: %s; `%s` sends it %s", to.name, run.id, reason, push, when(reason))
 
 
@@ -157,7 +157,7 @@ def follow(run: Run, to: Tracker, what: What) -> int:
                     return 0
                 between = POLL_INTERVAL
             except Exception as error:  # of the tracker's package, or of the disk
-                _log.warning("%s: %s", type(error).__name__, without_secrets(str(error)))
+                _log.warning("%s: %s", type(error).__name__, redact_urls(str(error)))
                 sent, sender = Sent.of(run, to), None
                 sent.error = why(error)
                 with suppress(OSError):
@@ -175,7 +175,7 @@ def main() -> int:
     name, run, what = sys.argv[1:]
     if sys.platform != "win32":
         os.nice(10)
-    with log_shown():
+    with show_log_messages():
         return follow(Run(Path(run)), tracker(name), What(**json.loads(what)))
 
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import InUseError
-from mmf_win.files import read_json, remove_tree, share, write_bytes, write_json
-from mmf_win.locking import locked
+from mmf_win.files import link_or_copy, read_json, remove_tree, write_bytes, write_json
+from mmf_win.locking import file_lock
 from mmf_win.protocol import Event, EventReader
 from mmf_win.protocol.metrics import is_number, series_values
 from mmf_win.records import read_record
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.request import as_typed
-from mmf_win.scrub import is_secret, scrubber
+from mmf_win.scrub import is_secret, make_scrubber
 from mmf_win.tracking.tracker import About, Models, Point, Tracker
 from mmf_win.upstream.overrides import leaves
 
@@ -101,7 +101,7 @@ class Sent:
         """Send to it alone: the block raises InUseError where another process does for so many seconds."""
         run.tracking.mkdir(exist_ok=True)
         refused = InUseError(f"another process sends run {run.id} to {self.tracker}")
-        return locked(run.tracking / f"{self.place}.lock", patience, refused=refused)
+        return file_lock(run.tracking / f"{self.place}.lock", patience, in_use_error=refused)
 
 
 def destinations(run: Run) -> list[Sent]:
@@ -151,7 +151,7 @@ class Sender:
         """
         run, sent, request = self._run, self.sent, self._run.request()
         secrets = [*os.environ.items(), *((key, str(value)) for key, value in leaves(request.settings))]
-        self._request, self._scrub = request, scrubber(secrets)
+        self._request, self._scrub = request, make_scrubber(secrets)
         now = "done" if request.published_weights else state(run)
         new = [*self._new_events()]
         settings, tags = self._settings(), {"mmfw.outcome": now}
@@ -216,7 +216,7 @@ class Sender:
     def _new_events(self) -> Iterator[tuple[str, int, list[Point]]]:
         """Of each event that was not sent: its file, how many are there with it, and the points in it."""
         for name, file in event_files(self._run).items():
-            for event in self._readers.setdefault(name, EventReader(file, as_written=True)).poll():
+            for event in self._readers.setdefault(name, EventReader(file, keep_mmf_names=True)).poll():
                 self._seen[name] = self._seen.get(name, 0) + 1
                 points = [*self._points(event, name)]
                 if self._seen[name] > self.sent.events.get(name, 0):
@@ -276,7 +276,7 @@ class Sender:
                 text = self._scrub(file.read_text(encoding="utf-8", errors="replace"))
                 write_bytes(copy, text.encode(errors="replace"))
             else:
-                share(file, copy)
+                link_or_copy(file, copy)
             if name.endswith(_SCORES):
                 self._tracker.points([*self._scores(file)])
             is_model = file.suffix == ".ckpt"

@@ -19,9 +19,9 @@ from typing import Any
 from uuid import uuid4
 
 from mmf_win.errors import UsageError
-from mmf_win.files import read_json, share, write_json
-from mmf_win.locking import locked
-from mmf_win.paths import expanded
+from mmf_win.files import link_or_copy, read_json, write_json
+from mmf_win.locking import file_lock
+from mmf_win.paths import expand_home
 from mmf_win.tracking.tracker import OFFLINE, PROJECT, About, Point, Tracker, require_no_id
 
 _SERVER, _VERSION, _TAGS = "https://api.clear.ml", "2.13", "properties"
@@ -113,7 +113,7 @@ class Connection(Tracker):
             return str(known[0]["id"])
         what: dict[str, Any] = {"name": about.name, "tags": [tag], "type": "training", "project": project}
         if about.parent is not None:
-            with locked(Path(str(about.parent.lock)), patience=60.0):
+            with file_lock(Path(str(about.parent.lock)), timeout=60.0):
                 what["parent"] = self._found(project, about.parent)
         made = str(self.ask("tasks.create", **what)["id"])
         if about.lock:  # a sweep has no state of its own
@@ -150,7 +150,7 @@ class _Offline(Connection):
         return False
 
     def open(self, about: About) -> tuple[str, str]:
-        cache = expanded(os.environ.get("CLEARML_CACHE_DIR") or "~/.clearml/cache").absolute()
+        cache = expand_home(os.environ.get("CLEARML_CACHE_DIR") or "~/.clearml/cache").absolute()
         self._folder = cache / "offline" / f"offline-{about.key}"
         (self._folder / "data").mkdir(parents=True, exist_ok=True)
         file = self._folder / "task.json"  # where it was removed, all is written anew, as of another task
@@ -167,7 +167,7 @@ class _Offline(Connection):
             file.write(json.dumps([_event(self._task, point) for point in points]) + "\n")
 
     def file(self, path: Path, folder: str) -> None:
-        share(path, self._folder / "data" / path.name)
+        link_or_copy(path, self._folder / "data" / path.name)
         files = sorted((self._folder / "data").iterdir())
         self._keep(execution={"artifacts": [_artifact(file, str(file)) for file in files]})
 
@@ -209,7 +209,7 @@ def _said(answer: Any) -> Any:
 def _configured(what: re.Pattern[str]) -> str | None:
     """Return what a pattern finds in clearml's own file; importing clearml would take a second."""
     with suppress(OSError, UnicodeDecodeError):
-        file = expanded(os.environ.get("CLEARML_CONFIG_FILE") or "~/clearml.conf")
+        file = expand_home(os.environ.get("CLEARML_CONFIG_FILE") or "~/clearml.conf")
         found = what.search(file.read_text(encoding="utf-8"))
         return found and found[1]
     return None

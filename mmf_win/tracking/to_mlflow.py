@@ -14,9 +14,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import MmfError, UsageError
-from mmf_win.locking import locked
-from mmf_win.paths import expanded
+from mmf_win.errors import MmfEnvironmentError, UsageError
+from mmf_win.locking import file_lock
+from mmf_win.paths import expand_home
 from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker, why
 
 _KEY = "mmfw.key"
@@ -66,7 +66,7 @@ class Connection(Tracker):
             raise UsageError(f"{message} {_FOLDERS}=true", hint=hint)
         if kind in _DATABASES:
             self._require_driver()
-        file = expanded(os.environ.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg")
+        file = expand_home(os.environ.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg")
         given = map(os.environ.get, ("DATABRICKS_HOST", "DATABRICKS_RUNTIME_VERSION"))
         if kind == "databricks" and not (any(given) or file.is_file()):
             hint = "set DATABRICKS_HOST and DATABRICKS_TOKEN, or run `databricks configure`"
@@ -81,7 +81,7 @@ class Connection(Tracker):
             import_module("sqlalchemy").create_engine(self.server)
         except ImportError as error:
             hint = "run `pip install sqlalchemy alembic`, and install the driver of the database"
-            raise MmfError(f"{self.address} needs the package {error.name}", hint=hint) from None
+            raise MmfEnvironmentError(f"{self.address} needs the package {error.name}", hint=hint) from None
         except Exception as error:  # of SQLAlchemy: no address, or no such database
             raise UsageError(f"{self.address}: {why(error)}", hint=f"correct {self.variable}") from None
 
@@ -149,7 +149,7 @@ class Connection(Tracker):
         for known in client.search_runs([experiment], f"tags.`{_KEY}` = '{about.key}'", max_results=1):
             return known
         if about.parent is not None:
-            with locked(Path(str(about.parent.lock)), patience=60.0):
+            with file_lock(Path(str(about.parent.lock)), timeout=60.0):
                 tags["mlflow.parentRunId"] = self._found(experiment, about.parent).info.run_id
         made = client.create_run(experiment, round(about.created * 1000), tags, about.name)
         if about.lock:

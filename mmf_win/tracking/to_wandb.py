@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import UsageError
-from mmf_win.paths import expanded
+from mmf_win.paths import expand_home
 from mmf_win.tracking.tracker import OFFLINE, PROJECT, About, Point, Tracker, Upload
 
 _TO_BEGIN, _TO_END = 60.0, 1800.0  # seconds
@@ -103,8 +103,8 @@ class Connection(Tracker):
 
 def _setting(name: str) -> str | None:
     """Return what the settings files of W&B say, which ``wandb offline`` and ``wandb login`` write."""
-    config, root = ConfigParser(interpolation=None), expanded(os.environ.get("WANDB_DIR") or ".")
-    system = expanded(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
+    config, root = ConfigParser(interpolation=None), expand_home(os.environ.get("WANDB_DIR") or ".")
+    system = expand_home(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
     with suppress(Error, UnicodeDecodeError):
         config.read([system / "settings", root / "wandb" / "settings", root / ".wandb" / "settings"])
     return config.get("default", name, fallback=None)

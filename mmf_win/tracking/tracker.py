@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from mmf_win.errors import MmfError, MmfwError, UsageError
-from mmf_win.scrub import without_secrets
+from mmf_win.errors import MmfEnvironmentError, MmfwError, UsageError
+from mmf_win.scrub import redact_urls
 from mmf_win.upstream.install import require_packages
 
 _log = logging.getLogger(__name__)
@@ -82,7 +82,7 @@ class Tracker(ABC):
     @property
     def address(self) -> str:
         """Where runs go, with nothing secret."""
-        return without_secrets(f"{self.server} {self.project}")
+        return redact_urls(f"{self.server} {self.project}")
 
     @property
     def given_id(self) -> str | None:
@@ -142,7 +142,7 @@ class Tracker(ABC):
                     raise
         except OSError as error:
             self.answers, reason = False, getattr(error, "reason", error)
-            _log.warning("%s at %s does not answer: %s", self.name, without_secrets(self.server), reason)
+            _log.warning("%s at %s does not answer: %s", self.name, redact_urls(self.server), reason)
             return
         except (ValueError, HTTPException):  # no address, or no server of the web
             raise refused from None
@@ -184,12 +184,12 @@ class Tracker(ABC):
             if isinstance(error, MmfwError) or getattr(error, "errno", None):  # of the disk
                 raise
             hint = f"run the same command again {when(why(error))}"
-            raise MmfError(f"{self.name} at {self.address}: {why(error)}", hint=hint) from None
+            raise MmfEnvironmentError(f"{self.name} at {self.address}: {why(error)}", hint=hint) from None
 
 
 def why(error: Exception) -> str:
     """What a tracker's package raised, in a few words."""
-    text = " ".join(without_secrets(str(error)).split())
+    text = " ".join(redact_urls(str(error)).split())
     if re.search("Max retries exceeded|timed out|[Cc]onnection (refused|reset|aborted)", text):
         return "it does not answer"
     return text[:200] or type(error).__name__

@@ -62,7 +62,7 @@ def unpack_chosen(
             return None
         if other := taken.get(folded(name)):
             message = f"members {other} and {member.name} are both for the file {name}"
-            raise ArchiveError(message, about=f"{archive.path}:")
+            raise ArchiveError(message, prefix=f"{archive.path}:")
         taken[folded(name)] = member.name
         if member.size > _LARGE:
             require_space(here.new, member.size)

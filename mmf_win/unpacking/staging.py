@@ -31,23 +31,23 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TypeAlias
 
-from mmf_win.console import Progress, size
-from mmf_win.errors import InUseError, ResourceError, UnfinishedInstallation, UsageError
+from mmf_win.console import Progress, format_size
+from mmf_win.errors import IncompleteInstallError, InUseError, ResourceError, UsageError
 from mmf_win.files import (
-    explain,
-    flush,
+    add_path_to_errors,
     free_space,
-    naming,
+    fsync_file,
     read_json,
     remove,
     remove_tree,
     rename,
+    to_mmfw_error,
     write_json,
 )
 from mmf_win.integrity.manifest import repair_line
 from mmf_win.integrity.verify import LOCK
-from mmf_win.locking import is_locked, locked
-from mmf_win.paths import Places
+from mmf_win.locking import file_lock, is_locked
+from mmf_win.paths import MmfPaths
 
 _log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ def staging(root: Path, *, wait: bool = False) -> Iterator[Staging]:
     root.mkdir(parents=True, exist_ok=True)
     refused = _at_work(root)
     waiting = partial(_log.info, "%s; waiting for it to finish", refused)
-    with locked(root / LOCK, inf if wait else 0, waiting, refused=refused):
+    with file_lock(root / LOCK, inf if wait else 0, waiting, in_use_error=refused):
         here = Staging(root)
         here.finish()
         _remove(here.folder)
@@ -194,7 +194,7 @@ def require_finished(root: Path) -> None:
         if is_unfinished(root):  # for it may have ended between the two questions
             message = f"{root}: mmfw was interrupted while it moved new files to their places"
             hint = repair_line(root) or "the command that wrote them, typed again, moves the rest"
-            raise UnfinishedInstallation(message, hint=hint)
+            raise IncompleteInstallError(message, hint=hint)
 
 
 @contextmanager
@@ -205,7 +205,7 @@ def reading(root: Path) -> Iterator[None]:
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(locked(root / LOCK, shared=True, refused=_at_work(root)))
+            stack.enter_context(file_lock(root / LOCK, shared=True, in_use_error=_at_work(root)))
         except OSError as error:
             if error.errno != errno.ENOLCK:
                 raise
@@ -236,7 +236,7 @@ def flush_all(files: Sequence[Path]) -> None:
         if sys.platform == "linux" and len(files) > _FLUSHED_AT_ONCE and _sync_disk_of(files[0]):
             return
         with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
-            for _ in pool.map(flush, files):
+            for _ in pool.map(fsync_file, files):
                 bar.advance(1)
 
 
@@ -262,12 +262,12 @@ def require_space(folder: Path, needed: int, chosen_by: str = "--data-dir") -> N
     if free is None:
         raise UsageError(f"{folder}: there is no drive {folder.anchor}", hint=f"choose another: {chosen_by}")
     if free < needed + _RESERVE:
-        message = f"{folder}: {size(needed + _RESERVE)} are needed and {size(free)} are free"
+        message = f"{folder}: {format_size(needed + _RESERVE)} are needed and {format_size(free)} are free"
         hint = f"free some space, or choose a folder on another disk with {chosen_by}"
         raise ResourceError(message, hint=hint)
 
 
-def require_makeable(places: Places) -> None:
+def require_makeable(places: MmfPaths) -> None:
     """Refuse a cache or data folder that MMF could not create when it starts; leave nothing behind.
 
     Raises ResourceError for a full disk, else DataError.
@@ -280,7 +280,7 @@ def require_makeable(places: Places) -> None:
         except OSError as error:
             hint = f"set {variable} to a folder that you can write to"
             message = f"{folder}: cannot be created ({error.strerror})"
-            raise type(explain(error))(message, hint=hint) from error
+            raise type(to_mmfw_error(error))(message, hint=hint) from error
 
 
 def _crosses_disks(path: Path, folder: Path) -> bool:
@@ -300,7 +300,7 @@ def _copy(source: Path, target: Path) -> Path:
         if path.is_dir() and not path.is_symlink():
             to.mkdir()
         else:
-            with naming(to):
+            with add_path_to_errors(to):
                 files.append(Path(shutil.copy2(path, to, follow_symlinks=False)))
     flush_all([file for file in files if not file.is_symlink()])
     return target

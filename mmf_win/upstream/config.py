@@ -14,8 +14,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from mmf_win.errors import MmfError, UsageError
-from mmf_win.paths import Places, no_datasets
+from mmf_win.errors import MmfEnvironmentError, UsageError
+from mmf_win.paths import MmfPaths, empty_zoo_file
 from mmf_win.upstream.overrides import RESERVED, assign, literal, require_usable
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
@@ -72,7 +72,7 @@ class ConfigParts:
 
 def resolve(
     root: Path,
-    places: Places,
+    places: MmfPaths,
     asked: ConfigParts,
     overrides: Sequence[str] = (),
     *,
@@ -158,7 +158,7 @@ def merge(*trees: Mapping[str, Any]) -> Tree:
     return dict(merged)
 
 
-def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
+def compose(root: Path, places: MmfPaths, asked: ConfigParts) -> tuple[Any, Any]:
     """MMF's own configuration of the experiment, and with its settings.
 
     Arguments and errors are as for :func:`resolve`.
@@ -187,7 +187,7 @@ def compose(root: Path, places: Places, asked: ConfigParts) -> tuple[Any, Any]:
             raise UsageError(f"{old} is an old key, which MMF lets win over {new}", hint=f"write {new}")
     merged.env.cache_dir, merged.env.data_dir = literal(places.cache_dir), literal(places.data_dir)
     if asked.offline:
-        merged.env.dataset_zoo = literal(no_datasets())
+        merged.env.dataset_zoo = literal(empty_zoo_file())
     return of_mmf, merged
 
 
@@ -237,7 +237,9 @@ def load_yaml(root: Path, path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         own: Any = parse_yaml(_ENVIRONMENT.sub(r"${oc.env:\1,'\2'}", text))
     except OSError as error:
-        raise MmfError(f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`") from None
+        raise MmfEnvironmentError(
+            f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`"
+        ) from None
     included = []
     for name in own.pop("includes", None) or []:
         of_mmf = follow_text_links(root / "mmf" / name)

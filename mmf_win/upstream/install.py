@@ -23,12 +23,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from mmf_win.console import shell_line
-from mmf_win.errors import DamagedManifest, MmfError, UsageError
-from mmf_win.files import NO_ROOM, read_json, write_json
+from mmf_win.console import format_command
+from mmf_win.errors import DamagedManifestError, MmfEnvironmentError, UsageError
+from mmf_win.files import DISK_FULL_ERRNOS, read_json, write_json
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
-from mmf_win.paths import constraints_file, expanded, tool_home
+from mmf_win.paths import constraints_file, expand_home, mmfw_home
 from mmf_win.unpacking.staging import flush_all, staging
 from mmf_win.upstream.sources import SOURCES, MmfSource
 from mmf_win.upstream.versions import read_version
@@ -65,28 +65,28 @@ def find_mmf() -> Installed:
     """
     installed = chosen() or _importable()
     if installed is None:
-        raise MmfError("MMF is not installed", hint="run `mmfw setup`")
+        raise MmfEnvironmentError("MMF is not installed", hint="run `mmfw setup`")
     if not _holds_mmf(installed.root):
         again = "run `mmfw setup`"
         if installed.source == "path":
             again = f"bring {installed.root} back, or run `mmfw setup --mmf pypi`"
-        raise MmfError(f"the MMF in {installed.root} is incomplete", hint=again)
+        raise MmfEnvironmentError(f"the MMF in {installed.root} is incomplete", hint=again)
     return installed
 
 
 def usable_mmf() -> Installed:
-    """The MMF that runs; an :class:`MmfError` where a worker could not import it, or PyTorch."""
+    """The MMF that runs; an :class:`MmfEnvironmentError` where a worker could not import it, or PyTorch."""
     require_packages("torch", "torchvision", "transformers")
     return find_mmf()
 
 
 def require_packages(*packages: str, extra: str = "[train]") -> None:
-    """Raise an :class:`MmfError` if packages, of an ``extra`` of mmfw, are not installed; imports none."""
+    """Raise an :class:`MmfEnvironmentError` if packages, of an ``extra`` of mmfw, are not installed; imports none."""
     missing = [package for package in packages if find_spec(_MODULES.get(package, package)) is None]
     if missing:
         # Alone, pip would bring PyTorch for CUDA on any Linux.
         hint = "`mmfw doctor` names the commands that install it" if "torch" in missing else pip_hint(extra)
-        raise MmfError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=hint)
+        raise MmfEnvironmentError(f"{' and '.join(missing)} cannot be found in {sys.prefix}", hint=hint)
 
 
 def pip_hint(extra: str = "") -> str:
@@ -99,7 +99,7 @@ def pip_hint(extra: str = "") -> str:
         what, where = f"mmf-win{extra}", ""
     except importlib.metadata.PackageNotFoundError:  # it runs from a checkout
         what, where = f".{extra}", " in a clone of mmfw"
-    return f"run `{shell_line('pip', 'install', '-c', constraints_file(), what)}`{where}"
+    return f"run `{format_command('pip', 'install', '-c', constraints_file(), what)}`{where}"
 
 
 def chosen() -> Installed | None:
@@ -110,7 +110,9 @@ def chosen() -> Installed | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:
-        raise MmfError(f"{_note()} cannot be read: {error}", hint="run `mmfw setup --mmf pypi`") from error
+        raise MmfEnvironmentError(
+            f"{_note()} cannot be read: {error}", hint="run `mmfw setup --mmf pypi`"
+        ) from error
 
 
 def was_set_up() -> bool:
@@ -148,7 +150,9 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
             manifest.save()
             if damage := find_damage(manifest):
                 hint = "try again; if that does not help, suspect the disk or a virus scanner"
-                raise MmfError(f"MMF {source.version} did not arrive intact ({damage[0]})", hint=hint)
+                raise MmfEnvironmentError(
+                    f"MMF {source.version} did not arrive intact ({damage[0]})", hint=hint
+                )
             flush_all([here.new / name for name in manifest.files])
             here.install([(here.new, root)])
         return _remember(copy)
@@ -156,7 +160,7 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
 
 def use_checkout(checkout: Path) -> Installed:
     """Use a checkout that the user edits, which is neither copied nor changed; a UsageError if it is none."""
-    root = expanded(checkout).resolve()
+    root = expand_home(checkout).resolve()
     if not _holds_mmf(root):
         raise UsageError(
             f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
@@ -175,7 +179,7 @@ def changed_files(installed: Installed, *, full: bool = False) -> list[str] | No
         return None
     try:
         manifest = Manifest.load(installed.root)
-    except DamagedManifest as error:
+    except DamagedManifestError as error:
         return [str(error)]
     if manifest is None:
         return [f"missing: {SUMS}"]
@@ -214,7 +218,7 @@ def _holds_mmf(root: Path) -> bool:
 
 
 def _home() -> Path:
-    return tool_home() / "mmf"
+    return mmfw_home() / "mmf"
 
 
 def _writable_home() -> Path:
@@ -223,10 +227,10 @@ def _writable_home() -> Path:
         home.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=home).close()  # nothing less tells on every system
     except OSError as error:
-        if error.errno in NO_ROOM:
+        if error.errno in DISK_FULL_ERRNOS:
             raise
         hint = "use a virtual environment of your own, or let MMFW_HOME name a folder of yours"
-        raise MmfError(f"{home} cannot be written to: {error.strerror}", hint=hint) from error
+        raise MmfEnvironmentError(f"{home} cannot be written to: {error.strerror}", hint=hint) from error
     return home
 
 

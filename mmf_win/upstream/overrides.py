@@ -16,7 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from mmf_win.console import first_few, shell_line
+from mmf_win.console import format_command, summarize_list
 from mmf_win.errors import UsageError
 from mmf_win.upstream.versions import versions_with
 
@@ -96,7 +96,7 @@ def assign(config: Any, overrides: Sequence[str], *, version: str, own_code: boo
             OmegaConf.update(config, key, value, merge=False, force_add=True)
         except (OmegaConfBaseException, YAMLError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
-            quoted = shell_line(f"{key}={value!r}")
+            quoted = format_command(f"{key}={value!r}")
             raise UsageError(f"{override}: not a value that MMF can read ({reason})", hint=quoted) from None
 
 
@@ -145,7 +145,7 @@ def _item(key: str, here: str, field: str, items: Sequence[Any]) -> Any:
         return items[int(index)]
     first = f"{here}[0]=VALUE sets the first; " if items else ""
     message = f"{key}: {here} has {len(items)} items and none numbered {field.strip('[]')!r}"
-    raise UsageError(message, hint=f"{first}the whole list: " + shell_line(f"{here}=['VALUE']"))
+    raise UsageError(message, hint=f"{first}the whole list: " + format_command(f"{here}=['VALUE']"))
 
 
 def _is_open(group: str, known: Mapping[str, Any]) -> bool:
@@ -157,7 +157,7 @@ def _is_open(group: str, known: Mapping[str, Any]) -> bool:
 def _require_fit(key: str, before: Any, value: Any) -> None:
     """Refuse a value of another kind than the one before, and a number that cannot be meant."""
     if isinstance(before, Mapping):
-        below = first_few([f"{key}.{name}" for name in before], 5) or f"{key}.NAME"
+        below = summarize_list([f"{key}.{name}" for name in before], 5) or f"{key}.NAME"
         raise UsageError(f"{key}: {value!r} in place of a group of keys", hint=f"set a key in it: {below}")
     if isinstance(value, str) and "${" in value:
         return
@@ -201,7 +201,7 @@ def _unknown_key(config: Any, key: str, version: str) -> UsageError:
     message = f"MMF {version} has no key {key}"
     other = next((source for source in SOURCES if source.version in versions_with(key)), None)
     if other and other.version != version:
-        hint = f"run `{shell_line('mmfw', 'setup', '--mmf', other.name)}`"
+        hint = f"run `{format_command('mmfw', 'setup', '--mmf', other.name)}`"
         return UsageError(f"{message}; {other.version} has", hint=hint)
     known = [other for other, _ in leaves(config)]
     name = key.rpartition(".")[2]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from mmf_win.machine import available_cpus
-from mmf_win.paths import Places, no_datasets
+from mmf_win.paths import MmfPaths, empty_zoo_file
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.overrides import literal
 from mmf_win.upstream.versions import has_key
@@ -102,7 +102,7 @@ def for_every_split(**paths: Path | str) -> Tree:
 
 
 def environment(
-    places: Places, save_dir: Path, logs: Path, raw_reports: Path, *, offline: bool, asks_hub: bool = True
+    places: MmfPaths, save_dir: Path, logs: Path, raw_reports: Path, *, offline: bool, asks_hub: bool = True
 ) -> dict[str, str]:
     """The worker's environment: MMF's folders, UTF-8 files, and no downloads when offline.
 
@@ -115,7 +115,7 @@ def environment(
         # as long as one after the other. A training alone is slower by no more than 2 %.
         **({} if "OMP_WAIT_POLICY" in os.environ else {"GOMP_SPINCOUNT": "1000"}),
         # What a run reads was fetched and checked before; of the rest, MMF need not download anything.
-        "MMF_DATASET_ZOO": str(no_datasets()),
+        "MMF_DATASET_ZOO": str(empty_zoo_file()),
         # transformers would look for newer files of a model, and without a network wait for minutes.
         **({} if asks_hub else {"HF_HUB_OFFLINE": "1"}),
         **{key: value for key, value in os.environ.items() if key not in ("MMFW_PASSWORD", *HARMFUL)},
@@ -130,7 +130,7 @@ def environment(
         # Nothing that happens to lie in the user's folder may stand in for a library (Python 3.11 and later).
         "PYTHONSAFEPATH": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        **({"MMF_DATASET_ZOO": str(no_datasets()), "HF_HUB_OFFLINE": "1"} if offline else {}),
+        **({"MMF_DATASET_ZOO": str(empty_zoo_file()), "HF_HUB_OFFLINE": "1"} if offline else {}),
     }
 
 

@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 
 from mmf_win.archives import open_archive
 from mmf_win.download import download
-from mmf_win.errors import ArchiveError, MmfError
+from mmf_win.errors import ArchiveError, MmfEnvironmentError
 from mmf_win.integrity.digest import GitFile, git_id, git_tree_id
 from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.paths import is_portable
@@ -58,7 +58,9 @@ class PypiWheel:
             files = unpack_chosen(archive, everything, here, f"Unpacking MMF {self.version}", digest)
         if not files or digest.hexdigest() != self.wheel_sha256:
             message = f"{wheel.name} is not the wheel that PyPI publishes"
-            raise MmfError(message, hint=f"check which index pip uses (`pip config list`), or {_WITHOUT_PIP}")
+            raise MmfEnvironmentError(
+                message, hint=f"check which index pip uses (`pip config list`), or {_WITHOUT_PIP}"
+            )
         return Manifest(here.new, files, "published", Source.of(wheel, self.wheel_sha256))
 
     def _download(self, folder: Path) -> Path:
@@ -79,10 +81,10 @@ class PypiWheel:
             return wheels[0]
         if "No module named pip" in done.stdout:
             message = f"{sys.executable} has no pip"
-            raise MmfError(message, hint=f"run `python -m ensurepip`, or {_WITHOUT_PIP}")
+            raise MmfEnvironmentError(message, hint=f"run `python -m ensurepip`, or {_WITHOUT_PIP}")
         said = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-10:])
         message = f"pip cannot download mmf=={self.version}:\n{said}"
-        raise MmfError(message, hint=f"check the connection and pip's index, or {_WITHOUT_PIP}")
+        raise MmfEnvironmentError(message, hint=f"check the connection and pip's index, or {_WITHOUT_PIP}")
 
 
 @dataclass(frozen=True)
@@ -113,11 +115,13 @@ class GithubArchive:
                     entries[name] = Entry(hashlib.sha256(content).hexdigest(), len(content))
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             message = f"what {self.url} sent is damaged or no archive: {error}"
-            raise MmfError(message, hint="run the same command again") from error
+            raise MmfEnvironmentError(message, hint="run the same command again") from error
         if (tree := git_tree_id(files)) != self.tree:
             differs = f"the id of its tree is {tree}, not {self.tree}"
             message = f"what {self.url} sent is not commit {self.commit}: {differs}"
-            raise MmfError(message, hint="something on the way changes downloads; try another network")
+            raise MmfEnvironmentError(
+                message, hint="something on the way changes downloads; try another network"
+            )
         return Manifest(here.new, entries, "published", Source.of(archive, sha256))
 
 

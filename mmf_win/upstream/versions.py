@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from mmf_win.console import did_you_mean
-from mmf_win.errors import MmfError
+from mmf_win.console import suggestion_hint
+from mmf_win.errors import MmfEnvironmentError
 
 # Linux gives up after as many, https://man7.org/linux/man-pages/man7/path_resolution.7.html
 _MAX_LINKS = 40
@@ -48,7 +48,7 @@ def has_key(version: str, key: str) -> bool:
     """Whether a version of MMF, which must be one that mmfw knows, has a key that only some have."""
     if version not in ONLY_IN:
         message = f"MMF {version} is unknown to mmfw, which works with {' and '.join(ONLY_IN)}"
-        raise MmfError(message, hint="run `mmfw setup --mmf pypi`")
+        raise MmfEnvironmentError(message, hint="run `mmfw setup --mmf pypi`")
     return version in versions_with(key)
 
 
@@ -58,10 +58,12 @@ def read_version(root: Path) -> str:
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise MmfError(f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`") from error
+        raise MmfEnvironmentError(
+            f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`"
+        ) from error
     match = re.search(r'^__version__ = "([^"]+)"', text, re.MULTILINE)
     if match is None:
-        raise MmfError(f"no version can be found in {path}", hint="run `mmfw setup`")
+        raise MmfEnvironmentError(f"no version can be found in {path}", hint="run `mmfw setup`")
     return match[1]
 
 
@@ -78,8 +80,8 @@ def config_path(root: Path, name: str) -> Path:
             return path.resolve()
     areas = [(root, "projects"), (root / "mmf", "projects"), (root / "mmf", "configs")]
     known = (path.relative_to(base) for base, area in areas for path in (base / area).rglob("*.yaml"))
-    hint = did_you_mean(name, map(Path.as_posix, known)).strip()
-    raise MmfError(f"MMF in {root} has no configuration {name}", hint=hint)
+    hint = suggestion_hint(name, map(Path.as_posix, known)).strip()
+    raise MmfEnvironmentError(f"MMF in {root} has no configuration {name}", hint=hint)
 
 
 def follow_text_links(path: Path) -> Path:
@@ -96,7 +98,7 @@ def follow_text_links(path: Path) -> Path:
         if link is None or target is None:
             return here
         here = Path(os.path.normpath(link.parent / target / here.relative_to(link)))
-    raise MmfError(f"the links from {path} lead in a circle", hint="run `mmfw setup`")
+    raise MmfEnvironmentError(f"the links from {path} lead in a circle", hint="run `mmfw setup`")
 
 
 def _link_target(path: Path) -> str | None:

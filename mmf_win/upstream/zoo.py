@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from mmf_win.errors import MmfError, UsageError
-from mmf_win.paths import Inside, Places, is_portable
+from mmf_win.errors import MmfEnvironmentError, UsageError
+from mmf_win.paths import ChildPath, MmfPaths, is_portable
 from mmf_win.upstream.config import parse_yaml
 from mmf_win.upstream.versions import follow_text_links
 
@@ -47,7 +47,7 @@ class ZooEntry:
     sha256: str | None = None
 
     #: MMF's note that the entry was downloaded.
-    marker = Inside(".built.json", of="folder")
+    marker = ChildPath(".built.json", parent="folder")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Zoo:
     """
 
     root: Path
-    places: Places
+    places: MmfPaths
     datasets: str = field(default_factory=lambda: os.environ.get("MMF_DATASET_ZOO") or DATASETS)
     models: str = field(default_factory=lambda: os.environ.get("MMF_MODEL_ZOO") or MODELS)
 
@@ -114,7 +114,7 @@ def _load(root: Path, zoo: str) -> Any:
     except ValueError as error:
         problem = f"{path}: {error}"
     if zoo in (DATASETS, MODELS):
-        raise MmfError(problem, hint="run `mmfw setup`")
+        raise MmfEnvironmentError(problem, hint="run `mmfw setup`")
     raise UsageError(problem, hint="see the variables MMF_DATASET_ZOO and MMF_MODEL_ZOO")
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_bytes
 from mmf_win.machine import limit_threads
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import ExportTask, ServeTask
 from mmf_win.upstream.overrides import as_yaml, literal
 from mmf_win.upstream.versions import config_path
@@ -37,13 +37,13 @@ _REQUEST = "MMFW_REQUEST"
 
 def main(request_file: Path) -> int:
     """Do what the request says and write its outcome; 0 when that is ``ok``."""
-    request = Attempt.load(request_file)
+    request = AttemptRequest.load(request_file)
     raise_file_limit()
     with suppress(OSError):  # what trains meets a full disk again, and says so
         request.write_event("run_started", pid=os.getpid(), **versions())
-    stop = Stop(request.attempt.stop)
+    stop = Stop(request.folder.stop_file)
     stop.listen(lambda: stopped(request).record(request))
-    task = request.training
+    task = request.train_task
     limit_threads(task.nproc)
     if task.nproc * task.nnodes > 1:
         end = launch(request, request_file, stop, be_rank)
@@ -52,25 +52,25 @@ def main(request_file: Path) -> int:
         end = perform(request, stop)
     stop.defer_stop()
     end.record(request)
-    code = 0 if end.outcome == "ok" else 1
+    code = 0 if end.kind == "ok" else 1
     leave_at_once(code)
     return code
 
 
 def be_rank(request_file: str) -> None:
     """Be one of several ranks; where it fails, say why unless another has, and end at once."""
-    request = Attempt.load(Path(request_file))
+    request = AttemptRequest.load(Path(request_file))
     os.environ[_REQUEST] = request_file
     take_gpu()
-    stop = Stop(request.attempt.stop)
+    stop = Stop(request.folder.stop_file)
     if os.environ["LOCAL_RANK"] == "0":
-        stop.listen(lambda: stopped(request).save_first(request.attempt.helper_exit))
+        stop.listen(lambda: stopped(request).save_if_absent(request.folder.helper_outcome_file))
     else:  # it leaves when all do
         stop.take_signals()
     end = perform(request, stop, lambda: join(request))
     stop.defer_stop()
-    if end.outcome != "ok":
-        end.save_first(request.attempt.helper_exit)
+    if end.kind != "ok":
+        end.save_if_absent(request.folder.helper_outcome_file)
         os._exit(1)
     from torch import distributed
 
@@ -78,10 +78,10 @@ def be_rank(request_file: str) -> None:
     distributed.destroy_process_group()  # gloo aborts a process that ends with its threads at work
 
 
-def stopped(request: Attempt) -> Exit:
+def stopped(request: AttemptRequest) -> AttemptOutcome:
     """The outcome of an attempt that was stopped while nothing held that off."""
-    nothing = ", with nothing new to save" if request.trains else ""
-    return Exit("interrupted", f"stopped{nothing}")
+    nothing = ", with nothing new to save" if request.is_training else ""
+    return AttemptOutcome("interrupted", f"stopped{nothing}")
 
 
 def raise_file_limit() -> None:
@@ -108,7 +108,7 @@ def leave_at_once(code: int) -> None:
     os._exit(code)
 
 
-def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: None) -> Exit:
+def perform(request: AttemptRequest, stop: Stop, begin: Callable[[], None] = lambda: None) -> AttemptOutcome:
     """Do what the request says after ``begin``, and return its outcome, whatever happens."""
     prepared = False
     try:
@@ -121,41 +121,41 @@ def perform(request: Attempt, stop: Stop, begin: Callable[[], None] = lambda: No
         with suppress(OSError):  # the log may be what has no room
             traceback.print_exc()
         end = classify(error, prepared=prepared)
-        if end.outcome != "interrupted":
+        if end.kind != "interrupted":
             with suppress(DataError):
                 # What a helper recorded before it died; this process only sees that it is gone.
-                if (cause := Exit.load(request.attempt.helper_exit)) is not None:
-                    end = replace(cause, validating=end.validating)
+                if (cause := AttemptOutcome.load(request.folder.helper_outcome_file)) is not None:
+                    end = replace(cause, during_validation=end.during_validation)
         return end
-    return Exit("ok")
+    return AttemptOutcome("ok")
 
 
-def prepare(request: Attempt, stop: Stop) -> list[Any]:
+def prepare(request: AttemptRequest, stop: Stop) -> list[Any]:
     """Make MMF importable and register the hooks; return the list that MMF's trainer will be in."""
     from mmf_win import compat
     from mmf_win.compat.transformers import refuse_code_of_models
 
-    compat.install(Path(request.mmf))
+    compat.install(Path(request.mmf_root))
     if not request.trust:
         refuse_code_of_models()
     from mmf_win.worker import hooks
 
     trainers = hooks.register(request, stop)
     if request.model == "clip":
-        import_module("mmf_win.worker.models.clip").register(request.images)
+        import_module("mmf_win.worker.models.clip").register(request.image_cache_dir)
     return trainers
 
 
-def run(request: Attempt, stop: Stop, trainers: list[Any]) -> None:
+def run(request: AttemptRequest, stop: Stop, trainers: list[Any]) -> None:
     """Call MMF's ``run``, and go on to predict what is asked, or to export the model."""
     import torch
     from mmf_cli.run import run as mmf_run
 
     from mmf_win.worker.image_cache import make_room
 
-    if request.images is not None:
-        make_room(Path(request.images))
-    predicting, task = not request.trains, request.task
+    if request.image_cache_dir is not None:
+        make_room(Path(request.image_cache_dir))
+    predicting, task = not request.is_training, request.task
     # MMF's own no_grad still counts versions of tensors; no exporter takes those that inference mode makes.
     with torch.inference_mode(predicting and not isinstance(task, ExportTask)):
         try:
@@ -187,10 +187,10 @@ def _require_model(model: str, error: Exception) -> None:
         raise UsageError(message, hint="env.user_dir=FOLDER names code of your own that does") from error
 
 
-def mmf_options(request: Attempt) -> list[str]:
+def mmf_options(request: AttemptRequest) -> list[str]:
     """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
-    config = request.attempt.config
-    base = config_path(Path(request.mmf), request.base_config) if request.base_config else None
+    config = request.folder.config
+    base = config_path(Path(request.mmf_root), request.base_config) if request.base_config else None
     # An absolute include is taken as it is by every MMF.
     includes = {"includes": [literal(base)] if base else []}
     write_bytes(config, as_yaml(includes | request.settings).encode())
@@ -212,9 +212,9 @@ if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1])))
 
 if __name__ == "__mp_main__" and _REQUEST in os.environ:
-    _request = Attempt.load(Path(os.environ[_REQUEST]))
+    _request = AttemptRequest.load(Path(os.environ[_REQUEST]))
     try:
-        prepare(_request, Stop(_request.attempt.stop))
+        prepare(_request, Stop(_request.folder.stop_file))
     except Exception as _error:
-        classify(_error, prepared=False).save_first(_request.attempt.helper_exit)
+        classify(_error, prepared=False).save_if_absent(_request.folder.helper_outcome_file)
         raise

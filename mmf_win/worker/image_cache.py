@@ -20,7 +20,7 @@ from typing import Any
 import PIL.Image
 
 from mmf_win.compat.patch import wrap
-from mmf_win.files import free_space, remove, replacing
+from mmf_win.files import atomic_replace, free_space, remove
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class DiskCache:
                 raise OSError("it is full, or the disk is")
             self._granted -= len(content)
             kept.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(kept) as temporary:
+            with atomic_replace(kept) as temporary:
                 temporary.write_bytes(content)
         except OSError as error:
             # The folder may be removed at this very moment; on Windows, another run may be reading the file.

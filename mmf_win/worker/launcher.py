@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import DataError
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.upstream.settings import of_launchers
 from mmf_win.worker.stopping import Stop
 
@@ -26,7 +26,9 @@ _PATIENCE = timedelta(minutes=10)  # with a rank that does not answer
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str], None]) -> Exit:
+def launch(
+    request: AttemptRequest, request_file: Path, stop: Stop, rank: Callable[[str], None]
+) -> AttemptOutcome:
     """Run ``rank`` with the request's file in each process; return the first cause of their end."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -51,18 +53,18 @@ def launch(request: Attempt, request_file: Path, stop: Stop, rank: Callable[[str
         return find_first_cause(request, codes | {failed.local_rank: failed.exitcode})
     except Exception as error:
         traceback.print_exc()
-        task = request.training
+        task = request.train_task
         if task.rdzv is None:
-            return Exit("internal", f"{type(error).__name__}: {error}")
+            return AttemptOutcome("internal", f"{type(error).__name__}: {error}")
         reason = str(error).partition("\n")[0]
         message = f"{task.rdzv}: {task.nnodes} machines did not meet there ({reason})"
         hint = "--rdzv names the first machine, and a port of it that the others can reach; start all at once"
-        return Exit("network", message, hint)
-    return Exit("ok")
+        return AttemptOutcome("network", message, hint)
+    return AttemptOutcome("ok")
 
 
-def _config(request: Attempt) -> Mapping[str, Any]:
-    task = request.training
+def _config(request: AttemptRequest) -> Mapping[str, Any]:
+    task = request.train_task
     config: dict[str, Any] = {"min_nodes": task.nnodes, "max_nodes": task.nnodes, "run_id": "mmfw"}
     config |= {"nproc_per_node": task.nproc, "max_restarts": 0, "start_method": "spawn"}
     if task.rdzv is not None:
@@ -70,23 +72,23 @@ def _config(request: Attempt) -> Mapping[str, Any]:
         return config | {"rdzv_backend": "static", "rdzv_endpoint": task.rdzv, "rdzv_configs": where}
     config |= {"rdzv_backend": "c10d", "local_addr": "localhost"}
     if sys.platform == "win32":
-        file = str(request.attempt.path / "rendezvous")
+        file = str(request.folder.path / "rendezvous")
         return config | {"rdzv_endpoint": file, "rdzv_configs": {"store_type": "file"}}
     return config | {"rdzv_endpoint": "localhost:0"}
 
 
-def find_first_cause(request: Attempt, codes: Mapping[int, int]) -> Exit:
+def find_first_cause(request: AttemptRequest, codes: Mapping[int, int]) -> AttemptOutcome:
     """Return what the first rank that failed said, unless one died of a signal and so could not say anything.
 
     ``codes`` are the exit codes of the ranks of this machine that were not killed by us.
     """
     said = None
     with suppress(DataError):
-        said = Exit.load(request.attempt.helper_exit)
+        said = AttemptOutcome.load(request.folder.helper_outcome_file)
     # One that only waits for a dead one may say so, or abort.
     number, code = min(codes.items(), key=lambda each: (each[1] > 0, each[1] == -signal.SIGABRT))
-    if said is None or (code < 0 and said.outcome in ("killed", "internal")):
-        return Exit.of_death(code, f"process {number}")
+    if said is None or (code < 0 and said.kind in ("killed", "internal")):
+        return AttemptOutcome.from_exit_code(code, f"process {number}")
     return said
 
 
@@ -96,14 +98,14 @@ def take_gpu() -> None:
     os.environ[_VISIBLE] = names[int(os.environ["LOCAL_RANK"])] if len(names) > 1 else names[0]
 
 
-def join(request: Attempt) -> None:
+def join(request: AttemptRequest) -> None:
     """Form a group with the other ranks, of which MMF then reads nothing in the environment."""
     import torch
 
     where: dict[str, Any] = {}
-    task = request.training
+    task = request.train_task
     if sys.platform == "win32" and task.rdzv is None:
-        file = (request.attempt.path / "group").as_uri()
+        file = (request.folder.path / "group").as_uri()
         where = {"init_method": file, "rank": int(os.environ["RANK"]), "world_size": task.nproc}
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, timeout=_PATIENCE, **where)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.errors import SHM_HINT, CheckpointError, DataError, MmfwError, ResourceError, UsageError
-from mmf_win.files import NO_ROOM, explain
-from mmf_win.protocol import Exit, Outcome
+from mmf_win.files import DISK_FULL_ERRNOS, to_mmfw_error
+from mmf_win.protocol import AttemptOutcome, OutcomeKind
 
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
 _OUT_OF_PAGING_FILE = 1455
@@ -22,7 +22,7 @@ _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata
 _NO_ANSWER = re.compile(r"gloo[/\\]transport|ncclRemoteError")
 _SHARED_MEMORY = re.compile(r"shared memory|</torch_\d|/dev/shm/|SemLock\(")
 # What torch says in a plain RuntimeError, and in the text of another process's error.
-_SAID: tuple[tuple[Outcome, re.Pattern[str]], ...] = (
+_SAID: tuple[tuple[OutcomeKind, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
     ("disk", _TOO_MANY_FILES),
     ("host_oom", re.compile(r"not enough memory|[Cc]an('|no)t allocate memory|can't start new thread")),
@@ -65,7 +65,7 @@ class UntrustedCheckpoint(CheckpointError):
     """A checkpoint holds classes, and to load them could run any code."""
 
 
-_OF_CLASS: tuple[tuple[Outcome, type[BaseException]], ...] = (
+_OF_CLASS: tuple[tuple[OutcomeKind, type[BaseException]], ...] = (
     ("interrupted", StopRequested),
     ("interrupted", KeyboardInterrupt),
     ("nan", Diverged),
@@ -78,7 +78,7 @@ _OF_CLASS: tuple[tuple[Outcome, type[BaseException]], ...] = (
 )
 
 
-def classify(error: BaseException, *, prepared: bool = True) -> Exit:
+def classify(error: BaseException, *, prepared: bool = True) -> AttemptOutcome:
     """The outcome that ``error`` means, judged by its type, its message and where in MMF it arose.
 
     Until MMF is ``prepared`` and can be imported, all but a lack of memory or files means ``mmf``.
@@ -89,7 +89,7 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     own = "".join(traceback.format_tb(error.__traceback__)) + passed_on
     frames = [(Path(file), line, function) for file, line, function in _FRAME.findall(own)]
     places = {(path.name, function) for path, _, function in frames}
-    outcome: Outcome = next(_outcomes(error, kind, message, trace, places), "internal")
+    outcome: OutcomeKind = next(_outcomes(error, kind, message, trace, places), "internal")
     if not prepared and outcome not in ("interrupted", "host_oom", "disk"):
         outcome = "mmf"
     if isinstance(error, SystemExit):
@@ -111,10 +111,12 @@ def classify(error: BaseException, *, prepared: bool = True) -> Exit:
     if outcome == "disk" and _TOO_MANY_FILES.search(f"{message}\n{error.__cause__ or ''}"):
         hint = "a smaller training.num_workers=N needs fewer open files; ulimit -Hn shows the limit"
     if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EBADF, errno.EINVAL, errno.EIO):
-        hint = explain(error).hint
+        hint = to_mmfw_error(error).hint
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
     place = {"text": message, **error.place} if isinstance(error, Diverged) else None
-    return Exit(outcome, message, hint, ours[-1] if ours else None, bool(_VALIDATION.search(trace)), place)
+    return AttemptOutcome(
+        outcome, message, hint, ours[-1] if ours else None, bool(_VALIDATION.search(trace)), place
+    )
 
 
 def _raised(error: BaseException) -> tuple[type[BaseException], str]:
@@ -138,7 +140,7 @@ def _raised(error: BaseException) -> tuple[type[BaseException], str]:
 
 def _outcomes(
     error: BaseException, kind: type[BaseException], message: str, trace: str, places: set[tuple[str, str]]
-) -> Iterator[Outcome]:
+) -> Iterator[OutcomeKind]:
     """The outcomes that an error may mean, the most certain first.
 
     Its ``kind`` and ``message`` are its own, or those that another process passed on; ``places`` are the
@@ -155,9 +157,11 @@ def _outcomes(
         yield "host_oom"
     if killed := _LOADER_WORKER_KILLED.search(trace):
         yield "host_oom" if killed[2] in _FOR_WANT_OF_MEMORY else "killed"
-    if number in NO_ROOM and "SemLock(" in trace:  # what a DataLoader's workers share lies in /dev/shm
+    if (
+        number in DISK_FULL_ERRNOS and "SemLock(" in trace
+    ):  # what a DataLoader's workers share lies in /dev/shm
         yield "host_oom"
-    if number in NO_ROOM | _NO_HANDLES:
+    if number in DISK_FULL_ERRNOS | _NO_HANDLES:
         yield "disk"
     # A library is mapped into memory, of which ulimit -v may leave too little.
     if issubclass(kind, ImportError):

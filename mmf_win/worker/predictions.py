@@ -28,7 +28,7 @@ def watch_scoring(observer: Observer) -> None:
 
     if not isinstance(observer.request.task, PredictTask):
         return
-    total = len(read_once(Path(observer.request.task.annotations)).lines)
+    total = len(read_once(Path(observer.request.task.annotations_file)).lines)
     next_event = time.monotonic()
 
     @wrap(TestReporter, "add_to_report")

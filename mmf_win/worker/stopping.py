@@ -15,7 +15,7 @@ from threading import Event, Lock, Thread
 from types import FrameType
 from typing import Any
 
-from mmf_win.signals import STOP_SIGNALS, blocked, heard_signals
+from mmf_win.signals import STOP_SIGNALS, active_stop_signals, block_stop_signals
 
 _INTERVAL = 0.1
 
@@ -65,7 +65,7 @@ class Stop:
 
     def take_signals(self) -> None:
         """Let a signal that would end this process be a request; its helpers never get one."""
-        for number in heard_signals():
+        for number in active_stop_signals():
             signal.signal(number, self._ask)
         if sys.platform != "win32":  # a rank was started as a helper
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -100,12 +100,12 @@ def shield_helpers() -> None:
         return
 
     if sys.platform != "win32":
-        with blocked():  # once it runs, multiprocessing unblocks none of them
+        with block_stop_signals():  # once it runs, multiprocessing unblocks none of them
             resource_tracker.ensure_running()
 
     @wraps(start)
     def start_shielded(process: Any) -> None:
-        with blocked():
+        with block_stop_signals():
             start(process)
         process._popen.terminate = process._popen.kill
 

@@ -19,7 +19,7 @@ import pytest
 from mmf_win.archives import open_archive, zip_extract
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
-from mmf_win.threads import Advance, ignore
+from mmf_win.threads import AdvanceCallback, ignore_progress
 from tests.worlds import hostile
 from tests.worlds.memes import Files, tree
 from tests.worlds.packing import into, only, unpack
@@ -112,15 +112,15 @@ def interrupt(amount: int) -> None:
 
 
 @pytest.mark.usefixtures("either_engine")
-@pytest.mark.parametrize("progress", [ignore, interrupt])
+@pytest.mark.parametrize("progress", [ignore_progress, interrupt])
 def test_whoever_wants_no_more_or_presses_ctrl_c_gets_no_more(
-    progress: Advance, archive: Path, files: Files, user_dir: Path
+    progress: AdvanceCallback, archive: Path, files: Files, user_dir: Path
 ) -> None:
     opened = open_archive(archive, lambda: PASSWORD)
     with suppress(KeyboardInterrupt):
         extracting = opened.extract(into(user_dir / "out"), progress)
         next(iter(extracting))
-        assert progress is ignore
+        assert progress is ignore_progress
         extracting.close()  # type: ignore[attr-defined]
     assert no_thread_is_left()
     assert all(files[name] == content for name, content in tree(user_dir / "out").items())

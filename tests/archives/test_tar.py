@@ -20,7 +20,7 @@ from mmf_win.archives import open_archive
 from mmf_win.archives.base import BLOCK
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
-from mmf_win.sniffing import UNPACK_TWICE
+from mmf_win.sniffing import UNPACK_TWICE_HINT
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out, memes, tar_gz
 from tests.worlds.packing import FILES, into, only, unpack, write_tar
@@ -52,7 +52,7 @@ def test_other_compression_is_named_and_unpacked_as_the_hint_says(
     path.write_bytes(compress(gzip.decompress(tar_gz(FILES))))
     with pytest.raises(ArchiveError, match=f"a.tar.gz: {reason}") as caught:
         open_archive(path)
-    assert caught.value.hint == UNPACK_TWICE
+    assert caught.value.hint == UNPACK_TWICE_HINT
     call("7z", "x", "-oFOLDER", path, cwd=user_dir)
     [tar] = (user_dir / "FOLDER").iterdir()
     assert unpack(tar, user_dir / "out") == FILES
@@ -66,7 +66,7 @@ def test_a_zip_in_a_gzip_is_not_damage(user_dir: Path) -> None:
         ArchiveError, match=r"a\.zip\.gz: not a valid tar\.gz: there is no tar in it"
     ) as caught:
         open_archive(path)
-    assert caught.value.hint == UNPACK_TWICE
+    assert caught.value.hint == UNPACK_TWICE_HINT
     call("7z", "x", "-oFOLDER", path, cwd=user_dir)
     [inner] = (user_dir / "FOLDER").iterdir()
     assert unpack(inner, user_dir / "out") == FILES
@@ -158,7 +158,7 @@ def test_a_wrong_checksum_far_behind_the_last_member_is_noticed(listed: bool, us
 def test_listing_a_compressed_tar_tells_how_far_it_is_fake_interval(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Progress, "_PLAIN_INTERVAL", 0.0)
+    monkeypatch.setattr(Progress, "_PLAIN_INTERVAL_SECONDS", 0.0)
     open_archive(write_tar(user_dir / "a.tar.gz", FILES, "gz"))
     assert "Listing: 100%" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.upstream.install import install
@@ -23,15 +23,15 @@ from tests.worlds.web import WebServer
 
 
 @pytest.fixture
-def empty(home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+def empty(home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> MmfPaths:
     """Folders of MMF's in which there is nothing, and no MMF."""
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
     monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
-    return Places.resolve()
+    return MmfPaths.resolve()
 
 
 @pytest.fixture
-def world(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Places]:
+def world(empty: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MmfPaths]:
     """One of everything that mmfw writes, long ago."""
     convert(hostile.plain_zip(user_dir / "memes.zip", memes()), empty)
     archive = user_dir / "features.tar.gz"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import Files, laid_out, lay_out, memes, tree
 from tests.worlds.tools import Mmfw, call, requires_tool, typed
@@ -114,7 +114,7 @@ def test_a_refused_archive_of_memes_is_converted_as_its_hint_says(
     [file, *_] = sorted((folder / "FOLDER").iterdir())
     given = {"FOLDER": folder / "FOLDER", "FILE": file}
     mmfw(*(given.get(word, word) for word in typed(command)), *where)
-    assert tree(Places(user_dir, user_dir / "data", user_dir).dataset.root) == laid_out(MEMES)
+    assert tree(MmfPaths(user_dir, user_dir / "data", user_dir).dataset.root) == laid_out(MEMES)
 
 
 def test_a_copy_that_is_not_one_of_several_is_to_be_replaced(user_dir: Path, mmfw: Mmfw) -> None:

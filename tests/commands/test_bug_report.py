@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.paths import Places
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.paths import MmfPaths
+from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs.folder import Run
 from tests.worlds.event_log import EventLog
@@ -21,7 +21,7 @@ SECRETS = ("hunter2 \"'2", "hf_hunter3hunter3", "hunter4")
 
 
 @pytest.fixture
-def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(empty: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run that failed, with secrets all over its records."""
     monkeypatch.chdir(user_dir)
     monkeypatch.setenv("MMFW_PASSWORD", SECRETS[0])
@@ -30,10 +30,12 @@ def run(empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     overrides = [f"training.tracker.api_key={SECRETS[2]}", "training.max_updates=3"]
     run.save_request(request(model="mmbt", splits=SLOTS, overrides=overrides))
     attempt = run.new_attempt()
-    Attempt(TrainTask(), "mmbt", "mmf", str(attempt.path)).save()
+    AttemptRequest(TrainTask(), "mmbt", "mmf", str(attempt.path)).save()
     attempt.config.write_text(f"training: {{tracker: {{api_key: {SECRETS[2]}}}}}\n", encoding="utf-8")
     EventLog(run.events, "1").write("note", text=f"password: {SECRETS[0]}")
-    Exit("internal", f"KeyError: {SECRETS[1]!r}", where=f"{Path.home() / 'x.py'}:3").save(attempt.exit)
+    AttemptOutcome("internal", f"KeyError: {SECRETS[1]!r}", source_location=f"{Path.home() / 'x.py'}:3").save(
+        attempt.outcome_file
+    )
     log = [f"opts=['training.tracker.api_key={SECRETS[2]}']", f"Using {SECRETS[1]}"]
     log += [f"'training.tracker.api_key', '{SECRETS[2]}'", f"Overriding option x.api_key to {SECRETS[2]}"]
     run.log.write_text("\r\n".join([*log, "gnp.\u202eexe\x1b[2J", "Traceback\n"]), encoding="utf-8")
@@ -112,7 +114,7 @@ def test_a_report_that_cannot_be_written_is_one_error(
 
 
 def test_without_any_run_it_is_about_the_machine(
-    empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    empty: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     monkeypatch.chdir(user_dir)
     assert set(_report(mmfw)) == {"doctor.json"}

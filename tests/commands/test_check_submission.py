@@ -12,7 +12,7 @@ import pytest
 
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.convert import convert
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile, memes
 from tests.worlds.tools import Mmfw, typed
 
@@ -20,7 +20,7 @@ from tests.worlds.tools import Mmfw, typed
 @pytest.fixture
 def data_dir(user_dir: Path) -> Path:
     """A data folder with one split, of the ids 3, 1 and 2."""
-    annotations = Places.resolve(user_dir).dataset.annotations
+    annotations = MmfPaths.resolve(user_dir).dataset.annotations
     annotations.mkdir(parents=True)
     rows: list[dict[str, object]] = [
         {"id": f"{i:05}", "img": f"img/{i:05}.png", "text": ""} for i in (3, 1, 2)
@@ -67,8 +67,8 @@ def csv_of(ids: Iterable[int]) -> str:
 
 def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: Mmfw) -> None:
     files, gone = memes.public_copy()
-    convert(memes.lay_out(files, user_dir / "copy"), Places.resolve(user_dir), allow_missing=True)
-    rows = read_rows(Places.resolve(user_dir).dataset.split("test_unseen"))
+    convert(memes.lay_out(files, user_dir / "copy"), MmfPaths.resolve(user_dir), allow_missing=True)
+    rows = read_rows(MmfPaths.resolve(user_dir).dataset.annotation_file("test_unseen"))
     there = [row.id for row in rows]
     found = check(mmfw, user_dir, csv_of(there), code=3)
     assert found["usable"] is False
@@ -76,7 +76,7 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: Mmfw) 
     assert problem.startswith("missing ids (407): ")
     found = check(mmfw, user_dir, csv_of(sorted([*there, *gone["test_unseen"]])))
     assert (found["usable"], found["problems"]) == (True, [])
-    ids = [row.id for row in read_rows(Places.resolve(user_dir).dataset.split("test_seen"))]
+    ids = [row.id for row in read_rows(MmfPaths.resolve(user_dir).dataset.annotation_file("test_seen"))]
     assert check(mmfw, user_dir, csv_of(ids), split="test_seen")["usable"], "nothing is left out of it"
 
 
@@ -84,7 +84,7 @@ def test_the_hint_says_what_to_convert_and_that_helps(user_dir: Path, mmfw: Mmfw
     """The archive lacks the images 15 and 16 of the three of test_unseen."""
     copy, members = user_dir / "data dir", memes.without_images(memes.memes(), [15, 16])
     archive = hostile.plain_zip(user_dir / "copy.zip", members)
-    convert(archive, Places.resolve(copy), allow_missing=True)
+    convert(archive, MmfPaths.resolve(copy), allow_missing=True)
     found = check(mmfw, copy, csv_of([14, 15, 16, 1]), code=3)  # 1 is of train
     assert found["problems"] == ["ids that are not of this split (1): 1"]
     check(mmfw, copy, csv_of([14]), code=3)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 
 # One process for all: each command's help, an error that names a folder and one that names a word, and JSON.
 CODE = """
@@ -28,7 +28,7 @@ sys.exit(0 if codes == [0] * (len(codes) - 4) + [2, 2, 0, 0] else f"{codes}")
 
 
 @pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["doctor"], ["runs", "--help"]])
-def test_a_closed_stdout_is_no_error(home: Path, world: Places, words: list[str]) -> None:
+def test_a_closed_stdout_is_no_error(home: Path, world: MmfPaths, words: list[str]) -> None:
     arguments = [*words, *(["--save-dir", str(world.save_dir)] if "--help" not in words else [])]
     run = [sys.executable, "-c", "import sys; from mmf_win.cli import main; sys.exit(main())", *arguments]
     if sys.platform == "win32":

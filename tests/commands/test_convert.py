@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, image, lay_out, memes, without_images
 from tests.worlds.odd_names import ALONE
@@ -44,7 +44,7 @@ def test_a_table_of_splits_and_what_to_do_next_or_json_for_scripts(
     again = json.loads(run(mmfw, archive, data_dir, "--json"))
     counts = {"rows": 6, "hateful": 3, "benign": 3, "missing": 0, "missing_ids": [], "own": False}
     assert again["splits"]["train"] == counts and again["already_done"]
-    assert again["target"] == str(Places.resolve(data_dir).dataset.root)
+    assert again["target"] == str(MmfPaths.resolve(data_dir).dataset.root)
 
 
 @pytest.mark.parametrize("name", ALONE, ids=ascii)

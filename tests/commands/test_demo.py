@@ -9,7 +9,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.commands import demo
-from mmf_win.errors import MmfError
+from mmf_win.errors import MmfEnvironmentError
 from mmf_win.upstream import install
 from tests.worlds.tools import Mmfw
 
@@ -48,12 +48,12 @@ def test_without_mmf_or_a_package_it_names_the_next_step_and_writes_nothing_fake
     in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     def missing() -> NoReturn:
-        raise MmfError("MMF is not installed", hint="mmfw setup")
+        raise MmfEnvironmentError("MMF is not installed", hint="mmfw setup")
 
     monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
     for usable, said in ((missing, "mmfw setup"), (lambda: None, "pillow cannot be found")):
         monkeypatch.setattr(demo, "usable_mmf", usable)
-        assert said in mmfw("demo", "--dir", "here", code=MmfError.exit_code)
+        assert said in mmfw("demo", "--dir", "here", code=MmfEnvironmentError.exit_code)
     assert not (in_tmp_path / "here").exists()
 
 
@@ -131,7 +131,7 @@ def test_a_poor_result_is_an_error_fake_way(
     [
         ([], KeyboardInterrupt(), 130),
         (["--dir", "mine"], KeyboardInterrupt(), 130),
-        ([], MmfError("the worker died"), MmfError.exit_code),
+        ([], MmfEnvironmentError("the worker died"), MmfEnvironmentError.exit_code),
     ],
 )
 def test_only_ctrl_c_removes_a_folder_and_only_a_temporary_one_fake_way(

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmf_win import __version__
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.doctor import survey
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import find_mmf, install, use_checkout
@@ -99,14 +99,14 @@ def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
     home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
-    pip = shell_line("pip", "install", "-c", constraints_file(), "mmf-win[train]")
+    pip = format_command("pip", "install", "-c", constraints_file(), "mmf-win[train]")
     assert f"run `{pip}`" in _hints(mmfw.json("doctor"))
 
     def no_metadata(name: str) -> list[str]:
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr("importlib.metadata.requires", no_metadata)
-    pip = shell_line("pip", "install", "-c", constraints_file(), ".")
+    pip = format_command("pip", "install", "-c", constraints_file(), ".")
     assert f"run `{pip}` in a clone of mmfw" in _hints(mmfw.json("doctor"))
     torch = survey.version("torch") or "not installed"
     assert f"torch {torch}" in mmfw("--version")
@@ -121,7 +121,7 @@ def test_without_pytorch_it_names_the_build_for_this_machine_and_then_the_rest(
     monkeypatch.setattr("importlib.metadata.requires", lambda _: required)
     first, second, *_ = mmfw.json("doctor")["missing"]
     line = mmfw.json("setup", "--torch")["pip"]
-    assert first == {"what": "not installed: torch, torchvision", "hint": f"run `{shell_line(*line)}`"}
+    assert first == {"what": "not installed: torch, torchvision", "hint": f"run `{format_command(*line)}`"}
     assert second["what"] == "not installed: no-such-package" and "mmf-win[train]" in second["hint"]
 
 

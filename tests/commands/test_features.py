@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.console import shell_line
-from mmf_win.paths import Places
+from mmf_win.console import format_command
+from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile, npy, zoo
 from tests.worlds.memes import SLOTS, lay_out, tar_gz
@@ -27,7 +27,7 @@ def test_features_are_put_where_mmf_looks(user_dir: Path, mmfw: Mmfw) -> None:
     data = user_dir / "data dir"
     for _ in range(2):
         mmfw("features", "extract", archive, "--data-dir", data)
-    folder = Places.resolve(data).dataset.features / "detectron.lmdb"
+    folder = MmfPaths.resolve(data).dataset.features / "detectron.lmdb"
     assert (folder / "data.mdb").read_bytes() == b"x" * 5000
     assert str(folder) in mmfw.err
 
@@ -60,7 +60,7 @@ class Shop:
     """A preset's file that reads region features and fc7, MMF's folders, and a server that has both."""
 
     server: WebServer
-    places: Places
+    places: MmfPaths
     preset: Path
     mmfw: Mmfw
 
@@ -89,7 +89,7 @@ def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> Iterato
         variables = zoo.write_yaml(user_dir, server, features=features, detectron__defaults=fc7)
         for name, value in {"MMF_CACHE_DIR": str(user_dir / "cache"), **variables}.items():
             monkeypatch.setenv(name, value)
-        yield Shop(server, Places.resolve(user_dir / "data dir", user_dir / "save"), preset, mmfw)
+        yield Shop(server, MmfPaths.resolve(user_dir / "data dir", user_dir / "save"), preset, mmfw)
 
 
 @pytest.mark.torch
@@ -129,7 +129,7 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(shop: Sh
     assert shop.server.gets == []
     assert "detectron fc7" in shop("status")
     assert "to download" in mmfw.err
-    next_step = shell_line("mmfw", "features", "fetch", shop.preset, "--data-dir", shop.places.data_dir)
+    next_step = format_command("mmfw", "features", "fetch", shop.preset, "--data-dir", shop.places.data_dir)
     assert f"next: {next_step}\n" in mmfw.err
 
 

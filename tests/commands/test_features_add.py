@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.inputs.keys import remake_features
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile, npy
 from tests.worlds.memes import lay_out, memes
 from tests.worlds.tools import Mmfw, typed
@@ -22,7 +22,7 @@ def data(user_dir: Path) -> Path:
     """MMF's data folder with a dataset of which nobody has features."""
     files = memes(top="", litter=False).items()
     annotations = {name: content for name, content in files if name.endswith(".jsonl")}
-    lay_out(annotations, Places.resolve(user_dir / "data dir").dataset.annotations)
+    lay_out(annotations, MmfPaths.resolve(user_dir / "data dir").dataset.annotations)
     return user_dir / "data dir"
 
 
@@ -30,7 +30,7 @@ def test_features_are_put_where_mmf_looks(user_dir: Path, data: Path, mmfw: Mmfw
     folder = npy.write_pairs(user_dir / "извлечено 特征", [f"{n:05}" for n in range(1, 7)])
     words = ("features", "add", folder, "--data-dir", data)
     found = mmfw.json(*words)
-    lmdb = Places.resolve(data).dataset.features / "detectron.lmdb"
+    lmdb = MmfPaths.resolve(data).dataset.features / "detectron.lmdb"
     assert (found["lmdb"], found["images"]) == (str(lmdb), 6)
     assert found["splits"]["train"] == {"rows": 6, "with_features": 6}
     assert found["splits"]["dev_seen"] == {"rows": 3, "with_features": 0}
@@ -56,7 +56,7 @@ def test_another_lmdb_may_be_built(user_dir: Path, data: Path, mmfw: Mmfw) -> No
     words = ["features", "add", str(folder), "--data-dir", str(data)]
     mmfw(*words, "-o", lmdb)
     assert set(npy.records(lmdb)) == {"1"}
-    assert not Places.resolve(data).dataset.features.exists()
+    assert not MmfPaths.resolve(data).dataset.features.exists()
     assert ".lmdb" in mmfw(*words, "--output", user_dir / "own" / "memes", code=2)
 
 
@@ -76,7 +76,7 @@ def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
     where = ["--data-dir", str(data)]
     save = ["--save-dir", str(user_dir / "save")]
     mmfw("features", "add", folder, *where)
-    places = Places.resolve(data)
+    places = MmfPaths.resolve(data)
     lmdb = places.dataset.features / "detectron.lmdb"
     hostile.cut(lmdb / "data.mdb")
     mmfw("verify", "visual_bert", *where, *save, code=3)
@@ -91,7 +91,7 @@ def test_a_list_of_hashes_that_cannot_be_read_is_one_error_and_the_hints_replace
     user_dir: Path, data: Path, mmfw: Mmfw
 ) -> None:
     folder = npy.write_pairs(user_dir / "npy", ["1"])
-    features = Places.resolve(data).dataset.features
+    features = MmfPaths.resolve(data).dataset.features
     where = ["--data-dir", str(data)]
     mmfw("features", "add", folder, *where)
     archive = shutil.make_archive(str(user_dir / "features"), "gztar", features)

@@ -16,7 +16,7 @@ import pytest
 
 from mmf_win.cli import COMMANDS
 from mmf_win.dataset.convert import convert
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs import outcomes
 from mmf_win.upstream.install import find_mmf
 from tests.worlds import hostile, tiny_mmf
@@ -41,25 +41,25 @@ class Case:
 
     command: str
     code: int
-    before: Callable[[Places, Path], object] = lambda places, folder: None
+    before: Callable[[MmfPaths, Path], object] = lambda places, folder: None
     given: str = "{dir}/memes.zip"
     option: str = ""
     mended: bool = False
 
 
-def forget_origin(places: Places, folder: Path) -> None:
+def forget_origin(places: MmfPaths, folder: Path) -> None:
     """Take both lists of hashes away, and damage an image."""
     for name in ("SHA256SUMS", "SHA256SUMS.json"):
         (places.dataset.root / name).unlink()
     hostile.flip_byte(places.dataset.images / "img/00003.png", 100)
 
 
-def other_archive(places: Places, folder: Path) -> None:
+def other_archive(places: MmfPaths, folder: Path) -> None:
     """Another archive than the one that the dataset was converted from."""
     hostile.plain_zip(folder / "other.zip", {**memes(), "more.txt": b"more"})
 
 
-def broken_list(places: Places, folder: Path) -> None:
+def broken_list(places: MmfPaths, folder: Path) -> None:
     """Another archive, and a list of hashes that is cut off."""
     other_archive(places, folder)
     hostile.cut(places.dataset.root / "SHA256SUMS")
@@ -275,7 +275,7 @@ def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_what_the_hint_names_goes_well(world: Places, user_dir: Path, name: str, mmfw: Mmfw) -> None:
+def test_what_the_hint_names_goes_well(world: MmfPaths, user_dir: Path, name: str, mmfw: Mmfw) -> None:
     case = FOLLOWED[name]
     case.before(world, user_dir)
     words = [word.format(dir=user_dir) for word in case.command.split()]
@@ -304,7 +304,7 @@ def test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder(
         monkeypatch.setenv(name, value if value == "1" else str(user_dir / value))
     where = ["--data-dir", str(user_dir / "data"), "--save-dir", str(user_dir / "save")]
     archive = hostile.plain_zip(user_dir / "memes.zip", memes())
-    convert(archive, Places.resolve(user_dir / "data"))
+    convert(archive, MmfPaths.resolve(user_dir / "data"))
     mmfw("train", "text_bert", *where, code=6)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     tiny_mmf.build_bert(user_dir / "stick" / "bert-base-uncased")

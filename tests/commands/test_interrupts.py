@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mmf_win.paths import Places
-from mmf_win.signals import IMPATIENT_AFTER
+from mmf_win.paths import MmfPaths
+from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from tests.worlds.memes import memes, tar_gz
 from tests.worlds.packing import COPY, write_7z
 
@@ -95,8 +95,8 @@ def test_a_signal_while_files_are_extracted_leaves_nothing_that_looks_finished(
         assert process.returncode == 130, said
     assert "interrupted" in said and "error" not in said and "Traceback" not in said
     assert not as_json or json.loads(told.splitlines()[-1])["error"]["code"] == 130
-    dataset = Places.resolve(data).dataset
-    assert not dataset.split("train").exists()
+    dataset = MmfPaths.resolve(data).dataset
+    assert not dataset.annotation_file("train").exists()
     assert not (dataset.features / "detectron.lmdb").exists()
 
 
@@ -123,7 +123,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_cleaning_up(packed: Path, user_di
         reads(process, "at work")
         process.send_signal(signal.SIGINT)
         reads(process, "cleaning up")
-        time.sleep(IMPATIENT_AFTER)  # the first one was counted before the cleaning up began
+        time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first one was counted before the cleaning up began
         process.send_signal(signal.SIGINT)
         assert process.wait() == 130
 
@@ -138,4 +138,4 @@ def test_the_file_that_mmfw_stop_file_names_interrupts_a_command(
         stop.touch()
         _, errors = process.communicate()
         assert process.returncode == 130, errors
-    assert not Places.resolve(data).dataset.split("train").exists()
+    assert not MmfPaths.resolve(data).dataset.annotation_file("train").exists()

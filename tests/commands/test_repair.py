@@ -13,10 +13,10 @@ import pytest
 
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.features import extract_features
-from mmf_win.errors import DamagedManifest
+from mmf_win.errors import DamagedManifestError
 from mmf_win.integrity.manifest import Manifest, manifest_files
 from mmf_win.integrity.verify import record_hashes
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.paths import DatasetPaths, MmfPaths
 from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tar_gz, tree
@@ -24,10 +24,10 @@ from tests.worlds.tools import Mmfw, typed
 
 RUN = Path("mmbt_grid/2026-01-01T00-00-00/checkpoints")
 
-DAMAGES: dict[str, Callable[[Places], Any]] = {
+DAMAGES: dict[str, Callable[[MmfPaths], Any]] = {
     "an image changed": lambda p: hostile.flip_byte(p.dataset.images / "img/00003.png", 100),
     "an image is missing": lambda p: (p.dataset.images / "img/00004.png").unlink(),
-    "annotations cut off": lambda p: hostile.cut(p.dataset.split("train")),
+    "annotations cut off": lambda p: hostile.cut(p.dataset.annotation_file("train")),
     "the hashes changed": lambda p: hostile.flip_byte(p.dataset.root / "SHA256SUMS", 1),
     "the hashes cut off": lambda p: hostile.cut(p.dataset.root / "SHA256SUMS"),
     "the hashes are missing": lambda p: (p.dataset.root / "SHA256SUMS").unlink(),
@@ -47,7 +47,7 @@ DAMAGES: dict[str, Callable[[Places], Any]] = {
 
 
 def killed_amidst_the_moves(paths: DatasetPaths) -> None:
-    paths.split("dev_seen").unlink()
+    paths.annotation_file("dev_seen").unlink()
     (paths.root / ".mmfw-staging").mkdir()
     (paths.root / ".mmfw-staging" / "installing").touch()
 
@@ -59,7 +59,7 @@ def hint(told: str) -> list[str]:
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_command_that_verify_names_repairs_it(world: Places, damage: str, mmfw: Mmfw) -> None:
+def test_the_command_that_verify_names_repairs_it(world: MmfPaths, damage: str, mmfw: Mmfw) -> None:
     DAMAGES[damage](world)
     mmfw("verify", code=3)
     command = hint(mmfw.err)
@@ -82,7 +82,7 @@ def test_the_command_that_verify_names_repairs_it(world: Places, damage: str, mm
     ],
 )
 def test_a_folder_that_is_not_there_is_refused_where_it_alone_was_meant(
-    world: Places, tmp_path: Path, mmfw: Mmfw, command: str, words: list[str], code: int
+    world: MmfPaths, tmp_path: Path, mmfw: Mmfw, command: str, words: list[str], code: int
 ) -> None:
     mmfw(command, *words, tmp_path / "nowhere", code=code)
     said = mmfw.err
@@ -90,7 +90,7 @@ def test_a_folder_that_is_not_there_is_refused_where_it_alone_was_meant(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(world: Places, mmfw: Mmfw) -> None:
+def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(world: MmfPaths, mmfw: Mmfw) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["weights changed"](world)
     DAMAGES["a file of MMF is missing"](world)
@@ -106,7 +106,7 @@ def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(world: Places
     assert "nothing is damaged" in mmfw.err
 
 
-def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(world: Places, mmfw: Mmfw) -> None:
+def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(world: MmfPaths, mmfw: Mmfw) -> None:
     mmfw("verify")
     data = world.dataset.features / "detectron.lmdb/data.mdb"
     stat = data.stat()
@@ -117,7 +117,7 @@ def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(world: Pla
     mmfw("verify", "--full")
 
 
-def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(world: Places, mmfw: Mmfw) -> None:
+def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(world: MmfPaths, mmfw: Mmfw) -> None:
     folder = world.save_dir / RUN
     hostile.cut(folder / "current.ckpt")
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(world: P
 @pytest.mark.parametrize("command", ["repair dataset", "convert --zip"])
 @pytest.mark.parametrize("damage", [what for what in DAMAGES if what.startswith("the hashes")])
 def test_without_the_hashes_all_is_written_again_but_for_what_the_user_put_beside_it(
-    world: Places, user_dir: Path, mmfw: Mmfw, command: str, damage: str
+    world: MmfPaths, user_dir: Path, mmfw: Mmfw, command: str, damage: str
 ) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES[damage](world)
@@ -147,12 +147,12 @@ def test_without_the_hashes_all_is_written_again_but_for_what_the_user_put_besid
 
 
 def test_without_the_hashes_and_the_archive_the_dataset_can_be_taken_as_it_is(
-    world: Places, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     sums = world.dataset.root / "SHA256SUMS"
     DAMAGES["the hashes cut off"](world)
     (user_dir / "memes.zip").unlink()
-    with pytest.raises(DamagedManifest):
+    with pytest.raises(DamagedManifestError):
         Manifest.load(world.dataset.root)
     assert f"delete {sums}" in mmfw("repair", "dataset", code=3)
     sums.unlink()
@@ -160,7 +160,7 @@ def test_without_the_hashes_and_the_archive_the_dataset_can_be_taken_as_it_is(
 
 
 def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tell(
-    world: Places, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     (world.dataset.root / "SHA256SUMS.json").unlink()
     DAMAGES["an image changed"](world)
@@ -170,7 +170,7 @@ def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tel
 
 
 def test_a_missing_password_does_not_keep_the_rest_from_being_repaired(
-    world: Places, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     convert(encrypted_zip(user_dir / "memes.zip", memes()), world, ask=lambda: PASSWORD, force=True)
     DAMAGES["an image changed"](world)
@@ -182,7 +182,7 @@ def test_a_missing_password_does_not_keep_the_rest_from_being_repaired(
 
 
 @pytest.mark.parametrize("named", ["the archive", "its folder"])
-def test_an_archive_that_was_moved_is_named(world: Places, user_dir: Path, named: str, mmfw: Mmfw) -> None:
+def test_an_archive_that_was_moved_is_named(world: MmfPaths, user_dir: Path, named: str, mmfw: Mmfw) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["features cut off"](world)
     stick = user_dir / "usb stick"
@@ -202,9 +202,9 @@ def test_an_archive_that_was_moved_is_named(world: Places, user_dir: Path, named
 
 
 def test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie(
-    empty: Places, user_dir: Path, mmfw: Mmfw
+    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
-    elsewhere = Places.resolve(user_dir / "elsewhere")
+    elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
     archive = user_dir / "features.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": bytes(range(256)) * 64}))
     extract_features(archive, elsewhere, version=None)
@@ -218,7 +218,7 @@ def test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie(
 
 
 def test_another_archive_is_refused_and_the_rest_is_repaired(
-    world: Places, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["a file of MMF is missing"](world)
@@ -230,7 +230,9 @@ def test_another_archive_is_refused_and_the_rest_is_repaired(
     mmfw("verify", "mmf")
 
 
-def test_a_file_that_nobody_publishes_has_to_be_put_there(empty: Places, user_dir: Path, mmfw: Mmfw) -> None:
+def test_a_file_that_nobody_publishes_has_to_be_put_there(
+    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
+) -> None:
     folder = lay_out({"model.pth": b"x" * 100}, empty.data_dir / "models" / "mine")
     record_hashes(folder, ["model.pth"])
     hostile.cut(folder / "model.pth")
@@ -240,7 +242,7 @@ def test_a_file_that_nobody_publishes_has_to_be_put_there(empty: Places, user_di
 
 
 def test_a_checkout_of_the_users_own_that_is_gone_is_said_with_the_way_out(
-    empty: Places, user_dir: Path, mmfw: Mmfw
+    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")

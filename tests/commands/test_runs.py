@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import mmf_win.runs
-from mmf_win.console import iso, size
+from mmf_win.console import format_size, format_utc_time
 from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.files import share, write_json
-from mmf_win.locking import locked
-from mmf_win.protocol import Exit
+from mmf_win.files import link_or_copy, write_json
+from mmf_win.locking import file_lock
+from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
 from tests.worlds.damaged_runs import DamagedRuns
@@ -50,7 +50,7 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
     log.write("run_started", torch="2")
     for final in (False, True):  # at the end the best checkpoint is validated once more
         log.write("val", update=10, metrics={"auroc": 0.7}, final=final)
-    Exit(outcome, "" if outcome == "ok" else "why it failed").save(run.exit_file)  # type: ignore[arg-type]
+    AttemptOutcome(outcome, "" if outcome == "ok" else "why it failed").save(run.exit_file)  # type: ignore[arg-type]
     return run
 
 
@@ -309,7 +309,7 @@ def test_a_link_to_the_runs_of_a_name_stays(mmfw: Mmfw, save: Path, tmp_path: Pa
 
 def test_a_run_that_is_being_trained_is_not_removed(mmfw: Mmfw, save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
-    with locked(run.lock):
+    with file_lock(run.lock):
         assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=8)
     assert (save / "a/2026-01-02T00-00-00").is_dir(), "nothing is removed when one is refused"
 
@@ -332,7 +332,7 @@ def run(user_dir: Path) -> Run:
     log.write("val", update=6, metrics={"auroc": 0.8}, final=True)
     checkpoint(run.checkpoints / "best.ckpt", 4)
     last = checkpoint(run.checkpoints / "models" / "model_6.ckpt", 6, epoch=2)
-    share(last, run.checkpoints / "current.ckpt")
+    link_or_copy(last, run.checkpoints / "current.ckpt")
     laid_out_as_by_torch(run.checkpoints / "mmbt_final.pth", {"weight": None})
     return run
 
@@ -353,7 +353,7 @@ def test_each_checkpoint_is_told_with_what_is_in_it(mmfw: Mmfw, run: Run) -> Non
     assert figures["current.ckpt"] == figures["models/model_6.ckpt"] == [6, 2, 0.6]
     assert figures["mmbt_final.pth"] == [None, None, None], "it holds weights alone"
     assert all(found[name]["problem"] is None for name in figures)
-    assert found["best.ckpt"]["written"] == iso((run.checkpoints / "best.ckpt").stat().st_mtime)
+    assert found["best.ckpt"]["written"] == format_utc_time((run.checkpoints / "best.ckpt").stat().st_mtime)
     *_, header, best, _, _, _ = mmfw.out.splitlines()
     assert header.split()[:5] == ["checkpoint", "update", "epoch", "AUROC", "size"]
     assert best.split()[:4] == ["best.ckpt", "4", "1", "0.8000"] and best.endswith("intact")
@@ -366,7 +366,7 @@ def test_bytes_with_two_names_are_counted_once(mmfw: Mmfw, run: Run) -> None:
     assert found["best.ckpt"]["same_as"] == []
     names = ("best.ckpt", "current.ckpt", "mmbt_final.pth")
     total = sum((run.checkpoints / name).stat().st_size for name in names)
-    assert f"{size(total)} on disk" in mmfw.err
+    assert f"{format_size(total)} on disk" in mmfw.err
 
 
 def test_a_damaged_one_is_shown_with_the_reason(mmfw: Mmfw, run: Run) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.files import share, write_json
-from mmf_win.locking import locked
+from mmf_win.files import link_or_copy, write_json
+from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import find_run, find_runs, named
 from mmf_win.sweeps.folder import SweepFolder
@@ -243,7 +243,7 @@ def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is
     sweep, run = save / "sweeps" / "grid", find_run(save, TASK)
     rm = ("sweep", "rm", "grid", "--yes")
     for lock in (save / TASK / "lock", run.lock, run.readers):
-        with locked(lock):
+        with file_lock(lock):
             mmfw(*rm, code=8)
     mine = sweep / "notes"
     mine.mkdir()
@@ -270,7 +270,7 @@ def test_a_file_with_several_names_counts_once_and_frees_nothing_while_another_n
         checkpoints.mkdir(exist_ok=True)
         (checkpoints / "best.ckpt").write_bytes(bytes(large))
         for name in ("current.ckpt", "demo_final.pth"):
-            share(checkpoints / "best.ckpt", checkpoints / name)
+            link_or_copy(checkpoints / "best.ckpt", checkpoints / name)
     for listed in mmfw.json("runs"):
         assert large < listed["size"] < 2 * large
     single = "demo/2025-01-01T00-00-00"
@@ -281,7 +281,7 @@ def test_a_file_with_several_names_counts_once_and_frees_nothing_while_another_n
     assert measured is not None and large < measured[2] < 2 * large
 
     whole = content(single)
-    share(save / single / "checkpoints" / "best.ckpt", tmp_path / "kept.ckpt")
+    link_or_copy(save / single / "checkpoints" / "best.ckpt", tmp_path / "kept.ckpt")
     freed = mmfw.json("runs", "rm", single, "--yes")["freed"]
     assert freed == whole - large
     whole = content("sweeps/grid")

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.cli import main
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
 from tests.worlds.memes import memes
@@ -21,7 +21,7 @@ SECRET = "hunter2 пароль"
 
 @pytest.fixture
 def leaks(
-    empty: Places, user_dir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    empty: MmfPaths, user_dir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> Callable[..., list[str]]:
     """Runs a command with an exit code and returns where the secret is then."""
     own = {user_dir / "password.txt"}
@@ -48,7 +48,11 @@ def _content(path: Path) -> bytes:
 
 @pytest.mark.parametrize("how", ["option", "file", "variable"])
 def test_a_password_stays_secret_right_or_wrong(
-    leaks: Callable[..., list[str]], empty: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    leaks: Callable[..., list[str]],
+    empty: MmfPaths,
+    user_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
 ) -> None:
     given: tuple[str | Path, ...] = {
         "option": ("--password", SECRET),
@@ -63,7 +67,7 @@ def test_a_password_stays_secret_right_or_wrong(
     assert leaks(4, "convert", "--zip", other, *given) == []
     assert leaks(0, "convert", "--zip", archive, *given) == []
     assert leaks(0, "features", "extract", features, *given) == []
-    hostile.cut(empty.dataset.split("train"))
+    hostile.cut(empty.dataset.annotation_file("train"))
     assert leaks(3, "verify", "--data-dir", empty.data_dir) == []
     assert leaks(0, "repair", "dataset", *given) == []
     run = Run.create(empty.save_dir, "mmbt_grid")
@@ -97,7 +101,7 @@ def test_a_crash_tells_no_secret_with_a_fake_bug(
     ],
 )
 def test_the_secret_of_an_address_is_not_repeated(
-    leaks: Callable[..., list[str]], world: Places, words: tuple[str, ...]
+    leaks: Callable[..., list[str]], world: MmfPaths, words: tuple[str, ...]
 ) -> None:
     assert leaks(2, *words) == []
     assert leaks(3, "convert", "--zip", words[-1]) == []

@@ -17,7 +17,7 @@ import pytest
 
 from mmf_win.commands.train import resumed
 from mmf_win.console import Progress
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps import grid
 from mmf_win.sweeps.folder import SweepFolder, begun
@@ -315,9 +315,9 @@ def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
     def after_the_other(*args: Any, **options: Any) -> Any:
         _, text = join_specifications(grid.of_preset("demo", [1], [], []), folder)
         folder.specification.write_text(text, encoding="utf-8")
-        return locked(*args, **options)
+        return file_lock(*args, **options)
 
-    monkeypatch.setattr("mmf_win.sweeps.starting.locked", after_the_other)
+    monkeypatch.setattr("mmf_win.sweeps.starting.file_lock", after_the_other)
     sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, "--seeds", "2")  # no task has failed
     text = folder.specification.read_text(encoding="utf-8")
     assert len(parse(text, folder.specification).choices) == 2
@@ -331,7 +331,7 @@ def test_the_bar_of_all_tasks_counts_those_that_another_driver_leaves(
     folder = SweepFolder(sweep.output).task("A_1")
     bars = []
     with ExitStack() as other_driver:
-        other_driver.enter_context(locked(folder.lock))
+        other_driver.enter_context(file_lock(folder.lock))
         replace(tasks(sweep.output)["A_1"], state="running", finished=()).record(folder)
 
         class Bar(Progress):

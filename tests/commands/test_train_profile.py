@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.cli import COMMANDS, REPLACED
+from mmf_win.cli import COMMANDS, REPLACED_COMMANDS
 from tests.worlds.tools import Mmfw
 
 ALONE = "--profile keeps no run"
@@ -53,8 +53,8 @@ def test_the_removed_command_names_what_replaces_it(mmfw: Mmfw, words: list[str]
 
 
 def test_removed_commands_are_listed_nowhere(mmfw: Mmfw) -> None:
-    assert REPLACED and not REPLACED.keys() & COMMANDS.keys()
+    assert REPLACED_COMMANDS and not REPLACED_COMMANDS.keys() & COMMANDS.keys()
     listed = [
         line.split()[0] for line in mmfw("--help").splitlines() if line.startswith("  ") and line.split()
     ]
-    assert not REPLACED.keys() & set(listed)
+    assert not REPLACED_COMMANDS.keys() & set(listed)

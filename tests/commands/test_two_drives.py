@@ -9,9 +9,9 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from mmf_win.files import share
+from mmf_win.files import link_or_copy
 from mmf_win.inputs import check
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, memes
 from tests.worlds.tools import Mmfw
@@ -37,7 +37,7 @@ def test_a_dataset_goes_from_one_drive_to_another_and_back(
     archive, data = encrypted_zip(user_dir / "memes.zip", memes()), ["--data-dir", str(other)]
     password = ["--password", PASSWORD]
     mmfw("convert", "--zip", archive, *data, *password)
-    hostile.cut(Places.resolve(other).dataset.images / "img" / "00001.png")
+    hostile.cut(MmfPaths.resolve(other).dataset.images / "img" / "00001.png")
     mmfw("verify", *data, code=3)
     mmfw("repair", *data, *password)
     mmfw("verify", *data)
@@ -47,7 +47,7 @@ def test_a_dataset_goes_from_one_drive_to_another_and_back(
 def test_a_file_is_shared_with_another_drive_as_a_copy(user_dir: Path, other: Path) -> None:
     other.mkdir()
     (user_dir / "weights").write_bytes(b"weights")
-    share(user_dir / "weights", other / "best.ckpt")
+    link_or_copy(user_dir / "weights", other / "best.ckpt")
     assert (other / "best.ckpt").read_bytes() == b"weights"
 
 

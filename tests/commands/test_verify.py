@@ -14,7 +14,7 @@ from mmf_win.dataset.convert import convert
 from mmf_win.inputs.given import Input
 from mmf_win.inputs.hub import GivenModel, model
 from mmf_win.integrity.verify import record_hashes
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.upstream.install import find_mmf, use_checkout
 from tests.worlds import hostile, pickles
 from tests.worlds.memes import lay_out, memes, tar_gz, tree
@@ -33,14 +33,14 @@ def states(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {what: finding["state"] for what, finding in found.items()}
 
 
-def test_where_nothing_was_written_nothing_is_damaged(empty: Places, mmfw: Mmfw) -> None:
+def test_where_nothing_was_written_nothing_is_damaged(empty: MmfPaths, mmfw: Mmfw) -> None:
     mmfw("verify")
     assert "nothing to verify yet" in mmfw.err
     assert verified(mmfw) == {}
     assert not empty.data_dir.exists(), "looking must not make anything"
 
 
-def test_each_thing_names_what_it_was_verified_against(world: Places, mmfw: Mmfw) -> None:
+def test_each_thing_names_what_it_was_verified_against(world: MmfPaths, mmfw: Mmfw) -> None:
     of_mmf = f"mmf-{str(find_mmf().commit)[:12]}.tar.gz"
     for arguments in ([], ["--full"]):
         found = verified(mmfw, *arguments)
@@ -53,7 +53,7 @@ def test_each_thing_names_what_it_was_verified_against(world: Places, mmfw: Mmfw
         }
 
 
-def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: Places, mmfw: Mmfw) -> None:
+def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: MmfPaths, mmfw: Mmfw) -> None:
     hostile.flip_byte(world.dataset.images / "img/00003.png", 100)
     hostile.cut(world.dataset.features / "detectron.lmdb/data.mdb")
     model = world.data_dir / "models/visual_bert/model.pth"
@@ -92,14 +92,14 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: Places
     ],
 )
 def test_only_what_is_named_is_verified(
-    world: Places, mmfw: Mmfw, words: list[str], expected: list[str]
+    world: MmfPaths, mmfw: Mmfw, words: list[str], expected: list[str]
 ) -> None:
     assert set(verified(mmfw, *words)) == set(expected)
 
 
 @pytest.mark.parametrize("words", [["--full"], []])
 def test_hostile_features_are_damaged_and_the_rest_is_verified(
-    world: Places, mmfw: Mmfw, words: list[str]
+    world: MmfPaths, mmfw: Mmfw, words: list[str]
 ) -> None:
     """Also where their hashes are known, with --full."""
     pytest.importorskip("lmdb")
@@ -121,7 +121,7 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
 
 
 def test_an_archive_of_hostile_features_is_refused_before_they_take_their_place(
-    world: Places, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     pytest.importorskip("lmdb")
     from mmf_win.features import lmdb_file
@@ -137,13 +137,13 @@ def test_an_archive_of_hostile_features_is_refused_before_they_take_their_place(
     assert states(verified(mmfw, "features"))["region features"] == "intact"
 
 
-def test_a_name_that_stands_for_nothing_is_a_usage_error(world: Places, mmfw: Mmfw) -> None:
+def test_a_name_that_stands_for_nothing_is_a_usage_error(world: MmfPaths, mmfw: Mmfw) -> None:
     assert "did you mean dataset?" in mmfw("verify", "datset", code=2)
     mmfw("verify", "quite something else", code=2)
     assert "training.seed=1" in mmfw("verify", "dataset", "training.seed=1", code=2)
 
 
-def test_a_long_list_is_cut_short(world: Places, mmfw: Mmfw) -> None:
+def test_a_long_list_is_cut_short(world: MmfPaths, mmfw: Mmfw) -> None:
     for image in (world.dataset.images / "img").iterdir():
         image.unlink()
     mmfw("verify", code=3)
@@ -152,7 +152,7 @@ def test_a_long_list_is_cut_short(world: Places, mmfw: Mmfw) -> None:
 
 
 def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
-    empty: Places, user_dir: Path, mmfw: Mmfw
+    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     lay_out({"annotations/train.jsonl": b""}, empty.dataset.root)
     folder = lay_out({"model.pth": b"x"}, empty.data_dir / "models" / "mine")
@@ -166,7 +166,7 @@ def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
 
 
 def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
-    empty: Places, user_dir: Path, mmfw: Mmfw
+    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     content = b"weights" * 1000
     weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
@@ -183,7 +183,7 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
 
 
 @pytest.mark.torch
-def test_a_changed_mmf_is_noted_before_it_trains(world: Places, mmfw: Mmfw) -> None:
+def test_a_changed_mmf_is_noted_before_it_trains(world: MmfPaths, mmfw: Mmfw) -> None:
     find_mmf().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
     mmfw("train", "mmbt_grid", code=2)  # this MMF is a fake
     assert "changed or missing files of MMF: 1" in mmfw.err
@@ -191,24 +191,26 @@ def test_a_changed_mmf_is_noted_before_it_trains(world: Places, mmfw: Mmfw) -> N
     assert "changed or missing" not in mmfw.err, "a process says it once"
 
 
-def test_the_folders_that_were_named_stand_in_the_hint(world: Places, user_dir: Path, mmfw: Mmfw) -> None:
-    elsewhere = Places.resolve(user_dir / "elsewhere")
+def test_the_folders_that_were_named_stand_in_the_hint(world: MmfPaths, user_dir: Path, mmfw: Mmfw) -> None:
+    elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
     convert(user_dir / "memes.zip", elsewhere)
-    elsewhere.dataset.split("train").unlink()
+    elsewhere.dataset.annotation_file("train").unlink()
     verified(mmfw, "--data-dir", str(elsewhere.data_dir), code=3)
     mmfw("verify", "dataset", "--data-dir", elsewhere.data_dir, code=3)
     [hint] = [line for line in mmfw.err.splitlines() if line.startswith("hint: ")]
     assert "mmfw repair dataset " in hint and str(elsewhere.data_dir) in hint
 
 
-def test_a_read_only_dataset_is_verified(empty: Places, small_disk: Path, user_dir: Path, mmfw: Mmfw) -> None:
-    there = Places.resolve(small_disk / "data")
+def test_a_read_only_dataset_is_verified(
+    empty: MmfPaths, small_disk: Path, user_dir: Path, mmfw: Mmfw
+) -> None:
+    there = MmfPaths.resolve(small_disk / "data")
     convert(hostile.plain_zip(user_dir / "memes.zip", memes()), there)
     remount(small_disk, "ro")
     assert states(verified(mmfw, "--data-dir", str(there.data_dir))) == {"dataset": "intact"}
 
 
-def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(empty: Places, mmfw: Mmfw) -> None:
+def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(empty: MmfPaths, mmfw: Mmfw) -> None:
     """Also what lies in another data folder, which is no matter of this one."""
     files = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"weights"}
     berts = [lay_out(files, folder / "bert") for folder in (empty.data_dir, empty.data_dir.parent / "other")]
@@ -222,7 +224,7 @@ def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(empty: Places, 
 
 
 def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
-    empty: Places, user_dir: Path, mmfw: Mmfw
+    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     folder = lay_out({"config.json": b"{}", "vocab.txt": b"{}"}, user_dir / "my-bert")
     assert model(str(folder), empty, weights=()).verify().state == "recorded"
@@ -238,7 +240,7 @@ def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
 
 
 @requires_tool("setpriv", on_windows=False)
-def test_a_run_that_may_not_be_read_keeps_no_other_from_being_verified(world: Places) -> None:
+def test_a_run_that_may_not_be_read_keeps_no_other_from_being_verified(world: MmfPaths) -> None:
     [intact] = world.save_dir.glob("*/*")
     closed = intact.with_name("2026-01-02T00-00-00")
     shutil.copytree(intact, closed)

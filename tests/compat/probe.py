@@ -198,7 +198,7 @@ def hostile_files(root: Path, world: TinyWorld) -> Any:
         said(fc7),
     ]
     return [
-        {*errors} == {"HostileFeatures"} or errors,
+        {*errors} == {"UnsafeFeaturesError"} or errors,
         (folder / "made").exists(),
         list(features.shape),
         info["num_boxes"],

@@ -18,7 +18,7 @@ from mmf_win import compat
 from mmf_win.compat import late, mmf_data, mmf_models, omegaconf
 from mmf_win.compat.__main__ import main as list_patches
 from mmf_win.compat.patch import RC10, RC12, Edit, Patch, lacks
-from mmf_win.errors import DamagedFeatures
+from mmf_win.errors import DamagedFeaturesError
 from mmf_win.upstream.versions import ONLY_IN
 
 
@@ -135,5 +135,5 @@ def test_an_image_whose_name_is_no_text_is_told_of_as_the_features_record() -> N
     module: Any = ModuleType("readers")
     module.LMDBFeatureReader = Reader
     mmf_data._unpickle_only_arrays(module)
-    with pytest.raises(DamagedFeatures, match="features: damaged: the record of "):
+    with pytest.raises(DamagedFeaturesError, match="features: damaged: the record of "):
         Reader()._load("\udc80.npy")

@@ -12,7 +12,7 @@ from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.convert import convert, repair_dataset
 from mmf_win.dataset.own_memes import find_images, read_table
 from mmf_win.errors import DatasetError
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.dataset.conftest import verify_dataset
 from tests.worlds.hostile import plain_zip
 from tests.worlds.memes import Files, image, jsonl, lay_out
@@ -44,7 +44,7 @@ def dataset(named: str, stored: str, *, as_csv: bool = False) -> Files:
 @pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
 @pytest.mark.parametrize("as_folder", [False, True], ids=["zip", "folder"])
 def test_an_image_whose_name_looks_the_same_is_taken(
-    how: str, as_csv: bool, as_folder: bool, user_dir: Path, places: Places
+    how: str, as_csv: bool, as_folder: bool, user_dir: Path, places: MmfPaths
 ) -> None:
     named, stored = NAMES[how]
     files = {f"my set/{name}": content for name, content in dataset(named, stored, as_csv=as_csv).items()}
@@ -52,20 +52,22 @@ def test_an_image_whose_name_looks_the_same_is_taken(
     result = convert(source, places)
     assert (result.splits["train"].rows, result.images, result.extra_images) == (2, 2, 0)
     for split in ("train", "dev"):
-        for row, content in zip(read_rows(places.dataset.split(split)), (image(1), image(2)), strict=True):
+        for row, content in zip(
+            read_rows(places.dataset.annotation_file(split)), (image(1), image(2)), strict=True
+        ):
             assert (places.dataset.images / row.img).read_bytes() == content
             assert row.img in {
                 path.relative_to(places.dataset.images).as_posix()
                 for path in (places.dataset.images / "img").iterdir()
             }
-    places.dataset.split("train").unlink()
+    places.dataset.annotation_file("train").unlink()
     assert repair_dataset(places) == ["annotations/train.jsonl"]
     assert verify_dataset(places.dataset, full=True) == []
     assert convert(source, places).already_done
 
 
 @case_sensitive
-def test_names_that_could_both_be_meant_are_shown_with_escapes(user_dir: Path, places: Places) -> None:
+def test_names_that_could_both_be_meant_are_shown_with_escapes(user_dir: Path, places: MmfPaths) -> None:
     files = {**dataset("img/É.png", "img/é.png"), "img/É.PNG": image(3)}
     with pytest.raises(DatasetError, match="images are missing: train 1 of 2") as caught:
         convert(lay_out(files, user_dir / "a"), places)
@@ -75,7 +77,7 @@ def test_names_that_could_both_be_meant_are_shown_with_escapes(user_dir: Path, p
 
 @pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
 def test_as_many_pictures_as_rows_under_other_names_are_no_incomplete_copy(
-    as_csv: bool, user_dir: Path, places: Places
+    as_csv: bool, user_dir: Path, places: MmfPaths
 ) -> None:
     """As in a zip of a Russian Windows, whose names are in code page 866 and without the flag of UTF-8."""
     path = plain_zip(user_dir / "a.zip", dataset("img/кот.png", "img/QQQ.png", as_csv=as_csv))
@@ -91,7 +93,7 @@ def test_as_many_pictures_as_rows_under_other_names_are_no_incomplete_copy(
     )
 
 
-def test_an_incomplete_copy_is_still_called_so(user_dir: Path, places: Places) -> None:
+def test_an_incomplete_copy_is_still_called_so(user_dir: Path, places: MmfPaths) -> None:
     files = dataset("img/a.png", "img/a.png")
     del files["img/a.png"]
     with pytest.raises(DatasetError) as caught:
@@ -99,7 +101,7 @@ def test_an_incomplete_copy_is_still_called_so(user_dir: Path, places: Places) -
     assert "get a complete copy" in str(caught.value.hint)
 
 
-def test_an_image_is_named_as_it_stands_in_the_csv(user_dir: Path, places: Places) -> None:
+def test_an_image_is_named_as_it_stands_in_the_csv(user_dir: Path, places: MmfPaths) -> None:
     files = dataset("https://example.org/img/a.png", "img/a.png", as_csv=True)
     with pytest.raises(DatasetError, match=r"\(https://example\.org/img/a\.png\)") as caught:
         convert(lay_out(files, user_dir / "a"), places)
@@ -107,7 +109,7 @@ def test_an_image_is_named_as_it_stands_in_the_csv(user_dir: Path, places: Place
 
 
 def test_images_of_json_lines_outside_of_img_are_told_where_they_belong(
-    user_dir: Path, places: Places
+    user_dir: Path, places: MmfPaths
 ) -> None:
     with pytest.raises(
         DatasetError, match=r"images are missing: train 1 of 2, .* \(images/a\.png\)"

@@ -92,7 +92,7 @@ def on_disk(root: Path, *splits: str) -> DatasetPaths:
     paths = DatasetPaths(root)
     paths.annotations.mkdir(parents=True)
     for split in splits:
-        paths.split(split).touch()
+        paths.annotation_file(split).touch()
     return paths
 
 
@@ -130,7 +130,7 @@ def test_without_something_to_train_or_validate_on_there_is_no_choice(
 
 def test_a_split_is_a_name_and_no_path(tmp_path: Path) -> None:
     paths = on_disk(tmp_path, "test_seen")
-    assert require_split(paths, "test_seen") == paths.split("test_seen")
+    assert require_split(paths, "test_seen") == paths.annotation_file("test_seen")
     with pytest.raises(DatasetError, match="there is no such split"):
         require_split(paths, "../annotations/test_seen")
 

@@ -17,7 +17,7 @@ from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.errors import DatasetError, InUseError
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import find_damage
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.unpacking.staging import staging
 from tests.dataset.conftest import verify_dataset
 from tests.worlds.memes import (
@@ -44,14 +44,14 @@ from tests.worlds.tools import call, refusing, requires_tool
 @pytest.mark.parametrize("phase", [PHASE_1, RELEASE], ids=["phase 1", "release"])
 @pytest.mark.parametrize("top", ["data/", "hateful_memes/", "", "a b/данные/", "img/"])
 def test_both_phases_under_any_top_folder(
-    phase: dict[str, range], top: str, user_dir: Path, places: Places
+    phase: dict[str, range], top: str, user_dir: Path, places: MmfPaths
 ) -> None:
     files = memes(phase, top=top)
     convert(encrypted_zip(user_dir / "a.zip", files), places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(files)
 
 
-def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(archive: Path, places: Places) -> None:
+def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(archive: Path, places: MmfPaths) -> None:
     before = archive.read_bytes(), archive.stat().st_mtime_ns
     result = convert(archive, places, ask=lambda: PASSWORD)
     assert result.splits == {
@@ -70,7 +70,7 @@ def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(archive: Pat
 
 
 @requires_tool("sha256sum")
-def test_a_conversion_writes_the_manifest(archive: Path, places: Places) -> None:
+def test_a_conversion_writes_the_manifest(archive: Path, places: MmfPaths) -> None:
     convert(archive, places, ask=lambda: PASSWORD)
     manifest = Manifest.load(places.dataset.root)
     assert manifest is not None and manifest.source is not None
@@ -81,7 +81,7 @@ def test_a_conversion_writes_the_manifest(archive: Path, places: Places) -> None
 
 
 def test_what_was_just_converted_is_not_read_again(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.utime(archive, (1_600_000_000, 1_600_000_000))
     convert(archive, places, ask=lambda: PASSWORD)
@@ -94,14 +94,14 @@ def test_what_was_just_converted_is_not_read_again(
 
 
 @pytest.mark.parametrize("name", ["img.tar.gz", "img.tgz"])
-def test_images_packed_inside(name: str, user_dir: Path, places: Places) -> None:
+def test_images_packed_inside(name: str, user_dir: Path, places: MmfPaths) -> None:
     files = memes()
     path = encrypted_zip(user_dir / "a.zip", with_packed_images(files, name=f"hateful_memes/{name}"))
     convert(path, places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(files)
 
 
-def test_a_folder(user_dir: Path, places: Places) -> None:
+def test_a_folder(user_dir: Path, places: MmfPaths) -> None:
     lay_out(memes(), user_dir / "unpacked")
     result = convert(user_dir / "unpacked", places)
     assert tree(places.dataset.root) == laid_out(memes())
@@ -112,7 +112,7 @@ def test_a_folder(user_dir: Path, places: Places) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_folder_with_links_is_what_they_lead_to(user_dir: Path, places: Places) -> None:
+def test_a_folder_with_links_is_what_they_lead_to(user_dir: Path, places: MmfPaths) -> None:
     files = lay_out(memes(), user_dir / "unpacked")
     picture = next(files.rglob("00001.png"))
     elsewhere = picture.rename(user_dir / "elsewhere.png")
@@ -128,7 +128,7 @@ def test_a_folder_with_links_is_what_they_lead_to(user_dir: Path, places: Places
     assert copy.read_bytes() == elsewhere.read_bytes() and not copy.is_symlink()
 
 
-def test_a_folder_in_the_layout_of_mmf_and_a_tar_gz(user_dir: Path, places: Places) -> None:
+def test_a_folder_in_the_layout_of_mmf_and_a_tar_gz(user_dir: Path, places: MmfPaths) -> None:
     files = laid_out(memes())
     convert(lay_out(files, user_dir / "other" / "defaults"), places)
     assert tree(places.dataset.root) == files
@@ -147,14 +147,14 @@ def test_a_folder_in_the_layout_of_mmf_and_a_tar_gz(user_dir: Path, places: Plac
     ],
     ids=["zip", "7z aes", "7z"],
 )
-def test_archives_of_other_programs(command: list[str], user_dir: Path, places: Places) -> None:
+def test_archives_of_other_programs(command: list[str], user_dir: Path, places: MmfPaths) -> None:
     lay_out(memes(), user_dir)
     call(*command, cwd=user_dir)
     convert(user_dir / "a.bin.zip", places, ask=lambda: "secret")
     assert tree(places.dataset.root) == laid_out(memes())
 
 
-def test_litter_of_macos_is_ignored(user_dir: Path, places: Places) -> None:
+def test_litter_of_macos_is_ignored(user_dir: Path, places: MmfPaths) -> None:
     names = [f"__MACOSX/hateful_memes/img/._{n:05}.png" for n in range(40)]
     names += [f"__MACOSX/{TOP}._train.jsonl", f"{TOP}img/._00001.png", f"{TOP}.DS_Store"]
     litter = dict.fromkeys(names, b"x")
@@ -162,7 +162,7 @@ def test_litter_of_macos_is_ignored(user_dir: Path, places: Places) -> None:
     assert tree(places.dataset.root) == laid_out(memes())
 
 
-def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, places: Places) -> None:
+def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, places: MmfPaths) -> None:
     files = {**memes(), "hateful_memes/img/99999.png": image(99999)}
     result = convert(encrypted_zip(user_dir / "a.zip", files), places, ask=lambda: PASSWORD)
     assert (result.images, result.extra_images) == (17, 1)
@@ -173,7 +173,7 @@ def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, p
 
 
 def test_missing_images_are_counted_for_each_split_and_their_memes_can_be_left_out(
-    user_dir: Path, places: Places
+    user_dir: Path, places: MmfPaths
 ) -> None:
     half = encrypted_zip(user_dir / "as on mirrors.zip", without_images(memes(), [1, 2, 8, 16]))
     with pytest.raises(DatasetError) as caught:
@@ -185,9 +185,11 @@ def test_missing_images_are_counted_for_each_split_and_their_memes_can_be_left_o
 
     result = convert(half, places, ask=lambda: PASSWORD, allow_missing=True)
     assert result.splits["train"] == SplitSummary(4, 2, 2, missing=2, missing_ids=["1", "2"])
-    train = places.dataset.split("train").read_bytes()
+    train = places.dataset.annotation_file("train").read_bytes()
     assert train == b"".join(memes()["hateful_memes/train.jsonl"].splitlines(keepends=True)[2:])
-    assert places.dataset.split("test_seen").read_bytes() == memes()["hateful_memes/test_seen.jsonl"]
+    assert (
+        places.dataset.annotation_file("test_seen").read_bytes() == memes()["hateful_memes/test_seen.jsonl"]
+    )
     assert convert(half, places, ask=lambda: PASSWORD).already_done
 
 
@@ -195,7 +197,7 @@ def test_missing_images_are_counted_for_each_split_and_their_memes_can_be_left_o
 
 
 def test_a_second_conversion_does_nothing(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = convert(archive, places, ask=lambda: PASSWORD)
     monkeypatch.setattr("mmf_win.dataset.convert.open_archive", None)  # it is not even opened
@@ -207,7 +209,7 @@ def test_a_second_conversion_does_nothing(
 
 
 def test_another_dataset_is_replaced_only_by_force_that_does_not_fail(
-    archive: Path, user_dir: Path, places: Places
+    archive: Path, user_dir: Path, places: MmfPaths
 ) -> None:
     old = memes(PHASE_1)
     convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
@@ -228,13 +230,13 @@ def test_another_dataset_is_replaced_only_by_force_that_does_not_fail(
     assert verify_dataset(places.dataset) == []
 
 
-def test_a_conversion_of_mmf_itself_is_not_overwritten(archive: Path, places: Places) -> None:
+def test_a_conversion_of_mmf_itself_is_not_overwritten(archive: Path, places: MmfPaths) -> None:
     lay_out(laid_out(memes(PHASE_1)), places.dataset.root)
     with pytest.raises(DatasetError, match="there is a dataset already"):
         convert(archive, places, ask=lambda: PASSWORD)
 
 
-def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: Places) -> None:
+def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: MmfPaths) -> None:
     others = {
         "features/detectron.lmdb/data.mdb": b"features",
         "extras/vocabs/vocabulary_100k.txt": b"words",
@@ -247,7 +249,7 @@ def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: Pl
 
 
 def test_force_keeps_the_users_images_also_where_the_list_was_edited(
-    archive: Path, user_dir: Path, places: Places
+    archive: Path, user_dir: Path, places: MmfPaths
 ) -> None:
     convert(encrypted_zip(user_dir / "old.zip", memes(PHASE_1)), places, ask=lambda: PASSWORD)
     with (places.dataset.root / "SHA256SUMS").open("a", encoding="utf-8") as sums:
@@ -258,7 +260,7 @@ def test_force_keeps_the_users_images_also_where_the_list_was_edited(
     assert own.read_bytes() == b"mine"
 
 
-def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(archive: Path, places: Places) -> None:
+def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(archive: Path, places: MmfPaths) -> None:
     own = {**laid_out(memes(PHASE_1)), "images/img/mine.png": b"mine"}
     lay_out(own, places.dataset.root)
     with pytest.raises(DatasetError, match=r"mine\.png"):
@@ -269,7 +271,7 @@ def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(archive: Path
 
 
 def test_a_move_that_fails_puts_everything_back(
-    archive: Path, user_dir: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, user_dir: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = memes(PHASE_1)
     convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
@@ -290,7 +292,7 @@ def test_a_move_that_fails_puts_everything_back(
 # --- one at a time ---------------------------------------------------------------------------------------
 
 
-def test_two_conversions_at_once_do_not_mix(archive: Path, places: Places) -> None:
+def test_two_conversions_at_once_do_not_mix(archive: Path, places: MmfPaths) -> None:
     with staging(places.dataset.root), pytest.raises(InUseError, match="another mmfw"):
         convert(archive, places, ask=lambda: PASSWORD)
     convert(archive, places, ask=lambda: PASSWORD)
@@ -299,14 +301,14 @@ def test_two_conversions_at_once_do_not_mix(archive: Path, places: Places) -> No
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses a lock for no other reason")
 def test_a_fake_disk_without_locks_is_not_taken_for_another_mmfw(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fcntl.flock", refusing(errno.ENOLCK))
     with pytest.raises(OSError, match="no locks"):
         convert(archive, places, ask=lambda: PASSWORD)
 
 
-def test_annotations_of_other_programs_stay_as_they_are(user_dir: Path, places: Places) -> None:
+def test_annotations_of_other_programs_stay_as_they_are(user_dir: Path, places: MmfPaths) -> None:
     """A JSON list with indents and a byte order mark."""
     files = memes()
     for name, content in files.items():
@@ -316,5 +318,5 @@ def test_annotations_of_other_programs_stay_as_they_are(user_dir: Path, places: 
     convert(lay_out(files, user_dir / "unpacked"), places)
     wanted = laid_out(files)
     for split in RELEASE:
-        assert places.dataset.split(split).read_bytes() == wanted[f"annotations/{split}.jsonl"]
+        assert places.dataset.annotation_file(split).read_bytes() == wanted[f"annotations/{split}.jsonl"]
     assert verify_dataset(places.dataset, full=True) == []

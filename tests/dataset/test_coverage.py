@@ -12,9 +12,9 @@ from mmf_win.dataset.annotations import AnnotationFile
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage, converted
 from mmf_win.dataset.coverage import coverage as coverage_of
-from mmf_win.errors import DamagedManifest, DatasetError
+from mmf_win.errors import DamagedManifestError, DatasetError
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.paths import DatasetPaths, MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import laid_out, lay_out, memes, public_copy, without_images
 
@@ -23,18 +23,18 @@ LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_
 
 def coverage(dataset: DatasetPaths, split: str) -> Coverage:
     """How much of a split on disk there is."""
-    return coverage_of(dataset, AnnotationFile(dataset.split(split)))
+    return coverage_of(dataset, AnnotationFile(dataset.annotation_file(split)))
 
 
 @pytest.fixture
-def dataset(user_dir: Path, places: Places) -> DatasetPaths:
+def dataset(user_dir: Path, places: MmfPaths) -> DatasetPaths:
     """A dataset that was converted from a copy without four of its images."""
     archive = hostile.plain_zip(user_dir / "copy.zip", without_images(memes(), LACKING))
     convert(archive, places, allow_missing=True)
     return places.dataset
 
 
-def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: Places) -> None:
+def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: MmfPaths) -> None:
     files, gone = public_copy()
     result = convert(lay_out(files, user_dir / "copy"), places, allow_missing=True)
     found = {split: str(coverage(places.dataset, split)) for split in result.splits}
@@ -46,7 +46,8 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: Plac
         "test_unseen": "1,593 of 2,000 rows of test_unseen",
     }
     summaries = {
-        split: converted(places.dataset, AnnotationFile(places.dataset.split(split))) for split in gone
+        split: converted(places.dataset, AnnotationFile(places.dataset.annotation_file(split)))
+        for split in gone
     }
     assert {split: [int(id_) for id_ in s.missing_ids] for split, s in summaries.items() if s} == gone
     again = convert(user_dir / "copy", places)
@@ -54,7 +55,7 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: Plac
 
 
 def test_a_complete_copy_takes_the_place_of_the_other(
-    dataset: DatasetPaths, user_dir: Path, places: Places
+    dataset: DatasetPaths, user_dir: Path, places: MmfPaths
 ) -> None:
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
     convert(hostile.plain_zip(user_dir / "complete.zip", memes()), places, force=True)
@@ -63,12 +64,12 @@ def test_a_complete_copy_takes_the_place_of_the_other(
 
 @pytest.mark.parametrize("split", ["dev_seen", "dev_unseen"])
 def test_of_a_file_that_was_changed_by_hand_nothing_is_claimed(dataset: DatasetPaths, split: str) -> None:
-    file = dataset.split(split)
+    file = dataset.annotation_file(split)
     file.write_bytes(file.read_bytes().replace(b'"label": 1', b'"label": 0'))  # of the same size
     assert coverage(dataset, split).full_rows is None
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
     assert coverage(dataset, split) == Coverage(split, 1, None)
-    assert converted(dataset, AnnotationFile(dataset.split("test_unseen"))) is not None, (
+    assert converted(dataset, AnnotationFile(dataset.annotation_file("test_unseen"))) is not None, (
         "the others are as they were"
     )
 
@@ -76,7 +77,7 @@ def test_of_a_file_that_was_changed_by_hand_nothing_is_claimed(dataset: DatasetP
 def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
     dataset: DatasetPaths, user_dir: Path
 ) -> None:
-    dataset.split("mine").write_bytes(dataset.split("dev_unseen").read_bytes())
+    dataset.annotation_file("mine").write_bytes(dataset.annotation_file("dev_unseen").read_bytes())
     assert coverage(dataset, "mine") == Coverage("mine", 2, None)
     by_mmf = DatasetPaths(lay_out(laid_out(memes()), user_dir / "by mmf itself"))
     assert coverage(by_mmf, "test_unseen") == Coverage("test_unseen", 3, None)
@@ -104,7 +105,7 @@ def change_summary(paths: DatasetPaths, **values: object) -> None:
 
 
 def test_a_partial_split_stays_one_in_the_record_of_a_later_version(
-    dataset: DatasetPaths, user_dir: Path, places: Places
+    dataset: DatasetPaths, user_dir: Path, places: MmfPaths
 ) -> None:
     change_summary(dataset, of="a later mmfw")
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
@@ -113,11 +114,11 @@ def test_a_partial_split_stays_one_in_the_record_of_a_later_version(
 
 @pytest.mark.parametrize(("field", "value"), [("missing", None), ("missing", "two"), ("rows", None)])
 def test_a_record_that_lacks_a_field_is_an_error_and_not_a_full_split(
-    dataset: DatasetPaths, user_dir: Path, places: Places, field: str, value: object
+    dataset: DatasetPaths, user_dir: Path, places: MmfPaths, field: str, value: object
 ) -> None:
     change_summary(dataset, **{field: value})
     for use in (lambda: coverage(dataset, "dev_seen"), lambda: convert(user_dir / "copy.zip", places)):
-        with pytest.raises(DamagedManifest, match=rf"SHA256SUMS\.json: .*{field}"):
+        with pytest.raises(DamagedManifestError, match=rf"SHA256SUMS\.json: .*{field}"):
             use()
     convert(user_dir / "copy.zip", places, allow_missing=True, force=True)
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)

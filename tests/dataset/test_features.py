@@ -11,7 +11,7 @@ from mmf_win.dataset.features import extract_features
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.files import read_json
 from mmf_win.integrity.manifest import Entry, Manifest, Source
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, Files, encrypted_zip, lay_out, tar_gz, tree
 
@@ -26,7 +26,7 @@ def packed(path: Path, top: str = "", **more: bytes) -> Path:
 
 
 @pytest.mark.parametrize("top", ["", "./", "hateful_memes/defaults/features/"])
-def test_features_under_any_top_folder(top: str, user_dir: Path, places: Places) -> None:
+def test_features_under_any_top_folder(top: str, user_dir: Path, places: MmfPaths) -> None:
     archive = packed(user_dir / "features 特征.tar.gz", top, readme=b"ignored")
     folder = extract_features(archive, places, version=None)
     assert folder == places.dataset.features / "detectron.lmdb"
@@ -41,7 +41,7 @@ def test_features_under_any_top_folder(top: str, user_dir: Path, places: Places)
 
 
 def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded_and_can_be_added_later(
-    user_dir: Path, places: Places
+    user_dir: Path, places: MmfPaths
 ) -> None:
     archive = packed(user_dir / "features.tar.gz")
     marker = places.dataset.features / ".built.json"
@@ -53,7 +53,7 @@ def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded_and_can_be_added_
 
 
 def test_a_second_extraction_does_nothing(
-    user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
     archive = packed(user_dir / "features.tar.gz")
@@ -63,7 +63,7 @@ def test_a_second_extraction_does_nothing(
     assert "unpacked here already" in caplog.text
 
 
-def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: Places) -> None:
+def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: MmfPaths) -> None:
     archive = packed(user_dir / "features.tar.gz")
     folder = extract_features(archive, places, version="1")
     hostile.cut(folder / "data.mdb")
@@ -73,7 +73,7 @@ def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: Places) -
 
 @pytest.mark.parametrize("there", [b"other", LMDB["data.mdb"]], ids=["others", "unpacked by another tool"])
 def test_features_from_elsewhere_are_replaced_only_by_force(
-    there: bytes, user_dir: Path, places: Places
+    there: bytes, user_dir: Path, places: MmfPaths
 ) -> None:
     lay_out({"detectron.lmdb/data.mdb": there}, places.dataset.features)
     archive = packed(user_dir / "features.tar.gz")
@@ -85,14 +85,14 @@ def test_features_from_elsewhere_are_replaced_only_by_force(
 
 
 def test_a_misspelt_archive_is_named_rather_than_the_features_in_place(
-    user_dir: Path, places: Places
+    user_dir: Path, places: MmfPaths
 ) -> None:
     lay_out({"detectron.lmdb/data.mdb": b"other"}, places.dataset.features)
     with pytest.raises(ArchiveError, match=r"typo\.tar\.gz: no such file"):
         extract_features(user_dir / "typo.tar.gz", places, version=None)
 
 
-def test_an_encrypted_archive_needs_its_password(user_dir: Path, places: Places) -> None:
+def test_an_encrypted_archive_needs_its_password(user_dir: Path, places: MmfPaths) -> None:
     files = {f"detectron.lmdb/{name}": content for name, content in LMDB.items()}
     archive = encrypted_zip(user_dir / "features.zip", files)
     for ask in (None, lambda: "wrong"):
@@ -103,20 +103,20 @@ def test_an_encrypted_archive_needs_its_password(user_dir: Path, places: Places)
     assert (target / "data.mdb").read_bytes() == LMDB["data.mdb"]
 
 
-def test_an_archive_without_features(user_dir: Path, places: Places) -> None:
+def test_an_archive_without_features(user_dir: Path, places: MmfPaths) -> None:
     (user_dir / "a.tar.gz").write_bytes(tar_gz({"data/train.jsonl": b""}))
     with pytest.raises(DatasetError, match=r"no detectron\.lmdb"):
         extract_features(user_dir / "a.tar.gz", places, version="1")
 
 
-def test_an_archive_with_two_sets_of_features(user_dir: Path, places: Places) -> None:
+def test_an_archive_with_two_sets_of_features(user_dir: Path, places: MmfPaths) -> None:
     archive = packed(user_dir / "a.tar.gz", "old/", **{"new/detectron.lmdb/data.mdb": b"new"})
     with pytest.raises(ArchiveError, match=r"old/.*new/.*are both for the file"):
         extract_features(archive, places, version="1")
     assert tree(places.data_dir) == {}
 
 
-def test_a_folder_of_features_is_copied(user_dir: Path, places: Places) -> None:
+def test_a_folder_of_features_is_copied(user_dir: Path, places: MmfPaths) -> None:
     lay_out({f"detectron.lmdb/{name}": content for name, content in LMDB.items()}, user_dir / "mine")
     folder = extract_features(user_dir / "mine", places, version=None)
     assert tree(folder) == DATA

@@ -14,7 +14,7 @@ from mmf_win.dataset.image_files import find_flaw
 from mmf_win.doctor.verify import verify
 from mmf_win.errors import DatasetError
 from mmf_win.integrity.verify import record_hashes
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.dataset.conftest import verify_dataset
 from tests.worlds.hostile import plain_zip
 from tests.worlds.memes import PHASE_1, image, lay_out, memes
@@ -121,7 +121,7 @@ def test_a_png_without_pixels_is_refused_and_one_of_a_single_pixel_is_not(tmp_pa
 
 @pytest.mark.parametrize("content", [encode("PNG")[:-12], encode("PNG") + b"junk"], ids=["no IEND", "junk"])
 def test_a_damaged_end_that_pillow_passes_over_is_a_warning(
-    content: bytes, user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture
+    content: bytes, user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = {**memes(), "hateful_memes/img/00002.png": content}
     assert convert(plain_zip(user_dir / "a.zip", files), places).splits["train"].rows == 6
@@ -129,7 +129,9 @@ def test_a_damaged_end_that_pillow_passes_over_is_a_warning(
 
 
 @pytest.mark.parametrize("kind", NO_PICTURES)
-def test_what_is_no_picture_is_refused_as_a_missing_one_is(kind: str, user_dir: Path, places: Places) -> None:
+def test_what_is_no_picture_is_refused_as_a_missing_one_is(
+    kind: str, user_dir: Path, places: MmfPaths
+) -> None:
     files = {**memes(), "hateful_memes/img/00002.png": NO_PICTURES[kind]}
     source = lay_out(files, user_dir / "a")
     with pytest.raises(DatasetError) as caught:
@@ -142,19 +144,19 @@ def test_what_is_no_picture_is_refused_as_a_missing_one_is(kind: str, user_dir: 
     result = convert(source, places, allow_missing=True)
     train = result.splits["train"]
     assert (train.rows, train.missing, train.missing_ids, result.images) == (5, 1, ["2"], 15)
-    assert [row.id for row in read_rows(places.dataset.split("train"))] == [1, 3, 4, 5, 6]
+    assert [row.id for row in read_rows(places.dataset.annotation_file("train"))] == [1, 3, 4, 5, 6]
     assert not (places.dataset.images / "img/00002.png").exists()
 
 
-def test_annotations_of_usable_pictures_are_repaired(user_dir: Path, places: Places) -> None:
+def test_annotations_of_usable_pictures_are_repaired(user_dir: Path, places: MmfPaths) -> None:
     files = {**memes(), "hateful_memes/img/00002.png": b""}
     convert(plain_zip(user_dir / "a.zip", files), places, allow_missing=True)
-    places.dataset.split("train").write_bytes(b"damaged")
+    places.dataset.annotation_file("train").write_bytes(b"damaged")
     assert repair_dataset(places) == ["annotations/train.jsonl"]
     assert verify_dataset(places.dataset, full=True) == []
 
 
-def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, places: Places) -> None:
+def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, places: MmfPaths) -> None:
     gone = {f"hateful_memes/img/{id_:05}.png": POINTER for id_ in PHASE_1["dev"]}
     path = plain_zip(user_dir / "a.zip", {**memes(PHASE_1), **gone})
     with pytest.raises(DatasetError, match=r"no row of dev has a usable image \(img/00007\.png, ") as caught:
@@ -163,7 +165,7 @@ def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, plac
     assert not places.dataset.annotations.exists()
 
 
-def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, places: Places) -> None:
+def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, places: MmfPaths) -> None:
     convert(plain_zip(user_dir / "a.zip", memes()), places)
     (finding,) = verify(["dataset"], places)
     assert finding.state == "intact"

@@ -16,7 +16,7 @@ import pytest
 from mmf_win.console import Progress
 from mmf_win.dataset.convert import convert
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.unpacking.staging import staging_folder
 from tests.worlds.extractions import interrupt_after, noted
 from tests.worlds.flushes import Flushes, forbid_syncfs
@@ -37,7 +37,7 @@ def while_bytes_are_written(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("press", [lambda patch: interrupt_after(5, patch), while_bytes_are_written])
 def test_ctrl_c_stops_at_once_and_leaves_nothing_that_looks_finished(
     archive: Path,
-    places: Places,
+    places: MmfPaths,
     press: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -55,7 +55,7 @@ import os, signal
 from pathlib import Path
 from mmf_win.archives import Archive
 from mmf_win.dataset.convert import convert
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 
 extract = Archive.extract
 
@@ -66,12 +66,12 @@ def dying(*arguments):
         yield done
 
 Archive.extract = dying
-convert(Path({archive!r}), Places.resolve(Path({data!r}), Path("save")), ask=lambda: {password!r})
+convert(Path({archive!r}), MmfPaths.resolve(Path({data!r}), Path("save")), ask=lambda: {password!r})
 """
 
 
 def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = _DIE.format(archive=str(archive), data=str(places.data_dir), password=PASSWORD)
     killed = subprocess.run(
@@ -83,7 +83,7 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
     assert killed.returncode != 0
     assert Manifest.load(places.dataset.root) is None
     assert not places.dataset.images.exists()
-    assert not places.dataset.split("train").exists()
+    assert not places.dataset.annotation_file("train").exists()
     assert any((staging_folder(places.dataset.root) / "new" / "images").rglob("*.png"))
 
     again = noted(monkeypatch)
@@ -105,7 +105,7 @@ def test_a_kill_at_any_step_of_an_installation_leaves_no_part_that_is_believed(
 
 
 def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(archive, places, ask=lambda: PASSWORD)
     own = places.dataset.images / "img" / "mine.png"
@@ -136,7 +136,7 @@ def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
 
 
 def test_a_conversion_flushes_all_files_before_it_is_done(
-    archive: Path, places: Places, flushed: Flushes, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, flushed: Flushes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that was not flushed is empty after a power cut, as on file systems that write contents late."""
     forbid_syncfs(monkeypatch)
@@ -156,7 +156,7 @@ def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
     with disk.open("wb") as file:
         file.truncate(100 << 20)
     call("mkfs.ext4", "-q", str(disk), cwd=tmp_path)
-    places = Places.resolve(folder / "data", user_dir / "save")
+    places = MmfPaths.resolve(folder / "data", user_dir / "save")
     with mounted(folder, "-o", "loop", str(disk)):
         convert(archive, places, ask=lambda: PASSWORD)
         persist_names(places.dataset.root)

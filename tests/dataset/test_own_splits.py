@@ -10,7 +10,7 @@ import pytest
 from mmf_win.dataset.annotations import LARGEST_ID, Row, read_rows, splits_on_disk
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import DatasetError
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.dataset.conftest import verify_dataset
 from tests.worlds.hostile import plain_zip
 from tests.worlds.memes import PASSWORD, PHASE_1, Files, image, jsonl, lay_out, memes, tar_gz, tree
@@ -38,7 +38,7 @@ def own_set() -> Files:
 
 
 def test_csv_that_is_called_jsonl_is_taken_once_it_is_renamed_as_the_hint_says(
-    user_dir: Path, places: Places
+    user_dir: Path, places: MmfPaths
 ) -> None:
     source = lay_out(own_set(), user_dir / "mine")
     (source / "train.csv").rename(source / "train.jsonl")
@@ -49,13 +49,13 @@ def test_csv_that_is_called_jsonl_is_taken_once_it_is_renamed_as_the_hint_says(
     assert convert(source, places).splits["train"].rows == 3
 
 
-def rows_of(places: Places, split: str) -> list[Row]:
+def rows_of(places: MmfPaths, split: str) -> list[Row]:
     """What is on disk afterwards."""
-    return read_rows(places.dataset.split(split))
+    return read_rows(places.dataset.annotation_file(split))
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
-def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: Places) -> None:
+def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: MmfPaths) -> None:
     files = {f"my set/{name}": content for name, content in own_set().items()}
     source = lay_out(files, user_dir / "a") if as_folder else plain_zip(user_dir / "a.zip", files)
     result = convert(source, places)
@@ -78,7 +78,7 @@ def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: Places)
     assert {path.parts[0] for path in map(Path, tree(places.dataset.root))} == {"annotations", "images"}
 
 
-def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path, places: Places) -> None:
+def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path, places: MmfPaths) -> None:
     files = {
         "train.csv": table(["a.png", "b.png"], id=[7, 12], label=[0, 1]),
         "dev.csv": table(["c.png", "a.png"], id=["x", "8"], label=[0, 1]),
@@ -93,7 +93,7 @@ def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path
 
 
 def test_ids_that_leave_no_room_for_those_of_other_rows_are_told_by_the_users_own_names(
-    user_dir: Path, places: Places
+    user_dir: Path, places: MmfPaths
 ) -> None:
     names = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF"]
     largest = own_set() | {"train.csv": table(names, id=[1, 2, LARGEST_ID], label=[1, 0, 1])}
@@ -104,7 +104,7 @@ def test_ids_that_leave_no_room_for_those_of_other_rows_are_told_by_the_users_ow
     assert tree(places.data_dir) == {}
 
 
-def test_csv_and_json_lines_may_be_mixed(user_dir: Path, places: Places) -> None:
+def test_csv_and_json_lines_may_be_mixed(user_dir: Path, places: MmfPaths) -> None:
     files = memes(PHASE_1, top="")
     files["dev.csv"] = table(["img/00007.png"], id=["x"], label=[1])
     del files["dev.jsonl"]
@@ -115,7 +115,7 @@ def test_csv_and_json_lines_may_be_mixed(user_dir: Path, places: Places) -> None
 
 
 def test_a_csv_beside_the_same_split_as_json_lines_is_left_aside(
-    user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture
+    user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = memes(PHASE_1, top="") | {"train.csv": b"predictions"}
     convert(lay_out(files, user_dir / "a"), places)
@@ -124,7 +124,9 @@ def test_a_csv_beside_the_same_split_as_json_lines_is_left_aside(
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_images_may_lie_beside_the_folder_of_the_tables(packed: bool, user_dir: Path, places: Places) -> None:
+def test_images_may_lie_beside_the_folder_of_the_tables(
+    packed: bool, user_dir: Path, places: MmfPaths
+) -> None:
     files = {
         "annotations/train.csv": table(["../img/a.png"], label=[0]),
         "annotations/dev.csv": table(["img/b.png"], label=[0]),
@@ -137,7 +139,7 @@ def test_images_may_lie_beside_the_folder_of_the_tables(packed: bool, user_dir: 
     assert (places.dataset.images / "img/b.png").read_bytes() == image(2)
 
 
-def test_absolute_paths_are_refused(user_dir: Path, places: Places) -> None:
+def test_absolute_paths_are_refused(user_dir: Path, places: MmfPaths) -> None:
     folder = user_dir / "a"
     files = {"train.csv": table([str(folder / "a.png")], label=[0]), "dev.csv": table(["a.png"], label=[1])}
     with pytest.raises(DatasetError, match=r"train\.csv:2: ") as raised:
@@ -145,7 +147,7 @@ def test_absolute_paths_are_refused(user_dir: Path, places: Places) -> None:
     assert "relative" in str(raised.value.hint)
 
 
-def test_missing_images_are_named_or_left_out(user_dir: Path, places: Places) -> None:
+def test_missing_images_are_named_or_left_out(user_dir: Path, places: MmfPaths) -> None:
     files = {"train.csv": table(["a.png", "gone.png", "b.png"], id=list("xyz"), label=[0, 1, 1])}
     files |= {"dev.csv": table(["a.png"], label=[0]), "a.png": image(1), "b.png": image(2)}
     source = lay_out(files, user_dir / "a")
@@ -167,7 +169,7 @@ def test_missing_images_are_named_or_left_out(user_dir: Path, places: Places) ->
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_and_nothing_is_written(
-    train: bytes, match: str, user_dir: Path, places: Places
+    train: bytes, match: str, user_dir: Path, places: MmfPaths
 ) -> None:
     files = {"train.csv": train, "dev.csv": b"img,text,label\na.png,x,0\n", "a.png": image(1)}
     with pytest.raises(DatasetError, match=match):
@@ -175,13 +177,13 @@ def test_a_row_that_cannot_be_used_is_named_and_nothing_is_written(
     assert tree(places.dataset.root) == {}
 
 
-def test_images_that_mmf_would_take_for_each_other_are_refused(user_dir: Path, places: Places) -> None:
+def test_images_that_mmf_would_take_for_each_other_are_refused(user_dir: Path, places: MmfPaths) -> None:
     files = {"train.csv": table(["a.png"], label=[0]), "dev.csv": table(["a.jpg"], label=[0])}
     with pytest.raises(DatasetError, match=r"a\.jpg and a\.png"):
         convert(lay_out({**files, "a.png": image(1), "a.jpg": image(2)}, user_dir / "a"), places)
 
 
-def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: Places) -> None:
+def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: MmfPaths) -> None:
     source = lay_out({"train.csv": table(["a.png"], label=[0])}, user_dir / "a")
     with pytest.raises(DatasetError, match="no images"):
         convert(source, places, allow_missing=True)
@@ -191,19 +193,21 @@ def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: Places)
 
 
 @pytest.mark.parametrize("name", ["mine", "test"])
-def test_another_conversion_leaves_a_users_own_split_alone(name: str, archive: Path, places: Places) -> None:
+def test_another_conversion_leaves_a_users_own_split_alone(
+    name: str, archive: Path, places: MmfPaths
+) -> None:
     convert(archive, places, ask=lambda: PASSWORD)
     own = jsonl([{"id": 1, "img": "img/00001.png", "text": "x"}])
-    places.dataset.split(name).write_bytes(own)
+    places.dataset.annotation_file(name).write_bytes(own)
     assert name in splits_on_disk(places.dataset)
     assert verify_dataset(places.dataset) == []
     assert convert(archive, places, ask=lambda: PASSWORD).already_done
     convert(archive, places, ask=lambda: PASSWORD, force=True)
-    assert places.dataset.split(name).read_bytes() == own
+    assert places.dataset.annotation_file(name).read_bytes() == own
     assert verify_dataset(places.dataset, full=True) == []
 
 
-def test_own_splits_are_listed_after_those_of_a_release(places: Places) -> None:
+def test_own_splits_are_listed_after_those_of_a_release(places: MmfPaths) -> None:
     names = ["mine.jsonl", "train.jsonl", "._x.jsonl", "dev.jsonl"]
     lay_out(dict.fromkeys(names, b""), places.dataset.annotations)
     assert splits_on_disk(places.dataset) == ["train", "dev", "mine"]
@@ -211,10 +215,10 @@ def test_own_splits_are_listed_after_those_of_a_release(places: Places) -> None:
 
 @pytest.mark.parametrize("split", ["dev", "mine"])
 def test_a_forced_conversion_keeps_a_users_own_split_and_image_aside(
-    split: str, archive: Path, user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture
+    split: str, archive: Path, user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     convert(archive, places, ask=lambda: PASSWORD)
-    path, picture = places.dataset.split(split), places.dataset.images / "img/00099.png"
+    path, picture = places.dataset.annotation_file(split), places.dataset.images / "img/00099.png"
     path.write_bytes(own := jsonl([{"id": 1, "img": "img/00001.png", "text": "x", "label": 1}]))
     picture.write_bytes(image(1))
     old = {**memes(PHASE_1), "hateful_memes/img/00099.png": image(99)}
@@ -234,7 +238,7 @@ def test_a_forced_conversion_keeps_a_users_own_split_and_image_aside(
 @pytest.mark.parametrize("inside", ["data", ".", "my data/2"])
 def test_a_data_folder_inside_the_converted_folder_is_no_part_of_it(inside: str, user_dir: Path) -> None:
     source = lay_out(memes(PHASE_1, top=""), user_dir / "mine")
-    places = Places.resolve(source / inside, source / "save")
+    places = MmfPaths.resolve(source / inside, source / "save")
     first = convert(source, places)
     model = places.data_dir / "models" / "some" / "train.jsonl"
     lay_out({"x/train.jsonl": b"{}", "x/dev.jsonl": b"{}"}, places.save_dir)
@@ -247,7 +251,7 @@ def test_a_data_folder_inside_the_converted_folder_is_no_part_of_it(inside: str,
     assert convert(source, places, force=True).images == 12
 
 
-def test_a_folder_img_that_tables_name_by_another_path_counts_once(user_dir: Path, places: Places) -> None:
+def test_a_folder_img_that_tables_name_by_another_path_counts_once(user_dir: Path, places: MmfPaths) -> None:
     names = ["../photos/img/a.png", "../photos/img/b.png"]
     files = {f"tables/{split}.csv": table(names, label=[0, 1]) for split in ("train", "dev")}
     files |= {"photos/img/a.png": image(1), "photos/img/b.png": image(2), "photos/img/c.png": image(3)}
@@ -257,7 +261,7 @@ def test_a_folder_img_that_tables_name_by_another_path_counts_once(user_dir: Pat
     assert verify_dataset(places.dataset, full=True) == []
 
 
-def test_an_image_is_named_as_the_table_names_it(user_dir: Path, places: Places) -> None:
+def test_an_image_is_named_as_the_table_names_it(user_dir: Path, places: MmfPaths) -> None:
     files = {
         f"{split}.csv": table(["photos/a.png", "photos/b.png"], label=[0, 1]) for split in ("train", "dev")
     }

@@ -21,7 +21,7 @@ from mmf_win.dataset import unpack as unpack_module
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
 from mmf_win.integrity.manifest import Entry
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import (
     PASSWORD,
@@ -42,13 +42,13 @@ from tests.worlds.mounts import remount
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
-def test_a_wrong_password_writes_nothing(password: str | None, archive: Path, places: Places) -> None:
+def test_a_wrong_password_writes_nothing(password: str | None, archive: Path, places: MmfPaths) -> None:
     with pytest.raises(PasswordError):
         convert(archive, places, ask=password and (lambda: password))
     assert not places.data_dir.exists()
 
 
-def test_an_archive_of_something_else(user_dir: Path, places: Places) -> None:
+def test_an_archive_of_something_else(user_dir: Path, places: MmfPaths) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", {"holiday/1.png": b"x", "holiday/2.png": b"x"})
     with pytest.raises(DatasetError, match="not the Hateful Memes dataset") as caught:
         convert(path, places)
@@ -58,13 +58,13 @@ def test_an_archive_of_something_else(user_dir: Path, places: Places) -> None:
 
 def test_a_dataset_that_mmfw_has_written_below_another_is_left_aside(user_dir: Path) -> None:
     source = lay_out(memes(top=""), user_dir / "set")
-    convert(source, Places(user_dir, source / "old", user_dir))
-    places = Places(user_dir, source / "new", user_dir)
+    convert(source, MmfPaths(user_dir, source / "old", user_dir))
+    places = MmfPaths(user_dir, source / "new", user_dir)
     convert(source, places)
     assert tree(places.dataset.root) == laid_out(memes(top=""))
 
 
-def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places: Places) -> None:
+def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places: MmfPaths) -> None:
     lay_out(memes(top="a/"), user_dir / "both")
     lay_out(memes(top="b/old/"), user_dir / "both")
     with pytest.raises(DatasetError, match="several datasets are in it: a, b/old"):
@@ -82,7 +82,7 @@ def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places:
     ],
 )
 def test_tables_whose_names_or_columns_are_not_known_are_refused(
-    user_dir: Path, places: Places, split: str, column: str, told: str
+    user_dir: Path, places: MmfPaths, split: str, column: str, told: str
 ) -> None:
     table = f"image,text,{column}\n1.png,a,1\n2.png,b,0\n".encode()
     files = {"train.csv": table, f"{split}.csv": table, "1.png": image(1), "2.png": image(2)}
@@ -92,7 +92,7 @@ def test_tables_whose_names_or_columns_are_not_known_are_refused(
     assert not places.dataset.annotations.exists()
 
 
-def test_splits_are_known_in_small_and_capital_letters(user_dir: Path, places: Places) -> None:
+def test_splits_are_known_in_small_and_capital_letters(user_dir: Path, places: MmfPaths) -> None:
     table = b"image,text,label\n1.png,a,1\n2.png,b,0\n"
     files = {"Train.CSV": table, "Dev.csv": table, "1.png": image(1), "2.png": image(2)}
     convert(lay_out(files, user_dir / "own"), places)
@@ -100,7 +100,7 @@ def test_splits_are_known_in_small_and_capital_letters(user_dir: Path, places: P
 
 
 def test_a_test_set_without_labels_is_noted(
-    user_dir: Path, places: Places, caplog: pytest.LogCaptureFixture
+    user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = "image,text,{}\n1.png,a,1\n2.png,b,0\n"
     named = {"train": "label", "dev": "label", "test": "hateful"}
@@ -141,7 +141,7 @@ def test_a_test_set_without_labels_is_noted(
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_json_lines_with_other_columns_are_refused_with_the_edit_that_helps(
-    written: dict[str, object], told: str, advice: str, user_dir: Path, places: Places
+    written: dict[str, object], told: str, advice: str, user_dir: Path, places: MmfPaths
 ) -> None:
     files, name = memes(), "hateful_memes/dev_seen.jsonl"
     rows = [json.loads(line) | written for line in files[name].decode().splitlines()]
@@ -152,7 +152,7 @@ def test_json_lines_with_other_columns_are_refused_with_the_edit_that_helps(
     assert not places.dataset.annotations.exists()
 
 
-def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path, places: Places) -> None:
+def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path, places: MmfPaths) -> None:
     files = memes()
     for split in ("dev_seen", "test_seen"):
         first, *others = files[f"hateful_memes/{split}.jsonl"].splitlines(keepends=True)
@@ -164,7 +164,7 @@ def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path,
     assert convert(hostile.plain_zip(user_dir / "b.zip", files), places).splits["test_seen"].rows == 2
 
 
-def test_annotations_without_images(user_dir: Path, places: Places) -> None:
+def test_annotations_without_images(user_dir: Path, places: MmfPaths) -> None:
     files = {name: content for name, content in memes().items() if not name.endswith(".png")}
     with pytest.raises(DatasetError, match="no images"):
         convert(hostile.plain_zip(user_dir / "a.zip", files), places)
@@ -185,42 +185,42 @@ def without(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
     ids=["others of the release are there", "the README names it", "it has no rows"],
 )
 def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
-    files: Files, missing: str, user_dir: Path, places: Places
+    files: Files, missing: str, user_dir: Path, places: MmfPaths
 ) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", files)
     with pytest.raises(DatasetError, match=rf"splits are missing or empty: {missing}$"):
         convert(path, places)
     assert tree(places.data_dir) == {}
     assert missing not in convert(path, places, allow_missing=True).splits
-    assert not places.dataset.split(missing).exists()
+    assert not places.dataset.annotation_file(missing).exists()
 
 
-def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, places: Places) -> None:
+def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, places: MmfPaths) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", without("test", PHASE_1))
     assert list(convert(path, places).splits) == ["train", "dev"]
 
 
 def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
-    user_dir: Path, places: Places
+    user_dir: Path, places: MmfPaths
 ) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", without("", RELEASE, "Once `dev.jsonl` and `test.jsonl`."))
     assert convert(path, places).splits.keys() == RELEASE.keys()
 
 
-def test_nothing_to_train_with_is_never_allowed(user_dir: Path, places: Places) -> None:
+def test_nothing_to_train_with_is_never_allowed(user_dir: Path, places: MmfPaths) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", memes() | {"hateful_memes/train.jsonl": b""})
     with pytest.raises(DatasetError, match="no memes in train"):
         convert(path, places, allow_missing=True)
 
 
-def test_annotations_that_would_fill_the_memory_are_refused(user_dir: Path, places: Places) -> None:
+def test_annotations_that_would_fill_the_memory_are_refused(user_dir: Path, places: MmfPaths) -> None:
     files = memes() | {"hateful_memes/dev_seen.jsonl": b"\n" * (65 << 20)}
     with pytest.raises(DatasetError, match=r"dev_seen\.jsonl: 65\.0 MiB"):
         convert(hostile.plain_zip(user_dir / "a.zip", files), places)
     assert tree(places.data_dir) == {}
 
 
-def test_a_truncated_archive_inside_is_told_by_the_users_own_names(user_dir: Path, places: Places) -> None:
+def test_a_truncated_archive_inside_is_told_by_the_users_own_names(user_dir: Path, places: MmfPaths) -> None:
     files = with_packed_images(memes())
     files["hateful_memes/img.tar.gz"] = files["hateful_memes/img.tar.gz"][:3000]
     path = encrypted_zip(user_dir / "a.zip", files)
@@ -231,7 +231,7 @@ def test_a_truncated_archive_inside_is_told_by_the_users_own_names(user_dir: Pat
 
 
 def test_a_fake_full_disk_is_noticed_before_anything_is_written(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
@@ -240,7 +240,7 @@ def test_a_fake_full_disk_is_noticed_before_anything_is_written(
     assert not places.data_dir.exists()
 
 
-def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, places: Places) -> None:
+def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, places: MmfPaths) -> None:
     path = hostile.plain_zip(user_dir / "a.zip", memes())
     hostile.flip_byte(path, path.read_bytes().rindex(memes()["hateful_memes/img/00016.png"]) + 20)
     with pytest.raises(ArchiveError, match=r"00016\.png"):
@@ -248,7 +248,7 @@ def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, places: Places) -
     assert tree(places.data_dir) == {}
 
 
-def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: Places) -> None:
+def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: MmfPaths) -> None:
     files = memes()
     files["hateful_memes/dev_seen.jsonl"] += b'{"id": "x"}\n'
     path = encrypted_zip(user_dir / "a.zip", files)
@@ -260,7 +260,7 @@ def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: Place
 
 @pytest.mark.parametrize("written", ["img\\\\{}", "{}", "/home/me/memes/img/{}", "images/{}", "img/1.png"])
 def test_images_that_are_there_under_other_names_are_told_so(
-    written: str, user_dir: Path, places: Places
+    written: str, user_dir: Path, places: MmfPaths
 ) -> None:
     files = memes()
     name = "hateful_memes/train.jsonl"
@@ -271,7 +271,7 @@ def test_images_that_are_there_under_other_names_are_told_so(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, places: Places) -> None:
+def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, places: MmfPaths) -> None:
     (user_dir / "elsewhere").mkdir()
     places.data_dir.symlink_to(user_dir / "elsewhere")
     convert(archive, places, ask=lambda: PASSWORD)
@@ -280,7 +280,7 @@ def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, places: Plac
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
 def test_a_link_where_the_images_belong_is_replaced_not_followed(
-    archive: Path, user_dir: Path, places: Places
+    archive: Path, user_dir: Path, places: MmfPaths
 ) -> None:
     (user_dir / "private").mkdir()
     places.dataset.images.mkdir(parents=True)
@@ -290,7 +290,7 @@ def test_a_link_where_the_images_belong_is_replaced_not_followed(
     assert list((user_dir / "private").iterdir()) == []
 
 
-def test_a_data_folder_that_cannot_be_made(archive: Path, places: Places) -> None:
+def test_a_data_folder_that_cannot_be_made(archive: Path, places: MmfPaths) -> None:
     places.data_dir.write_bytes(b"a file")
     with pytest.raises(OSError):
         convert(archive, places, ask=lambda: PASSWORD)
@@ -299,7 +299,7 @@ def test_a_data_folder_that_cannot_be_made(archive: Path, places: Places) -> Non
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove open files")
 def test_an_archive_that_is_removed_meanwhile(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def remove(self: Progress, amount: int) -> None:
         if self._title == "Converting":
@@ -332,7 +332,7 @@ def test_a_bomb_whose_members_are_too_large_only_together_is_refused_before_any_
 ) -> None:
     files = {name: bytes(4 << 20) if name.endswith(".png") else content for name, content in memes().items()}
     pack(user_dir / "bomb", files)
-    places = Places.resolve(small_disk, user_dir / "save")
+    places = MmfPaths.resolve(small_disk, user_dir / "save")
     with pytest.raises(ResourceError, match="are needed"):
         convert(user_dir / "bomb", places)
     assert tree(places.data_dir) == {}
@@ -341,7 +341,7 @@ def test_a_bomb_whose_members_are_too_large_only_together_is_refused_before_any_
 def test_a_disk_that_fills_up_meanwhile(
     archive: Path, small_disk: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    places = Places.resolve(small_disk, user_dir / "save")
+    places = MmfPaths.resolve(small_disk, user_dir / "save")
     unpack = unpack_module.unpack_chosen
 
     def fill_the_disk_first(*arguments: Any, **options: Any) -> dict[str, Entry]:
@@ -365,7 +365,7 @@ def test_a_disk_that_fills_up_meanwhile(
 
 
 def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:
-    places = Places.resolve(small_disk, user_dir / "save")
+    places = MmfPaths.resolve(small_disk, user_dir / "save")
     remount(small_disk, "ro")
     with pytest.raises(OSError) as caught:
         convert(archive, places, ask=lambda: PASSWORD)

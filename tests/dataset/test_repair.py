@@ -8,7 +8,7 @@ import pytest
 
 from mmf_win.dataset.convert import convert, repair_dataset
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.paths import DatasetPaths, MmfPaths
 from tests.dataset.conftest import verify_dataset
 from tests.worlds import hostile
 from tests.worlds.extractions import noted
@@ -31,17 +31,17 @@ DAMAGED = ["annotations/dev_seen.jsonl", "annotations/train.jsonl", IMAGE, "imag
 def damage(dataset: DatasetPaths) -> None:
     """Damage two files and remove two."""
     hostile.flip_byte(dataset.root / IMAGE, 100)
-    hostile.cut(dataset.split("train"))
+    hostile.cut(dataset.annotation_file("train"))
     (dataset.root / "images/img/00004.png").unlink()
-    dataset.split("dev_seen").unlink()
+    dataset.annotation_file("dev_seen").unlink()
 
 
-def repaired(places: Places, archive: Path | None = None) -> list[str]:
+def repaired(places: MmfPaths, archive: Path | None = None) -> list[str]:
     return repair_dataset(places, archive, ask=lambda: PASSWORD)
 
 
 def test_only_what_is_wrong_is_written(
-    archive: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     convert(archive, places, ask=lambda: PASSWORD)
     assert repaired(places) == []
@@ -54,7 +54,7 @@ def test_only_what_is_wrong_is_written(
     assert convert(archive, places).already_done
 
 
-def test_converting_the_same_archive_repairs_too(archive: Path, places: Places) -> None:
+def test_converting_the_same_archive_repairs_too(archive: Path, places: MmfPaths) -> None:
     first = convert(archive, places, ask=lambda: PASSWORD)
     damage(places.dataset)
     again = convert(archive, places, ask=lambda: PASSWORD)
@@ -62,7 +62,7 @@ def test_converting_the_same_archive_repairs_too(archive: Path, places: Places) 
     assert tree(places.dataset.root) == laid_out(memes())
 
 
-def test_packed_images_a_tar_and_a_folder(user_dir: Path, places: Places) -> None:
+def test_packed_images_a_tar_and_a_folder(user_dir: Path, places: MmfPaths) -> None:
     (user_dir / "a.tar.gz").write_bytes(tar_gz(memes()))
     packed = hostile.plain_zip(user_dir / "a.zip", with_packed_images(memes()))
     for source in (packed, user_dir / "a.tar.gz", lay_out(memes(), user_dir / "unpacked")):
@@ -72,7 +72,7 @@ def test_packed_images_a_tar_and_a_folder(user_dir: Path, places: Places) -> Non
         assert tree(places.dataset.root) == laid_out(memes())
 
 
-def test_memes_that_were_left_out_stay_left_out(user_dir: Path, places: Places) -> None:
+def test_memes_that_were_left_out_stay_left_out(user_dir: Path, places: MmfPaths) -> None:
     archive = hostile.plain_zip(user_dir / "a.zip", without_images(memes(), [1, 8]))
     convert(archive, places, allow_missing=True)
     before = tree(places.dataset.root)
@@ -81,7 +81,7 @@ def test_memes_that_were_left_out_stay_left_out(user_dir: Path, places: Places) 
     assert tree(places.dataset.root) == before
 
 
-def test_annotations_and_features_of_the_user_stay(archive: Path, places: Places) -> None:
+def test_annotations_and_features_of_the_user_stay(archive: Path, places: MmfPaths) -> None:
     convert(archive, places, ask=lambda: PASSWORD)
     own = {
         "annotations/mine.jsonl": b"{}",
@@ -94,7 +94,7 @@ def test_annotations_and_features_of_the_user_stay(archive: Path, places: Places
     assert tree(places.dataset.root) == {**laid_out(memes()), **own}
 
 
-def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, places: Places) -> None:
+def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, places: MmfPaths) -> None:
     convert(archive, places, ask=lambda: PASSWORD)
     damage(places.dataset)
     before = tree(places.dataset.root)
@@ -108,6 +108,6 @@ def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, places: 
     assert tree(places.dataset.root) == before
 
 
-def test_what_nobody_converted_cannot_be_repaired(places: Places) -> None:
+def test_what_nobody_converted_cannot_be_repaired(places: MmfPaths) -> None:
     with pytest.raises(DatasetError, match="nothing tells"):
         repaired(places)

@@ -11,14 +11,14 @@ import pytest
 from mmf_win import machine
 from mmf_win.doctor import survey as doctor
 from mmf_win.doctor.survey import Torch, pip_line, survey, survey_settings, survey_torch, unused_gpu
-from mmf_win.paths import Places, constraints_file
+from mmf_win.paths import MmfPaths, constraints_file
 from tests.worlds.fake_nvml import FakeNvml
 
 ROCM = Torch(None, rocm="6.2.41134-65d174c3e")
 
 
 def test_the_machine_has_processors_memory_and_gpus_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch, places: Places
+    monkeypatch: pytest.MonkeyPatch, places: MmfPaths
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     found = survey(places)["machine"]

@@ -16,8 +16,8 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.predictions import read_predictions
-from mmf_win.locking import locked
-from mmf_win.protocol import Event, Exit, read_events
+from mmf_win.locking import file_lock
+from mmf_win.protocol import AttemptOutcome, Event, read_events
 from mmf_win.runs import attempts, fits, own_code
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf, warm
@@ -48,7 +48,7 @@ def only_rc12() -> None:
 def world(shared_folder: Path) -> tiny_mmf.TinyWorld:
     """A tiny dataset with features, word vectors and a BERT."""
     folder = shared_folder / "tiny"
-    with locked(shared_folder / "tiny.lock", patience=math.inf):
+    with file_lock(shared_folder / "tiny.lock", timeout=math.inf):
         if not folder.exists():
             unfinished = shared_folder / "tiny.unfinished"
             shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
@@ -87,7 +87,7 @@ def worker(shared_folder: Path) -> Iterator[list[str]]:
     if os.environ.get("MMFW_TEST_FRESH") or not warm.can_serve(server):
         yield attempts.WORKER_COMMAND
         return
-    with locked(shared_folder / "warm.lock", patience=math.inf):
+    with file_lock(shared_folder / "warm.lock", timeout=math.inf):
         held = warm.lease(server)
     with held:
         yield [sys.executable, "-I", "-S", warm.__file__, server, attempts.WORKER_COMMAND[-1]]
@@ -159,7 +159,7 @@ class Tool:
     def trained(self, name: str, *, seed: int = 1, run: str | None = None) -> Run:
         """A run of one update with one of the tiny recipes, called ``run``; trained once for all tests."""
         kept = self.kept / f"{name}-{seed}"
-        with locked(kept.with_suffix(".lock"), patience=math.inf):
+        with file_lock(kept.with_suffix(".lock"), timeout=math.inf):
             if not kept.exists():
                 words = ("--updates", "1", "--seed", str(seed), "--name", kept.name)
                 first = self.train(self.preset(name), *words)
@@ -203,8 +203,8 @@ def phase_1(tool: Tool) -> Tool:
 def outcomes(run: Run) -> list[str]:
     """Return how the attempts of a run ended, the first one first; ``""`` for one that does not say so."""
     numbers = sorted(int(folder.name) for folder in run.path.glob("attempts/*"))
-    ends = [Exit.load(run.attempt(number).exit) for number in numbers]
-    return [end.outcome if end else "" for end in ends]
+    ends = [AttemptOutcome.load(run.attempt(number).outcome_file) for number in numbers]
+    return [end.kind if end else "" for end in ends]
 
 
 def events(run: Run, kind: str) -> list[Event]:

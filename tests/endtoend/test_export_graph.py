@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import ExportTask
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
@@ -69,8 +69,8 @@ def exported(odd: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
     folder.mkdir()
     run_worker = attempts.run_worker
 
-    def exporting(run: Run, asked: Attempt, **options: Any) -> Exit:
-        task = ExportTask(**vars(asked.task), folder=str(folder))
+    def exporting(run: Run, asked: AttemptRequest, **options: Any) -> AttemptOutcome:
+        task = ExportTask(**vars(asked.task), export_dir=str(folder))
         return run_worker(run, replace(asked, task=task), **options)
 
     def export(name: str) -> int:

@@ -28,14 +28,14 @@ def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[Row]]]:
     """
     beside = tool.in_a_copy("a world with a copy")
     own = DatasetPaths(beside.world.dataset)
-    rows = {split: read_rows(own.split(split)) for split in SPLITS}
+    rows = {split: read_rows(own.annotation_file(split)) for split in SPLITS}
     for row in (rows["train"][5], rows["dev_unseen"][4], *rows["test_unseen"][3:]):
         (own.images / row.img).unlink()
     source = tmp_path / "copy"
     source.mkdir()
     own.images.joinpath("img").rename(source / "img")
     for split in SPLITS:
-        own.split(split).rename(source / f"{split}.jsonl")
+        own.annotation_file(split).rename(source / f"{split}.jsonl")
     shutil.rmtree(own.features)
     stems = {Path(row.img).stem for of_split in rows.values() for row in of_split}
     build_features(own.features / "detectron.lmdb", sorted(stems - {Path(rows["dev_unseen"][2].img).stem}))

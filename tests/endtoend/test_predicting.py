@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.console import iso
+from mmf_win.console import format_utc_time
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
-from mmf_win.files import read_json, share
+from mmf_win.files import link_or_copy, read_json
 from mmf_win.integrity.verify import LOCK
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.results.probabilities import best_accuracy, blend
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
@@ -54,7 +54,7 @@ def test_weights_that_training_replaces_meanwhile_do_not_get_the_score(
     faulty({"at": "validation", "do": "wait", "once": str(here)})
     with user(tool, *words, "--threshold", "best-accuracy") as somebody:
         somebody.waits_for(here.exists)
-        share(other.checkpoints / "best.ckpt", best)  # as training does
+        link_or_copy(other.checkpoints / "best.ckpt", best)  # as training does
         here.with_name("here.go").touch()
         assert somebody.gets_the_prompt_back() == 0, somebody.read
     assert sha256(best) != weights and not run.pins.exists()
@@ -72,9 +72,9 @@ def test_a_prediction_that_lost_a_row_is_an_error_and_recorded_as_one(
 ) -> None:
     run_worker = attempts.run_worker
 
-    def losing(place: Run, asked: Attempt, **options: Any) -> Exit:
+    def losing(place: Run, asked: AttemptRequest, **options: Any) -> AttemptOutcome:
         end = run_worker(place, asked, **options)
-        [file] = asked.attempt.raw.glob("*.csv")
+        [file] = asked.folder.raw_predictions.glob("*.csv")
         rows = file.read_text(encoding="utf-8").splitlines(keepends=True)
         file.write_text("".join(rows[:-1]), encoding="utf-8")
         return end
@@ -115,7 +115,11 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
         assert result["annotations_sha256"] == sha256(annotations / "test_unseen.jsonl")
         beside = Path(result["csv"]).with_suffix(".metrics.json")
         record = json.loads(beside.read_text(encoding="utf-8"))
-        told = {"csv": result["csv"], "report": result["report"], "created": iso(record["created"])}
+        told = {
+            "csv": result["csv"],
+            "report": result["report"],
+            "created": format_utc_time(record["created"]),
+        }
         assert record | told == result
         assert Path(result["report"]) == Path(result["csv"]).with_suffix(".html")
         assert {"mmfw", "mmf", "torch", "python"} <= set(result["versions"])

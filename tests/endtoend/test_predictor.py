@@ -15,7 +15,14 @@ import pytest
 
 from mmf_win import Predictor
 from mmf_win.dataset.annotations import read_rows
-from mmf_win.errors import CheckpointError, NoRun, ResourceError, TrainingError, UnreadableImage, UsageError
+from mmf_win.errors import (
+    CheckpointError,
+    ResourceError,
+    RunNotFoundError,
+    TrainingError,
+    UnreadableImageError,
+    UsageError,
+)
 from mmf_win.files import write_bytes
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
@@ -82,7 +89,7 @@ def test_one_meme_gets_the_number_of_mmfw_predict_and_a_bad_one_is_named(tool: T
         for bad, shown in ((cut, str(cut)), (cut.read_bytes(), "the image")):
             found = predictor.predict_many([(path, text), (bad, text), (path, text)])
             assert next(found) == expected
-            with pytest.raises(UnreadableImage) as raised:
+            with pytest.raises(UnreadableImageError) as raised:
                 next(found)
             told = str(raised.value)
             assert told.startswith(f"{shown}: the picture cannot be read (")
@@ -137,7 +144,7 @@ def test_what_cannot_be_loaded_is_refused_as_by_mmfw_predict(
         with pytest.raises(UsageError, match="reads region features") as raised:
             predictor_of(tool, features.id)
         assert "mmfw predict --memes" in str(raised.value.hint)
-        with pytest.raises(NoRun, match="nope"):
+        with pytest.raises(RunNotFoundError, match="nope"):
             predictor_of(tool, "nope")
         broken = run.checkpoints / "broken.ckpt"
         broken.write_bytes((run.checkpoints / "best.ckpt").read_bytes()[:-1000])

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.protocol import Exit
+from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record
@@ -216,8 +216,8 @@ def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: 
         assert both.all_dead()
     while not run.exit_file.exists():  # the launcher writes it after they have left
         time.sleep(0.02)
-    end = Exit.load(run.exit_file)
-    assert end is not None and end.outcome == "interrupted"
+    end = AttemptOutcome.load(run.exit_file)
+    assert end is not None and end.kind == "interrupted"
     assert (run.checkpoints / "current.ckpt").is_file()
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.paths import Places
-from mmf_win.protocol import Event, Exit
+from mmf_win.paths import MmfPaths
+from mmf_win.protocol import AttemptOutcome, Event
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions
@@ -70,10 +70,10 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(tool: Tool
     preset = presets.load(tool.preset("bert"))
     run = Run.create(tool.save_dir, "bert")
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
-    places = Places.resolve(tool.world.data, tool.save_dir)
+    places = MmfPaths.resolve(tool.world.data, tool.save_dir)
     run.save_request(presets.request(preset, splits, places).over(CommandOptions(updates=100).settings))
     saved = checkpoint(run.checkpoints / "current.ckpt", 80)
-    Exit("ok").save(run.exit_file)
+    AttemptOutcome("ok").save(run.exit_file)
     totals = ("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",), ("training.max_epochs=2",)
     for wanted, total in (("last", totals[0]), *((str(saved), total) for total in totals)):
         assert tool.code("train", "--resume", wanted, *total) == 2

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.paths import Places
-from mmf_win.protocol import Attempt
+from mmf_win.paths import MmfPaths
+from mmf_win.protocol import AttemptRequest
 from mmf_win.runs.folder import Run
 from mmf_win.upstream import settings
 from tests.endtoend.conftest import Tool, losses
@@ -22,10 +22,10 @@ UPDATES = 50
 _MMF_ALONE = """\
 import json, sys
 from pathlib import Path
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win import compat
 from mmf_win.worker import entry
-request = Attempt.load(Path(sys.argv[1]))
+request = AttemptRequest.load(Path(sys.argv[1]))
 compat.install(Path(request.mmf), compat.NEEDED)
 from mmf.common.registry import Registry
 register = Registry.register
@@ -43,7 +43,7 @@ Path(sys.argv[2]).write_text(json.dumps(losses))
 
 def mmf_alone(tool: Tool, run: Run, tmp_path: Path) -> list[float]:
     """The losses of the first attempt of a run, when MMF does it alone."""
-    first = Attempt.load(run.path / "attempts" / "1" / "request.json")
+    first = AttemptRequest.load(run.path / "attempts" / "1" / "request.json")
     training = {key: value for key, value in first.settings["training"].items() if key != "trainer"}
     training["callbacks"] = [each for each in training.get("callbacks", []) if each["type"] != "mmfw"]
     again = Run.create(tmp_path / "alone", "run")
@@ -54,12 +54,12 @@ def mmf_alone(tool: Tool, run: Run, tmp_path: Path) -> list[float]:
         settings={**first.settings, "training": training},
     )
     asked.save()
-    places = Places.resolve(tool.world.data, tool.save_dir)
+    places = MmfPaths.resolve(tool.world.data, tool.save_dir)
     environment = settings.environment(
         places, again.checkpoints, again.logs, again.path / "raw", offline=True
     )
     file = tmp_path / "losses.json"
-    command = [sys.executable, "-c", _MMF_ALONE, str(asked.attempt.request), str(file)]
+    command = [sys.executable, "-c", _MMF_ALONE, str(asked.folder.request_file), str(file)]
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-4000:]
     return [float(loss) for loss in json.loads(file.read_text(encoding="utf-8"))]

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from mmf_win.locking import locked
-from mmf_win.protocol import Exit, read_events
+from mmf_win.locking import file_lock
+from mmf_win.protocol import AttemptOutcome, read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import Record, state
 from mmf_win.runs.lookup import all_runs
-from mmf_win.signals import IMPATIENT_AFTER
+from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds.held import Witness, witness
 from tests.worlds.job import signal_all
@@ -217,7 +217,7 @@ def connecting(held: Witness, hangs: Path) -> list[dict[str, Any]]:
 def ends_at_a_second_ctrl_c(somebody: User) -> None:
     somebody.process.send_signal(_CTRL_C)
     somebody.reads("press Ctrl+C again")
-    time.sleep(IMPATIENT_AFTER)  # the first one was counted before it was answered
+    time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first one was counted before it was answered
     somebody.process.send_signal(_CTRL_C)
     assert somebody.gets_the_prompt_back() == _INTERRUPTED
 
@@ -262,8 +262,8 @@ def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
         assert state(runs[0]) == "running", "from the moment that it is listed"
         run = somebody.sees("train")
         dies(somebody)
-    with locked(run.lock, patience=120):
-        assert Exit.load(run.exit_file), "the lock is held until the worker has ended"
+    with file_lock(run.lock, timeout=120):
+        assert AttemptOutcome.load(run.exit_file), "the lock is held until the worker has ended"
     assert state(run) == "interrupted"
     goes_on(tool, run)
 

@@ -18,8 +18,8 @@ import pytest
 
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.demo.folder import PASSWORD
-from mmf_win.locking import locked
-from mmf_win.paths import DatasetPaths, Places
+from mmf_win.locking import file_lock
+from mmf_win.paths import DatasetPaths, MmfPaths
 from mmf_win.protocol import read_events
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
@@ -83,7 +83,7 @@ class Demo:
     def __init__(self, folder: Path, installed: dict[str, str]) -> None:
         self._folder = folder
         self._installed = installed
-        self.places = Places.resolve(folder / "data", folder / "save")
+        self.places = MmfPaths.resolve(folder / "data", folder / "save")
 
     def mmfw(self, *words: str) -> Any:
         """The one JSON value that a command prints on stdout; it has to succeed."""
@@ -169,14 +169,14 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
             wait_for_updates(run, training, stopped["updates"] + 1)
             training.kill()
         assert held.all_dead(), "the worker and its two loader workers"
-    with locked(run.lock, patience=120):
+    with file_lock(run.lock, timeout=120):
         killed = demo.mmfw("runs", "show", run.id)
 
     total = killed["updates"] + 5
     done = demo.mmfw("train", "--resume", run.id, "--updates", str(total), "training.num_workers=0")
     assert (done["id"], done["updates"], done["state"]) == (run.id, total, "done")
     demo.mmfw("verify")
-    annotations = demo.places.dataset.split("dev_seen")
+    annotations = demo.places.dataset.annotation_file("dev_seen")
     intact = annotations.read_bytes()
     annotations.write_bytes(b"")
     demo.mmfw("repair", "dataset", "--password", PASSWORD)
@@ -200,7 +200,11 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     ) as archive:
         told = b"".join(map(archive.read, archive.namelist()))
     assert run.path.name.encode() in told
-    rows = [row for split in ("train", "test_unseen") for row in read_rows(demo.places.dataset.split(split))]
+    rows = [
+        row
+        for split in ("train", "test_unseen")
+        for row in read_rows(demo.places.dataset.annotation_file(split))
+    ]
     assert [row.text for row in rows if row.text.encode() in told] == []
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
     assert [secret for secret in _SECRETS.values() if secret.encode() in told + written] == []
@@ -217,5 +221,5 @@ def predicted_ids(path: Path) -> list[int]:
 
 def annotated_ids(dataset: DatasetPaths, split: str) -> list[int]:
     """The ids of a split, in its order."""
-    lines = dataset.split(split).read_text(encoding="utf-8").splitlines()
+    lines = dataset.annotation_file(split).read_text(encoding="utf-8").splitlines()
     return [int(json.loads(line)["id"]) for line in lines]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import CheckFailed, UsageError
+from mmf_win.errors import CheckFailedError, UsageError
 from mmf_win.export import exporting
 from mmf_win.files import read_json, write_json
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs import predicting
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions
@@ -66,7 +66,7 @@ class Exporter:
     """``export`` for a run whose model is a stub."""
 
     run: Run
-    places: Places
+    places: MmfPaths
     models: StubModels
     output: Path
 
@@ -94,7 +94,7 @@ class Exporter:
 def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
     """An export of a run to a folder whose parent is missing."""
     world = report_world.make(user_dir, drawn=False)
-    places = Places.resolve(world.data, world.save)
+    places = MmfPaths.resolve(world.data, world.save)
     models = StubModels(Target.of_split(places, SPLIT).rows)
     monkeypatch.setattr(predicting, "predict", models.predict)
     monkeypatch.setattr(exporting, "run_model", models.run_model)
@@ -120,7 +120,9 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
 ) -> None:
     row = export.models.rows[3]
     export.models.apart = {(batch, row.id): apart, (batch, export.models.rows[7].id): apart / 2}
-    with pytest.raises(CheckFailed, match=f"row {row.shown_id} of {SPLIT}: in batches of {batch}") as raised:
+    with pytest.raises(
+        CheckFailedError, match=f"row {row.shown_id} of {SPLIT}: in batches of {batch}"
+    ) as raised:
         export()
     assert "0.01" in str(raised.value) and export.is_gone()
     tolerance = float((raised.value.hint or "").partition("--tolerance ")[2].split()[0].rstrip("`"))
@@ -128,7 +130,7 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
 
 
 def test_weights_of_8_bits_that_cost_too_much_are_not_written(export: Exporter) -> None:
-    with pytest.raises(CheckFailed, match=f"the AUROC on {SPLIT} goes from 1.0000 to 0.0000"):
+    with pytest.raises(CheckFailedError, match=f"the AUROC on {SPLIT} goes from 1.0000 to 0.0000"):
         export(int8=True)
     assert export.is_gone()
     about = export(int8=True, max_loss=1.0)

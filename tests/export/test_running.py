@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmf_win.dataset.annotations import Row
-from mmf_win.errors import MmfError, TrainingError
+from mmf_win.errors import MmfEnvironmentError, TrainingError
 from mmf_win.export import running
 from mmf_win.files import write_json
 
@@ -26,10 +26,12 @@ def write_model(folder: Path) -> None:
 
 def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
-    with pytest.raises(MmfError, match="^" + str(tmp_path / "model.json").replace("\\", ".")):
+    with pytest.raises(MmfEnvironmentError, match="^" + str(tmp_path / "model.json").replace("\\", ".")):
         running.run_model(tmp_path, ROWS, tmp_path)
     write_model(tmp_path)
-    with pytest.raises(MmfError, match=r"^made with onnxruntime 1, this is [^:]*: .*model\.onnx: ") as raised:
+    with pytest.raises(
+        MmfEnvironmentError, match=r"^made with onnxruntime 1, this is [^:]*: .*model\.onnx: "
+    ) as raised:
         running.run_model(tmp_path, ROWS, tmp_path)
     assert "\n" not in str(raised.value) and "error:" not in str(raised.value)
 
@@ -39,9 +41,9 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
     (tmp_path / "onnxruntime.py").write_text("raise ImportError('DLL load failed')", encoding="utf-8")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     expected = "^DLL load failed: pip install onnxruntime tokenizers pillow numpy$"
-    with pytest.raises(MmfError, match=expected):
+    with pytest.raises(MmfEnvironmentError, match=expected):
         running.run_model(tmp_path, ROWS, tmp_path)
-    with pytest.raises(MmfError, match=expected):
+    with pytest.raises(MmfEnvironmentError, match=expected):
         running.ExportedModel(tmp_path, {}).serve(tmp_path)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.inputs.keys import add_features
 from mmf_win.inputs.unpacked import RegionFeatures
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer
 from tests.worlds.zoo import FC7, Zoo, features_archive
@@ -26,25 +26,25 @@ def _notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def lmdb(places: Places) -> Path:
+def lmdb(places: MmfPaths) -> Path:
     """Where MMF looks."""
     return places.dataset.features / "detectron.lmdb"
 
 
 @pytest.fixture
-def add(places: Places, lmdb: Path) -> Add:
+def add(places: MmfPaths, lmdb: Path) -> Add:
     """Adds folders to that LMDB."""
     return lambda *folders, force=False: add_features(folders, lmdb, places, force=force)
 
 
 @pytest.fixture
-def zoo(places: Places) -> Iterator[Zoo]:
+def zoo(places: MmfPaths) -> Iterator[Zoo]:
     """Archives on a web server of this machine, and folders for what comes out of them."""
     with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
         yield Zoo(server, places)
 
 
-def state_of(lmdb: Path, places: Places) -> str:
+def state_of(lmdb: Path, places: MmfPaths) -> str:
     """What a run would find that reads this LMDB."""
     names = (f"{lmdb.name}/data.mdb",)
     return RegionFeatures("region features", lmdb.parent, places, names).verify(full=True).state

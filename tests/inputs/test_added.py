@@ -14,12 +14,12 @@ import pytest
 from mmf_win.dataset.annotations import Row
 from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.verify import repair, verify
-from mmf_win.errors import DamagedFeatures, DataError, DatasetError, ResourceError, UsageError
+from mmf_win.errors import DamagedFeaturesError, DataError, DatasetError, ResourceError, UsageError
 from mmf_win.inputs.given import Mirror, fetch
 from mmf_win.inputs.keys import add_features, image_keys, remake_features, taken_from_another_image
 from mmf_win.inputs.unpacked import RegionFeatures
 from mmf_win.integrity.manifest import Entry, Manifest
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from mmf_win.upstream.zoo import ZooEntry
 from tests.inputs.conftest import Add, state_of
@@ -59,7 +59,7 @@ def test_it_equals_what_mmfs_converter_makes_byte_by_byte(user_dir: Path, lmdb: 
 
 
 def test_it_has_the_format_that_mmf_documents_and_is_found_intact(
-    user_dir: Path, lmdb: Path, places: Places, add: Add
+    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
 ) -> None:
     import numpy as np
 
@@ -86,7 +86,7 @@ def test_it_has_the_format_that_mmf_documents_and_is_found_intact(
 
 
 def test_what_is_there_is_replaced_only_by_force(
-    user_dir: Path, lmdb: Path, places: Places, add: Add
+    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
 ) -> None:
     from mmf_win.demo.make import write_features
     from tests.demo.test_region_features import half_red_half_blue
@@ -118,7 +118,7 @@ def test_features_of_two_detectors_are_refused(user_dir: Path, add: Add) -> None
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("bad", ["00003.npy", "00003_info.npy"])
 def test_a_bad_file_leaves_everything_as_it_was(
-    user_dir: Path, lmdb: Path, places: Places, add: Add, there: bool, bad: str
+    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add, there: bool, bad: str
 ) -> None:
     if there:
         add(npy.write_pairs(user_dir / "one", ["00001"]))
@@ -137,7 +137,7 @@ import os, signal, sys
 from pathlib import Path
 from mmf_win.features import builder
 from mmf_win.inputs import keys
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.unpacking import staging
 
 def die(*words, **options):
@@ -157,7 +157,7 @@ if when == "moving":
     def once(old, new):
         die() if moves else moves.append(rename(old, new))
     staging.rename = once
-places = Places.resolve(data, Path("save"))
+places = MmfPaths.resolve(data, Path("save"))
 keys.add_features([folder], places.dataset.features / "detectron.lmdb", places, force=True)
 """
 
@@ -180,7 +180,7 @@ def test_a_process_that_dies_while_it_builds_is_told_of(
     ),
 )
 def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
-    when: str, there: bool, user_dir: Path, lmdb: Path, places: Places, add: Add
+    when: str, there: bool, user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
 ) -> None:
     if there:
         add(npy.write_pairs(user_dir / "old", ["00001", "00002"]))
@@ -210,7 +210,7 @@ def test_a_fake_full_disk_is_noticed_before_anything_is_written(user_dir: Path) 
     assert not (user_dir / "a.lmdb").exists()
 
 
-def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, places: Places) -> None:
+def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, places: MmfPaths) -> None:
     (user_dir / "own").mkdir()
     (user_dir / "own" / "a.txt").write_bytes(b"a")
     Manifest(user_dir / "own", {"a.txt": Entry("0" * 64, 1)}, "archive").save()
@@ -219,7 +219,7 @@ def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, p
 
 
 def test_files_of_the_user_do_not_stand_in_for_libraries(
-    user_dir: Path, places: Places, add: Add, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, places: MmfPaths, add: Add, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / "lmdb.py").write_text("raise SystemExit(9)", encoding="utf-8")
     monkeypatch.chdir(user_dir)
@@ -227,7 +227,7 @@ def test_files_of_the_user_do_not_stand_in_for_libraries(
 
 
 def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
-    user_dir: Path, lmdb: Path, places: Places, add: Add
+    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
 ) -> None:
     one, two = (npy.write_pairs(user_dir / name, [name]) for name in ("00001", "00002"))
     add(one, two)
@@ -235,7 +235,7 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
     for damage in (lambda: hostile.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
         damage()
         (finding,) = repair(["features"], places, (), Mirror())
-        assert finding.state == "damaged" and isinstance(finding.error, DamagedFeatures)
+        assert finding.state == "damaged" and isinstance(finding.error, DamagedFeaturesError)
         advice = finding.error.hint
         assert advice and str(one) in advice and str(two) in advice
         assert add(one, two, force=True)["images"] == 2
@@ -244,7 +244,7 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
 
 
 def test_an_archive_beside_it_is_not_taken_for_its_origin(
-    user_dir: Path, lmdb: Path, places: Places, add: Add
+    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
 ) -> None:
     folder = npy.write_pairs(user_dir / "npy", ["00001"])
     add(folder)
@@ -263,7 +263,7 @@ def test_an_archive_beside_it_is_not_taken_for_its_origin(
     assert set(npy.records(lmdb)) == {"00001"}
 
 
-def test_each_split_says_how_much_of_it_has_features(user_dir: Path, places: Places, add: Add) -> None:
+def test_each_split_says_how_much_of_it_has_features(user_dir: Path, places: MmfPaths, add: Add) -> None:
     images = {"train": ["img/00001.png", "img/00002.png", "img/x.y.jpg"], "dev": ["img/00003.png"]}
     rows = {s: [{"id": n, "img": i, "text": ""} for n, i in enumerate(names)] for s, names in images.items()}
     lay_out({f"{split}.jsonl": jsonl(listed) for split, listed in rows.items()}, places.dataset.annotations)
@@ -295,7 +295,7 @@ def test_an_image_that_would_get_the_features_of_another_is_known(
 
 
 def test_a_broken_annotation_file_is_named_before_anything_is_written(
-    user_dir: Path, places: Places, lmdb: Path, add: Add
+    user_dir: Path, places: MmfPaths, lmdb: Path, add: Add
 ) -> None:
     lay_out({"train.jsonl": b"{"}, places.dataset.annotations)
     with pytest.raises(DatasetError, match=r"train\.jsonl:1"):

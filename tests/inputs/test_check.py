@@ -19,11 +19,11 @@ from mmf_win.cli import main
 from mmf_win.dataset.annotations import Row, read_rows
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.errors import DataError, DatasetError, HostileFeatures, MmfError
+from mmf_win.errors import DataError, DatasetError, MmfEnvironmentError, UnsafeFeaturesError
 from mmf_win.inputs.check import Inputs, check
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.integrity.verify import record_hashes
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile, tiny_mmf
 
 pytestmark = pytest.mark.torch  # for lmdb and numpy
@@ -41,7 +41,7 @@ class Dataset:
         stems: of all images, in the order of the splits.
     """
 
-    places: Places
+    places: MmfPaths
     stems: list[str]
 
     @property
@@ -51,7 +51,7 @@ class Dataset:
 
     def rows(self, split: str) -> list[Row]:
         """The rows of a split."""
-        return read_rows(self.places.dataset.split(split))
+        return read_rows(self.places.dataset.annotation_file(split))
 
     def features_without(self, *rows: Row) -> None:
         """Make features of all images but those of some rows."""
@@ -101,7 +101,7 @@ def read(inputs: Inputs) -> dict[str, Coverage | None]:
 
 
 @pytest.fixture
-def dataset(places: Places) -> Dataset:
+def dataset(places: MmfPaths) -> Dataset:
     """Annotations and images, and no features yet."""
     stems = tiny_mmf.build_dataset(places.dataset.root, SPLITS)
     places.cache_dir.mkdir()
@@ -133,7 +133,7 @@ def test_rows_that_may_be_missing_are_left_out_of_files_of_the_runs_own(
     assert found.settings(own.parent) == {
         "dataset_config": {"hateful_memes": {"annotations": {"train": [str(own)]}}}
     }
-    original = dataset.places.dataset.split("train").read_bytes().splitlines(keepends=True)
+    original = dataset.places.dataset.annotation_file("train").read_bytes().splitlines(keepends=True)
     assert own.read_bytes().splitlines(keepends=True) == [
         line for number, line in enumerate(original) if number not in (0, 3)
     ]
@@ -269,7 +269,7 @@ class Hostile:
 def test_a_hostile_list_of_keys_is_not_carried_out(dataset: Dataset, tmp_path: Path) -> None:
     dataset.features_without()
     dataset.put(b"keys", pickle.dumps([Hostile(tmp_path / "done")]))
-    with pytest.raises(HostileFeatures, match="the list of its keys: it names"):
+    with pytest.raises(UnsafeFeaturesError, match="the list of its keys: it names"):
         dataset.check()
     assert not (tmp_path / "done").exists()
 
@@ -345,13 +345,13 @@ def test_a_model_that_cannot_be_fetched_is_told_at_once_with_where_to_take_it_fr
         monkeypatch.delenv(name, raising=False)
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")  # whoever asks a network fails otherwise
-    with pytest.raises(MmfError, match="nothing may be downloaded") as raised:
+    with pytest.raises(MmfEnvironmentError, match="nothing may be downloaded") as raised:
         dataset.check(model=MODELS[library], offline=True, hint_words=["mine"])
     assert "mmfw features fetch --source FOLDER mine" in str(raised.value.hint)
     assert raised.value.exit_code == 6
     if library == "transformers":
         monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        with pytest.raises(MmfError, match="nothing may be downloaded"):
+        with pytest.raises(MmfEnvironmentError, match="nothing may be downloaded"):
             dataset.check(model=MODELS[library])
 
 
@@ -370,9 +370,11 @@ def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
     dataset.features_without()
     dataset.check()  # images are not read then
     lines = (
-        dataset.places.dataset.split("train").read_text(encoding="utf-8").replace('"label": 0', '"label": 1')
+        dataset.places.dataset.annotation_file("train")
+        .read_text(encoding="utf-8")
+        .replace('"label": 0', '"label": 1')
     )
-    dataset.places.dataset.split("train").write_text(lines, encoding="utf-8")
+    dataset.places.dataset.annotation_file("train").write_text(lines, encoding="utf-8")
     with pytest.raises(DataError, match=r"changed: annotations/train\.jsonl"):
         dataset.check()
 

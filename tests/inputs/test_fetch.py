@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import ArchiveError, MmfError, ResourceError, UsageError
+from mmf_win.errors import ArchiveError, MmfEnvironmentError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
 from mmf_win.inputs.given import Mirror, UrlFile, bytes_to_download
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.hub import WEIGHTS, model, snapshot_of
 from mmf_win.inputs.ledger import hash_in_name
-from mmf_win.locking import locked
-from mmf_win.paths import Places
+from mmf_win.locking import file_lock
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out, tar_gz
 from tests.worlds.mounts import remount
@@ -43,12 +43,12 @@ def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_publishe
 def test_what_cannot_be_had_keeps_nothing_else_from_being_fetched(zoo: Zoo) -> None:
     features, fc7 = zoo.features, zoo.fc7
     archive = zoo.server.files.pop("features.tar.gz")
-    with pytest.raises(MmfError, match=r"features\.tar\.gz"):
+    with pytest.raises(MmfEnvironmentError, match=r"features\.tar\.gz"):
         fetch(zoo, features, fc7)
     assert {path.name: path.read_bytes() for path in fc7.files()} == FC7
     shutil.rmtree(fc7.folder)
     zoo.server.files.clear()
-    with pytest.raises(MmfError, match=r"features\.tar\.gz.*\n.*fc7\.tar\.gz"):
+    with pytest.raises(MmfEnvironmentError, match=r"features\.tar\.gz.*\n.*fc7\.tar\.gz"):
         fetch(zoo, features, fc7)
     zoo.server.files["features.tar.gz"] = archive
     assert fetch(zoo, features)[0].state == "intact"
@@ -132,7 +132,7 @@ def test_a_source_that_is_not_there_is_said(where: str) -> None:
 def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> None:
     need = zoo.features
     zoo.server.files["features.tar.gz"] = features_archive(b"other")
-    with pytest.raises(MmfError, match="not the file that was expected"):
+    with pytest.raises(MmfEnvironmentError, match="not the file that was expected"):
         fetch(zoo, need)
     assert need.state().state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
@@ -150,7 +150,7 @@ def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
     zoo: Zoo, small_disk: Path
 ) -> None:
-    places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
+    places = MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
     with pytest.raises(ResourceError, match="are needed"):
         fetch_inputs([Zoo(zoo.server, places).features], places, Mirror())
@@ -167,13 +167,13 @@ def test_free_space_is_that_of_the_disk_on_which_each_file_will_lie(zoo: Zoo, sm
         fetch(zoo, zoo.fc7, need)
     assert "TORCH_HOME" in (raised.value.hint or "")
     assert zoo.server.gets == []
-    places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
+    places = MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
     elsewhere = UrlFile("ResNet-152", zoo.places.cache_dir, places, (name,), f"{zoo.server.url}/{name}")
     assert fetch_inputs([elsewhere], places, Mirror())[0].state == "intact"
 
 
 def test_a_file_that_is_not_unpacked_needs_no_more_room_than_itself(zoo: Zoo, small_disk: Path) -> None:
-    places = Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
+    places = MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
     content = bytes((free_space(small_disk) - (64 << 20)) // 2)
     name = f"resnet152-{sha256(content)[:8]}.pth"
     zoo.server.files[name] = content
@@ -187,7 +187,7 @@ def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
-    zoo = Zoo(zoo.server, Places(zoo.places.cache_dir, small_disk, zoo.places.save_dir))
+    zoo = Zoo(zoo.server, MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir))
     lay_out({**FC7, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
     remount(small_disk, "ro")
     status = zoo.fc7.verify()
@@ -202,7 +202,7 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(
 ) -> None:
     zoo.places.data_dir.mkdir(parents=True)
     with ThreadPoolExecutor() as other:
-        with locked(zoo.places.data_dir / ".mmfw-fetch-lock"):
+        with file_lock(zoo.places.data_dir / ".mmfw-fetch-lock"):
             fetching = other.submit(fetch, zoo, zoo.fc7)
             while not fetching.done() and "another mmfw is fetching" not in caplog.text:
                 time.sleep(0.01)
@@ -223,7 +223,7 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(
     ],
 )
 def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
-    user_dir: Path, places: Places, laid_out: str, named: str
+    user_dir: Path, places: MmfPaths, laid_out: str, named: str
 ) -> None:
     lay_out({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
     for name, found in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
@@ -231,7 +231,7 @@ def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
 
 
 def test_a_copy_in_the_place_of_a_download_is_not_held_to_its_hash(
-    user_dir: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Windows without symbolic links keeps a download: the blob is a hard link."""
     monkeypatch.setenv("HF_HUB_CACHE", str(user_dir / "hub"))

@@ -33,13 +33,13 @@ from mmf_win.inputs.given import fetch
 from mmf_win.inputs import hub
 from mmf_win.inputs.given import Mirror
 from mmf_win.errors import MmfwError
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 name, kind, data, links, published = sys.argv[1:]
 if links == "False":
     def refuse(source, target, *_, **__):
         raise OSError(22, "A required privilege is not held by the client", source, None, target)
     os.symlink = refuse
-places = Places(Path(data), Path(data), Path(data))
+places = MmfPaths(Path(data), Path(data), Path(data))
 hub._PUBLISHED.update({of: (tuple(names), sha256) for of, (names, sha256) in json.loads(published).items()})
 weights = {"bert": hub.WEIGHTS, "clip": hub.SAFETENSORS, "tokenizer": ()}[kind]
 bert = hub.model(name, places, weights=weights, kind=kind)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmf_win.inputs.listing import inputs_of, paths_of
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets
 from mmf_win.upstream.config import merge, resolve
 from mmf_win.upstream.versions import read_version
@@ -54,7 +54,7 @@ WEIGHTS = {
 }
 
 
-def needs(mmf_root: Path, places: Places, name: str, *overrides: str, **settings: Any) -> dict[str, Any]:
+def needs(mmf_root: Path, places: MmfPaths, name: str, *overrides: str, **settings: Any) -> dict[str, Any]:
     """What a preset needs, by the first word of its title."""
     preset = presets.load(name)
     asked = replace(preset, settings=merge(preset.settings, settings))
@@ -63,11 +63,11 @@ def needs(mmf_root: Path, places: Places, name: str, *overrides: str, **settings
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_needs_what_its_model_reads(mmf_root: Path, places: Places, name: str) -> None:
+def test_every_preset_needs_what_its_model_reads(mmf_root: Path, places: MmfPaths, name: str) -> None:
     assert needs(mmf_root, places, name).keys() == NEEDS[name]
 
 
-def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, places: Places) -> None:
+def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, places: MmfPaths) -> None:
     found = needs(mmf_root, places, "image_region")
     features = found["region"].entry
     assert features is not None
@@ -83,7 +83,7 @@ def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, places: Place
         assert entry.sha256 == sha256
 
 
-def test_the_files_are_those_that_mmf_opens(mmf_root: Path, places: Places) -> None:
+def test_the_files_are_those_that_mmf_opens(mmf_root: Path, places: MmfPaths) -> None:
     found = needs(mmf_root, places, "image_region")
     dataset = places.data_dir / "datasets" / "hateful_memes" / "defaults"
     models = places.data_dir / "models"
@@ -92,7 +92,7 @@ def test_the_files_are_those_that_mmf_opens(mmf_root: Path, places: Places) -> N
     assert found["detectron"].files() == [models / "detectron.defaults" / f"fc7_{part}.pkl" for part in "wb"]
 
 
-def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: Places, user_dir: Path) -> None:
+def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: MmfPaths, user_dir: Path) -> None:
     bert, weights = user_dir / "my bert", user_dir / "my weights.pth"
     bert.mkdir()
     weights.touch()
@@ -114,7 +114,7 @@ def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: Places,
 
 
 def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
-    mmf_root: Path, places: Places
+    mmf_root: Path, places: MmfPaths
 ) -> None:
     key = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type"
     glove = needs(mmf_root, places, "image_grid", f"{key}=intersected")["GloVe"]
@@ -126,13 +126,13 @@ def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
 
 
 def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(
-    mmf_root: Path, places: Places
+    mmf_root: Path, places: MmfPaths
 ) -> None:
     resumed = {"checkpoint": {"resume_file": "current.ckpt", "resume_zoo": None}}
     assert "weights" not in needs(mmf_root, places, "visual_bert_coco", **resumed)
 
 
-def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(mmf_root: Path, places: Places) -> None:
+def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(mmf_root: Path, places: MmfPaths) -> None:
     weights = needs(mmf_root, places, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
     error = weights.no_source(weights.verify())
     assert "weights no.such.key: missing" in str(error)

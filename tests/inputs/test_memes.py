@@ -13,8 +13,8 @@ from mmf_win.dataset.convert import convert
 from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.memes import remarks
 from mmf_win.integrity.manifest import SUMS
-from mmf_win.paths import Places
-from mmf_win.protocol.check_result import Remark
+from mmf_win.paths import MmfPaths
+from mmf_win.protocol.check_result import CheckResult
 from tests.worlds.memes import image, jsonl, lay_out
 
 
@@ -25,14 +25,14 @@ def rows(*ids: int, **changes: Any) -> list[dict[str, object]]:
     ]
 
 
-def found(places: Places, source: Path, **splits: list[dict[str, object]]) -> dict[str, list[Remark]]:
+def found(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> dict[str, list[CheckResult]]:
     """Check → what it says of a dataset with these splits, whose image 20 has the bytes of image 1."""
     files = {f"{split}.jsonl": jsonl(each) for split, each in splits.items()}
     images = {f"img/{id_}.png": image(1 if id_ == 20 else id_) for id_ in range(1, 41)}
     convert(lay_out(files | images, source), places, allow_missing=True)
     slots = {"train": "annotations/train.jsonl", "val": f"annotations/{[*splits][1]}.jsonl"}
     config = {"data_dir": str(places.dataset.root), "annotations": slots, "images": {"train": "images"}}
-    said: dict[str, list[Remark]] = {}
+    said: dict[str, list[CheckResult]] = {}
     for each in remarks(places.dataset, config):
         said.setdefault(each.check, []).append(each)
     return said
@@ -48,18 +48,18 @@ def found(places: Places, source: Path, **splits: list[dict[str, object]]) -> di
     ],
 )
 def test_few_memes_of_a_kind_are_a_warning_and_none_an_error(
-    places: Places, tmp_path: Path, labels: list[int], verdict: str, share: int
+    places: MmfPaths, tmp_path: Path, labels: list[int], verdict: str, share: int
 ) -> None:
     train = [row | {"label": label} for row, label in zip(rows(*range(1, 13)), labels, strict=False)]
     of_train, of_val = found(places, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
     assert of_train.verdict == verdict
     assert of_train.text == f"train: {share} % of {len(labels)} memes are hateful"
     assert bool(of_train.advice) == (verdict != "ok")
-    assert of_val == Remark("ok", "balance", "dev: 50 % of 2 memes are hateful")
+    assert of_val == CheckResult("ok", "balance", "dev: 50 % of 2 memes are hateful")
 
 
 def test_a_validation_on_memes_of_one_label_is_an_error_that_names_what_is_missing(
-    places: Places, tmp_path: Path
+    places: MmfPaths, tmp_path: Path
 ) -> None:
     said = found(places, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(30, 32, 34))
     (told,) = said["validation"]
@@ -69,7 +69,7 @@ def test_a_validation_on_memes_of_one_label_is_an_error_that_names_what_is_missi
     config = {"data_dir": str(places.dataset.root), "annotations": both}
     checks = {each.check for each in remarks(places.dataset, config)}
     assert "validation" not in checks, "the files together have both labels"
-    path = places.dataset.split("train")
+    path = places.dataset.annotation_file("train")
     config["annotations"] = {"train": str(path), "val": str(path)}
     left = [row for row in read_rows(path) if row.label == 1]
     checks = {each.check for each in remarks(places.dataset, config, Inputs({"val": (path, left)}))}
@@ -77,7 +77,7 @@ def test_a_validation_on_memes_of_one_label_is_an_error_that_names_what_is_missi
 
 
 def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_was_published_so(
-    places: Places, tmp_path: Path
+    places: MmfPaths, tmp_path: Path
 ) -> None:
     said = found(
         places,
@@ -98,11 +98,15 @@ def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_
     assert leaks == ["memes both in dev_seen and in dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
 
 
-def test_only_what_this_training_must_not_share_is_compared(places: Places, tmp_path: Path) -> None:
+def test_only_what_this_training_must_not_share_is_compared(places: MmfPaths, tmp_path: Path) -> None:
     found(places, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(5, 6))
-    train, own = places.dataset.split("train"), tmp_path / "own" / "train.jsonl"
+    train, own = places.dataset.annotation_file("train"), tmp_path / "own" / "train.jsonl"
     own.parent.mkdir()
-    for copy in (own, places.dataset.split("fold_train"), places.dataset.split("fold_val")):
+    for copy in (
+        own,
+        places.dataset.annotation_file("fold_train"),
+        places.dataset.annotation_file("fold_val"),
+    ):
         shutil.copyfile(train, copy)
 
     def told(train: str, val: object) -> list[str]:
@@ -117,19 +121,19 @@ def test_only_what_this_training_must_not_share_is_compared(places: Places, tmp_
         assert len(balance) == 2
         assert leak == f"memes both in train and in {val}: 4 (1, 2, 3 …)"
     under_a_published_name = own.with_name("dev.jsonl")
-    shutil.copyfile(places.dataset.split("dev"), under_a_published_name)
+    shutil.copyfile(places.dataset.annotation_file("dev"), under_a_published_name)
     assert told(str(under_a_published_name), "annotations/fold_val.jsonl")[2:] == [
         f"memes both in {under_a_published_name} and in dev: 2 (5, 6)"
     ]
 
 
 def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_there_is_none(
-    places: Places, tmp_path: Path
+    places: MmfPaths, tmp_path: Path
 ) -> None:
     copied = rows(20, text="text 1")  # another name, the same image and text
     splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
     (warning,) = found(places, tmp_path / "memes", **splits)["splits"]
-    assert warning == Remark(
+    assert warning == CheckResult(
         "warning", "splits", "memes both in train and in test_seen: 1 (1 = 20)", warning.advice, ["1 = 20"]
     )
     config = {
@@ -137,10 +141,12 @@ def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_
         "annotations": {"train": "annotations/train.jsonl", "val": "annotations/dev_seen.jsonl"},
     }
     shutil.rmtree(places.dataset.images)  # no image is read
-    places.dataset.split("test_unseen").write_text("{", encoding="utf-8")  # which keeps nobody from training
+    places.dataset.annotation_file("test_unseen").write_text(
+        "{", encoding="utf-8"
+    )  # which keeps nobody from training
     assert warning in remarks(places.dataset, config)
     (places.dataset.root / SUMS).unlink()
     assert warning not in remarks(places.dataset, config)
-    train = places.dataset.split("train")
+    train = places.dataset.annotation_file("train")
     train.write_text(train.read_text(encoding="utf-8").replace("img/1.png", "img/20.png"), encoding="utf-8")
     assert warning in remarks(places.dataset, config)

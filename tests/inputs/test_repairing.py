@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmf_win.dataset.features import built_version, extract_features
-from mmf_win.errors import DamagedFeatures, DataError
+from mmf_win.errors import DamagedFeaturesError, DataError
 from mmf_win.inputs.given import Mirror
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.integrity.manifest import Manifest
@@ -156,7 +156,7 @@ def test_features_of_unknown_origin_are_never_replaced_by_the_published_ones(zoo
     record_hashes(zoo.features.folder, zoo.features.names, title="")
     assert zoo.features.verify().state == "recorded"
     hostile.cut(data)
-    with pytest.raises(DamagedFeatures, match="nothing tells where they came from") as caught:
+    with pytest.raises(DamagedFeaturesError, match="nothing tells where they came from") as caught:
         fetch(zoo, zoo.features)
     assert "mmfw features add FOLDER" in str(caught.value.hint)
     assert zoo.server.gets == []

@@ -12,8 +12,8 @@ from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.hub import GivenModel
 from mmf_win.inputs.ledger import compare, read_ledger
 from mmf_win.inputs.unpacked import Unpacked
-from mmf_win.locking import locked
-from mmf_win.paths import Places
+from mmf_win.locking import file_lock
+from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import lay_out
 from tests.worlds.torch_files import laid_out_as_by_torch
@@ -21,7 +21,7 @@ from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
 
 
 @pytest.fixture
-def bert(places: Places, user_dir: Path) -> Input:
+def bert(places: MmfPaths, user_dir: Path) -> Input:
     """A BERT in a folder of the user's."""
     files = {name: name.encode() for name in ("config.json", "vocab.txt", "model.safetensors")}
     return GivenModel("BERT my bert", lay_out(files, user_dir / "my bert"), places)
@@ -75,7 +75,7 @@ def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_ther
     assert zoo.features.files()[0].read_bytes() == DATA
 
 
-def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Places, user_dir: Path) -> None:
+def test_weights_without_an_archive_are_held_to_their_own_checksums(places: MmfPaths, user_dir: Path) -> None:
     folder = user_dir / "weights"
     folder.mkdir()
     file = folder / "model.ckpt"
@@ -87,7 +87,7 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(places: Plac
 
 
 def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
-    places: Places, bert: Input, caplog: pytest.LogCaptureFixture
+    places: MmfPaths, bert: Input, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert bert.verify().state == "recorded"
     vocabulary = bert.folder / "vocab.txt"
@@ -96,12 +96,12 @@ def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
     assert f"{vocabulary} was replaced since it was last read" in caplog.text
 
 
-def test_digits_in_the_name_of_a_file_of_the_users_are_no_hash(places: Places, user_dir: Path) -> None:
+def test_digits_in_the_name_of_a_file_of_the_users_are_no_hash(places: MmfPaths, user_dir: Path) -> None:
     (user_dir / "meme-20201001.npy").write_bytes(b"features")
     assert Input("region features", user_dir, places, ("meme-20201001.npy",)).verify().state == "recorded"
 
 
-def test_other_content_behind_an_old_time_is_damage(places: Places, bert: Input) -> None:
+def test_other_content_behind_an_old_time_is_damage(places: MmfPaths, bert: Input) -> None:
     vocabulary = bert.folder / "vocab.txt"
     age(vocabulary)
     assert bert.verify().state == "recorded"
@@ -115,7 +115,7 @@ def test_other_content_behind_an_old_time_is_damage(places: Places, bert: Input)
 
 
 def test_an_untouched_file_is_not_read_again(
-    places: Places, bert: Input, monkeypatch: pytest.MonkeyPatch
+    places: MmfPaths, bert: Input, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in bert.files():
         age(path)
@@ -126,7 +126,7 @@ def test_an_untouched_file_is_not_read_again(
     assert bert.state().verified is not None
 
 
-def test_two_that_read_other_files_at_the_same_time_remember_both(places: Places, user_dir: Path) -> None:
+def test_two_that_read_other_files_at_the_same_time_remember_both(places: MmfPaths, user_dir: Path) -> None:
     files = lay_out({"a": b"a", "b": b"b"}, user_dir / "files")
     paths, before = (files / "a", files / "b"), read_ledger(places.cache_dir)
     for path in paths:
@@ -135,19 +135,19 @@ def test_two_that_read_other_files_at_the_same_time_remember_both(places: Places
 
 
 def test_what_was_read_is_not_written_beside_another_who_writes(
-    places: Places, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    places: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lay_out({"a": b"a"}, user_dir / "files") / "a"
-    monkeypatch.setattr("mmf_win.inputs.ledger.locked", lambda path, patience: locked(path))
+    monkeypatch.setattr("mmf_win.inputs.ledger.file_lock", lambda path, patience: file_lock(path))
     places.cache_dir.mkdir()
-    with locked(places.cache_dir / "mmfw-checked.json.lock"):
+    with file_lock(places.cache_dir / "mmfw-checked.json.lock"):
         after, _ = compare([path], read_ledger(places.cache_dir), full=False, record=True, title="Verifying")
     assert str(path) in after.files and not read_ledger(places.cache_dir).files
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
 def test_a_damaged_ledger_costs_no_more_than_reading_again(
-    places: Places, bert: Input, content: bytes
+    places: MmfPaths, bert: Input, content: bytes
 ) -> None:
     places.cache_dir.mkdir()
     (places.cache_dir / "mmfw-checked.json").write_bytes(content)

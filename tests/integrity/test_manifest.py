@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import DamagedManifest
+from mmf_win.errors import DamagedManifestError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.digest import file_digest, git_id, git_tree_id
 from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files, noted
@@ -100,7 +100,7 @@ def test_an_editor_on_windows_may_have_saved_it(folder: Path) -> None:
 )
 def test_a_damaged_list_is_named_with_its_line(line: bytes, what: str, user_dir: Path) -> None:
     (user_dir / SUMS).write_bytes(b"0" * 64 + b"  good\n" + line + b"\n")
-    with pytest.raises(DamagedManifest, match=f"{SUMS}:2: .*{what}") as caught:
+    with pytest.raises(DamagedManifestError, match=f"{SUMS}:2: .*{what}") as caught:
         Manifest.load(user_dir)
     assert "delete this list" in str(caught.value.hint)
 
@@ -145,7 +145,7 @@ def test_a_source_may_have_fields_of_a_later_version_and_lacks_none(folder: Path
     assert manifest is not None and (manifest.basis, manifest.source) == ("published", source)
     del notes["source"]["size"]
     write_json(path, notes)
-    with pytest.raises(DamagedManifest, match=rf"{path.name}: .*size"):
+    with pytest.raises(DamagedManifestError, match=rf"{path.name}: .*size"):
         Manifest.load(folder)
     assert noted(folder) is None
 

@@ -15,8 +15,8 @@ import pytest
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import SUMS, Manifest, Source, manifest_files
 from mmf_win.integrity.verify import LOCK, Difference, find_damage, hash_files, last_check, record_hashes
-from mmf_win.locking import locked
-from mmf_win.threads import Advance
+from mmf_win.locking import file_lock
+from mmf_win.threads import AdvanceCallback
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out
 from tests.worlds.mounts import remount
@@ -215,7 +215,7 @@ def test_nothing_is_remembered_while_another_process_changes_the_folder(
     folder: Path, read: list[str]
 ) -> None:
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
-    with locked(folder / LOCK):
+    with file_lock(folder / LOCK):
         assert find_damage(loaded(folder)) == []
     assert find_damage(loaded(folder)) == []
     assert find_damage(loaded(folder)) == []
@@ -227,7 +227,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
 ) -> None:
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
 
-    def read_and_change(path: Path, progress: Advance) -> bytes:
+    def read_and_change(path: Path, progress: AdvanceCallback) -> bytes:
         digest = file_digest(path, progress)
         hostile.flip_byte(path, 5000)
         os.utime(path, ns=(LONG_AGO, LONG_AGO + 2 * SECOND))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from mmf_win.protocol.data_wait import Waiting
+from mmf_win.protocol.data_wait import DataWaitStats
 
-ON_GPU = Waiting(waited=0.41, update=1.0, workers=0, threads=1, processors=8, making=0.41, cpu=0.41)
+ON_GPU = DataWaitStats(waited=0.41, update=1.0, workers=0, threads=1, processors=8, making=0.41, cpu=0.41)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ ON_GPU = Waiting(waited=0.41, update=1.0, workers=0, threads=1, processors=8, ma
     ],
 )
 def test_workers_that_help_a_gpu(changes: dict[str, float], workers: int | None) -> None:
-    assert replace(ON_GPU, **changes).helpful_workers() == workers  # type: ignore[arg-type]
+    assert replace(ON_GPU, **changes).recommend_workers() == workers  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -42,24 +42,24 @@ def test_on_a_cpu_workers_need_processors_that_do_not_compute(
     processors: int, threads: int, cpu: float, workers: int | None
 ) -> None:
     waiting = replace(ON_GPU, processors=processors, threads=threads, cpu=cpu)
-    assert waiting.helpful_workers() == workers
+    assert waiting.recommend_workers() == workers
 
 
 def test_a_wait_is_much_from_a_fifth_of_the_time_on() -> None:
-    assert not replace(ON_GPU, waited=0.19).is_much
-    assert replace(ON_GPU, waited=0.2).is_much
-    assert not Waiting(0.0, 0.0, 0, 1, 8, 0.0).is_much
-    assert replace(ON_GPU, waited=0.041, making=0.041, cpu=0.041, update=0.1).is_much
+    assert not replace(ON_GPU, waited=0.19).is_significant
+    assert replace(ON_GPU, waited=0.2).is_significant
+    assert not DataWaitStats(0.0, 0.0, 0, 1, 8, 0.0).is_significant
+    assert replace(ON_GPU, waited=0.041, making=0.041, cpu=0.041, update=0.1).is_significant
 
 
 def test_workers_do_not_help_against_a_short_wait() -> None:
-    assert replace(ON_GPU, waited=0.49, making=0.49, cpu=0.49, update=1.0).helpful_workers() is not None
-    assert replace(ON_GPU, waited=0.049, making=0.049, cpu=0.049, update=0.1).helpful_workers() is None
+    assert replace(ON_GPU, waited=0.49, making=0.49, cpu=0.49, update=1.0).recommend_workers() is not None
+    assert replace(ON_GPU, waited=0.049, making=0.049, cpu=0.049, update=0.1).recommend_workers() is None
     assert str(ON_GPU) == "the model waits for data 41 % of the time"
 
 
 def test_a_wait_is_for_the_disk_where_no_processor_works_meanwhile() -> None:
-    assert replace(ON_GPU, cpu=0.1).mostly_idle
-    assert not replace(ON_GPU, cpu=0.3).mostly_idle
-    assert replace(ON_GPU, making=1.2, cpu=0.3).mostly_idle
-    assert not replace(ON_GPU, cpu=None).mostly_idle, "nobody knows what the workers do"
+    assert replace(ON_GPU, cpu=0.1).is_io_bound
+    assert not replace(ON_GPU, cpu=0.3).is_io_bound
+    assert replace(ON_GPU, making=1.2, cpu=0.3).is_io_bound
+    assert not replace(ON_GPU, cpu=None).is_io_bound, "nobody knows what the workers do"

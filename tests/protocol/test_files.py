@@ -7,7 +7,7 @@ import pytest
 
 import mmf_win
 from mmf_win import protocol
-from mmf_win.protocol import Attempt, EventReader, Exit, read_events
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, EventReader, read_events
 from mmf_win.protocol.attempt import TrainTask
 from tests.worlds.event_log import EventLog
 from tests.worlds.flushes import Flushes
@@ -68,14 +68,14 @@ def test_a_coming_checkpoint_is_announced_on_the_disk(tmp_path: Path, flushed: F
 
 
 def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:
-    request = Attempt(TrainTask(), "mmbt", "mmf", str(tmp_path), {"a": [1]})
+    request = AttemptRequest(TrainTask(), "mmbt", "mmf", str(tmp_path), {"a": [1]})
     request.save()
-    path = request.attempt.request
+    path = request.folder.request_file
     values = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**values, "of a later version": 1}), encoding="utf-8")
-    assert Attempt.load(path) == request
-    Exit("nan", "loss").save(path)
-    assert Exit.load(path) == Exit("nan", "loss")
+    assert AttemptRequest.load(path) == request
+    AttemptOutcome("nan", "loss").save(path)
+    assert AttemptOutcome.load(path) == AttemptOutcome("nan", "loss")
     assert not list(tmp_path.glob("*.part"))
 
 

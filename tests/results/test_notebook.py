@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.errors import NoRun, UsageError
+from mmf_win.errors import RunNotFoundError, UsageError
 from mmf_win.runs import events, find
 from tests.worlds.report_world import World
 from tests.worlds.tools import requires_package, typed
@@ -44,5 +44,5 @@ def test_events_are_a_table_of_one_kind(world: World) -> None:
     with pytest.raises(UsageError, match="no event of the kind 'trian'") as error:
         events(run, "trian")
     assert "train" in str(error.value.hint)
-    with pytest.raises(NoRun):
+    with pytest.raises(RunNotFoundError):
         find("another", world.save)

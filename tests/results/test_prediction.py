@@ -27,7 +27,7 @@ VALIDATION = "dev_unseen"
 def small(tmp_path: Path) -> World:
     """A world with a validation split that has the memes of the other one."""
     world = report_world.make(tmp_path, drawn=False)
-    world.dataset.split(VALIDATION).write_bytes(world.dataset.split(SPLIT).read_bytes())
+    world.dataset.annotation_file(VALIDATION).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     return world
 
 

@@ -34,7 +34,7 @@ Open = Callable[..., Any]
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages of a run, of two runs and of a sweep, in a folder named in three scripts."""
     world = report_world.make(tmp_path_factory.mktemp("report") / "Мои данные 数据 #1")
-    path = world.dataset.split(report_world.SPLIT)
+    path = world.dataset.annotation_file(report_world.SPLIT)
     evil = path.read_text(encoding="utf-8").replace("look how", f"{SCRIPT}look how", 1)
     path.write_text(evil, encoding="utf-8")
     names = ("mmbt_grid", "a_rather_long_name_of_a_run_that_somebody_chose")

@@ -15,7 +15,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.errors import UsageError
 from mmf_win.files import write_json
-from mmf_win.protocol import Exit
+from mmf_win.protocol import AttemptOutcome
 from mmf_win.results.report.scored import read_scored
 from mmf_win.runs.history import Record
 from tests.worlds.event_log import EventLog
@@ -101,8 +101,8 @@ def test_a_seed_counts_however_it_was_given(world: World, given: Callable[[int],
 
 def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
     runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3, 4)]
-    Exit("interrupted").save(runs[2].exit_file)
-    Exit("interrupted").save(runs[3].exit_file)
+    AttemptOutcome("interrupted").save(runs[2].exit_file)
+    AttemptOutcome("interrupted").save(runs[3].exit_file)
     assert grouped(*runs) == {
         "mmbt_grid": runs[:2],
         f"mmbt_grid, state=interrupted ({runs[2].id})": [runs[2]],
@@ -234,7 +234,9 @@ def test_what_cannot_be_compared_is_an_error(world: World) -> None:
 
 @pytest.mark.parametrize("asked", [{}, {"published": {}}], ids=["a preset of the paper", "another"])
 def test_no_published_number_stands_beside_another_split(world: World, asked: dict[str, Any]) -> None:
-    world.dataset.split("test_unseen").write_bytes(world.dataset.split(SPLIT).read_bytes())
+    world.dataset.annotation_file("test_unseen").write_bytes(
+        world.dataset.annotation_file(SPLIT).read_bytes()
+    )
     runs = [world.predicted(name, split="test_unseen", **asked) for name in ("a", "b")]
     page = text_of(pages.of_runs(runs, world.save))
     assert "0.6792" not in page and "Published" not in page

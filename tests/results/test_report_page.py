@@ -19,8 +19,8 @@ from mmf_win.dataset.own_memes import annotations_beside
 from mmf_win.dataset.predictions import read_predictions
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
-from mmf_win.locking import locked
-from mmf_win.protocol import Exit
+from mmf_win.locking import file_lock
+from mmf_win.protocol import AttemptOutcome
 from mmf_win.results.report.scored import read_scored
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, tell, text_of
 from tests.worlds.tools import LazyModule, requires_package
@@ -43,7 +43,7 @@ def test_it_says_what_the_numbers_depend_on(world: World) -> None:
     told = {"members": [member], "threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}
     write_json(csv.with_suffix(".metrics.json"), told)
     page = pages.of_run(run).read_text(encoding="utf-8")
-    assert hashlib.sha256(world.dataset.split(SPLIT).read_bytes()).hexdigest() in page
+    assert hashlib.sha256(world.dataset.annotation_file(SPLIT).read_bytes()).hexdigest() in page
     assert "ab" * 32 in page
     for fact in ("mmbt_grid", "1.0.0rc10", "2.13.0", "cuda:0", f"{SPLIT}, 32 memes", "120 of 120"):
         assert fact in text_of(page), fact
@@ -69,7 +69,7 @@ def ensemble(world: World, kind: str, **told: Any) -> Path:
     csv = world.save / "ensembles" / "2026-01-01T00-00-00" / f"hateful_memes_{kind}_{SPLIT}.csv"
     csv.parent.mkdir(parents=True)
     world.predict(world.run()).rename(csv)
-    facts = {"split": SPLIT, "annotations": str(world.dataset.split(SPLIT)), "threshold": 0.5}
+    facts = {"split": SPLIT, "annotations": str(world.dataset.annotation_file(SPLIT)), "threshold": 0.5}
     write_json(csv.with_suffix(".metrics.json"), {**facts, "ensemble": kind, **told})
     return csv
 
@@ -178,7 +178,7 @@ def test_a_split_without_labels_gets_a_page_without_scores(world: World) -> None
 def test_own_memes_with_labels_have_a_gallery_beside_their_mistakes(world: World) -> None:
     run = world.run()
     csv = world.predict(run)
-    annotations_beside(csv).write_bytes(world.dataset.split(SPLIT).read_bytes())
+    annotations_beside(csv).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     page = pages.of_run(run).read_text(encoding="utf-8")
     assert page.count('class="card"', page.index('id="gallery"'), page.index("Worst mistakes")) == 24
     assert page.count('class="all"') == 1, "one button is for all pictures"
@@ -214,7 +214,7 @@ def test_published_weights_are_said_to_be_untrained(world: World) -> None:
 def test_a_run_that_is_still_going_says_so(world: World) -> None:
     run = world.run()
     run.exit_file.unlink()
-    with locked(run.lock):
+    with file_lock(run.lock):
         assert "still going; this page shows it up to update 120" in text_of(pages.of_run(run))
 
 
@@ -230,7 +230,7 @@ def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
 def test_attempts_are_marked_and_explained(world: World) -> None:
     run = world.run()
     tell(run, [*attempt("1", 0, 60), *attempt("2", 30, 120, micro_batch=16)])
-    Exit("cuda_oom").save(run.attempt(1).exit)
+    AttemptOutcome("cuda_oom").save(run.attempt(1).outcome_file)
     page = text_of(pages.of_run(run))
     began = "Attempt 2 began at update 30, after the GPU&#39;s memory had run out"
     assert f"{began}; batch 32, micro-batch 16." in page
@@ -252,7 +252,10 @@ def test_two_thousand_memes_make_a_page_below_5_mb(world: World) -> None:
 
 
 def test_the_newest_predictions_are_shown_and_others_by_their_split(world: World) -> None:
-    memes = [json.loads(line) for line in world.dataset.split(SPLIT).read_text(encoding="utf-8").splitlines()]
+    memes = [
+        json.loads(line)
+        for line in world.dataset.annotation_file(SPLIT).read_text(encoding="utf-8").splitlines()
+    ]
     world.annotate(memes[:8], "dev_seen")
     run = world.predicted()
     older = world.predict(run, "dev_seen")
@@ -272,7 +275,7 @@ def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world:
     csv.write_text("id,proba,label\n1,0.5,1\n", encoding="utf-8")
     with pytest.raises(DataError, match="do not fit the annotations"):
         pages.of_run(run)
-    world.dataset.split(SPLIT).unlink()
+    world.dataset.annotation_file(SPLIT).unlink()
     with pytest.raises(DataError, match="there is no such file"):
         pages.of_run(run)
     assert page.read_bytes() == before
@@ -325,7 +328,7 @@ def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
     run = world.run()
     csv = world.predict(run)
     page = text_of(pages.of_run(run, images=False))
-    labels = [row.label for row in read_rows(world.dataset.split(SPLIT))]
+    labels = [row.label for row in read_rows(world.dataset.annotation_file(SPLIT))]
     auroc = sklearn.roc_auc_score(labels, [row.proba for row in read_predictions(csv)])
     assert f"AUROC {auroc:.4f}" in page
     assert "Published 0.6792 ± 0.0087 on the 1,000 rows of test_seen" in page
@@ -336,7 +339,7 @@ def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
 
 def told_of(world: World, split: str, **asked: Any) -> str:
     """The page of a run that predicted the world's 32 memes as this split."""
-    world.dataset.split(split).write_bytes(world.dataset.split(SPLIT).read_bytes())
+    world.dataset.annotation_file(split).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     return text_of(pages.of_run(world.predicted(split=split, **asked), split=split, images=False))
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from mmf_win import machine
-from mmf_win.errors import Interrupted, ResourceError, TrainingError
-from mmf_win.paths import Places
-from mmf_win.protocol import Attempt, Event, Exit, read_events
+from mmf_win.errors import ResourceError, StoppedByUserError, TrainingError
+from mmf_win.paths import MmfPaths
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event, read_events
 from mmf_win.protocol.attempt import PredictTask, TrainTask
 from mmf_win.runs import attempts as attempts_module
 from mmf_win.runs import fits
@@ -24,7 +24,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import state
 from mmf_win.runs.plan import Plan, Start, following, limit_to_lower, smaller_rows
 from mmf_win.runs.request import CommandOptions, Request
-from mmf_win.supervise import Ended
+from mmf_win.supervise import ChildExit
 from tests.worlds.memes import SLOTS, lay_out
 from tests.worlds.tools import Mmfw
 from tests.worlds.torch_files import checkpoint
@@ -51,30 +51,30 @@ def test_the_largest_part_shrinks_by_a_quarter_or_more_down_to_one_row(batch: in
         assert failed == 1
 
 
-def asked(**values: Any) -> Attempt:
+def asked(**values: Any) -> AttemptRequest:
     of_training = {name: values.pop(name) for name in ("micro_batch", "weights_alone") if name in values}
     task = TrainTask(**of_training)
-    return Attempt(**{"task": task, "model": "mmbt", "mmf": "mmf", **values})
+    return AttemptRequest(**{"task": task, "model": "mmbt", "mmf": "mmf", **values})
 
 
 @pytest.mark.parametrize(
     ("end", "failed", "less"),
     [
-        (Exit("cuda_oom"), asked(eval_batch=8), ("micro_batch", 32, 16)),
-        (Exit("cuda_oom", validating=True), asked(), ("eval_batch", 32, 16)),
-        (Exit("cuda_oom"), asked(task=PredictTask(""), eval_batch=16), ("eval_batch", 16, 8)),
-        (Exit("host_oom"), asked(micro_batch=8), ("workers", 4, 2)),
-        (Exit("disk"), asked(), None),
-        (Exit("nan"), asked(), None),
-        (Exit("killed"), asked(), None),
-        (Exit("internal", validating=True), asked(), None),
+        (AttemptOutcome("cuda_oom"), asked(eval_batch=8), ("micro_batch", 32, 16)),
+        (AttemptOutcome("cuda_oom", during_validation=True), asked(), ("eval_batch", 32, 16)),
+        (AttemptOutcome("cuda_oom"), asked(task=PredictTask(""), eval_batch=16), ("eval_batch", 16, 8)),
+        (AttemptOutcome("host_oom"), asked(micro_batch=8), ("workers", 4, 2)),
+        (AttemptOutcome("disk"), asked(), None),
+        (AttemptOutcome("nan"), asked(), None),
+        (AttemptOutcome("killed"), asked(), None),
+        (AttemptOutcome("internal", during_validation=True), asked(), None),
     ],
 )
 def test_each_shortage_has_its_own_remedy(
-    end: Exit, failed: Attempt, less: tuple[str, int, int] | None
+    end: AttemptOutcome, failed: AttemptRequest, less: tuple[str, int, int] | None
 ) -> None:
     started = STARTED
-    if not failed.trains:
+    if not failed.is_training:
         started = {"kind": "predict_started", "batch": 32, "workers": 4}
     assert limit_to_lower(failed, end, started) == less
     assert limit_to_lower(failed, end, None) is None, "not even the model fitted"
@@ -82,7 +82,7 @@ def test_each_shortage_has_its_own_remedy(
 
 def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
     tried = [4]
-    while less := limit_to_lower(asked(), Exit("host_oom"), {**STARTED, "workers": tried[-1]}):
+    while less := limit_to_lower(asked(), AttemptOutcome("host_oom"), {**STARTED, "workers": tried[-1]}):
         tried.append(less[2])
     assert tried == [4, 2, 1, 0]
 
@@ -122,24 +122,24 @@ class Attempts:
         batch: the number of rows in an update.
     """
 
-    def __init__(self, run: Run, fits: Callable[[Attempt], bool], **ends: Any) -> None:
+    def __init__(self, run: Run, fits: Callable[[AttemptRequest], bool], **ends: Any) -> None:
         self.run, self.fits, self.ends = run, fits, {"outcome": "cuda_oom", **ends}
-        self.begun: list[Attempt] = []
+        self.begun: list[AttemptRequest] = []
         self.saves: list[bool] = []
         self.batch = 32
 
-    def __call__(self, asked: Attempt) -> Exit:
+    def __call__(self, asked: AttemptRequest) -> AttemptOutcome:
         self.begun.append(asked)
-        micro_batch = asked.training.micro_batch or self.batch
+        micro_batch = asked.train_task.micro_batch or self.batch
         asked.write_event(**{**STARTED, "batch": self.batch, "micro_batch": micro_batch})
         if dict(enumerate(self.saves, start=1)).get(len(self.begun)):
             checkpoint(self.run.checkpoints / "current.ckpt", len(self.begun))
             asked.write_event("checkpoint", update=len(self.begun))
-        return Exit("ok") if self.fits(asked) else Exit(**self.ends)
+        return AttemptOutcome("ok") if self.fits(asked) else AttemptOutcome(**self.ends)
 
     @property
     def rows(self) -> list[int | None]:
-        return [asked.training.micro_batch for asked in self.begun]
+        return [asked.train_task.micro_batch for asked in self.begun]
 
     @property
     def checkpoints(self) -> list[str | None]:
@@ -152,7 +152,7 @@ class Attempts:
 
 def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 8)
+    attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 8)
     until_it_fits(run, asked(eval_batch=4), attempts)
     assert attempts.rows == [None, 16, 8]
     assert {asked.eval_batch for asked in attempts.begun} == {4}, "what was made smaller before stays so"
@@ -166,7 +166,7 @@ def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytes
 
 
 def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
-    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 16)
+    attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
     attempts.saves = [True]
     started = {"checkpoint": {"reset": {"all": True}, "resume_zoo": "x"}, "a": {"b": "c"}}
     first = asked(settings=started, weights_alone=True, trust=True)
@@ -174,7 +174,7 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
     last = attempts.begun[-1]
     assert last.checkpoint == str(run.checkpoints / "current.ckpt")
     assert last.settings["checkpoint"]["resume_file"] == last.checkpoint
-    assert not last.training.weights_alone
+    assert not last.train_task.only_weights
     assert last.settings["a"] == {"b": "c"}
     assert "reset" not in last.settings["checkpoint"], "what says where the run starts holds once"
     assert last.settings["checkpoint"]["resume_zoo"] is None
@@ -183,7 +183,7 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
 def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began(run: Run) -> None:
     """`--resume best` begins behind current.ckpt, which is not what was asked for."""
     checkpoint(run.checkpoints / "current.ckpt", 100)
-    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 16)
+    attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
     best = str(checkpoint(run.checkpoints / "best.ckpt", 20))
     until_it_fits(run, asked(checkpoint=best), attempts)
     assert attempts.checkpoints == [best, best]
@@ -191,7 +191,7 @@ def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began
 
 
 def test_an_attempt_that_saved_nothing_loses_nothing_of_the_one_before(run: Run) -> None:
-    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 4)
+    attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 4)
     attempts.saves = [True, False, False]
     until_it_fits(run, asked(), attempts)
     assert attempts.checkpoints == [None, *[str(run.checkpoints / "current.ckpt")] * 3]
@@ -219,7 +219,7 @@ def test_the_next_attempt_waits_until_the_memory_of_a_fake_gpu_is_free_again(
     free = iter([[40 << 30], [2 << 30], [9 << 30], [40 << 30]])
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free))
     monkeypatch.setattr(attempts_module, "PAUSE", 0)
-    until_it_fits(run, asked(), Attempts(run, lambda asked: asked.training.micro_batch == 16))
+    until_it_fits(run, asked(), Attempts(run, lambda asked: asked.train_task.micro_batch == 16))
     assert list(free) == []
     assert len([message for message in caplog.messages if "waiting" in message]) == 1
 
@@ -231,7 +231,7 @@ def test_it_does_not_wait_for_ever_for_the_memory_of_a_fake_gpu_that_somebody_el
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free, [0]))
     monkeypatch.setattr(attempts_module, "PAUSE", 0)
     monkeypatch.setattr(attempts_module.time, "monotonic", clock.__next__)
-    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 16)
+    attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
     until_it_fits(run, asked(), attempts)
     assert len(attempts.begun) == 2
 
@@ -243,17 +243,17 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
     training = asked(attempt_dir=str(run.new_attempt().path))
     progress: list[bool] = []
 
-    def run_child(_command: object, *, watch: Callable[[], bool], **_options: object) -> Ended:
+    def run_child(_command: object, *, watch: Callable[[], bool], **_options: object) -> ChildExit:
         for kind in (None, "saving", None, None, "checkpoint", None):
             if kind is not None:
                 training.write_event(kind, update=1)
             progress.append(watch())
-        return Ended(code=0, stop_requested=True, killed=False)
+        return ChildExit(exit_code=0, stop_requested=True, killed=False)
 
     monkeypatch.setattr(attempts_module, "worker_of", lambda _asked, _plan: ([], {}))
     monkeypatch.setattr(attempts_module, "run_child", run_child)
     shown: list[Event] = []
-    places = Places(run.path, run.path, run.path)
+    places = MmfPaths(run.path, run.path, run.path)
     of_run = Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
     plan = Plan(Start(of_run, CommandOptions(), places), of_run, training, {})
     attempts_module.run_worker(run, training, plan, lambda: nullcontext(shown.append))
@@ -265,13 +265,13 @@ def test_a_worker_that_cannot_be_prepared_leaves_the_state_of_the_run(run: Run) 
     def prepare() -> None:
         training = asked(attempt_dir=str(run.new_attempt().path))
         plan = Plan(
-            Start(of_run, CommandOptions(), Places(run.path, run.path, run.path)), of_run, training, {}
+            Start(of_run, CommandOptions(), MmfPaths(run.path, run.path, run.path)), of_run, training, {}
         )
         attempts_module.worker_of(training, plan)
 
     of_run = Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
     prepare()
-    Exit("ok").save(run.attempt(1).exit)
+    AttemptOutcome("ok").save(run.attempt(1).outcome_file)
     run.checkpoints.rmdir()
     run.checkpoints.touch()
     with pytest.raises(FileExistsError):
@@ -284,7 +284,7 @@ def test_a_fake_gpu_that_no_longer_tells_its_memory_is_not_waited_for(
 ) -> None:
     free = iter([[40 << 30, 40 << 30], [40 << 30]])
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free))
-    attempts = Attempts(run, lambda asked: asked.training.micro_batch == 16)
+    attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
     until_it_fits(run, asked(), attempts)
     assert len(attempts.begun) == 2
 
@@ -295,7 +295,7 @@ def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: py
 
     checkpoint(run.checkpoints / "current.ckpt", 3)
     monkeypatch.setattr(attempts_module, "_wait_until_free", pressed)
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(StoppedByUserError) as caught:
         until_it_fits(run, asked(), Attempts(run, lambda asked: False))
     assert "--resume last" in str(caught.value.hint)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win import paths
-from mmf_win.paths import new_folder
+from mmf_win.paths import create_timestamped_dir
 from mmf_win.runs.folder import Run
 from tests.worlds import rivals
 
@@ -23,7 +23,7 @@ def predict_fake(folder: Path) -> list[str]:
     for turn in range(ROUNDS):
         rivals.meet()
         attempt = run.new_attempt()
-        attempt.request.write_text("{}", encoding="utf-8")
+        attempt.request_file.write_text("{}", encoding="utf-8")
         with run.new_report("test_seen") as csv:
             if turn % 2:
                 rivals.meet()
@@ -39,7 +39,7 @@ def begin_fake(folder: Path) -> list[str]:
     names = []
     for _ in range(ROUNDS):
         rivals.meet()
-        names.append(new_folder(folder / "demo").name)
+        names.append(create_timestamped_dir(folder / "demo").name)
     return names
 
 

@@ -9,8 +9,8 @@ import pytest
 from mmf_win.console import print_json
 from mmf_win.errors import CheckpointError, DataError, UsageError
 from mmf_win.files import write_json
-from mmf_win.locking import locked
-from mmf_win.protocol import Attempt, Exit, Outcome
+from mmf_win.locking import file_lock
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, OutcomeKind
 from mmf_win.protocol.attempt import PredictTask, TrainTask
 from mmf_win.runs import checkpoints, history, lookup
 from mmf_win.runs.folder import Run
@@ -79,7 +79,7 @@ def test_a_run_on_a_fake_disk_without_locks_is_read(tmp_path: Path, monkeypatch:
 
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.lock.touch()
-    Exit("ok").save(run.exit_file)
+    AttemptOutcome("ok").save(run.exit_file)
     refuses(errno.ENOLCK)
     assert history.state(run) == "done"
     refuses(errno.EIO)
@@ -153,7 +153,7 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
         {"kind": "val", "update": 20, "metrics": {"auroc": 0.6, "unheard of": 1}},
         {"kind": "of a later version", "whatever": True},
     )
-    with locked(run.lock):
+    with file_lock(run.lock):
         summary = history.Record.read(run).summary
     assert (summary.state, summary.updates, summary.max_updates) == ("running", 20, 30)
     assert summary.best_auroc == 0.7
@@ -174,27 +174,27 @@ def test_annotations_that_have_changed_since_a_run_trained_are_named(tmp_path: P
     [("ok", "done"), ("interrupted", "interrupted"), ("cuda_oom", "failed: cuda_oom"), (None, "killed")],
 )
 def test_the_state_of_a_run_that_no_process_holds_comes_from_its_exit(
-    tmp_path: Path, outcome: Outcome | None, state: str
+    tmp_path: Path, outcome: OutcomeKind | None, state: str
 ) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     if outcome is not None:
-        Exit(outcome).save(run.exit_file)
+        AttemptOutcome(outcome).save(run.exit_file)
     assert history.Record.read(run).summary.state == state
 
 
 def test_the_outcome_of_a_run_is_that_of_its_last_attempt_to_train(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
-    Exit("nan").save(run.path / "exit.json")  # of an earlier version, whose requests name no kind
+    AttemptOutcome("nan").save(run.path / "exit.json")  # of an earlier version, whose requests name no kind
     run.attempt(1).path.mkdir(parents=True)
-    write_json(run.attempt(1).request, {"action": "train"})
+    write_json(run.attempt(1).request_file, {"action": "train"})
     states = [history.state(run)]
     tasks = [TrainTask(), PredictTask("test.jsonl"), TrainTask()]
     for number, (task, outcome) in enumerate(zip(tasks, ("interrupted", "ok", None), strict=True), 9):
         run.attempt(number).path.mkdir()
-        Attempt(task, "mmbt", "mmf", str(run.attempt(number).path)).save()
+        AttemptRequest(task, "mmbt", "mmf", str(run.attempt(number).path)).save()
         (run.path / "exit.json").unlink(missing_ok=True)  # as the next training does
         if outcome is not None:
-            Exit(outcome).save(run.attempt(number).exit)  # type: ignore[arg-type]
+            AttemptOutcome(outcome).save(run.attempt(number).outcome_file)  # type: ignore[arg-type]
         states.append(history.state(run))
     assert states == ["failed: nan", "interrupted", "interrupted", "killed"]
     known = history.Record.read(run)
@@ -211,9 +211,9 @@ def test_a_damaged_request_of_an_attempt_does_not_change_the_outcome_of_the_run(
         files = run.attempt(number)
         files.path.mkdir(parents=True)
         if isinstance(task, PredictTask):
-            files.raw.mkdir()
-        files.request.write_bytes(damaged)
-        Exit(outcome).save(files.exit)  # type: ignore[arg-type]
+            files.raw_predictions.mkdir()
+        files.request_file.write_bytes(damaged)
+        AttemptOutcome(outcome).save(files.outcome_file)  # type: ignore[arg-type]
         states.append(history.state(run))
     assert states == ["failed: nan", "failed: nan"]
 
@@ -224,9 +224,9 @@ def test_the_outcome_that_an_earlier_version_left_in_the_folder_of_the_run_is_th
     """Its attempts need not be read, and may be gone or damaged."""
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
-    Attempt(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
-    run.attempt(1).exit.write_text("{", encoding="utf-8")
-    Exit("interrupted").save(run.path / "exit.json")
+    AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
+    run.attempt(1).outcome_file.write_text("{", encoding="utf-8")
+    AttemptOutcome("interrupted").save(run.path / "exit.json")
     assert history.state(run) == "interrupted"
 
 
@@ -245,8 +245,8 @@ def test_an_outcome_of_a_wrong_type_is_named_and_the_run_is_killed_without_it_as
 def test_names_that_are_no_numbers_are_no_attempts(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
-    Attempt(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
-    Exit("interrupted").save(run.attempt(1).exit)
+    AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
+    AttemptOutcome("interrupted").save(run.attempt(1).outcome_file)
     for name in ("x", "²", "٣", "10.bak", "007"):
         run.attempt(name).path.mkdir()
     run.attempt(9).path.write_text("a file", encoding="utf-8")
@@ -258,12 +258,12 @@ def test_the_time_of_an_attempt_that_ended_before_it_trained_counts(
 ) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
-    asked = Attempt(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path))
+    asked = AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path))
     times = iter((1_000.0, 1_005.0))
     monkeypatch.setattr("mmf_win.protocol.attempt.time.time", lambda: next(times))
     asked.save()
     asked.write_event("run_started")
-    Exit("config").record(asked)
+    AttemptOutcome("config").record(asked)
     monkeypatch.undo()
     assert history.Record.read(run).summary.seconds == 5.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import NoRun
+from mmf_win.errors import RunNotFoundError
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import find_run, owner
 
@@ -29,7 +29,7 @@ def test_the_folder_of_an_attempt_is_no_run(tmp_path: Path) -> None:
     run.path.mkdir(parents=True)
     run.request_file.write_text("{}", encoding="utf-8")
     attempt = run.new_attempt()
-    attempt.request.write_text("{}", encoding="utf-8")
+    attempt.request_file.write_text("{}", encoding="utf-8")
     assert find_run(tmp_path, str(run.path)) == run
-    with pytest.raises(NoRun):
+    with pytest.raises(RunNotFoundError):
         find_run(tmp_path, str(attempt.path))

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.protocol import Attempt, Exit, Outcome
+from mmf_win.protocol import AttemptOutcome, AttemptRequest, OutcomeKind
 from mmf_win.protocol.attempt import CheckTask, PredictTask, TrainTask
 from mmf_win.runs.folder import Run
 from mmf_win.runs.outcomes import as_error, exit_of
-from mmf_win.supervise import Ended
+from mmf_win.supervise import ChildExit
 from tests.worlds.torch_files import checkpoint
 
 
-def training(run: Run) -> Attempt:
-    return Attempt(TrainTask(), "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
+def training(run: Run) -> AttemptRequest:
+    return AttemptRequest(TrainTask(), "mmbt", "mmf", attempt_dir=str(run.path / "attempts" / "1"))
 
 
 def only_run(folder: Path) -> Run:
@@ -44,11 +44,11 @@ def only_run(folder: Path) -> Run:
     ],
 )
 def test_each_outcome_has_its_exit_code_and_names_the_log(
-    tmp_path: Path, outcome: Outcome, code: int
+    tmp_path: Path, outcome: OutcomeKind, code: int
 ) -> None:
     run = only_run(tmp_path)
     checkpoint(run.checkpoints / "current.ckpt", 3)
-    error = as_error(Exit(outcome, "why"), training(run))
+    error = as_error(AttemptOutcome(outcome, "why"), training(run))
     assert error.exit_code == code
     assert str(error) == "why"
     hint = str(error.hint)
@@ -56,21 +56,21 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
 
 
 @pytest.mark.parametrize("outcome", ["disk", "nan", "killed", "interrupted"])
-def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: Outcome) -> None:
-    hint = str(as_error(Exit(outcome, "why"), training(only_run(tmp_path))).hint)
+def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: OutcomeKind) -> None:
+    hint = str(as_error(AttemptOutcome(outcome, "why"), training(only_run(tmp_path))).hint)
     assert "the same command" in hint
     assert "--resume" not in hint and "checkpoint" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["interrupted", "killed"])
 def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
-    tmp_path: Path, outcome: Outcome
+    tmp_path: Path, outcome: OutcomeKind
 ) -> None:
     older, newest = (Run(tmp_path / "mmbt" / f"2026-01-0{day}T00-00-00") for day in (1, 2))
     for run in (older, newest):
         checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
-    hints = [str(as_error(Exit(outcome, "why"), training(run)).hint) for run in (older, newest)]
+    hints = [str(as_error(AttemptOutcome(outcome, "why"), training(run)).hint) for run in (older, newest)]
     assert "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
     assert "--resume last " in hints[1]
 
@@ -78,14 +78,14 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
 def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_names_its_place(
     tmp_path: Path,
 ) -> None:
-    error = as_error(Exit("data", "why", "see {folder}"), training(only_run(tmp_path)))
+    error = as_error(AttemptOutcome("data", "why", "see {folder}"), training(only_run(tmp_path)))
     assert error.hint is not None and error.hint.startswith("see {folder}; ")
-    end = Exit("internal", "ValueError: x", where="base_trainer.py:253")
+    end = AttemptOutcome("internal", "ValueError: x", source_location="base_trainer.py:253")
     assert str(as_error(end, training(only_run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
 
 
 def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_saved(tmp_path: Path) -> None:
-    end = Exit("disk", "File too large", "see ulimit -f")
+    end = AttemptOutcome("disk", "File too large", "see ulimit -f")
     before = as_error(end, training(only_run(tmp_path))).hint
     checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
     after = as_error(end, training(only_run(tmp_path))).hint
@@ -96,35 +96,39 @@ def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_save
 @pytest.mark.parametrize(
     ("ended", "memory_ran_out", "outcome"),
     [
-        (Ended(-9, stop_requested=False, killed=False), True, "host_oom"),
-        (Ended(-9, stop_requested=False, killed=False), False, "killed"),
-        (Ended(-9, stop_requested=True, killed=True), True, "interrupted"),
-        (Ended(-9, stop_requested=True, killed=False), True, "interrupted"),
-        (Ended(-2, stop_requested=True, killed=False), False, "interrupted"),  # by Ctrl+C, at its very start
-        (Ended(-15, stop_requested=True, killed=False), False, "interrupted"),
-        (Ended(-2, stop_requested=False, killed=False), False, "internal"),
-        (Ended(-7, stop_requested=False, killed=False), False, "host_oom"),
-        (Ended(1, stop_requested=False, killed=False), True, "internal"),
+        (ChildExit(-9, stop_requested=False, killed=False), True, "host_oom"),
+        (ChildExit(-9, stop_requested=False, killed=False), False, "killed"),
+        (ChildExit(-9, stop_requested=True, killed=True), True, "interrupted"),
+        (ChildExit(-9, stop_requested=True, killed=False), True, "interrupted"),
+        (
+            ChildExit(-2, stop_requested=True, killed=False),
+            False,
+            "interrupted",
+        ),  # by Ctrl+C, at its very start
+        (ChildExit(-15, stop_requested=True, killed=False), False, "interrupted"),
+        (ChildExit(-2, stop_requested=False, killed=False), False, "internal"),
+        (ChildExit(-7, stop_requested=False, killed=False), False, "host_oom"),
+        (ChildExit(1, stop_requested=False, killed=False), True, "internal"),
     ],
 )
 def test_a_worker_that_could_not_say_how_it_ended(
-    tmp_path: Path, ended: Ended, memory_ran_out: bool, outcome: Outcome
+    tmp_path: Path, ended: ChildExit, memory_ran_out: bool, outcome: OutcomeKind
 ) -> None:
     request = training(only_run(tmp_path))
-    request.attempt.path.mkdir(parents=True)
+    request.folder.path.mkdir(parents=True)
     request.save()
-    request.attempt.exit.write_text("{half an", encoding="utf-8")
-    assert exit_of(request, ended, memory_ran_out=memory_ran_out).outcome == outcome
-    assert Exit.load(only_run(tmp_path).exit_file) is not None, "the run remembers it"
+    request.folder.outcome_file.write_text("{half an", encoding="utf-8")
+    assert exit_of(request, ended, memory_ran_out=memory_ran_out).kind == outcome
+    assert AttemptOutcome.load(only_run(tmp_path).exit_file) is not None, "the run remembers it"
 
 
 def test_an_exit_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
     request = training(only_run(tmp_path))
-    request.attempt.exit.mkdir(parents=True)
-    request.attempt.reserve.touch()
-    killed = Ended(-9, stop_requested=False, killed=False)
-    assert exit_of(request, killed, memory_ran_out=True).outcome == "host_oom"
-    assert not request.attempt.reserve.exists(), "the room for it is free"
+    request.folder.outcome_file.mkdir(parents=True)
+    request.folder.reserve_file.touch()
+    killed = ChildExit(-9, stop_requested=False, killed=False)
+    assert exit_of(request, killed, memory_ran_out=True).kind == "host_oom"
+    assert not request.folder.reserve_file.exists(), "the room for it is free"
 
 
 @pytest.mark.parametrize(
@@ -139,41 +143,41 @@ def test_an_exit_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
     ],
 )
 def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
-    tmp_path: Path, last_words: str, outcome: Outcome
+    tmp_path: Path, last_words: str, outcome: OutcomeKind
 ) -> None:
     request = training(only_run(tmp_path))
-    request.attempt.path.mkdir(parents=True)
+    request.folder.path.mkdir(parents=True)
     request.save()
     request.log.write_text(last_words, encoding="utf-8")
-    aborted = Ended(-6, stop_requested=False, killed=False)
-    assert exit_of(request, aborted, memory_ran_out=False).outcome == outcome
-    end = Exit.load(request.attempt.exit)
-    assert end is not None and end.outcome == outcome, "as a page has it"
+    aborted = ChildExit(-6, stop_requested=False, killed=False)
+    assert exit_of(request, aborted, memory_ran_out=False).kind == outcome
+    end = AttemptOutcome.load(request.folder.outcome_file)
+    assert end is not None and end.kind == outcome, "as a page has it"
 
 
 def test_a_prediction_on_a_full_disk_says_to_free_space_and_to_begin_again(tmp_path: Path) -> None:
     request = replace(training(only_run(tmp_path)), task=PredictTask(""))
     checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
-    hint = str(as_error(Exit("disk", "the disk is full"), request).hint)
+    hint = str(as_error(AttemptOutcome("disk", "the disk is full"), request).hint)
     assert "free some space" in hint and "the same command" in hint and "--resume" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["cuda_oom", "host_oom"])
 def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhile(
-    tmp_path: Path, outcome: Outcome
+    tmp_path: Path, outcome: OutcomeKind
 ) -> None:
     request = training(only_run(tmp_path))
-    request.attempt.path.mkdir(parents=True)
+    request.folder.path.mkdir(parents=True)
     request.save()
-    Exit(outcome, "no memory").save(request.attempt.exit)
-    stopped = Ended(1, stop_requested=True, killed=False)
-    assert exit_of(request, stopped, memory_ran_out=False).outcome == "interrupted"
-    end = Exit.load(only_run(tmp_path).exit_file)
-    assert end is not None and end.outcome == "interrupted", "the run remembers it"
+    AttemptOutcome(outcome, "no memory").save(request.folder.outcome_file)
+    stopped = ChildExit(1, stop_requested=True, killed=False)
+    assert exit_of(request, stopped, memory_ran_out=False).kind == "interrupted"
+    end = AttemptOutcome.load(only_run(tmp_path).exit_file)
+    assert end is not None and end.kind == "interrupted", "the run remembers it"
 
 
 def test_the_hint_says_where_the_output_is_for_whom_it_is(tmp_path: Path) -> None:
-    request, end = training(only_run(tmp_path)), Exit("internal", "why")
+    request, end = training(only_run(tmp_path)), AttemptOutcome("internal", "why")
     assert as_error(end, request).hint == f"the whole output is in {request.log}"
     assert as_error(end, replace(request, task=CheckTask())).hint == "`mmfw train` keeps the whole output"
     assert as_error(end, request, "it has printed nothing").hint == "it has printed nothing"

@@ -9,8 +9,8 @@ import pytest
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
-from mmf_win.locking import locked
-from mmf_win.paths import Places
+from mmf_win.locking import file_lock
+from mmf_win.paths import MmfPaths
 from mmf_win.runs import own_code, presets
 from mmf_win.runs.needs import words_about_files
 from mmf_win.runs.request import CommandOptions, Request
@@ -28,7 +28,7 @@ def root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def code_of(root: Path, places: Places) -> Any:
+def code_of(root: Path, places: MmfPaths) -> Any:
     """A function that says which folder a run's settings get, as whoever starts it asks for it."""
 
     def code_of(named: Any = None, *typed: str, trust: bool = False, **beside: Any) -> str | None:
@@ -66,9 +66,9 @@ def test_folders_that_two_commands_trust_at_the_same_time_are_both_trusted(
 
     def after_the_other(*args: Any, **options: Any) -> Any:
         write_json(own_code.file(), [other])
-        return locked(*args, **options)
+        return file_lock(*args, **options)
 
-    monkeypatch.setattr("mmf_win.runs.own_code.locked", after_the_other)
+    monkeypatch.setattr("mmf_win.runs.own_code.file_lock", after_the_other)
     code_of(one, trust=True)
     assert (code_of(one), code_of(other)) == (one, other)
 
@@ -77,9 +77,9 @@ def test_a_folder_is_not_remembered_beside_another_command_that_writes(
     code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (user_dir / "code").mkdir()
-    monkeypatch.setattr("mmf_win.runs.own_code.locked", lambda path, patience: locked(path))
+    monkeypatch.setattr("mmf_win.runs.own_code.file_lock", lambda path, patience: file_lock(path))
     own_code.file().parent.mkdir()
-    with locked(own_code.file().with_suffix(".lock")):
+    with file_lock(own_code.file().with_suffix(".lock")):
         code_of(str(user_dir / "code"), trust=True)
     assert "is asked about again: another process holds this lock" in caplog.text
     assert not own_code.file().exists()
@@ -150,7 +150,7 @@ def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
 
 
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
-def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, places: Places) -> None:
+def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, places: MmfPaths) -> None:
     parts = ConfigParts("mine", settings={"env": env, "beside": {"user_dir": "code"}})
     with pytest.raises(UsageError, match=r"^(the configuration of mine cannot be put together: )?env: "):
         config.resolve(root, places, parts)

@@ -54,7 +54,7 @@ def refuse(*_: object) -> None:
 @pytest.fixture
 def unpinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PinnedCheckpoint]:
     """A checkpoint of a run that may only be read, by a stand-in for the system."""
-    monkeypatch.setattr("mmf_win.runs.checkpoints.share", refuse)
+    monkeypatch.setattr("mmf_win.runs.checkpoints.link_or_copy", refuse)
     with pinned(run, run.checkpoints / "best.ckpt") as pin:
         assert pin.path == pin.original
         yield pin

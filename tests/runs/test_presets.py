@@ -7,7 +7,7 @@ import pytest
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.published_results import Published, published, why_none
 from mmf_win.errors import UsageError
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets
 from tests.worlds import memes
 from tests.worlds.tools import Mmfw
@@ -125,7 +125,7 @@ def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_
     sets = {"own": tables | images, "released": memes.memes(), "first": memes.memes(memes.PHASE_1)}
     found = {}
     for name, files in sets.items():
-        places = Places.resolve(user_dir / f"data {name}")
+        places = MmfPaths.resolve(user_dir / f"data {name}")
         convert(memes.lay_out(files, user_dir / name), places)
         preset = presets.load("mmbt_grid")
         found[name] = presets.request(preset, {"val": "dev"}, places).published == preset.published

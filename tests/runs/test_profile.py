@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.protocol.data_wait import Waiting
+from mmf_win.protocol.data_wait import DataWaitStats
 from mmf_win.runs.profile import Profile
 
 MODEL = {"forward": 0.049, "backward": 0.099, "optimizer": 0.033}
@@ -25,7 +25,7 @@ def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **c
         changes: other figures.
     """
     spent = {**MODEL, "data": data}
-    waiting = Waiting(data, sum(spent.values()), workers, 1, 2, data, cpu)
+    waiting = DataWaitStats(data, sum(spent.values()), workers, 1, 2, data, cpu)
     figures: dict[str, Any] = {"gpu_busy": None, "table": "", "images_once": False}
     figures |= {
         "checkpoint_interval": 1000,

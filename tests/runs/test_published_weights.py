@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import DatasetError, MmfError, MmfwError, UsageError
+from mmf_win.errors import DatasetError, MmfEnvironmentError, MmfwError, UsageError
 from mmf_win.integrity.digest import file_digest
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets, published_weights
 from mmf_win.runs.history import Record, state
 from mmf_win.upstream.install import find_mmf
@@ -42,7 +42,7 @@ class Shop:
     """
 
     server: WebServer
-    places: Places
+    places: MmfPaths
     folder: Path
 
     def write_zoo(self) -> None:
@@ -60,7 +60,7 @@ class Shop:
 def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     for name in ("data", "cache", "save"):
         monkeypatch.setenv(f"MMF_{name.upper()}_DIR", str(user_dir / name))
-    places = Places.resolve()
+    places = MmfPaths.resolve()
     tiny_mmf.build_dataset(places.dataset.root)
     with WebServer.serving() as server:
         shop = Shop(server, places, user_dir)
@@ -110,7 +110,7 @@ def test_a_runs_checkpoint_that_was_damaged_is_replaced(shop: Shop) -> None:
 
 def test_an_archive_of_another_hash_is_refused_and_makes_no_run(shop: Shop) -> None:
     shop.server.files[ARCHIVE] = shop.archive(8)
-    with pytest.raises(MmfError, match="SHA-256"):
+    with pytest.raises(MmfEnvironmentError, match="SHA-256"):
         published_weights.run_of("mmbt_grid", shop.places)
     assert not shop.places.save_dir.exists()
     assert not list((shop.places.data_dir / "models").rglob("*.pth"))
@@ -128,7 +128,7 @@ def test_a_folder_is_a_source_as_the_hint_of_a_failed_download_says(shop: Shop) 
 
 def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
     preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
-    with pytest.raises(MmfError, match="may be downloaded") as missing:
+    with pytest.raises(MmfEnvironmentError, match="may be downloaded") as missing:
         published_weights.run_of(preset, shop.places)
     assert "--source" in str(missing.value.hint) and ARCHIVE in str(missing.value.hint)
     assert shop.server.asked == []
@@ -210,7 +210,7 @@ def test_every_published_baseline_names_weights_of_the_zoo() -> None:
     for root in roots:
         for preset in named:
             assert preset.zoo is not None
-            entry = Zoo(root, Places.resolve()).model(preset.zoo)
+            entry = Zoo(root, MmfPaths.resolve()).model(preset.zoo)
             assert entry is not None and preset.model in entry.url, (preset.name, str(root))
             assert entry.folder.name == preset.zoo, "it is a group, whose default may change"
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import DataError
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
 from mmf_win.runs.plan import Start, plan_attempt
 from mmf_win.runs.request import CommandOptions, MmfwSettings, Request
@@ -107,7 +107,7 @@ def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> Non
 
 
 def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attempt_and_request(
-    tmp_path: Path, places: Places
+    tmp_path: Path, places: MmfPaths
 ) -> None:
     root = bare_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
     mmf, of_run = (
@@ -121,7 +121,7 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
         assert plan.first.settings["training"]["fp16"] is (precision is None)
 
 
-def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(tmp_path: Path, places: Places) -> None:
+def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(tmp_path: Path, places: MmfPaths) -> None:
     root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
     once, mmf = CommandOptions(overrides=["checkpoint.reset.all=true"]), Installed(root, "1.0.0rc10", "path")
     of_run = request(model="mmbt")

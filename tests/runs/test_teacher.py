@@ -12,7 +12,7 @@ import pytest
 from mmf_win.errors import DataError, UsageError
 from mmf_win.inputs.check import Inputs
 from mmf_win.integrity.digest import file_digest
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs import teacher
 from mmf_win.runs.folder import Run
@@ -42,10 +42,10 @@ def check(request: Request, train: Path, losses: object = LOSSES) -> tuple[Reque
         "dataset": {"annotations": {"train": [str(train)]}, "data_dir": ""},
     }
     data = {"train": {"split": "train", "sha256": file_digest(train).hex()}}
-    first = Attempt(TrainTask(), "mmbt", "mmf")
+    first = AttemptRequest(TrainTask(), "mmbt", "mmf")
     request, first = teacher.checked(request, first, config, Inputs(data=data))
-    assert first.training.teacher_weight == request.ours.teacher_weight
-    return request, first.training.teacher
+    assert first.train_task.teacher_weight == request.ours.teacher_weight
+    return request, first.train_task.teacher_probas
 
 
 def write(folder: Path, *rows: str) -> Path:

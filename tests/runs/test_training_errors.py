@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import MmfError, UsageError
-from mmf_win.locking import locked
-from mmf_win.paths import Places
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.errors import MmfEnvironmentError, UsageError
+from mmf_win.locking import file_lock
+from mmf_win.paths import MmfPaths
+from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs import needs, training
 from mmf_win.runs.folder import Run, training_alone
@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> Path:
     """A data folder with annotation files and nothing else."""
     names = ("train.jsonl", "dev.jsonl", "test.jsonl")
     files = dict.fromkeys(names, b'{"id": 1, "img": "img/00001.png", "text": ""}\n')
-    lay_out(files, Places.resolve(tmp_path / "данные").dataset.annotations)
+    lay_out(files, MmfPaths.resolve(tmp_path / "данные").dataset.annotations)
     return tmp_path / "данные"
 
 
@@ -80,7 +80,7 @@ def test_an_unreadable_checkpoint_and_a_split_that_is_not_there(run: Run, mmfw: 
 
 def test_mmf_is_missing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> None:
     def nothing() -> Installed:
-        raise MmfError("MMF is not installed", hint="run `mmfw setup`")
+        raise MmfEnvironmentError("MMF is not installed", hint="run `mmfw setup`")
 
     monkeypatch.setattr("mmf_win.runs.plan.usable_mmf", nothing)
     save = tmp_path / "save"
@@ -90,7 +90,7 @@ def test_mmf_is_missing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: Mmfw) -> None:
     checkpoint(run.checkpoints / "current.ckpt", 3)
-    with locked(run.lock):
+    with file_lock(run.lock):
         error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=8)
     assert f"run {run.id} is being trained" in error
     assert not (run.path / "attempts").exists()
@@ -101,7 +101,7 @@ def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing
 ) -> None:
     monkeypatch.setattr(training, "require_idle", lambda run: None)  # it began when the other one did not yet
     checkpoint(run.checkpoints / "current.ckpt", 3)
-    Exit("ok").save(run.exit_file)
+    AttemptOutcome("ok").save(run.exit_file)
     with training_alone(run):
         assert state(run) == "running"
         error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=8)
@@ -116,12 +116,14 @@ def test_a_run_that_stopped_early_is_resumed_from_its_best_but_not_from_its_last
     log = EventLog(run.events, "1")
     log.write("train_started", update=0, max_updates=12)
     log.write("train", update=5)
-    Exit("ok").save(run.exit_file)
+    AttemptOutcome("ok").save(run.exit_file)
     start = checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
-    asked = Attempt(TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start))
+    asked = AttemptRequest(
+        TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start)
+    )
     early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
     config = {"checkpoint": {}, "training": early_stop}
-    begun = Start(run.request(), CommandOptions(), Places.resolve(run.path, run.path))
+    begun = Start(run.request(), CommandOptions(), MmfPaths.resolve(run.path, run.path))
     plan = Plan(begun, run.request(), asked, config)
     with pytest.raises(UsageError, match="stopped early at update 5") if is_refused else nullcontext():
         needs._require_updates_left(plan, total=12)

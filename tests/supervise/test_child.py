@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.supervise import Ended, child, oom_kills, run_child
+from mmf_win.supervise import ChildExit, child, count_oom_kills, run_child
 from tests.worlds.held import HOLD, witness
 
 LEAVES_WHEN_ASKED = """
@@ -93,7 +93,7 @@ class World:
         patience: float = 60.0,
         when_up: Callable[[], None] = lambda: signal.raise_signal(signal.SIGINT),
         progressed: Callable[[], bool] = lambda: False,
-    ) -> Ended:
+    ) -> ChildExit:
         left = presses
 
         def watch() -> bool:
@@ -108,23 +108,23 @@ class World:
             log=self.log,
             environment=os.environ,
             stop_file=self.stop_file,
-            exit_file=self.folder / "exit.json",
-            watch=watch,
+            outcome_file=self.folder / "exit.json",
+            poll_progress=watch,
             on_stop=lambda: self.told.append(1),
-            patience=patience,
+            stop_timeout=patience,
         )
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    monkeypatch.setattr("mmf_win.signals.IMPATIENT_AFTER", 0.0)
+    monkeypatch.setattr("mmf_win.signals.FORCE_STOP_AFTER_SECONDS", 0.0)
     return World(tmp_path)
 
 
 def test_a_child_that_ends_by_itself_hands_on_its_exit_code_and_output(world: World) -> None:
     world.log.write_text("earlier\n", encoding="utf-8")
     ended = world.run("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
-    assert ended == Ended(code=3, stop_requested=False, killed=False)
+    assert ended == ChildExit(exit_code=3, stop_requested=False, killed=False)
     earlier, *later = world.log.read_text(encoding="utf-8").split()
     assert (earlier, sorted(later)) == ("earlier", ["err", "out"])
 
@@ -133,14 +133,14 @@ def test_a_child_that_ends_by_itself_hands_on_its_exit_code_and_output(world: Wo
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV", "SIGTERM"])
 def test_a_child_that_a_signal_ended_hands_that_on(world: World, name: str) -> None:
     ended = world.run(f"import os, signal; os.kill(os.getpid(), signal.{name})")
-    assert ended == Ended(code=-getattr(signal, name), stop_requested=False, killed=False)
+    assert ended == ChildExit(exit_code=-getattr(signal, name), stop_requested=False, killed=False)
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGBREAK" if sys.platform == "win32" else "SIGHUP"])
 def test_the_first_signal_asks_the_child_and_lets_it_finish(world: World, name: str) -> None:
     number = getattr(signal, name)
     ended = world.run(LEAVES_WHEN_ASKED, presses=1, when_up=lambda: signal.raise_signal(number))
-    assert ended == Ended(code=0, stop_requested=True, killed=False)
+    assert ended == ChildExit(exit_code=0, stop_requested=True, killed=False)
     assert "saved" in world.log.read_text(encoding="utf-8")
     assert len(world.told) == 1
     assert not world.stop_file.exists(), "the request to stop must not outlive the run"
@@ -149,7 +149,7 @@ def test_the_first_signal_asks_the_child_and_lets_it_finish(world: World, name: 
 def test_a_stop_file_of_an_earlier_run_does_not_stop_this_one(world: World) -> None:
     world.stop_file.touch()
     ended = world.run("import os, sys; sys.exit(os.path.exists(os.path.join(sys.argv[1], 'stop')))")
-    assert ended.code == 0
+    assert ended.exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_a_second_ctrl_c_or_no_progress_after_the_first_ends_the_whole_tree(
 def test_a_child_that_makes_progress_after_a_stop_is_not_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child, "POLL", 0.02)
+    monkeypatch.setattr(child, "POLL_SECONDS", 0.02)
     patience = 0.2
     pressed_at: list[float] = []
 
@@ -185,7 +185,7 @@ def test_a_child_that_makes_progress_after_a_stop_is_not_killed(
     ended = world.run(
         LEAVES_WHEN_RELEASED, presses=1, patience=patience, when_up=press, progressed=progressed
     )
-    assert ended == Ended(code=0, stop_requested=True, killed=False)
+    assert ended == ChildExit(exit_code=0, stop_requested=True, killed=False)
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -199,7 +199,7 @@ while not pathlib.Path(sys.argv[1], "up").exists():
 sys.exit(4)
 """
     with witness() as held:
-        assert world.run(leaves, held.port) == Ended(code=4, stop_requested=False, killed=False)
+        assert world.run(leaves, held.port) == ChildExit(exit_code=4, stop_requested=False, killed=False)
         held.accept(members)
         assert held.all_dead()
 
@@ -207,7 +207,7 @@ sys.exit(4)
 def test_a_child_that_has_said_how_it_ended_but_does_not_leave_is_killed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmf_win.supervise.child.FAREWELL", 0.2)
+    monkeypatch.setattr("mmf_win.supervise.child.EXIT_GRACE_SECONDS", 0.2)
     done = '(pathlib.Path(folder) / "exit.json").touch()'
     with witness() as held:
         ended = world.run(IGNORES_SIGNALS + HOLD + UP + done + NEVER_LETS_GO, held.port)
@@ -292,7 +292,7 @@ def test_a_keeper_that_was_stopped_or_killed_holds_nothing_up(world: World, name
     disturbs = f"import os, signal; os.kill(os.getppid(), signal.{name})\n"
     with witness() as held:
         ended = world.run(IGNORES_SIGNALS + HOLD + disturbs + UP + "time.sleep(600)", held.port, presses=2)
-        assert ended.code == -signal.SIGKILL
+        assert ended.exit_code == -signal.SIGKILL
         held.accept()
         assert held.all_dead()
 
@@ -303,7 +303,7 @@ def test_a_signal_to_the_whole_group_does_not_end_the_keeper(world: World, name:
     sends = (
         f"\nimport os; signal.signal(signal.{name}, signal.SIG_IGN); os.killpg(0, signal.{name}); sys.exit(5)"
     )
-    assert world.run("import signal, sys" + sends).code == 5
+    assert world.run("import signal, sys" + sends).exit_code == 5
 
 
 def test_the_signal_handlers_of_the_caller_come_back(world: World) -> None:
@@ -341,13 +341,13 @@ def small_memory() -> Iterator[Path]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows kills nothing for want of memory")
 def test_a_process_that_the_kernel_kills_for_want_of_memory_is_counted(small_memory: Path) -> None:
-    before = oom_kills()
+    before = count_oom_kills()
     taking = "import sys; sys.stdin.readline(); taken = [bytearray(b'x') * (1 << 20) for _ in range(300)]"
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", taking], stdin=subprocess.PIPE) as process:
         (small_memory / "cgroup.procs").write_text(str(process.pid), encoding="ascii")
         process.communicate(b"\n")
     assert process.returncode == -signal.SIGKILL
-    after = oom_kills()
+    after = count_oom_kills()
     assert before is not None and after is not None and after > before
 
 
@@ -366,4 +366,4 @@ def test_kills_for_want_of_memory_are_read_from_counters(
     file = tmp_path / "vmstat"
     if content is not None:
         file.write_text(content, encoding="latin-1")
-    assert oom_kills(file) == kills
+    assert count_oom_kills(file) == kills

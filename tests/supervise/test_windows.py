@@ -40,7 +40,7 @@ def test_a_child_is_not_left_behind_suspended_when_windows_fake_refuses(
     monkeypatch.setattr(subprocess.Popen, "__init__", remember)
     monkeypatch.setattr(library, function, lambda *_: answer)
     with (tmp_path / "log.txt").open("wb") as output, pytest.raises(OSError):
-        _windows.Tree([sys.executable, "-c", "pass"], output=output, env=os.environ)
+        _windows.ProcessTree([sys.executable, "-c", "pass"], output=output, env=os.environ)
     (child,) = started
     assert child.returncode is not None
 
@@ -56,7 +56,7 @@ def test_a_closing_console_asks_once_and_waits_for_the_end_of_the_work_fake_even
     )
     presses: list[int] = []
     answers: list[bool] = []
-    with _windows.window_closed(lambda: presses.append(event)):
+    with _windows.on_console_close(lambda: presses.append(event)):
         thread = Thread(target=lambda: answers.append(handlers[0](event)))
         thread.start()
         while not presses:
@@ -72,5 +72,5 @@ def test_ctrl_c_is_left_to_python() -> None:
     real = _windows._ConsoleHandler
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_windows, "_ConsoleHandler", lambda handle: handlers.append(handle) or real(handle))
-        with _windows.window_closed(lambda: pytest.fail("Ctrl+C does not close the console")):
+        with _windows.on_console_close(lambda: pytest.fail("Ctrl+C does not close the console")):
             assert handlers[0](0) is False

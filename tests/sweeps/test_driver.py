@@ -18,9 +18,9 @@ import pytest
 import yaml
 
 from mmf_win.errors import InUseError
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.machine import available_cpus
-from mmf_win.signals import IMPATIENT_AFTER
+from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from mmf_win.sweeps.folder import SweepFolder, remove_sweep
 from mmf_win.sweeps.running import slots_here
 from tests.worlds.fake_nvml import FakeNvml
@@ -282,7 +282,7 @@ def test_a_second_ctrl_c_ends_what_does_not_leave(sweep: Sweep) -> None:
     assert driver.stdout is not None
     while "stay queued" not in driver.stdout.readline():
         pass
-    time.sleep(IMPATIENT_AFTER)  # the first one was counted before it was answered
+    time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first one was counted before it was answered
     driver.send_signal(signal.SIGINT)
     driver.communicate(timeout=_PATIENCE)
     assert driver.returncode == 130
@@ -362,7 +362,7 @@ def test_a_task_that_another_driver_has_all_but_ended_is_waited_for(sweep: Sweep
     sweep.write(1, gated(sweep.folder))
     assert sweep.run()[0] == 0
     [task], [folder] = tasks(sweep.output).values(), [SweepFolder(sweep.output).task("N_0")]
-    with locked(folder.lock):
+    with file_lock(folder.lock):
         replace(task, state="running").record(folder)  # its last command is noted as finished
         driver = sweep.start()
         assert driver.stdout is not None

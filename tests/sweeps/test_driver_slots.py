@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.sweeps import driver as driver_module
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder, Task
@@ -68,7 +68,7 @@ def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
     taken_meanwhile: list[bool] = []
 
     with ExitStack() as other_driver:
-        other_driver.enter_context(locked(lock))
+        other_driver.enter_context(file_lock(lock))
 
         def execute(task: Task, _slot: Slot, _tell: Tell, _stops: Callable[[], Asked]) -> Task:
             if task == own:

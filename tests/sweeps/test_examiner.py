@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from mmf_win.errors import DataError, MmfError, UsageError
+from mmf_win.errors import DataError, MmfEnvironmentError, UsageError
 from mmf_win.sweeps import Examiner, Experiment, latest_log
 from tests.worlds.tools import LazyModule, requires_package
 
@@ -245,6 +245,6 @@ def test_what_cannot_be_examined_is_an_error(output: Path) -> None:
 def test_without_pandas_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Examiner().table().empty
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MmfError, match="pandas cannot be found") as caught:
+    with pytest.raises(MmfEnvironmentError, match="pandas cannot be found") as caught:
         Examiner().table()
     assert "[notebook]" in str(caught.value.hint)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json, write_json
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.sweeps.folder import (
     SweepFolder,
     Task,
@@ -84,7 +84,7 @@ def test_a_finished_command_of_a_failed_task_is_not_left(sweep: SweepFolder) -> 
 def test_what_was_done_can_be_forgotten(sweep: SweepFolder) -> None:
     _run(sweep, _now(sweep)[0])
     for commands, left in ((["test"], ["test"]), (["train", "test"], ["train", "test"])):
-        with locked(sweep.task("A_1").lock), pytest.raises(UsageError):
+        with file_lock(sweep.task("A_1").lock), pytest.raises(UsageError):
             _now(sweep)[0].anew(commands).forget(sweep.task("A_1"), UsageError("busy"))
         assert _now(sweep)[0].left == []
         _now(sweep)[0].anew(commands).forget(sweep.task("A_1"), UsageError("busy"))
@@ -150,7 +150,7 @@ def test_a_task_whose_folder_was_deleted_runs_again(sweep: SweepFolder) -> None:
 
 def test_nobody_runs_a_task_before_all_that_a_dead_driver_left_has_ended(sweep: SweepFolder) -> None:
     task = ended(sweep, _now(sweep)[0], "running")
-    with locked(sweep.task("A_1").lock):
+    with file_lock(sweep.task("A_1").lock):
         assert _now(sweep)[0].state == "running"
         assert _run(sweep, task) == (replace(task, state="running"), False)
     known = _now(sweep)[0]

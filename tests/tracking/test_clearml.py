@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmf_win.files import remove_tree, write_json
-from mmf_win.protocol import Exit
+from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
 from mmf_win.tracking.tracker import tracker
 from tests.tracking.conftest import follower
@@ -124,7 +124,7 @@ def test_a_stub_is_told_how_a_run_ended(world: World, stub: Stub, outcome: str |
     report_world.tell(run, attempt("1", 0, 120))
     run.exit_file.unlink()
     if outcome:
-        Exit(outcome).save(run.exit_file)  # type: ignore[arg-type]
+        AttemptOutcome(outcome).save(run.exit_file)  # type: ignore[arg-type]
     push(world)
     assert stub.task()["status"] == status
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmf_win.files import remove_tree
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from tests.worlds.clearml_stub import Stub
 from tests.worlds.memes import lay_out, memes, tree
 from tests.worlds.tools import Mmfw, requires_package
@@ -29,10 +29,10 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
 
 
 @pytest.fixture
-def places(user_dir: Path, mmfw: Mmfw) -> Places:
+def places(user_dir: Path, mmfw: Mmfw) -> MmfPaths:
     """A converted dataset."""
     mmfw("convert", lay_out(memes(), user_dir / "source"), "--data-dir", user_dir / "data")
-    return Places.resolve(user_dir / "data")
+    return MmfPaths.resolve(user_dir / "data")
 
 
 def run(*words: object, code: int = 0, said: str = "", **environ: str) -> Any:
@@ -48,14 +48,14 @@ def run(*words: object, code: int = 0, said: str = "", **environ: str) -> Any:
     return ended.stderr if code else json.loads(ended.stdout)
 
 
-def register(places: Places) -> str:
+def register(places: MmfPaths) -> str:
     """Make a data set; its id."""
     told = run("track", "register-dataset", "memes", "--yes", "--data-dir", places.data_dir)
     return str(told["id"])
 
 
 def test_a_registered_dataset_is_got_from_a_stub_and_verified_and_used_in_place(
-    places: Places, stub: Stub, user_dir: Path
+    places: MmfPaths, stub: Stub, user_dir: Path
 ) -> None:
     made = register(places)
     task = stub.tasks[made]
@@ -67,7 +67,7 @@ def test_a_registered_dataset_is_got_from_a_stub_and_verified_and_used_in_place(
         assert tree(copy / "datasets/hateful_memes/defaults" / part) == tree(places.dataset.root / part)
     assert told["splits"]["train"]["rows"] == 6
     elsewhere = run("convert", "--clearml-dataset", made, "--data-dir", user_dir / "other")
-    assert Places.resolve(user_dir / "other").dataset.split("train").is_file()
+    assert MmfPaths.resolve(user_dir / "other").dataset.annotation_file("train").is_file()
     assert not elsewhere["already_done"]
 
     image = next((copy / "datasets/hateful_memes/defaults/images/img").iterdir())
@@ -99,7 +99,7 @@ def test_what_a_stub_does_not_have_and_offline_mode_are_usage_errors(stub: Stub)
     assert "more than once" in run("convert", "x.zip", "--clearml-dataset", "nope", code=2)
 
 
-def test_a_server_that_is_down_is_an_error_of_data_sets_too(places: Places, stub: Stub) -> None:
+def test_a_server_that_is_down_is_an_error_of_data_sets_too(places: MmfPaths, stub: Stub) -> None:
     stub.stop()
     assert "later" in run("convert", "--clearml-dataset", "any", code=6)
     register = ("track", "register-dataset", "memes", "--yes", "--data-dir", places.data_dir)
@@ -107,7 +107,7 @@ def test_a_server_that_is_down_is_an_error_of_data_sets_too(places: Places, stub
 
 
 def test_nothing_goes_to_a_stub_before_all_is_intact_and_the_licence_was_named(
-    places: Places, stub: Stub, user_dir: Path
+    places: MmfPaths, stub: Stub, user_dir: Path
 ) -> None:
     register = ("track", "register-dataset", "memes", "--data-dir")
     for said, why in (("n\n", "not registered"), ("", "nobody is there to answer")):

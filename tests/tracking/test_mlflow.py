@@ -16,9 +16,9 @@ import pytest
 
 from mmf_win.errors import InUseError
 from mmf_win.files import write_json
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.paths import module_command
-from mmf_win.protocol import Exit, read_events
+from mmf_win.protocol import AttemptOutcome, read_events
 from mmf_win.results import saved_metrics
 from mmf_win.runs.folder import Run, require_unused
 from mmf_win.sweeps import folder
@@ -215,14 +215,14 @@ def test_a_resume_from_an_older_checkpoint_is_another_branch(world: World, mlflo
 def test_the_outcome_becomes_the_status(world: World, mlflow: Seen, end: Any, status: str) -> None:
     run = world.run()
     run.exit_file.unlink()
-    with locked(run.lock):
+    with file_lock(run.lock):
         assert send(run)
         assert mlflow.run().info.status == "RUNNING"
     if end is not None:
-        Exit(end).save(run.exit_file)
+        AttemptOutcome(end).save(run.exit_file)
     assert send(run)
     assert mlflow.run().info.status == status
-    with locked(run.lock):  # it is resumed
+    with file_lock(run.lock):  # it is resumed
         assert send(run)
         assert mlflow.run().info.status == "RUNNING"
 
@@ -324,7 +324,7 @@ def test_a_follower_of_a_prediction_does_not_wait_for_a_training_beside_it(
     world: World, mlflow: Seen
 ) -> None:
     run = world.run()
-    with locked(run.lock):
+    with file_lock(run.lock):
         assert follower("mlflow", run, said=b".").returncode == 0
     assert mlflow.run().info.status == "RUNNING"
 

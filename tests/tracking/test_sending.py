@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmf_win.files import read_json, write_json
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from mmf_win.results import saved_metrics
 from mmf_win.runs.folder import Run
 from mmf_win.tracking.sending import Sender, Sent, What, destinations
@@ -271,7 +271,7 @@ def test_scores_carry_the_update_of_their_checkpoint(
 
 def test_a_run_that_is_resumed_is_running_again(run: Run, tracker: RecordingTracker) -> None:
     send(run, tracker)
-    with locked(run.lock):
+    with file_lock(run.lock):
         assert send(run, tracker)
     assert tracker.states == ["running", "done", "running"]
     assert send(run, tracker)

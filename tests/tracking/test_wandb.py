@@ -17,7 +17,7 @@ import pytest
 
 from mmf_win.files import write_json
 from mmf_win.paths import module_command
-from mmf_win.protocol import Exit, read_events
+from mmf_win.protocol import AttemptOutcome, read_events
 from mmf_win.results import saved_metrics
 from mmf_win.runs.folder import Run
 from mmf_win.tracking.sending import destinations
@@ -129,7 +129,7 @@ def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: World
     push(run)
     before = len(read_events(run.events))
     tell(run, attempt("2", 60, 100))  # resumed from a checkpoint that lies behind
-    Exit("interrupted").save(run.exit_file)
+    AttemptOutcome("interrupted").save(run.exit_file)
     assert push(run)["state"] == "interrupted"
     first, second = folders(run)
     assert {file.name for file in run.tracking.rglob("*.wandb")} == {f"run-{destinations(run)[0].id}.wandb"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import ArchiveError, InUseError, UnfinishedInstallation
+from mmf_win.errors import ArchiveError, IncompleteInstallError, InUseError
 from mmf_win.integrity.manifest import Entry, Manifest, Source
 from mmf_win.integrity.verify import Difference, find_damage
 from mmf_win.unpacking import staging
@@ -124,7 +124,7 @@ def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_a
     with pytest.raises(PermissionError), staging.staging(root) as here:
         lay_out({"a": b"new a", "b": b"new b"}, here.new)
         here.install([(here.new / name, root / name) for name in "ab"])
-    with pytest.raises(UnfinishedInstallation):
+    with pytest.raises(IncompleteInstallError):
         staging.require_finished(root)
     monkeypatch.setattr(staging, "rename", rename)
     staging.finish_installation(root)

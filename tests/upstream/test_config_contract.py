@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from mmf_win.errors import UsageError
 from mmf_win.inputs.listing import paths_of
-from mmf_win.paths import Places, no_datasets
+from mmf_win.paths import MmfPaths, empty_zoo_file
 from mmf_win.runs import presets
 from mmf_win.upstream.config import ConfigParts, compose, load_yaml, merge, model_config, resolve
 from mmf_win.upstream.settings import for_every_split, resume
@@ -123,13 +123,13 @@ FOLLOWING = {
     "model_config.mmbt.text_encoder.params.bert_model_name",
     "scheduler.params.num_training_steps",
 }
-ENVIRONMENT = {"MMF_REPORT_DIR": "отчёты", "MMF_DATASET_ZOO": str(no_datasets()), "MMF_USER_DIR": ""}
+ENVIRONMENT = {"MMF_REPORT_DIR": "отчёты", "MMF_DATASET_ZOO": str(empty_zoo_file()), "MMF_USER_DIR": ""}
 # What MMF notes of its own options, and what it sets by the machine that it runs on.
 NOT_COMPARED = {"config", "model", "datasets", "training.device", "distributed.world_size"}
 
 
-def places_in(folder: Path) -> Places:
-    return Places(folder / "cache", folder / "data", folder / "save")
+def places_in(folder: Path) -> MmfPaths:
+    return MmfPaths(folder / "cache", folder / "data", folder / "save")
 
 
 def overridden(root: Path, folder: Path, asked: Question, overrides: Sequence[str]) -> Question:

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import pytest
 
-from mmf_win.errors import MmfError, UsageError
+from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.integrity.manifest import SUMS, Manifest
 from mmf_win.integrity.verify import LOCK, mark_intact, record_hashes
 from mmf_win.unpacking.staging import staging_folder
@@ -99,12 +99,12 @@ class TestGithub:
     ) -> None:
         with WebServer.serving(mmf_tar_gz=b"") as server:
             server.faults = [answer] * 5
-            with pytest.raises(MmfError, match=message) as raised:
+            with pytest.raises(MmfEnvironmentError, match=message) as raised:
                 install(github(server.url))
             assert len(server.asked) == asked
         assert raised.value.hint
         assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == [LOCK]
-        with pytest.raises(MmfError, match="MMF is not installed"):
+        with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
             find_mmf()
 
     def test_what_was_damaged_is_named_and_mended(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ class TestGithub:
         self, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         installed = _fetch(monkeypatch)
-        with WebServer.serving() as server, pytest.raises(MmfError):
+        with WebServer.serving() as server, pytest.raises(MmfEnvironmentError):
             install(github(server.url), force=True)
         assert find_mmf() == installed
         assert changed_files(installed) == []
@@ -161,7 +161,7 @@ class TestGithub:
             return real(path, target)
 
         monkeypatch.setattr(Path, "replace", refuse_the_new_one)
-        monkeypatch.setattr("mmf_win.files.PAUSE", 0.0)
+        monkeypatch.setattr("mmf_win.files.RETRY_PAUSE_SECONDS", 0.0)
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server, pytest.raises(PermissionError):
             install(github(server.url), force=True)
         assert find_mmf() == installed
@@ -176,7 +176,7 @@ class TestGithub:
 
         monkeypatch.setattr("tempfile.TemporaryFile", refuse_to_write)
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
-            with pytest.raises(MmfError, match="cannot be written to: Read-only") as raised:
+            with pytest.raises(MmfEnvironmentError, match="cannot be written to: Read-only") as raised:
                 install(github(server.url))
             assert server.asked == []
         assert "MMFW_HOME" in (raised.value.hint or "")
@@ -196,7 +196,7 @@ class TestGithub:
             )
             assert died.returncode == 9
             assert staging_folder(home / "mmf").joinpath("new", "mmf", "version.py").is_file()
-            with pytest.raises(MmfError, match="MMF is not installed"):
+            with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
                 find_mmf()
             install(github(server.url))
         assert find_mmf().version == VERSION
@@ -261,15 +261,15 @@ class TestPypi:
         if damaged:
             content = next(index.iterdir()).read_bytes()
             next(index.iterdir()).write_bytes(content.replace(b"evil.pyevil", b"evil.pyEVIL"))
-        with pytest.raises(MmfError, match="not the wheel that PyPI publishes"):
+        with pytest.raises(MmfEnvironmentError, match="not the wheel that PyPI publishes"):
             install(source)
-        with pytest.raises(MmfError, match="MMF is not installed"):
+        with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
             find_mmf()
 
     def test_what_pip_said_is_shown_when_it_fails(self, home: Path, index: Path) -> None:
         source = pypi(index)
         next(index.iterdir()).unlink()
-        with pytest.raises(MmfError, match="No matching distribution found for mmf") as raised:
+        with pytest.raises(MmfEnvironmentError, match="No matching distribution found for mmf") as raised:
             install(source)
         assert raised.value.hint
 
@@ -280,7 +280,7 @@ def test_a_python_without_pip_is_told_what_to_do(home: Path, monkeypatch: pytest
     venv.create(bare, with_pip=False)
     programs = sysconfig.get_path("scripts", vars={"base": str(bare)})
     monkeypatch.setattr(sys, "executable", str(Path(programs, Path(sys.executable).name)))
-    with pytest.raises(MmfError, match="has no pip") as raised:
+    with pytest.raises(MmfEnvironmentError, match="has no pip") as raised:
         install(sources.PYPI)
     assert "ensurepip" in (raised.value.hint or "")
 
@@ -308,7 +308,7 @@ class TestCheckout:
     def test_it_is_missed_when_it_has_gone(self, home: Path, checkout: Path) -> None:
         use_checkout(checkout)
         checkout.rename(checkout.with_name("elsewhere"))
-        with pytest.raises(MmfError, match="is incomplete") as raised:
+        with pytest.raises(MmfEnvironmentError, match="is incomplete") as raised:
             find_mmf()
         assert str(checkout.resolve()) in (raised.value.hint or "")
 
@@ -329,7 +329,7 @@ def test_packages_that_are_missing_are_named_with_their_cure(
     (user_dir / "PIL/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
     require_packages("pillow", "click")
-    with pytest.raises(MmfError, match="no-such and no_such cannot be found") as raised:
+    with pytest.raises(MmfEnvironmentError, match="no-such and no_such cannot be found") as raised:
         require_packages("click", "no-such", "no_such")
     assert "[train]" in (raised.value.hint or "")
 
@@ -337,7 +337,7 @@ def test_packages_that_are_missing_are_named_with_their_cure(
 def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:
     (home / "mmf").mkdir(parents=True)
     (home / "mmf/installed.json").write_text("{", encoding="utf-8")
-    with pytest.raises(MmfError, match="cannot be read") as raised:
+    with pytest.raises(MmfEnvironmentError, match="cannot be read") as raised:
         find_mmf()
     assert "mmfw setup --mmf pypi" in (raised.value.hint or "")
 

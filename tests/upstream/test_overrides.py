@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from mmf_win.console import shell_line
+from mmf_win.console import format_command
 from mmf_win.errors import UsageError
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets
 from mmf_win.upstream.config import ConfigParts, compose, merge, resolve
 from mmf_win.upstream.install import find_mmf
@@ -26,7 +26,7 @@ MMBT = ("mmbt", "projects/mmbt/configs/hateful_memes/defaults.yaml")
 DATASET = "dataset_config.hateful_memes"
 
 
-def assigned(root: Path, places: Places, *overrides: str) -> Any:
+def assigned(root: Path, places: MmfPaths, *overrides: str) -> Any:
     """Our own configuration with overrides."""
     _, config = compose(root, places, ConfigParts(*MMBT, offline=True))
     assign(config, overrides, version=read_version(root))
@@ -57,7 +57,7 @@ def test_keys_of_one_version_alone_are_known() -> None:
 
 
 @pytest.mark.parametrize("word", ["training.fp16=True", "training.wandb.enabled=True", "trainer.type=mmf"])
-def test_a_key_of_another_version_is_told_so(places: Places, word: str) -> None:
+def test_a_key_of_another_version_is_told_so(places: MmfPaths, word: str) -> None:
     with pytest.raises(UsageError, match=r"1\.0\.0rc10 has no key .*; 1\.0\.0rc12 has") as caught:
         assigned(find_mmf().root, places, word)
     assert caught.value.hint == "run `mmfw setup --mmf github`"
@@ -71,7 +71,7 @@ def test_a_key_of_another_version_is_told_so(places: Places, word: str) -> None:
         ("optimiser.params.lr=1", "optimizer.params.lr"),
     ],
 )
-def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: Places, word: str, meant: str) -> None:
+def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: MmfPaths, word: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
     assert f"did you mean {meant}" in str(caught.value.hint)
@@ -87,10 +87,10 @@ def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: Places, word: 
         ("training.seed[0]=3", "training.seed=VALUE"),
         (f"{DATASET}.annotations.test.0=x", f"{DATASET}.annotations.test[0]=VALUE"),
         (f"{DATASET}.annotations.test[7]=x", f"{DATASET}.annotations.test[0]"),
-        ("training.lr_steps[0]=1", shell_line("training.lr_steps=['VALUE']")),
+        ("training.lr_steps[0]=1", format_command("training.lr_steps=['VALUE']")),
     ],
 )
-def test_the_hint_says_how_it_is_done(mmf_root: Path, places: Places, word: str, hinted: str) -> None:
+def test_the_hint_says_how_it_is_done(mmf_root: Path, places: MmfPaths, word: str, hinted: str) -> None:
     with pytest.raises(UsageError) as caught:
         assigned(mmf_root, places, word)
     assert hinted in str(caught.value.hint)
@@ -111,12 +111,12 @@ def test_the_hint_says_how_it_is_done(mmf_root: Path, places: Places, word: str,
     ],
 )
 def test_values_are_read_as_omegaconf_reads_a_list_of_them(
-    mmf_root: Path, places: Places, word: str, value: object
+    mmf_root: Path, places: MmfPaths, word: str, value: object
 ) -> None:
     assert OmegaConf.select(assigned(mmf_root, places, word), word.partition("=")[0]) == value
 
 
-def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, places: Places) -> None:
+def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, places: MmfPaths) -> None:
     words = [
         f"{DATASET}.annotations.test[0]=own.jsonl",
         "model_config.mmbt.losses[0].type=bce",
@@ -129,7 +129,7 @@ def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, places: Pla
     }
 
 
-def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: Places) -> None:
+def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: MmfPaths) -> None:
     word = "model_config.my_own.layers=3"
     with pytest.raises(UsageError):
         resolve(mmf_root, places, ConfigParts(*MMBT), [word])
@@ -144,7 +144,7 @@ def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: Plac
 
 @pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir", "model"])
 def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
-    mmf_root: Path, places: Places, key: str
+    mmf_root: Path, places: MmfPaths, key: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{key} is set by mmfw") as caught:
         resolve(mmf_root, places, ConfigParts(*MMBT, tree(f"{key}=x")))
@@ -162,7 +162,7 @@ def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
     ],
 )
 def test_a_new_key_is_taken_where_a_class_may_read_it_or_a_preset_has_one(
-    mmf_root: Path, places: Places, key: str
+    mmf_root: Path, places: MmfPaths, key: str
 ) -> None:
     asked = ConfigParts(*MMBT, {"training": {"new_group": {"new": 1}}})
     config = compose(mmf_root, places, asked)[1]
@@ -227,7 +227,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("word", "meant"), WRONG, ids=[word for word, _ in WRONG])
 def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
-    mmf_root: Path, places: Places, word: str, meant: str
+    mmf_root: Path, places: MmfPaths, word: str, meant: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
         resolve(mmf_root, places, ConfigParts(*MMBT, tree(word)))
@@ -235,7 +235,7 @@ def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
     assert word.partition("=")[0].partition(".")[0] in str(caught.value)
 
 
-def test_a_number_of_a_list_is_refused_by_itself(mmf_root: Path, places: Places) -> None:
+def test_a_number_of_a_list_is_refused_by_itself(mmf_root: Path, places: MmfPaths) -> None:
     betas = "optimizer.params.betas"
     config = assigned(mmf_root, places, f"{betas}=[0.9, 0.98]", f"{betas}[0]=0.5")
     assert list(config.optimizer.params.betas) == [0.5, 0.98]
@@ -244,7 +244,7 @@ def test_a_number_of_a_list_is_refused_by_itself(mmf_root: Path, places: Places)
 
 
 def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
-    mmf_root: Path, places: Places
+    mmf_root: Path, places: MmfPaths
 ) -> None:
     asked = ConfigParts(*MMBT, tree("training.batchsize=4"))
     resolve(mmf_root, places, asked, checked={})
@@ -252,7 +252,7 @@ def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
         resolve(mmf_root, places, asked, ["training.batch_size=0"], checked={})
 
 
-def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, places: Places) -> None:
+def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, places: MmfPaths) -> None:
     key = "training.max_grad_l2_norm"
     assert assigned(mmf_root, places, f"{key}=0.25").training.max_grad_l2_norm == 0.25
     with pytest.raises(UsageError, match=f"{key}: -1 is not a number of 0 or more"):
@@ -276,19 +276,19 @@ def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, p
         "training.tensorboard=1",
     ],
 )
-def test_what_mmf_reads_is_taken(mmf_root: Path, places: Places, word: str) -> None:
+def test_what_mmf_reads_is_taken(mmf_root: Path, places: MmfPaths, word: str) -> None:
     resolve(mmf_root, places, ConfigParts(*MMBT, tree(word)))
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
-def test_nothing_that_mmfs_configurations_set_is_refused(mmf_root: Path, places: Places, name: str) -> None:
+def test_nothing_that_mmfs_configurations_set_is_refused(mmf_root: Path, places: MmfPaths, name: str) -> None:
     preset = presets.load(name)
     bare = OmegaConf.to_container(compose(mmf_root, places, ConfigParts(preset.model))[0])
     whole = OmegaConf.to_container(compose(mmf_root, places, preset)[1])
     require_usable(bare, whole, read_version(mmf_root))
 
 
-def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, places: Places) -> None:
+def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, places: MmfPaths) -> None:
     chosen = {
         "training": {"wandb": {"tags": ["first"]}},
         "checkpoint": {"pretrained_state_mapping": {"model.bert": "model.bert"}},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.upstream import settings
 from mmf_win.upstream.versions import has_key
 
@@ -64,14 +64,14 @@ def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
     assert checkpoint["resume"] is False, "else MMF takes current.ckpt whatever the file says"
 
 
-def environment(places: Places, *, offline: bool) -> dict[str, str]:
+def environment(places: MmfPaths, *, offline: bool) -> dict[str, str]:
     """That of a worker."""
     folder = places.save_dir
     return settings.environment(places, folder / "c", folder / "l", folder / "r", offline=offline)
 
 
 def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
-    places: Places, monkeypatch: pytest.MonkeyPatch
+    places: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
@@ -84,7 +84,7 @@ def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
 
 @pytest.mark.parametrize("offline", [True, False])
 def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
-    places: Places, offline: bool, monkeypatch: pytest.MonkeyPatch
+    places: MmfPaths, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMFW_PASSWORD", "secret")
     env = environment(places, offline=offline)
@@ -99,6 +99,6 @@ def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
 def test_a_worker_starts_without_variables_of_python_that_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*settings.HARMFUL, "PYTHONHASHSEED"):
         monkeypatch.setenv(name, "1")
-    assert environment(Places.resolve(), offline=True).keys() & {*settings.HARMFUL, "PYTHONHASHSEED"} == {
+    assert environment(MmfPaths.resolve(), offline=True).keys() & {*settings.HARMFUL, "PYTHONHASHSEED"} == {
         "PYTHONHASHSEED"
     }

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.errors import MmfError
-from mmf_win.paths import Places
+from mmf_win.errors import MmfEnvironmentError
+from mmf_win.paths import MmfPaths
 from mmf_win.upstream.versions import config_path, follow_text_links, has_key, read_version
 from mmf_win.upstream.zoo import Zoo
 from tests.worlds.memes import lay_out
@@ -60,7 +60,9 @@ class TestConfigPath:
         assert config_path(wheel, str(mine)) == mine.resolve()
 
     def test_an_unknown_name_is_answered_with_the_nearest(self, wheel: Path) -> None:
-        with pytest.raises(MmfError, match=r"no configuration projects/mmbt/.*/default\.yaml") as caught:
+        with pytest.raises(
+            MmfEnvironmentError, match=r"no configuration projects/mmbt/.*/default\.yaml"
+        ) as caught:
             config_path(wheel, "projects/mmbt/configs/hateful_memes/default.yaml")
         assert caught.value.hint == f"did you mean {MMBT[1]}?"
 
@@ -79,7 +81,7 @@ class TestTextLinks:
 
     def test_a_circle_is_an_error(self, tmp_path: Path) -> None:
         lay_out({"a.yaml": b"b.yaml", "b.yaml": b"a.yaml"}, tmp_path)
-        with pytest.raises(MmfError, match="circle"):
+        with pytest.raises(MmfEnvironmentError, match="circle"):
             follow_text_links(tmp_path / "a.yaml")
         assert follow_text_links(tmp_path / "no.yaml") == tmp_path / "no.yaml"
 
@@ -90,20 +92,20 @@ class TestVersions:
         assert read_version(unpacked) == "1.0.0rc12"
 
     def test_a_tree_without_one_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(MmfError, match=r"version\.py cannot be read"):
+        with pytest.raises(MmfEnvironmentError, match=r"version\.py cannot be read"):
             read_version(tmp_path)
         lay_out({"mmf/version.py": b"version = 1\n"}, tmp_path)
-        with pytest.raises(MmfError, match="no version"):
+        with pytest.raises(MmfEnvironmentError, match="no version"):
             read_version(tmp_path)
 
     def test_an_unknown_one_is_an_error_that_names_the_known_ones(self) -> None:
-        with pytest.raises(MmfError, match=r"0\.9 is unknown.*1\.0\.0rc10 and 1\.0\.0rc12"):
+        with pytest.raises(MmfEnvironmentError, match=r"0\.9 is unknown.*1\.0\.0rc10 and 1\.0\.0rc12"):
             has_key("0.9", "training.callbacks")
 
 
 @pytest.mark.parametrize("version", [{}, {"version": "1.0"}])
 def test_an_entry_of_a_zoo_may_lack_a_version(
-    user_dir: Path, places: Places, version: dict[str, str]
+    user_dir: Path, places: MmfPaths, version: dict[str, str]
 ) -> None:
     resource = {"url": "mmf://features.tar.gz", "file_name": "features.tar.gz"}
     zoo = user_dir / "zoo.yaml"

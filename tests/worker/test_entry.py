@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from mmf_win import compat
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.worker import entry as worker
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> Attempt:
-    request = Attempt(TrainTask(), "mmbt", str(tmp_path / "mmf"), str(tmp_path / "attempts" / "1"))
-    request.attempt.path.mkdir(parents=True)
+def request_(tmp_path: Path) -> AttemptRequest:
+    request = AttemptRequest(TrainTask(), "mmbt", str(tmp_path / "mmf"), str(tmp_path / "attempts" / "1"))
+    request.folder.path.mkdir(parents=True)
     request.save()
     return request
 
 
 def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_absence(
-    request_: Attempt, monkeypatch: pytest.MonkeyPatch
+    request_: AttemptRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A DataLoader's worker on Windows, for which the paging file is too small to import torch once more."""
 
@@ -35,7 +35,7 @@ def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_a
     def broken_pipe(*_: Any) -> None:
         raise BrokenPipeError
 
-    monkeypatch.setenv("MMFW_REQUEST", str(request_.attempt.request))
+    monkeypatch.setenv("MMFW_REQUEST", str(request_.folder.request_file))
     monkeypatch.setattr(compat, "install", out_of_memory)
     with pytest.raises(MemoryError):
         runpy.run_path(worker.__file__, run_name="__mp_main__")
@@ -43,17 +43,17 @@ def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_a
     monkeypatch.setattr(worker, "prepare", lambda *_: None)
     monkeypatch.setattr(worker, "run", broken_pipe)
     end = worker.perform(request_, None)  # type: ignore[arg-type]
-    assert (end.outcome, end.message) == ("host_oom", "MemoryError")
+    assert (end.kind, end.message) == ("host_oom", "MemoryError")
 
 
 def test_without_such_a_word_the_workers_own_error_counts(
-    request_: Attempt, monkeypatch: pytest.MonkeyPatch
+    request_: AttemptRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: Any) -> None:
         raise ValueError("x")
 
     monkeypatch.setattr(worker, "prepare", fails)
-    assert worker.perform(request_, None).outcome == "mmf"  # type: ignore[arg-type]
+    assert worker.perform(request_, None).kind == "mmf"  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from mmf_win.errors import CheckpointError, DatasetError, MmfError, UnreadableImage
-from mmf_win.protocol import Exit, Outcome
+from mmf_win.errors import CheckpointError, DatasetError, MmfEnvironmentError, UnreadableImageError
+from mmf_win.protocol import AttemptOutcome, OutcomeKind
 from mmf_win.worker.outcome import StopRequested, UntrustedCheckpoint, classify
 from tests.worlds.tools import is_wine
 
@@ -79,13 +79,13 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
         (DatasetError("x"), "data"),
         (CheckpointError("x"), "checkpoint"),
         (UntrustedCheckpoint("x"), "untrusted"),
-        (MmfError("x"), "mmf"),
+        (MmfEnvironmentError("x"), "mmf"),
         (ValueError("a banana is no nan-o-thing"), "internal"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_the_class_of_an_error(error: BaseException, outcome: Outcome) -> None:
-    assert classify(caught(error)).outcome == outcome
+def test_the_class_of_an_error(error: BaseException, outcome: OutcomeKind) -> None:
+    assert classify(caught(error)).kind == outcome
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,9 @@ def test_the_class_of_an_error(error: BaseException, outcome: Outcome) -> None:
     [(OSError("[WinError 126] The specified module could not be found"), "mmf"), (PAGING_FILE, "host_oom")],
 )
 def test_what_fails_before_mmf_is_imported_is_the_environments_fault_but_for_a_lack_of_memory(
-    error: BaseException, outcome: Outcome
+    error: BaseException, outcome: OutcomeKind
 ) -> None:
-    assert classify(caught(error), prepared=False).outcome == outcome
+    assert classify(caught(error), prepared=False).kind == outcome
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_validation_is_known_by_mmfs_loop_and_not_by_a_method_of_the_users_mod
     exec(compile(code, tmp_path / file, "exec"), names)
     with pytest.raises(RuntimeError) as error:
         names[function]()
-    assert classify(error.value).validating == validating
+    assert classify(error.value).during_validation == validating
 
 
 def test_an_error_is_said_in_one_line_with_its_type() -> None:
@@ -127,14 +127,14 @@ def test_an_error_is_said_in_one_line_with_its_type() -> None:
 @pytest.mark.parametrize("code", [None, 0, 3, "no license"])
 def test_a_library_that_ends_the_worker_is_named_with_its_exit_code(code: int | str | None) -> None:
     end = classify(caught(SystemExit(code)))
-    assert (end.outcome, end.message) == ("internal", f"a library ended the worker by sys.exit({code!r})")
+    assert (end.kind, end.message) == ("internal", f"a library ended the worker by sys.exit({code!r})")
 
 
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("kind", "outcome"),
     [
-        (UnreadableImage, "data"),
+        (UnreadableImageError, "data"),
         (MemoryError, "host_oom"),
         (RuntimeError, "cuda_oom"),
         (KeyError, "internal"),
@@ -142,7 +142,7 @@ def test_a_library_that_ends_the_worker_is_named_with_its_exit_code(code: int | 
     ],
 )
 def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(
-    kind: type[Exception], outcome: Outcome
+    kind: type[Exception], outcome: OutcomeKind
 ) -> None:
     from torch._utils import ExceptionWrapper
 
@@ -153,10 +153,10 @@ def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(
     with pytest.raises(kind) as raised_here:
         wrapped.reraise()
     end = classify(raised_here.value)
-    assert end.outcome == outcome
+    assert end.kind == outcome
     assert "Caught" not in end.message and "Traceback" not in end.message
-    if kind is UnreadableImage:
-        assert (end.message, end.hint) == ("CUDA out of memory. seen: 3 rows", UnreadableImage("x").hint)
+    if kind is UnreadableImageError:
+        assert (end.message, end.hint) == ("CUDA out of memory. seen: 3 rows", UnreadableImageError("x").hint)
     elif kind is not KeyError:  # which shows its message as Python writes it
         assert "CUDA out of memory. seen: 3 rows" in end.message
 
@@ -183,8 +183,8 @@ def test_a_rank_knows_that_another_one_is_gone(tmp_path: Path) -> None:
     from torch.multiprocessing import spawn
 
     spawn(_rank, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
-    end = Exit.load(tmp_path / "end.json")
-    assert end is not None and end.outcome == "killed"
+    end = AttemptOutcome.load(tmp_path / "end.json")
+    assert end is not None and end.kind == "killed"
     assert "another process of this training has ended" in end.message
 
 
@@ -192,7 +192,7 @@ def test_a_rank_knows_that_another_one_is_gone(tmp_path: Path) -> None:
 def test_torchs_own_out_of_memory_error_is_known() -> None:
     import torch
 
-    assert classify(caught(torch.cuda.OutOfMemoryError("any words"))).outcome == "cuda_oom"
+    assert classify(caught(torch.cuda.OutOfMemoryError("any words"))).kind == "cuda_oom"
 
 
 _ASKS_THE_HUB = """
@@ -225,4 +225,4 @@ def test_a_model_that_may_not_be_downloaded_says_what_forbids_it(user_dir: Path)
 )
 def test_full_shared_memory_gets_the_hint_that_helps(message: str) -> None:
     end = classify(RuntimeError(message))
-    assert end.outcome == "host_oom" and "--shm-size" in str(end.hint) and "num_workers=0" in str(end.hint)
+    assert end.kind == "host_oom" and "--shm-size" in str(end.hint) and "num_workers=0" in str(end.hint)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from tests.worlds.tools import is_wine
 
@@ -34,7 +34,7 @@ def _train(rank: int, folder: str, asked: int) -> None:
     meeting = f"file://{root / 'meeting'}"
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=_RANKS)
     stop = Stop(root / f"stop-of-{rank}")
-    observer = Observer(Attempt(TrainTask(), "m", "mmf", str(root / "attempts" / "1")), stop)
+    observer = Observer(AttemptRequest(TrainTask(), "m", "mmf", str(root / "attempts" / "1")), stop)
     trainer = SimpleNamespace(num_updates=0, current_iteration=0, model=torch.nn.Linear(1, 1))
     trainer.device = torch.device("cpu")
     trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1, max_updates=None))

@@ -93,13 +93,13 @@ def _make(folder: Path) -> tuple[Run, Run]:
         record |= {"intervals": {"auroc": [0.5, 0.9], "accuracy": [0.3, 0.7]}, "split": report_world.SPLIT}
         record |= {"rows": 8, "labelled": 8, "hateful": 4, "full_rows": 10, "ensemble": None}
         record |= {"members": [{"run": run.id, "checkpoint": "best.ckpt", "checkpoint_sha256": "00"}]}
-        record |= {"annotations": str(world.dataset.split(report_world.SPLIT))}
+        record |= {"annotations": str(world.dataset.annotation_file(report_world.SPLIT))}
         record |= {"versions": {"mmfw": "1", "torch": "2"}}
         write_json(world.predict(run).with_suffix(".metrics.json"), record)
         checkpoint(run.checkpoints / "best.ckpt", 10)
         checkpoint(run.checkpoints / "current.ckpt", 20)
         (run.checkpoints / "config.yaml").write_text("training:\n  seed: 1\n", encoding="utf-8")
-        write_json(run.new_attempt().request, {"action": "train"})
+        write_json(run.new_attempt().request_file, {"action": "train"})
         run.lock.touch()
         run.log.touch()
     return runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 
 
@@ -12,7 +12,7 @@ class EventLog:
     """The ``events.jsonl`` of a run, as the attempt of a name writes to it."""
 
     def __init__(self, path: Path, attempt: str) -> None:
-        self._attempt = Attempt(TrainTask(), "mmbt", "mmf", str(path.with_name("attempts") / attempt))
+        self._attempt = AttemptRequest(TrainTask(), "mmbt", "mmf", str(path.with_name("attempts") / attempt))
         assert self._attempt.events == path
 
     def write(self, kind: str, **values: object) -> None:

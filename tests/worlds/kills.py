@@ -16,7 +16,7 @@ from mmf_win.dataset.features import extract_features
 from mmf_win.doctor.verify import repair, verify
 from mmf_win.errors import DatasetError
 from mmf_win.inputs.given import Mirror
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.unpacking.staging import is_unfinished, staging_folder
 from tests.worlds import hostile
 from tests.worlds.memes import PHASE_1, Files, laid_out, lay_out, memes, tree
@@ -51,7 +51,7 @@ class Installation:
 
     words: tuple[str, ...]
     again: Callable[[], object]  # does the same in this process
-    places: Places
+    places: MmfPaths
     folder: Path
     prepared: Path | None  # the data folder as it is before
     new: Files  # what is in the folder afterwards
@@ -127,23 +127,23 @@ def installations(folder: Path) -> dict[str, Installation]:
     a, b = (hostile.plain_zip(folder / f"{n}.zip", {data: bytes([n] * 9)}) for n in (1, 2))
     own = {"annotations/mine.jsonl": b"{}\n", "images/img/mine.png": b"x", "images/img/mine/1.png": b"y"}
 
-    def convert_first(places: Places) -> None:
+    def convert_first(places: MmfPaths) -> None:
         convert(first, places)
         lay_out(own, places.dataset.root)
 
-    def damage(places: Places) -> None:
+    def damage(places: MmfPaths) -> None:
         convert(release, places)
         hostile.cut(places.dataset.root / "images" / "img" / "00003.png")
         (places.dataset.root / "annotations" / "train.jsonl").unlink()
 
     def made(
         name: str,
-        before: Callable[[Places], object] | None,
-        again: Callable[[Places], object],
+        before: Callable[[MmfPaths], object] | None,
+        again: Callable[[MmfPaths], object],
         new: Files,
         *words: object,
     ) -> Installation:
-        places = Places.resolve(folder / name, folder / "save")
+        places = MmfPaths.resolve(folder / name, folder / "save")
         prepared = None
         if before is not None:
             before(places)

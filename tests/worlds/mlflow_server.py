@@ -15,7 +15,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 
 needs_server = pytest.mark.skipif(sys.platform == "win32", reason="on Windows no server of MLflow is started")
 _PATIENCE = 240.0
@@ -41,7 +41,7 @@ def shared_server(folder: Path) -> Iterator[str]:
     folder.mkdir(exist_ok=True)
     users, address = folder / "users", folder / "address"
     with users.open("w") as file:
-        with locked(folder / "lock", patience=_PATIENCE):
+        with file_lock(folder / "lock", timeout=_PATIENCE):
             fcntl.flock(file, fcntl.LOCK_SH)
             if not address.exists():
                 address.write_text(_start(folder, users, address), "ascii")

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.worker.entry import mmf_options
 
@@ -105,7 +105,9 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
 def _options(root: Path, question: Question, folder: str) -> list[str]:
     model, config, settings = question.model, question.config, question.settings
     return mmf_options(
-        Attempt(TrainTask(), model, str(root), attempt_dir=folder, settings=settings, base_config=config)
+        AttemptRequest(
+            TrainTask(), model, str(root), attempt_dir=folder, settings=settings, base_config=config
+        )
     )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from mmf_win.locking import locked
+from mmf_win.locking import file_lock
 from tests.worlds.tools import untar
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ class Packages(NamedTuple):
 def build_all(folder: Path) -> Packages:
     """Build both in a folder, once for all processes that ask for it there."""
     folder.mkdir(exist_ok=True)
-    with locked(folder / "lock", patience=float("inf")):
+    with file_lock(folder / "lock", timeout=float("inf")):
         if not (folder / "done").exists():
             _build_sdist(folder)
             build_wheel(next(folder.glob("unpacked/*")), folder)

@@ -16,8 +16,8 @@ from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.demo.synthetic import Picture, draw
 from mmf_win.files import json_bytes
 from mmf_win.integrity.manifest import Entry, Manifest, Source
-from mmf_win.paths import DatasetPaths, Places
-from mmf_win.protocol import Attempt, Exit
+from mmf_win.paths import DatasetPaths, MmfPaths
+from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs.folder import Run
 from tests.worlds import run_requests
@@ -45,12 +45,12 @@ class World:
     @property
     def dataset(self) -> DatasetPaths:
         """Where the memes are."""
-        return Places.resolve(self.data).dataset
+        return MmfPaths.resolve(self.data).dataset
 
     def annotate(self, memes: Sequence[dict[str, Any]], split: str = SPLIT) -> None:
         """Write an annotation file."""
         self.dataset.annotations.mkdir(parents=True, exist_ok=True)
-        self.dataset.split(split).write_bytes(b"".join(json_bytes(meme) for meme in memes))
+        self.dataset.annotation_file(split).write_bytes(b"".join(json_bytes(meme) for meme in memes))
 
     def run(self, name: str = "mmbt_grid", stamp: str = "2026-01-01T00-00-00", **changes: Any) -> Run:
         """A run of an hour ago that went well and left events."""
@@ -64,12 +64,12 @@ class World:
         started = {"seed": asked.number("seed") or 4_000, "max_updates": asked.number("max_updates") or 120}
         tell(run, attempt("1", 0, 120, **started))
         begin_training(run)
-        Exit("ok").save(run.exit_file)
+        AttemptOutcome("ok").save(run.exit_file)
         return run
 
     def predict(self, run: Run, split: str = SPLIT, *, skill: float = 0.25) -> Path:
         """Predictions of a split that know its labels a little."""
-        lines = self.dataset.split(split).read_text(encoding="utf-8").splitlines()
+        lines = self.dataset.annotation_file(split).read_text(encoding="utf-8").splitlines()
         csv = run.reports / f"hateful_memes_{run.path.parent.name}_{split}_2026-01-01T00-00-01.csv"
         predictions = []
         for meme in map(json.loads, lines):
@@ -136,7 +136,7 @@ def begin_training(run: Run, number: int = 1) -> None:
     """Make the folder of an attempt to train, whose outcome is that of the run."""
     folder = run.attempt(number).path
     folder.mkdir(parents=True)
-    Attempt(TrainTask(), "mmbt", "mmf", str(folder)).save()
+    AttemptRequest(TrainTask(), "mmbt", "mmf", str(folder)).save()
 
 
 def tell(run: Run, events: Sequence[dict[str, Any]]) -> None:
@@ -170,7 +170,7 @@ def text_of(page: Path | str) -> str:
 
 def left_out(world: World, count: int) -> None:
     """Have the dataset be one that was converted without some memes of the split."""
-    content = world.dataset.split(SPLIT).read_bytes()
+    content = world.dataset.annotation_file(SPLIT).read_bytes()
     rows = len(content.splitlines())
     files = {f"annotations/{SPLIT}.jsonl": Entry(sha256(content).hexdigest(), len(content))}
     summary = asdict(SplitSummary(rows, None, None, count, tuple(map(str, range(count)))))

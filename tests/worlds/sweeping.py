@@ -11,7 +11,7 @@ from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
-from mmf_win.protocol import Exit
+from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import Request
 from mmf_win.sweeps.folder import State, SweepFolder, Task, TaskFolder, write_yaml
@@ -94,7 +94,7 @@ def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
         log.write("train", update=update, max_updates=40, epoch=1, loss=0.5, lr=0.1, updates_per_s=2.0)
         log.write("val", update=update, metrics=told, final=False, data={"split": "dev_seen", "rows": 8})
     begin_training(run)
-    Exit("ok").save(run.exit_file)
+    AttemptOutcome("ok").save(run.exit_file)
     return run
 
 

@@ -12,7 +12,7 @@ from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
 from mmf_win.integrity.verify import Finding
-from mmf_win.paths import Places
+from mmf_win.paths import MmfPaths
 from mmf_win.upstream.zoo import ZooEntry
 from tests.worlds.memes import tar_gz
 from tests.worlds.tools import untar
@@ -38,7 +38,7 @@ class Zoo:
     """Archives on a server, and what needs them in MMF's folders."""
 
     server: WebServer
-    places: Places
+    places: MmfPaths
 
     @property
     def features(self) -> RegionFeatures:

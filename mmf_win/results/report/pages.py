@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from mmf_win.console import controls_escaped, duration, moment, shell_line
+from mmf_win.console import escape_controls, format_command, format_duration, format_local_time
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.dataset.published_results import PAPER, published, why_none
 from mmf_win.errors import DataError, UsageError
-from mmf_win.files import replacing
-from mmf_win.paths import DatasetPaths, Places, data_option, new_file
+from mmf_win.files import atomic_replace
+from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments, reserve_file
 from mmf_win.results.metrics import Score
 from mmf_win.results.report import comparison, plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
@@ -116,7 +116,7 @@ def with_something_to_show(run: Run) -> Run:
     known = Record.read(run)
     if known.scores.made or any(event["kind"] in ("train", "val") for event in known.events):
         return run
-    raise DataError("has neither updates nor predictions to show", about=f"run {run.id}")
+    raise DataError("has neither updates nor predictions to show", prefix=f"run {run.id}")
 
 
 def of_ensemble(scored: Scored) -> Path:
@@ -172,19 +172,19 @@ def of_runs(
         message = f"none of these runs has predictions for {split} by its best checkpoint"
         raise UsageError(message, hint=_predict(runs, split, data_dir))
     about = comparison.of_runs(scored, chosen, settings or {})
-    with nullcontext(output) if output else new_file(save_dir, "comparison_", ".html") as made:
+    with nullcontext(output) if output else reserve_file(save_dir, "comparison_", ".html") as made:
         return write("compare.html", made, about)
 
 
 def _predict(runs: Sequence[Run], split: str, data_dir: Path | None) -> str:
     """The command that makes the predictions which a page needs."""
-    where = data_option(data_dir) if data_dir else []
-    command = shell_line("mmfw", "predict", *(run.path for run in runs), "--split", split, *where)
+    where = data_dir_arguments(data_dir) if data_dir else []
+    command = format_command("mmfw", "predict", *(run.path for run in runs), "--split", split, *where)
     return f"`{command}` makes them"
 
 
 def _dataset(known: Record, data_dir: Path | None) -> DatasetPaths:
-    return Places.resolve(data_dir or Path(known.request.data_dir)).dataset
+    return MmfPaths.resolve(data_dir or Path(known.request.data_dir)).dataset
 
 
 def scored_by_best(known: Record, split: str | None, data_dir: Path | None) -> Scored | None:
@@ -293,8 +293,8 @@ def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurve
         Fact("MMF", request.mmf or "unknown"),
         *_versions(curves.versions),
         *([Fact("Started from", request.start, "")] if request.start else []),
-        Fact("Began", moment(summary.started)),
-        Fact("Training took", duration(summary.seconds)),
+        Fact("Began", format_local_time(summary.started)),
+        Fact("Training took", format_duration(summary.seconds)),
         Fact("Updates", f"{summary.updates or 0:,}{total}"),
         Fact("State", summary.state, ""),
         Fact("Seed", f"{'unknown' if summary.seed is None else summary.seed}{drawn}"),
@@ -345,9 +345,9 @@ def write(template: str, output: Path, about: dict[str, Any]) -> Path:
     environment.filters |= {"score": _score, "cut": _cut, "spread": seeds.spread}
     made = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = environment.get_template(template).render(version=__version__, made=made, **about)
-    page = controls_escaped(page)  # whose names and texts might turn those beside them around
+    page = escape_controls(page)  # whose names and texts might turn those beside them around
     output.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(output.resolve()) as temporary:  # a link stays one
+    with atomic_replace(output.resolve()) as temporary:  # a link stays one
         temporary.write_text(page, encoding="utf-8", errors="xmlcharrefreplace", newline="\n")
     return output
 

@@ -131,7 +131,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     Raises DataError where one of the two cannot be read, or they do not fit each other.
     """
     own = annotations_beside(csv)
-    annotations = own if own.is_file() else dataset.split(split)
+    annotations = own if own.is_file() else dataset.annotation_file(split)
     if not annotations.is_file():
         message = f"{annotations}: there is no such file, and {csv.name} was predicted for it"
         raise DatasetError(message, hint=where_to_get(dataset))

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.upstream.versions import has_key, read_version
 from mmf_win.worker.hooks import fast, loading
 from mmf_win.worker.hooks.observer import Observer, leave_without_batches
@@ -20,24 +20,24 @@ from mmf_win.worker.predictions import watch_scoring
 from mmf_win.worker.stopping import Stop
 
 
-def register(request: Attempt, stop: Stop) -> list[Any]:
+def register(request: AttemptRequest, stop: Stop) -> list[Any]:
     """Register the hooks in this process and return the list that MMF's trainer will be in."""
     observer, trainers = Observer(request, stop), list[Any]()
-    version = read_version(Path(request.mmf))
+    version = read_version(Path(request.mmf_root))
     adapter = "callback" if has_key(version, "training.callbacks") else "trainer"
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")
     hooks.register(observer, trainers)
-    if request.trains:
+    if request.is_training:
         timed = (*TIMED, *hooks.TIMED)
         observer.clock.time(each for each in timed if request.profile_updates or each[2] == "data")
         leave_without_batches(observer)
     loading.watch(observer)
     watch_scoring(observer)
-    if (task := request.training).teacher:
+    if (task := request.train_task).teacher_probas:
         teacher = import_module("mmf_win.worker.hooks.teacher")
-        teacher.register(task.teacher, task.teacher_weight)
+        teacher.register(task.teacher_probas, task.teacher_weight)
     if request.fast:
         fast.pad_to_longest(request)
-    if request.images is not None:
-        use(ImageCache(Path(request.images)))
+    if request.image_cache_dir is not None:
+        use(ImageCache(Path(request.image_cache_dir)))
     return trainers

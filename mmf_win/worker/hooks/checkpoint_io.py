@@ -22,9 +22,9 @@ from zipfile import is_zipfile
 
 import torch
 
-from mmf_win.console import shell_line, size
+from mmf_win.console import format_command, format_size
 from mmf_win.errors import CheckpointError, ResourceError
-from mmf_win.files import free_space, replacing, share
+from mmf_win.files import atomic_replace, free_space, link_or_copy
 from mmf_win.integrity import torch_file
 from mmf_win.worker.outcome import UntrustedCheckpoint
 
@@ -71,7 +71,7 @@ def _of_protocol(protocol: int, name: str) -> CheckpointError:
     """Return the error that torch reads no file of a pickle protocol safely, and how to save it again."""
     new = str(Path(name).with_suffix(".protocol2.pth"))
     code = f"import torch; torch.save(torch.load({name!r}, map_location='cpu', weights_only=False), {new!r})"
-    again = f"`{shell_line(sys.executable, '-c', code)}` saves it again; then name {new}"
+    again = f"`{format_command(sys.executable, '-c', code)}` saves it again; then name {new}"
     saved = f"{name} is saved with pickle protocol {'4 or 5' if protocol == 4 else protocol}"
     message = f"{saved}, and without running code from a file torch reads only protocol 2"
     return CheckpointError(message, hint=f"if you trust where it comes from, {again}")
@@ -118,9 +118,9 @@ class SingleWrite:
         CheckpointError where what was written cannot be read back.
         """
         if self._written is not None:
-            share(self._written, path)
+            link_or_copy(self._written, path)
             return
-        with replacing(path) as temporary:
+        with atomic_replace(path) as temporary:
             with space_for(path, value, "a checkpoint"), _Hashing(temporary) as file:
                 _save(value, file)
                 file.flush()
@@ -145,7 +145,7 @@ def space_for(path: Path, value: Any, what: str, times: int = 1) -> Iterator[Non
     def require(least: int) -> None:
         free = free_space(path.parent)
         if free is not None and free < least:
-            sizes = f"needs {size(needed)} of disk space, and {size(free)} are free"
+            sizes = f"needs {format_size(needed)} of disk space, and {format_size(free)} are free"
             raise ResourceError(f"{path}: {what} {sizes}")
 
     require(needed)

@@ -18,7 +18,7 @@ from mmf.utils import checkpoint
 from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 from torch import nn
 
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.integrity import torch_file
@@ -45,7 +45,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         self._observer.weights = self.config.checkpoint.resume_zoo  # unless another file is loaded
         self._require_all_weights(trainer.model)
         self.resume_state: ResumeState | None = None
-        if self._observer.request.trains:
+        if self._observer.request.is_training:
             self.resume_state = ResumeState(trainer, observer.clock)
             if self._observer.is_main:  # only one process trains a run: a killed worker was writing these
                 for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
@@ -110,7 +110,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         loaded = super()._torch_load(file)
         if not isinstance(loaded, Mapping) or not isinstance(loaded.get("model", loaded), Mapping):
             raise CheckpointError(f"{file}: it holds no weights of a model")
-        if self._starting and self._observer.request.training.weights_alone:
+        if self._starting and self._observer.request.train_task.only_weights:
             # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
             loaded = {"model": loaded.get("model", loaded)}
         if not loaded.get(_SCALER, True):  # of a run in another precision, and torch refuses it
@@ -130,7 +130,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             if missing:
                 raise CheckpointError(
                     f"{self._observer.weights}: the checkpoint lacks {len(missing)} of the model's "
-                    f"{len(parameters)} parameters ({first_few(missing)})",
+                    f"{len(parameters)} parameters ({summarize_list(missing)})",
                     hint="name a checkpoint of this very model and configuration",
                 )
 
@@ -150,7 +150,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
     def _prune(self, update: int) -> None:
         older = [path for path in numbered(self._folder) if path.name != f"model_{update}.ckpt"]
         passed = [path for path, reached in kept_aside(self._folder).items() if reached < update]
-        for path in (*older[self._observer.request.training.keep :], *passed):
+        for path in (*older[self._observer.request.train_task.keep_checkpoints :], *passed):
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
                 path.unlink()
 
@@ -168,5 +168,7 @@ def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
 def check_weights(model: nn.Module, update: int) -> None:
     """Raise Diverged where weights are not finite; a gradient may overflow where the loss does not."""
     if bad := not_finite(model.named_parameters()):
-        message = f"after update {update} the weights are not finite any more ({first_few(bad)}); not saved"
+        message = (
+            f"after update {update} the weights are not finite any more ({summarize_list(bad)}); not saved"
+        )
         raise Diverged(message, update, "weights", bad_parameters=bad)

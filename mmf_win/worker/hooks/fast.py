@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from mmf_win.compat.patch import wrap
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.worker.hooks.observer import Observer
 
 _MASK = "input_mask"
@@ -36,16 +36,16 @@ def prepare(model: nn.Module, observer: Observer) -> None:
         observer.event("note", text=reason)
 
 
-def why_padded(request: Attempt) -> str | None:
+def why_padded(request: AttemptRequest) -> str | None:
     """Why texts keep all of their padding; None where they do not."""
     if request.model in _READ_PADDING:
         return f"{request.model} reads padding, too, so its texts stay as long"
-    if request.training.find_micro_batch:
+    if request.train_task.find_micro_batch:
         return "texts stay as long as they can be, to find a micro-batch that fits all"
     return None
 
 
-def pad_to_longest(request: Attempt) -> None:
+def pad_to_longest(request: AttemptRequest) -> None:
     """Let MMF's batches be as long as their longest text, in this process, unless that would do harm."""
     if why_padded(request) is not None:
         return

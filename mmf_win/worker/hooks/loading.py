@@ -32,7 +32,7 @@ def watch(observer: Observer) -> None:
         tell(observer, model, model.state_dict().keys() - set(keys.missing_keys), weights)
         return keys
 
-    torch.load = reader(trust=observer.request.trust, mapped=not observer.request.trains)
+    torch.load = reader(trust=observer.request.trust, mapped=not observer.request.is_training)
 
 
 def tell(observer: Observer, model: nn.Module, copied: Collection[str], weights: Mapping[str, Any]) -> None:

@@ -44,11 +44,11 @@ class MicroBatch:
     def __init__(self, observer: Observer, trainer: Any, precision: str) -> None:
         from mmf.utils.general import get_batch_size
 
-        request, task, own = observer.request, observer.request.training, get_batch_size()
+        request, task, own = observer.request, observer.request.train_task, get_batch_size()
         self._observer, self._scaler, self._scale = observer, trainer.scaler, 0.0
         self.batch: int = own * ranks()
         self.fit = _dependencies(trainer, self.batch, f"{precision}, fast" if request.fast else precision)
-        known = task.fits.get(self.fit)
+        known = task.known_micro_batches.get(self.fit)
         self.is_known_fit = task.micro_batch is None and known is not None
         rows = task.micro_batch or known
         self.rows: int = min(rows or self.batch, self.batch)

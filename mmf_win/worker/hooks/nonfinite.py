@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import distributed, nn
 
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.worker.hooks.checkpoint_io import replaced, tensors_in
 from mmf_win.worker.hooks.random_state import get_rng_state, set_rng_state
 from mmf_win.worker.hooks.ranks import ranks
@@ -124,10 +124,14 @@ class _Watch:
         }
         told = f"{error}: first in {'the backward pass of ' * self.backward}{call.name}"
         told += f" (its inputs were {'' if call.finite_inputs else 'not '}finite)"
-        told += f"; not finite in the batch: {first_few(fields)}" * bool(fields)
-        told += f"; {len(parameters)} parameters are not finite: {first_few(parameters)}" * bool(parameters)
+        told += f"; not finite in the batch: {summarize_list(fields)}" * bool(fields)
+        told += f"; {len(parameters)} parameters are not finite: {summarize_list(parameters)}" * bool(
+            parameters
+        )
         if self.ids:
-            told += f"; {'' if bad else 'somewhere in '}rows {first_few([*map(str, bad or self.ids)], 5)}"
+            told += (
+                f"; {'' if bad else 'somewhere in '}rows {summarize_list([*map(str, bad or self.ids)], 5)}"
+            )
         return Diverged(told, **error.place, **place, bad_fields=fields, bad_parameters=parameters)
 
     def _before(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:

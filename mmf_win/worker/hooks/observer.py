@@ -13,7 +13,7 @@ from torch.utils.data import dataloader
 from torch.utils.data._utils import signal_handling
 
 from mmf_win.compat.patch import wrap
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.metrics import series_values
 from mmf_win.worker.hooks.phase_timer import PhaseTimer
 from mmf_win.worker.hooks.ranks import any_rank, rank, ranks
@@ -34,7 +34,7 @@ class Observer:
         has_begun: whether training or prediction has begun.
     """
 
-    def __init__(self, request: Attempt, stop: Stop) -> None:
+    def __init__(self, request: AttemptRequest, stop: Stop) -> None:
         self.request, self.clock = request, PhaseTimer()
         self.weights: Any = None
         self.copied: set[str] = set()

@@ -18,8 +18,8 @@ from torch.utils.data import dataloader
 
 from mmf_win.errors import UsageError
 from mmf_win.machine import available_cpus
-from mmf_win.protocol import Attempt
-from mmf_win.protocol.data_wait import Waiting
+from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol.data_wait import DataWaitStats
 
 #: A class, the name of a method, and the phase that each call of the method is.
 Timed: TypeAlias = tuple[Any, str, str]
@@ -83,7 +83,7 @@ class PhaseTimer:
         for owner, name, phase in methods:
             setattr(owner, name, self.during(phase)(getattr(owner, name)))
 
-    def measure_waiting(self, trainer: Any, updates: int, ranks: int) -> Waiting:
+    def measure_waiting(self, trainer: Any, updates: int, ranks: int) -> DataWaitStats:
         """Return how long each of the ``updates`` since :meth:`restart` waited for its rows.
 
         The processors are shared by ``ranks`` processes.
@@ -94,7 +94,7 @@ class PhaseTimer:
         if self.asks_gpu:
             torch.cuda.synchronize()
             waited = sum(begin.elapsed_time(end) for begin, end in self._gpu_waits) / 1000 / updates
-        return Waiting(
+        return DataWaitStats(
             waited=waited,
             update=sum(self.seconds.values()) / updates,
             workers=workers,
@@ -136,7 +136,7 @@ class WaitWatch:
         self._warm_up, self._measured, self._updates = warm_up, measured, 0
         timer.asks_gpu = trainer.device.type == "cuda"
 
-    def updated(self) -> Waiting | None:
+    def updated(self) -> DataWaitStats | None:
         """Count an update; return what was measured after the last one that is."""
         self._updates += 1
         if self._updates == self._warm_up:
@@ -156,7 +156,7 @@ class Profiler(WaitWatch):
         warm-up │ measured │ warm-up of the trace │ traced │ the last update, a checkpoint, a validation
     """
 
-    def __init__(self, request: Attempt, trainer: Any, timer: PhaseTimer) -> None:
+    def __init__(self, request: AttemptRequest, trainer: Any, timer: PhaseTimer) -> None:
         few = min(_WARM_UP, request.profile_updates // 6)
         super().__init__(trainer, timer, 1, few, request.profile_updates - 2 * few - 2)
         timer.waits_for_gpu = self._on_gpu = timer.asks_gpu
@@ -194,7 +194,7 @@ class Profiler(WaitWatch):
         order = f"self_{'cuda' if self._on_gpu else 'cpu'}_time_total"
         table = trace.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS)
         self._told |= {"gpu_busy": busy, "table": table}
-        here, file = Path.cwd(), self._request.attempt.trace
+        here, file = Path.cwd(), self._request.folder.trace
         os.chdir(file.parent)  # on Windows, torch cannot write to a folder that the code page cannot name
         try:
             trace.export_chrome_trace(file.name)
@@ -216,7 +216,7 @@ def gpu_share(events: Iterable[Any]) -> float | None:
     return min(1.0, kernels / updates) if kernels else None
 
 
-def decodes_once(request: Attempt, trainer: Any) -> bool:
+def decodes_once(request: AttemptRequest, trainer: Any) -> bool:
     """Return whether images are decoded in the first epoch and kept for the others."""
     uses = OmegaConf.select(trainer.config, "dataset_config.hateful_memes.use_images")
-    return request.images is not None and bool(uses)
+    return request.image_cache_dir is not None and bool(uses)

@@ -27,7 +27,7 @@ class ResumeState:
         validated: the update that was validated last. The trainer's own is that of the best checkpoint
             once early stopping has put it back.
         batches_left: says how many batches the next pass over the rows has.
-        share: of the batch that is trained with; see :meth:`RowOrder.share`.
+        share: of the batch that is trained with; see :meth:`RowOrder.link_or_copy`.
     """
 
     def __init__(self, trainer: Any, clock: PhaseTimer) -> None:

@@ -14,7 +14,7 @@ from mmf_win.compat.mmf_data import read_once
 from mmf_win.errors import UsageError
 from mmf_win.protocol import EventReader, read_events
 from mmf_win.protocol.attempt import CheckTask, PredictTask
-from mmf_win.protocol.data_wait import Waiting
+from mmf_win.protocol.data_wait import DataWaitStats
 from mmf_win.protocol.metrics import rename_metrics
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity
 from mmf_win.worker.hooks.micro_batch import MicroBatch
@@ -44,10 +44,10 @@ class TrainingSession:
         self._first_update = self._last_update = trainer.num_updates
         self._since = time.monotonic()
         self._keeps_names = _has_mmf_names(request.events)
-        self._total = request.profile_updates or request.training.total
+        self._total = request.profile_updates or request.train_task.total_updates
         observer.begin(
             "train_started",
-            None if request.is_trial else self._save,
+            None if request.discards_weights else self._save,
             update=trainer.num_updates,
             max_updates=self._total or _finite(training.max_updates),
             device=str(trainer.device),
@@ -61,14 +61,14 @@ class TrainingSession:
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             known_fit=micro.is_known_fit,
             fit=micro.fit,
-            data=request.training.data.get("train"),
+            data=request.train_task.splits_read.get("train"),
         )
         if isinstance(request.task, CheckTask):
             from mmf_win.worker.tasks import check  # imports MMF
 
             check.run(observer, trainer, micro.limit)
         self._fresh = trainer.num_updates == 0 and is_fresh(trainer.model, observer.copied)
-        if request.training.find_micro_batch and micro.finder is None:
+        if request.train_task.find_micro_batch and micro.finder is None:
             observer.event("micro_batch", rows=micro.rows, found=True)
         self._measured = WaitWatch(trainer, observer.clock, ranks())
         if request.profile_updates and observer.is_main:
@@ -128,7 +128,10 @@ class TrainingSession:
         """Report a validation, ``final`` if it follows training and scores the best checkpoint."""
         metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
         metrics = metrics if self._keeps_names else rename_metrics(metrics)
-        update, data = self._checkpoint.resume_state.validated, self._request.training.data.get("val")
+        update, data = (
+            self._checkpoint.resume_state.validated,
+            self._request.train_task.splits_read.get("val"),
+        )
         self._observer.event("val", update=update, metrics=metrics, final=final, data=data)
 
     def require_update(self) -> None:
@@ -159,13 +162,13 @@ def report_prediction(observer: Observer, trainer: Any, precision: str) -> None:
 
     values = {"device": str(trainer.device), "precision": precision, "batch": get_batch_size()}
     if isinstance(observer.request.task, PredictTask):
-        values["sha256"] = read_once(Path(observer.request.task.annotations)).sha256
+        values["sha256"] = read_once(Path(observer.request.task.annotations_file)).sha256
     observer.begin("predict_started", **values, workers=trainer.config.training.num_workers)
 
 
-def note_waiting(observer: Observer, trainer: Any, waiting: Waiting) -> None:
+def note_waiting(observer: Observer, trainer: Any, waiting: DataWaitStats) -> None:
     """Note that the model waits for data, if more workers may help and fit into memory."""
-    workers = waiting.helpful_workers() if waiting.is_much else None
+    workers = waiting.recommend_workers() if waiting.is_significant else None
     events = read_events(observer.request.events)
     if workers is None or any("workers" in (event.get("next") or {}) for event in events):
         return
@@ -176,7 +179,7 @@ def note_waiting(observer: Observer, trainer: Any, waiting: Waiting) -> None:
 
 def _has_mmf_names(events: Path) -> bool:
     """Return whether an earlier version began the run: its series keep MMF's names of metrics."""
-    told = EventReader(events, as_written=True).poll()
+    told = EventReader(events, keep_mmf_names=True).poll()
     first: dict[str, Any] = next((event["metrics"] for event in told if event.get("metrics")), {})
     return first != rename_metrics(first)
 

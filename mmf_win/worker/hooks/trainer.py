@@ -74,7 +74,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def inference(self) -> None:
         """Score the validation set with the best checkpoint."""
-        if self._observer.request.trains:
+        if self._observer.request.is_training:
             self._after_training = True
             self._session.on_train_end()
         super().inference()

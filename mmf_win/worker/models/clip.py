@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from transformers import AutoTokenizer, CLIPModel
 
-from mmf_win.console import first_few
+from mmf_win.console import summarize_list
 from mmf_win.errors import DataError, UsageError
 from mmf_win.worker.image_cache import DiskCache, make_room
 
@@ -57,7 +57,7 @@ def _pretrained(name: str) -> Any:
     clip, told = CLIPModel.from_pretrained(**located(name), output_loading_info=True)
     wrong = [*told["missing_keys"], *(str(each[0]) for each in told["mismatched_keys"])]
     if lost := [key for key in wrong if key.startswith(("vision_model.", "text_model."))]:
-        message = f"{name}: its weights have not all tensors of its configuration: {first_few(lost)}"
+        message = f"{name}: its weights have not all tensors of its configuration: {summarize_list(lost)}"
         raise DataError(message, hint="model_config.clip.clip_model_name names a whole one")
     return clip
 

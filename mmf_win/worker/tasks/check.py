@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from mmf_win.console import first_few
-from mmf_win.protocol.check_result import Remark, Verdict
+from mmf_win.console import summarize_list
+from mmf_win.protocol.check_result import CheckResult, Verdict
 from mmf_win.worker.hooks import splitting
 from mmf_win.worker.hooks.first_loss import is_fresh, oddity, total
 from mmf_win.worker.hooks.observer import Observer
@@ -58,9 +58,9 @@ class Subject:
         self.shape: tuple[int, ...] | None = None
         self.model.register_forward_hook(self._see)  # its losses come later, and may fail
 
-    def says(self, verdict: Verdict, text: str, advice: str | None = None) -> Remark:
+    def says(self, verdict: Verdict, text: str, advice: str | None = None) -> CheckResult:
         """A remark on these rows; whoever runs the check names it."""
-        return Remark(verdict, "", text, advice, self.memes)
+        return CheckResult(verdict, "", text, advice, self.memes)
 
     def _see(self, _module: nn.Module, _args: Any, output: Mapping[str, Any]) -> None:
         self.shape = tuple(output["scores"].shape)
@@ -123,7 +123,7 @@ def _without_dropout(model: nn.Module) -> None:
             module.eval()
 
 
-def _scores(of: Subject) -> Iterator[Remark]:
+def _scores(of: Subject) -> Iterator[CheckResult]:
     _without_dropout(of.model)
     with torch.no_grad():
         output, targets = of.output(of.part()), of.batch["targets"]
@@ -151,7 +151,7 @@ def _scores(of: Subject) -> Iterator[Remark]:
         yield of.says("ok", f"two a row; the first loss is {total(losses).item():.2f}")
 
 
-def _parameters(of: Subject) -> Iterator[Remark]:
+def _parameters(of: Subject) -> Iterator[CheckResult]:
     if not any(each.requires_grad for each in of.model.parameters()):
         yield of.says("error", "all tensors are frozen", "something must be left to train")
         return
@@ -173,12 +173,14 @@ def _parameters(of: Subject) -> Iterator[Remark]:
     )
     for verdict, what, advice, names in found:
         if names:
-            yield of.says(verdict, f"{len(names)} of {len(named)} tensors {what}: {first_few(names)}", advice)
+            yield of.says(
+                verdict, f"{len(names)} of {len(named)} tensors {what}: {summarize_list(names)}", advice
+            )
     if not any(names for verdict, *_, names in found if verdict == "warning"):
         yield of.says("ok", f"of {len(named)} tensors, all others get a gradient and are optimized")
 
 
-def _rows(of: Subject) -> Iterator[Remark]:
+def _rows(of: Subject) -> Iterator[CheckResult]:
     of.model.eval()
     first, scores = of.scores(of.part(0, 1)), of.scores(of.part())
     limit = _SAME * max(1.0, scores.abs().max().item())
@@ -194,7 +196,7 @@ def _rows(of: Subject) -> Iterator[Remark]:
         yield of.says("ok", "evaluated twice, or without the others, a row has the same score")
 
 
-def _modalities(of: Subject) -> Iterator[Remark]:
+def _modalities(of: Subject) -> Iterator[CheckResult]:
     if of.rows < 3:  # in a batch of one, nothing can be normalized
         yield of.says("note", "skipped: it takes 3 rows")
         return
@@ -215,7 +217,7 @@ def _modalities(of: Subject) -> Iterator[Remark]:
         yield of.says("warning", text, "forward does not use it, or the head begins at 0")
 
 
-def _texts(of: Subject) -> Iterator[Remark]:
+def _texts(of: Subject) -> Iterator[CheckResult]:
     processor = getattr(of.dataset.text_processor, "processor", of.dataset.text_processor)
     if not hasattr(processor, "_tokenizer") and not hasattr(processor, "vocab"):
         yield of.says("note", f"skipped: {type(processor).__name__} has neither a limit nor a vocabulary")
@@ -230,7 +232,7 @@ def _texts(of: Subject) -> Iterator[Remark]:
         verdict = "warning"
     text = f"{len(cut)} of {len(rows)} texts are cut after {most} tokens; {100 * unknown:.1f} % are unknown"
     advice = "the text_processor of dataset_config has the length; the vocabulary must be the model's"
-    yield Remark(verdict, "", text, None if verdict == "ok" else advice, cut)
+    yield CheckResult(verdict, "", text, None if verdict == "ok" else advice, cut)
 
 
 def _tokenizer(processor: Any) -> tuple[Callable[[str], list[str]], int, Callable[[str], bool]]:
@@ -246,7 +248,7 @@ def _tokenizer(processor: Any) -> tuple[Callable[[str], list[str]], int, Callabl
     return tokens_of, processor.max_length, lambda token: known.get(token, index) == index
 
 
-def _overfits(of: Subject) -> Iterator[Remark]:
+def _overfits(of: Subject) -> Iterator[CheckResult]:
     groups, begun = of.optimizer.param_groups, time.monotonic()
     for group in groups:
         group["lr"] = group.get("initial_lr", group["lr"])  # a schedule begins at 0
@@ -287,7 +289,7 @@ def _least_loss(of: Subject, optimizer: Any) -> float:
 
 
 #: Name → the check, and about how many forward passes it takes.
-CHECKS: dict[str, tuple[Callable[[Subject], Iterable[Remark]], int]] = {
+CHECKS: dict[str, tuple[Callable[[Subject], Iterable[CheckResult]], int]] = {
     "scores": (_scores, 0),
     "parameters": (_parameters, 3),
     "rows": (_rows, 3),

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from mmf_win.errors import UsageError
 from mmf_win.files import write_bytes, write_json
 from mmf_win.integrity.digest import file_digest
-from mmf_win.protocol import Attempt
+from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import ExportTask
 from mmf_win.version import __version__
 from mmf_win.worker.hooks.checkpoint_io import replaced, space_for
@@ -93,13 +93,13 @@ def _for_vilbert(batch: SampleList) -> dict[str, Any]:
     return {**dict(text), **image, "image_target": None, "image_label": None}
 
 
-def export(trainer: Any, request: Attempt, task: ExportTask) -> None:
+def export(trainer: Any, request: AttemptRequest, task: ExportTask) -> None:
     """Write the model that MMF's trainer has predicted with to the folder of the task.
 
     Raises UsageError where the model, or what prepares its inputs, cannot be exported.
     """
     assert request.checkpoint is not None
-    began, folder = time.monotonic(), Path(task.folder)
+    began, folder = time.monotonic(), Path(task.export_dir)
     dataset = only_loader(trainer.test_loader).dataset
     row, resize = dataset[0], None
     if "image" in row:

@@ -8,12 +8,12 @@ import torch
 from mmf.common.report import Report
 from omegaconf import OmegaConf
 
-from mmf_win.protocol import Attempt
-from mmf_win.protocol.serving import answer
+from mmf_win.protocol import AttemptRequest
+from mmf_win.protocol.serving import serve_predictions
 from mmf_win.worker.predictions import only_loader
 
 
-def serve(trainer: Any, request: Attempt) -> None:
+def serve(trainer: Any, request: AttemptRequest) -> None:
     """Answer until the parent is gone; the dataset of MMF's trainer gets the rows that are asked for."""
     loader, model = only_loader(trainer.test_loader), trainer.model.eval()
     [dataset] = getattr(loader.dataset, "datasets", [loader.dataset])  # of several files MMF makes one
@@ -30,4 +30,4 @@ def serve(trainer: Any, request: Attempt) -> None:
             report = Report(batch, model(batch))
         return [row["proba"] for row in dataset.format_for_prediction(report)]
 
-    answer(request, predict)
+    serve_predictions(request, predict)

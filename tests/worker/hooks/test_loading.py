@@ -84,7 +84,7 @@ def test_weights_in_another_pickle_protocol_are_saved_again_by_the_command_in_th
     with pytest.raises(CheckpointError, match="pickle protocol 3" if protocol == 3 else "4 or 5") as refused:
         load(path)
     assert not isinstance(refused.value, UntrustedCheckpoint)
-    assert classify(refused.value).outcome == "checkpoint"
+    assert classify(refused.value).kind == "checkpoint"
     hint = str(refused.value.hint)
     [command] = re.findall("`(.*)`", hint)
     subprocess.run(command, shell=True, check=True)

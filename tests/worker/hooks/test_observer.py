@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
-from mmf_win.protocol import Attempt, EventReader, read_events
+from mmf_win.protocol import AttemptRequest, EventReader, read_events
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.worker.stopping import Stop
 from tests.worlds.event_log import EventLog
@@ -29,7 +29,7 @@ def observed(
     """The session of a training that has begun at an update."""
     attempt = folder / "attempts" / "1"
     attempt.mkdir(parents=True)
-    request = Attempt(TrainTask(), "m", "mmf", str(attempt), checkpoint=checkpoint)
+    request = AttemptRequest(TrainTask(), "m", "mmf", str(attempt), checkpoint=checkpoint)
     observer = observing.Observer(request, Stop(attempt / "stop"))
     settings = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(
@@ -93,7 +93,7 @@ def test_a_run_that_an_earlier_version_began_keeps_its_names_of_metrics(
     training.on_validation_end(SimpleNamespace(meters=meters))
     told = [
         event["metrics"]
-        for event in EventReader(user_dir / "events.jsonl", as_written=True).poll()
+        for event in EventReader(user_dir / "events.jsonl", keep_mmf_names=True).poll()
         if event["kind"] == "val"
     ]
     names = {"earlier": ("val/roc_auc", "val/total_loss"), "now": ("val/auroc", "val/loss")}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from mmf_win.protocol import Attempt, read_events
+from mmf_win.protocol import AttemptRequest, read_events
 from mmf_win.protocol.attempt import ProfileTask, TrainTask
-from mmf_win.protocol.data_wait import Waiting
+from mmf_win.protocol.data_wait import DataWaitStats
 from mmf_win.worker.stopping import Stop
 from tests.worlds.event_log import EventLog
 from tests.worlds.tools import LazyModule, requires_package
@@ -51,7 +51,7 @@ def test_it_speaks_once_of_the_updates_after_the_first_five(
         told.append(watching.updated())
     assert [update for update, waiting in enumerate(told, start=1) if waiting] == [25]
     waiting = told[24]
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, DataWaitStats)
     assert (waiting.waited, waiting.update, waiting.workers) == (3.0, 4.0, workers)
     assert waiting.cpu == (None if workers else 0.75)
 
@@ -63,14 +63,16 @@ def test_the_first_validation_counts_only_if_it_is_the_only_one(
     monkeypatch.setattr(torch.profiler, "profile", lambda **_: SimpleNamespace(start=int, step=int, stop=int))
     timer, trainer = timing.PhaseTimer(), fake_trainer(0, "cpu")
     trainer.config = OmegaConf.create({"training": {"num_workers": 0}})
-    profiler = timing.Profiler(Attempt(ProfileTask(updates=7), "m", "mmf", str(tmp_path)), trainer, timer)
+    profiler = timing.Profiler(
+        AttemptRequest(ProfileTask(updates=7), "m", "mmf", str(tmp_path)), trainer, timer
+    )
     for _ in range(7):
         profiler.updated()
     timer.aside |= {"checkpoint": [1.0], "validation": validations}
     assert profiler.ended()["validation"] == seconds
 
 
-MUCH = Waiting(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
+MUCH = DataWaitStats(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
 
 
 @pytest.mark.parametrize(
@@ -85,11 +87,11 @@ MUCH = Waiting(waited=0.6, update=1.0, workers=0, threads=1, processors=8, makin
     ],
 )
 def test_it_is_noted_if_workers_may_help(
-    user_dir: Path, waiting: Waiting, epoch: int, failed: dict[str, int], said: str | None
+    user_dir: Path, waiting: DataWaitStats, epoch: int, failed: dict[str, int], said: str | None
 ) -> None:
     attempt = user_dir / "attempts" / "2"
     attempt.mkdir(parents=True)
-    request = Attempt(TrainTask(), "m", "mmf", str(attempt), images="kept")
+    request = AttemptRequest(TrainTask(), "m", "mmf", str(attempt), image_cache_dir="kept")
     EventLog(request.events, "1").write("attempt_failed", next=failed)
     observer = observing.Observer(request, Stop(attempt / "stop"))
     config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})

@@ -64,7 +64,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from mmf_win.integrity import torch_file
-from mmf_win.protocol import Exit
+from mmf_win.protocol import AttemptOutcome
 from mmf_win.worker.hooks import micro_batch, precision
 from mmf_win.worker.hooks.ranks import rank
 from mmf_win.worker.stopping import Stop
@@ -225,7 +225,7 @@ def _export(*args: Any, _original: Any = torch.onnx.export, **kwargs: Any) -> An
     return _original(*args, **kwargs)
 
 
-def _record(self: Exit, *args: Any, _original: Any = Exit.record) -> None:
+def _record(self: AttemptOutcome, *args: Any, _original: Any = AttemptOutcome.record) -> None:
     strike("ending")
     _original(self, *args)
 
@@ -276,6 +276,6 @@ if _FAULTS:
     Checkpoint.load_state_dict = _load
     Checkpoint.save = _save
     torch.onnx.export = _export
-    Exit.record = _record  # type: ignore[method-assign]
+    AttemptOutcome.record = _record  # type: ignore[method-assign]
     torch_file.problem = _problem
     torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]
