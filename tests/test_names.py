@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from mmf_win.archives.names import naming_problem, safe_name
+from mmf_win.archives.names import find_name_problem, safe_name
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.own_memes import annotations_beside, find_images, read_table
 from mmf_win.errors import ArchiveError, DatasetError
@@ -85,7 +85,7 @@ def test_a_name_in_an_archive_is_legal_or_has_a_problem(name: str) -> None:
         safe = safe_name(name)
     except ValueError:
         return
-    if naming_problem(safe) is None:
+    if find_name_problem(safe) is None:
         for part in safe.split("/"):
             assert_legal(part)
 

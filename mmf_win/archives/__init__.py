@@ -17,7 +17,7 @@ zip (plain, ZipCrypto, WinZip AES, Zip64), 7z, tar (plain or compressed) and fol
 from here. What is wrong with a file is an :class:`~mmf_win.errors.ArchiveError` that names file and member.
 """
 
-from mmf_win.archives.base import Archive, Ask, Digest, Extracted, Member
+from mmf_win.archives.base import Archive, Digest, ExtractedFile, Member, PasswordCallback
 from mmf_win.archives.detect import open_archive
 
-__all__ = ["Archive", "Ask", "Digest", "Extracted", "Member", "open_archive"]
+__all__ = ["Archive", "Digest", "ExtractedFile", "Member", "PasswordCallback", "open_archive"]

@@ -16,7 +16,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from zlib_ng import zlib_ng
 
-from mmf_win.archives.names import find_twins, naming_problem, safe_name
+from mmf_win.archives.names import find_name_collisions, find_name_problem, safe_name
 from mmf_win.console import format_command
 from mmf_win.errors import ArchiveError, PasswordError, PasswordRequiredError
 from mmf_win.files import add_path_to_errors, remove
@@ -24,22 +24,22 @@ from mmf_win.sniffing import UNPACK_HINT, CommandHint
 from mmf_win.threads import AdvanceCallback, ignore_progress, wait_for_result
 
 #: Bytes that are read or written in one call.
-BLOCK = 1 << 20
+BLOCK_BYTES = 1 << 20
 
 #: What is raised for compressed data that is damaged.
 INFLATE_ERROR: type[Exception] = zlib_ng.error  # type: ignore[assignment]  # zlib-ng's types call it an object
 
 #: Answers with the password; called once, when something encrypted is to be read.
-Ask = Callable[[], str]
+PasswordCallback = Callable[[], str]
 
 #: What is listed of an archive; so many members of the smallest size still fit into the memory.
-MOST_MEMBERS = 100_000
+MAX_MEMBERS = 100_000
 
 #: Bytes that LZMA may keep of what it has unpacked; xz -9 takes 64 MiB, and 7z -mx=9 at most this.
-MOST_DICTIONARY = 256 << 20
+MAX_DICTIONARY_BYTES = 256 << 20
 
-GET_AGAIN = "the file may be incomplete or damaged; get it again"
-_RENAME = "rename or remove this file"
+GET_AGAIN_HINT = "the file may be incomplete or damaged; get it again"
+_RENAME_HINT = "rename or remove this file"
 
 
 class Digest(Protocol):
@@ -71,13 +71,13 @@ class Member:
 
 
 #: Member → the file to write it to; None leaves it out. Asked once for each.
-Choose: TypeAlias = Callable[[Member], Path | None]
+TargetChooser: TypeAlias = Callable[[Member], Path | None]
 
-M = TypeVar("M", bound=Member)
+MemberT = TypeVar("MemberT", bound=Member)
 
 
 @dataclass(frozen=True)
-class Extracted:
+class ExtractedFile:
     """A member that was written and verified.
 
     Attributes:
@@ -105,12 +105,12 @@ class Archive(ABC):
 
     read_size: int | None = None
 
-    def __init__(self, path: Path, ask: Ask | None = None) -> None:
+    def __init__(self, path: Path, ask: PasswordCallback | None = None) -> None:
         self.path = path
         self._ask = ask
         self._password: str | None = None
         self._password_checked = False
-        self._version = _version(path)
+        self._file_version = _file_version(path)
         self.members: Sequence[Member] = ()
 
     def check_password(self) -> None:
@@ -121,13 +121,13 @@ class Archive(ABC):
         if self._password_checked or not any(member.encrypted for member in self.members):
             return
         self._require_password()
-        if not self._password_fits():
-            raise wrong_password(self.path)
+        if not self._is_password_correct():
+            raise wrong_password_error(self.path)
         self._password_checked = True
 
     def extract(
-        self, choose: Choose, progress: AdvanceCallback = ignore_progress, digest: Digest | None = None
-    ) -> Generator[Extracted, None, None]:
+        self, choose: TargetChooser, progress: AdvanceCallback = ignore_progress, digest: Digest | None = None
+    ) -> Generator[ExtractedFile, None, None]:
         """Write members to files, in whatever order is fastest.
 
         Each is written to its target straight away and removed again if its size or checksum is wrong, so
@@ -148,7 +148,7 @@ class Archive(ABC):
             PasswordError: the password is missing or wrong.
         """
         try:
-            with _hashed(self.path, digest), closing(self._extract(choose, progress)) as extracted:
+            with _feed_digest(self.path, digest), closing(self._extract(choose, progress)) as extracted:
                 yield from extracted
         except ArchiveError as error:
             self._require_unchanged(error)
@@ -156,9 +156,9 @@ class Archive(ABC):
         self._require_unchanged()
 
     def _require_unchanged(self, cause: ArchiveError | None = None) -> None:
-        if self._version is not None and _version(self.path) not in (None, self._version):
+        if self._file_version is not None and _file_version(self.path) not in (None, self._file_version):
             hint = "wait until its download or copy is complete"
-            raise unsupported(self.path, "it was changed while it was read", hint=hint) from cause
+            raise unsupported_error(self.path, "it was changed while it was read", hint=hint) from cause
 
     def _require_password(self) -> str:
         """The password, asked for when it is first needed."""
@@ -169,22 +169,24 @@ class Archive(ABC):
         return self._password
 
     @abstractmethod
-    def _extract(self, choose: Choose, progress: AdvanceCallback) -> Generator[Extracted, None, None]:
+    def _extract(
+        self, choose: TargetChooser, progress: AdvanceCallback
+    ) -> Generator[ExtractedFile, None, None]:
         """Write the chosen members."""
 
-    def _chosen(self, members: Iterable[M], choose: Choose) -> dict[M, Path]:
+    def _select_targets(self, members: Iterable[MemberT], choose: TargetChooser) -> dict[MemberT, Path]:
         """The members that are chosen, each with its target; asks for the password if one needs it."""
         targets = {}
         for member in members:
             if (target := choose(member)) is not None:
                 if member.problem:
-                    raise unsupported(self.path, member.problem, member.name, member.hint)
+                    raise unsupported_error(self.path, member.problem, member.name, member.hint)
                 targets[member] = target
         if any(member.encrypted for member in targets):
             self.check_password()
         return targets
 
-    def _password_fits(self) -> bool:
+    def _is_password_correct(self) -> bool:
         """Whether the given password opens the archive; asked only of encrypted ones."""
         return True
 
@@ -196,24 +198,24 @@ class Archive(ABC):
             return member.crc32 in (None, crc)
         return False
 
-    def _with_problems(self, members: Iterable[M]) -> list[M]:
+    def _mark_name_problems(self, members: Iterable[MemberT]) -> list[MemberT]:
         """``members``, with those marked whose names clash or cannot be written everywhere."""
         listed = list(members)
-        twins = find_twins(member.name for member in listed)
-        hint = CommandHint(_RENAME if self.path.is_dir() else f"unpack it, {_RENAME}")
+        twins = find_name_collisions(member.name for member in listed)
+        hint = CommandHint(_RENAME_HINT if self.path.is_dir() else f"unpack it, {_RENAME_HINT}")
         for at, member in enumerate(listed):
-            if not member.problem and (problem := naming_problem(member.name) or twins.get(member.name)):
+            if not member.problem and (problem := find_name_problem(member.name) or twins.get(member.name)):
                 listed[at] = replace(member, problem=problem, hint=hint)
         return listed
 
-    def _error(self, reason: str, member: str | None = None) -> ArchiveError:
+    def _damaged_error(self, reason: str, member: str | None = None) -> ArchiveError:
         """What is wrong with the archive, or with one member of it."""
-        return damaged(self.path, reason, member)
+        return damaged_error(self.path, reason, member)
 
-    def _require_few(self, members: int) -> None:
+    def _require_member_limit(self, member_count: int) -> None:
         """Refuse an archive whose list of members is a bomb."""
-        if members > MOST_MEMBERS:
-            raise unsupported(self.path, f"it has more than {MOST_MEMBERS:,} members")
+        if member_count > MAX_MEMBERS:
+            raise unsupported_error(self.path, f"it has more than {MAX_MEMBERS:,} members")
 
     def _safe_name(self, raw: str) -> str:
         """The member's name; refuses the archive when that is an attack."""
@@ -221,10 +223,12 @@ class Archive(ABC):
             return safe_name(raw)
         except ValueError as error:
             hint = "this archive may be an attack; get it from another place"
-            raise unsupported(self.path, f"member {raw[:100]!r} is refused: {error}", hint=hint) from None
+            raise unsupported_error(
+                self.path, f"member {raw[:100]!r} is refused: {error}", hint=hint
+            ) from None
 
 
-class Output:
+class MemberWriter:
     """A member on its way to disk; :meth:`close` leaves no file unless :meth:`finish` has verified it."""
 
     def __init__(self, archive: Path, member: Member, target: Path, progress: AdvanceCallback) -> None:
@@ -249,7 +253,7 @@ class Output:
         """Append a block; an ArchiveError, and nothing is written, where the member declares less."""
         self._size += len(block)
         if self._size > self._member.size:
-            raise damaged(self._archive, "it holds more bytes than it declares", self._member.name)
+            raise damaged_error(self._archive, "it holds more bytes than it declares", self._member.name)
         try:
             self._file.write(block)
         except OSError as error:
@@ -259,35 +263,37 @@ class Output:
         self._sha256.update(block)
         self._progress(len(block))
 
-    def finish(self) -> Extracted:
+    def finish(self) -> ExtractedFile:
         """Close the file; an ArchiveError where its size or checksum is not what the archive declares."""
         with add_path_to_errors(self._target):
             self._file.close()
         member = self._member
         if self._size < member.size:
-            raise damaged(self._archive, f"it ends after {self._size} of {member.size} bytes", member.name)
+            raise damaged_error(
+                self._archive, f"it ends after {self._size} of {member.size} bytes", member.name
+            )
         if member.crc32 not in (None, self._crc):
-            raise damaged(self._archive, "its checksum (CRC-32) is wrong", member.name)
+            raise damaged_error(self._archive, "its checksum (CRC-32) is wrong", member.name)
         self._verified = True
-        return Extracted(member.name, self._target, self._size, self._sha256.hexdigest())
+        return ExtractedFile(member.name, self._target, self._size, self._sha256.hexdigest())
 
 
-def write(
+def write_member(
     archive: Path,
     member: Member,
     target: Path,
     content: Iterable[bytes | memoryview],
     progress: AdvanceCallback,
-) -> Extracted:
+) -> ExtractedFile:
     """Write a member to its target and verify it."""
-    with closing(Output(archive, member, target, progress)) as output:
+    with closing(MemberWriter(archive, member, target, progress)) as output:
         for block in content:
             output.write(block)
         return output.finish()
 
 
 @contextmanager
-def _hashed(path: Path, digest: Digest | None) -> Iterator[None]:
+def _feed_digest(path: Path, digest: Digest | None) -> Iterator[None]:
     """Feed a file to a digest, if there is one, in a thread beside the block, at whose end it is complete.
 
     The system reads the file from the disk only once: whichever thread comes second to a part of it, this one
@@ -298,13 +304,13 @@ def _hashed(path: Path, digest: Digest | None) -> Iterator[None]:
         return
     stopped = Event()
 
-    def feed() -> None:
-        block = bytearray(BLOCK)
+    def feed_file() -> None:
+        block = bytearray(BLOCK_BYTES)
         while not stopped.is_set() and (size := file.readinto(block)):
             digest.update(memoryview(block)[:size])
 
     with path.open("rb", buffering=0) as file, ThreadPoolExecutor(1, "mmfw-hash") as pool:
-        hashing = pool.submit(feed)
+        hashing = pool.submit(feed_file)
         try:
             yield
             wait_for_result(hashing)
@@ -312,7 +318,7 @@ def _hashed(path: Path, digest: Digest | None) -> Iterator[None]:
             stopped.set()
 
 
-def _version(path: Path) -> tuple[int, int] | None:
+def _file_version(path: Path) -> tuple[int, int] | None:
     """What changes with a file's content; None for a folder, and for what is gone: open files stay intact."""
     with suppress(FileNotFoundError):
         now = path.stat()
@@ -320,25 +326,27 @@ def _version(path: Path) -> tuple[int, int] | None:
     return None
 
 
-def damaged(path: Path, reason: str, member: str | None = None) -> ArchiveError:
+def damaged_error(path: Path, reason: str, member: str | None = None) -> ArchiveError:
     """Return the error for a wrong checksum, a file that was cut off, or a broken structure."""
-    return unsupported(path, reason, member, GET_AGAIN)
+    return unsupported_error(path, reason, member, GET_AGAIN_HINT)
 
 
-def unsupported(path: Path, reason: str, member: str | None = None, hint: str = UNPACK_HINT) -> ArchiveError:
+def unsupported_error(
+    path: Path, reason: str, member: str | None = None, hint: str = UNPACK_HINT
+) -> ArchiveError:
     """Return the error for what may be intact, but is not read."""
     what = reason if member is None else f"member {member}: {reason}"
     return ArchiveError(what, hint=hint, prefix=f"{path}:")
 
 
-def split(path: Path, first: str) -> ArchiveError:
+def split_archive_error(path: Path, first_part: str) -> ArchiveError:
     """Return the error for one part of a split archive, whose ``first`` part 7-Zip has to be given."""
-    command = format_command("7z", "x", first)
+    command = format_command("7z", "x", first_part)
     hint = CommandHint(f"put all its parts into one folder, run `{command}` there")
-    return unsupported(path, "it is one part of a split archive", hint=hint)
+    return unsupported_error(path, "it is one part of a split archive", hint=hint)
 
 
-def wrong_password(path: Path) -> PasswordError:
+def wrong_password_error(path: Path) -> PasswordError:
     """The error for a password that does not open the archive."""
     hint = "upper and lower case count; mind a blank at the end"
     return PasswordError(f"{path}: the password is wrong", hint=hint)

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 from mmf_win.paths import MAX_NAME_BYTES, is_portable
 
-_DRIVE = re.compile(r"[A-Za-z]:")
+_DRIVE_PREFIX = re.compile(r"[A-Za-z]:")
 # More than any system takes, or any real archive has.
-_LONGEST, _DEEPEST = 4096, 128
+_MAX_NAME_LENGTH, _MAX_DEPTH = 4096, 128
 
 
 def safe_name(raw: str) -> str:
@@ -18,7 +18,7 @@ def safe_name(raw: str) -> str:
 
     Raises ValueError, which says how, where it points out of the folder that it would be unpacked in.
     """
-    if len(raw) > _LONGEST:
+    if len(raw) > _MAX_NAME_LENGTH:
         raise ValueError(f"its name has {len(raw)} characters")
     name = raw.replace("\\", "/")
     if "\0" in name:
@@ -27,10 +27,10 @@ def safe_name(raw: str) -> str:
         raise ValueError("its name is a network path")
     if name.startswith("/"):
         raise ValueError("its name is an absolute path")
-    if _DRIVE.match(name):
+    if _DRIVE_PREFIX.match(name):
         raise ValueError("its name begins with a drive letter")
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    if len(parts) > _DEEPEST:
+    if len(parts) > _MAX_DEPTH:
         raise ValueError(f"it lies in {len(parts) - 1} folders, one in another")
     if ".." in parts:
         raise ValueError("its name climbs out of the folder with '..'")
@@ -39,7 +39,7 @@ def safe_name(raw: str) -> str:
     return "/".join(parts)
 
 
-def naming_problem(name: str) -> str | None:
+def find_name_problem(name: str) -> str | None:
     """Why a file of this safe name cannot be written on every system; None when it can."""
     try:
         name.encode()
@@ -52,7 +52,7 @@ def naming_problem(name: str) -> str | None:
     return None
 
 
-def folded(name: str) -> str:
+def collision_key(name: str) -> str:
     """What is the same for two names that would land on one file.
 
     NTFS and APFS fold case, and APFS takes composed and decomposed letters for the same.
@@ -60,18 +60,18 @@ def folded(name: str) -> str:
     return unicodedata.normalize("NFC", name).casefold()
 
 
-def group_alike(names: Iterable[str]) -> dict[str, list[str]]:
+def group_colliding_names(names: Iterable[str]) -> dict[str, list[str]]:
     """Return names by what is the same for those that look the same."""
     groups: dict[str, list[str]] = {}
     for name in names:
-        groups.setdefault(folded(name), []).append(name)
+        groups.setdefault(collision_key(name), []).append(name)
     return groups
 
 
-def find_twins(names: Iterable[str]) -> dict[str, str]:
+def find_name_collisions(names: Iterable[str]) -> dict[str, str]:
     """Names that would land on one file, or on a folder of others, each with the reason."""
-    groups = group_alike(names)
-    folders = _folders(groups)
+    groups = group_colliding_names(names)
+    folders = _parent_folders(groups)
     twins: dict[str, str] = {}
     for key, group in groups.items():
         first, *others = dict.fromkeys(group)
@@ -86,7 +86,7 @@ def find_twins(names: Iterable[str]) -> dict[str, str]:
     return twins
 
 
-def _folders(names: Iterable[str]) -> set[str]:
+def _parent_folders(names: Iterable[str]) -> set[str]:
     folders: set[str] = set()
     for name in names:
         folder = name

@@ -18,20 +18,32 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mmf_win.archives.base import Archive, Ask, Choose, Extracted, Member, unsupported, write, wrong_password
+from mmf_win.archives.base import (
+    Archive,
+    ExtractedFile,
+    Member,
+    PasswordCallback,
+    TargetChooser,
+    unsupported_error,
+    write_member,
+    wrong_password_error,
+)
 from mmf_win.errors import ArchiveError, PasswordRequiredError
 from mmf_win.machine import default_thread_count
 from mmf_win.paths import module_command
 from mmf_win.threads import AdvanceCallback, ThreadGroup, partition_by_size
 
 #: Stands before each part of an answer: whether it is the last, and how many bytes it has.
-HEAD = struct.Struct("<?I")
+PART_HEADER = struct.Struct("<?I")
 
 #: The bytes from which another decoder pays off, which has to start and to derive the key again.
-SMALLEST_SHARE = 32 << 20
-_INTERRUPTED = (-signal.SIGINT, 0xC000013A)  # https://learn.microsoft.com/windows/win32/debug/ntstatus-values
+MIN_SHARE_BYTES = 32 << 20
+_INTERRUPT_EXIT_CODES = (
+    -signal.SIGINT,
+    0xC000013A,
+)  # https://learn.microsoft.com/windows/win32/debug/ntstatus-values
 
-_idle: list[subprocess.Popen[bytes]] = []
+_idle_decoders: list[subprocess.Popen[bytes]] = []
 
 
 @dataclass(frozen=True)
@@ -48,40 +60,42 @@ class SevenZipArchive(Archive):
     Those of different streams are extracted at the same time.
     """
 
-    def __init__(self, path: Path, ask: Ask | None = None) -> None:
+    def __init__(self, path: Path, ask: PasswordCallback | None = None) -> None:
         super().__init__(path, ask)
         try:
-            listed = self._list()
+            listed = self._list_members()
         except PasswordRequiredError:  # even the list of members is encrypted
             self._require_password()
             try:
-                listed = self._list()
+                listed = self._list_members()
             except ArchiveError:
-                raise wrong_password(path) from None
-        self._require_few(len(listed))
-        self.members: Sequence[SevenZipMember] = self._with_problems(
+                raise wrong_password_error(path) from None
+        self._require_member_limit(len(listed))
+        self.members: Sequence[SevenZipMember] = self._mark_name_problems(
             SevenZipMember(**told | {"name": self._safe_name(told["name"])}) for told in listed
         )
 
-    def _list(self) -> Any:
-        return json.loads(b"".join(self._decoded()))
+    def _list_members(self) -> Any:
+        return json.loads(b"".join(self._decode()))
 
-    def _password_fits(self) -> bool:
+    def _is_password_correct(self) -> bool:
         # Only the first member of a stream can be read cheaply.
         first = {m.stream: m for m in reversed(self.members) if m.encrypted and not m.problem}
         if not first:  # nothing of it will be extracted
             return True
         cheapest = min(first.values(), key=lambda member: member.size)
-        return self._is_intact(cheapest, self._decoded([cheapest.number]))
+        return self._is_intact(cheapest, self._decode([cheapest.number]))
 
-    def _extract(self, choose: Choose, progress: AdvanceCallback) -> Generator[Extracted, None, None]:
-        targets = self._chosen(self.members, choose)
+    def _extract(
+        self, choose: TargetChooser, progress: AdvanceCallback
+    ) -> Generator[ExtractedFile, None, None]:
+        targets = self._select_targets(self.members, choose)
         by_stream: dict[int | None, list[SevenZipMember]] = defaultdict(list)
         for member in targets:
             by_stream[member.stream].append(member)
-        count = max(1, min(default_thread_count(), sum(member.size for member in targets) // SMALLEST_SHARE))
+        count = max(1, min(default_thread_count(), sum(member.size for member in targets) // MIN_SHARE_BYTES))
         shares = partition_by_size(by_stream.values(), count, lambda members: sum(m.size for m in members))
-        group: ThreadGroup[Extracted] = ThreadGroup()
+        group: ThreadGroup[ExtractedFile] = ThreadGroup()
         jobs = [partial(self._extract_share, list(chain(*share)), targets, group) for share in shares]
         yield from group.run(jobs, progress)
 
@@ -89,75 +103,75 @@ class SevenZipArchive(Archive):
         self,
         share: list[SevenZipMember],
         targets: Mapping[SevenZipMember, Path],
-        group: ThreadGroup[Extracted],
+        group: ThreadGroup[ExtractedFile],
     ) -> None:
         """A thread's work."""
         share.sort(key=lambda member: member.number)
-        with closing(self._decoded([member.number for member in share])) as blocks:
+        with closing(self._decode([member.number for member in share])) as blocks:
             for member in share:
-                content = _up_to(member.size, blocks)
-                group.report(write(self.path, member, targets[member], content, group.advance))
+                content = _take_bytes(member.size, blocks)
+                group.report(write_member(self.path, member, targets[member], content, group.advance))
             for _ in blocks:  # the answer's end
                 pass
 
-    def _decoded(self, numbers: Sequence[int] | None = None) -> Generator[bytes, None, None]:
+    def _decode(self, numbers: Sequence[int] | None = None) -> Generator[bytes, None, None]:
         """What a decoder answers: the content of members, one after another, or the list of all."""
         path = os.fsencode(self.path.absolute()).hex()
         request = {"path": path, "password": self._password, "numbers": numbers}
-        is_last, decoder = False, _decoder()
+        is_last, decoder = False, _get_decoder()
         assert decoder.stdin and decoder.stdout
         try:
             with suppress(OSError):  # it has ended, which its answer tells
                 decoder.stdin.write(json.dumps(request).encode() + b"\n")
                 decoder.stdin.flush()
-            while head := decoder.stdout.read(HEAD.size):
-                is_last, size = HEAD.unpack(head)
+            while head := decoder.stdout.read(PART_HEADER.size):
+                is_last, size = PART_HEADER.unpack(head)
                 content = decoder.stdout.read(size)
                 if is_last:
                     break
                 yield content
         finally:
             if is_last:
-                _idle.append(decoder)
+                _idle_decoders.append(decoder)
             else:
-                _end(decoder)
+                _kill_decoder(decoder)
         if not is_last:
-            if decoder.returncode in _INTERRUPTED:
+            if decoder.returncode in _INTERRUPT_EXIT_CODES:
                 raise KeyboardInterrupt
-            raise self._error(f"it cannot be decoded (exit code {decoder.returncode} of the decoder)")
+            raise self._damaged_error(f"it cannot be decoded (exit code {decoder.returncode} of the decoder)")
         kind, text, errno = json.loads(content)
         if kind == "PasswordRequired":
             raise PasswordRequiredError(f"{self.path}: {text}")
         if kind in ("NotImplementedError", "UnsupportedCompressionMethodError"):
-            raise unsupported(self.path, text)
+            raise unsupported_error(self.path, text)
         if kind == "MemoryError":
             raise MemoryError(text)
         if errno not in (None, EINVAL):  # EINVAL: too far away to be sought
             raise OSError(errno, text, str(self.path))
         if kind is not None:
-            raise self._error(f"{'cannot be read as a 7z' if numbers is None else 'damaged'}: {text}")
+            raise self._damaged_error(f"{'cannot be read as a 7z' if numbers is None else 'damaged'}: {text}")
 
 
-def _up_to(size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
+def _take_bytes(size: int, blocks: Iterator[bytes]) -> Iterator[bytes]:
     """The blocks of the next so many bytes; a member ends where a block does."""
     while size > 0 and (block := next(blocks, None)) is not None:
         size -= len(block)
         yield block
 
 
-def _decoder() -> subprocess.Popen[bytes]:
+def _get_decoder() -> subprocess.Popen[bytes]:
     """A process that waits for a request; one that was here before need not start, and remembers keys."""
-    while _idle:
-        decoder = _idle.pop()
+    while _idle_decoders:
+        decoder = _idle_decoders.pop()
         if decoder.poll() is None:
             return decoder
-        _end(decoder)
+        _kill_decoder(decoder)
     command = module_command("mmf_win.archives.sevenzip_decoder")
     pipe, here = subprocess.PIPE, Path(__file__).parent  # Windows keeps a process's folder from being removed
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, cwd=here)
 
 
-def _end(decoder: subprocess.Popen[bytes]) -> None:
+def _kill_decoder(decoder: subprocess.Popen[bytes]) -> None:
     """End it, unless it has ended by itself."""
     decoder.kill()
     with suppress(OSError), decoder:  # a request that nobody has read cannot be flushed
@@ -165,6 +179,6 @@ def _end(decoder: subprocess.Popen[bytes]) -> None:
 
 
 @atexit.register
-def _end_idle() -> None:
-    while _idle:
-        _end(_idle.pop())
+def _kill_idle_decoders() -> None:
+    while _idle_decoders:
+        _kill_decoder(_idle_decoders.pop())

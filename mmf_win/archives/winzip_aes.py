@@ -81,6 +81,6 @@ class AesDecryptor:
         self._mac.update(block)
         self._cipher.decrypt(block, output=block)
 
-    def authentic(self, mac: bytes) -> bool:
+    def is_authentic(self, mac: bytes) -> bool:
         """Whether all bytes that were decrypted are those that were encrypted."""
         return hmac.compare_digest(self._mac.digest()[:MAC_SIZE], mac)

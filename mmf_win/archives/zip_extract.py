@@ -16,43 +16,45 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from mmf_win.archives.base import Extracted, Output, write
-from mmf_win.archives.zip_reader import Decoder, ZipMember, ZipReader
-from mmf_win.archives.zipcrypto import HEADER_SIZE, Cipher, Keys, native
+from mmf_win.archives.base import ExtractedFile, MemberWriter, write_member
+from mmf_win.archives.zip_reader import MemberDecoder, ZipMember, ZipReader
+from mmf_win.archives.zipcrypto import ENCRYPTION_HEADER_SIZE, Cipher, Keys, load_extension
 from mmf_win.machine import default_thread_count
 from mmf_win.threads import AdvanceCallback, ThreadGroup
 
 #: The bytes of memory in which a thread decrypts.
-ARENA = 16 << 20
+ARENA_BYTES = 16 << 20
 # Not a multiple of 4096: equal distances between the streams would put all of them into one set of the cache.
 #: The bytes of a member that are read at a time.
-PIECE = (256 << 10) + 64
+PIECE_BYTES = (256 << 10) + 64
 #: The bytes that a thread takes at a time, at least.
-SMALLEST_ROUND = 8 << 20
+MIN_ROUND_BYTES = 8 << 20
 #: The packed bytes from which a member is taken before smaller ones.
-LARGE = 4 << 20
-_MOST_IN_HAND = 1024
+LARGE_MEMBER_BYTES = 4 << 20
+_MAX_OPEN_MEMBERS = 1024
 
 
-def extract(
+def extract_zip_members(
     path: Path, secret: bytes, targets: Mapping[ZipMember, Path], progress: AdvanceCallback
-) -> Generator[Extracted, None, None]:
-    """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract`."""
-    is_native = native() is not None
+) -> Generator[ExtractedFile, None, None]:
+    """Write and verify members; see :meth:`mmf_win.archives.base.Archive.extract_zip_members`."""
+    is_native = load_extension() is not None
     packed_size = sum(member.packed_size for member in targets)
-    count = max(1, min(default_thread_count(), packed_size // SMALLEST_ROUND))
+    count = max(1, min(default_thread_count(), packed_size // MIN_ROUND_BYTES))
     in_rounds = {member for member in targets if is_native and member.encrypted and member.aes is None}
     side_by_side, one_by_one = MemberQueue(in_rounds), MemberQueue(targets.keys() - in_rounds)
-    group: ThreadGroup[Extracted] = ThreadGroup()
+    group: ThreadGroup[ExtractedFile] = ThreadGroup()
     with ExitStack() as stack:
         readers = [stack.enter_context(closing(ZipReader(path, secret))) for _ in range(count)]
         workers = [_Worker(path, targets, reader, Cipher(secret).keys, group, count) for reader in readers]
-        yield from group.run([partial(worker.work, side_by_side, one_by_one) for worker in workers], progress)
+        yield from group.run(
+            [partial(worker.extract_members, side_by_side, one_by_one) for worker in workers], progress
+        )
 
 
-def engine() -> str:
+def decryption_engine() -> str:
     """What decrypts here, for people."""
-    if module := native():
+    if module := load_extension():
         return f"C extension, {module.kernels()[0]} kernel, {default_thread_count()} threads"
     return "fast-zip-decryption; a C compiler, or mmfw's own wheel, makes it faster"
 
@@ -66,22 +68,22 @@ class MemberQueue:
 
     def __init__(self, members: Iterable[ZipMember]) -> None:
         in_order = sorted(members, key=lambda member: member.info.header_offset)
-        large = [member for member in in_order if member.packed_size >= LARGE]
-        self._large = deque(sorted(large, key=lambda member: -member.packed_size))
-        self._others = deque(member for member in in_order if member.packed_size < LARGE)
+        large = [member for member in in_order if member.packed_size >= LARGE_MEMBER_BYTES]
+        self._large_members = deque(sorted(large, key=lambda member: -member.packed_size))
+        self._small_members = deque(member for member in in_order if member.packed_size < LARGE_MEMBER_BYTES)
         self._lock = Lock()
-        self.left = sum(member.packed_size for member in in_order)
+        self.remaining_bytes = sum(member.packed_size for member in in_order)
 
-    def take(self, most: int | None = None) -> ZipMember | None:
+    def take(self, max_size: int | None = None) -> ZipMember | None:
         """The next member, a large one only if it has at most so many bytes; None when there is none."""
         with self._lock:
-            if self._large and (most is None or self._large[0].packed_size <= most):
-                member = self._large.popleft()
-            elif self._others:
-                member = self._others.popleft()
+            if self._large_members and (max_size is None or self._large_members[0].packed_size <= max_size):
+                member = self._large_members.popleft()
+            elif self._small_members:
+                member = self._small_members.popleft()
             else:
                 return None
-            self.left -= member.packed_size
+            self.remaining_bytes -= member.packed_size
             return member
 
 
@@ -93,85 +95,87 @@ class _Worker:
     targets: Mapping[ZipMember, Path]
     reader: ZipReader
     keys: Keys
-    group: ThreadGroup[Extracted]
-    workers: int
+    group: ThreadGroup[ExtractedFile]
+    worker_count: int
 
-    def work(self, side_by_side: MemberQueue, one_by_one: MemberQueue) -> None:
+    def extract_members(self, parallel_queue: MemberQueue, sequential_queue: MemberQueue) -> None:
         """Extract until there is no more."""
-        if side_by_side.left:
-            self._decrypt_in_rounds(side_by_side)
-        while (member := one_by_one.take()) is not None:
-            content, progress = self.reader.content(member), self.group.advance
-            self.group.report(write(self.path, member, self.targets[member], content, progress))
+        if parallel_queue.remaining_bytes:
+            self._decrypt_in_rounds(parallel_queue)
+        while (member := sequential_queue.take()) is not None:
+            content, progress = self.reader.read_content(member), self.group.advance
+            self.group.report(write_member(self.path, member, self.targets[member], content, progress))
 
     def _decrypt_in_rounds(self, queue: MemberQueue) -> None:
-        zipcrypto = native()
+        zipcrypto = load_extension()
         assert zipcrypto is not None
         kernel = zipcrypto.kernels()[0]
-        arena = bytearray(min(ARENA, queue.left + PIECE))
+        arena = bytearray(min(ARENA_BYTES, queue.remaining_bytes + PIECE_BYTES))
         view = memoryview(arena)
-        in_hand: list[_Stream] = []
+        in_hand: list[_MemberStream] = []
         try:
-            while self._fill(in_hand, view, queue):
-                by_size = sorted(in_hand, key=lambda stream: -stream.size)
-                spans = [(stream.start, stream.size, stream.keys) for stream in by_size]
+            while self._fill_arena(in_hand, view, queue):
+                by_size = sorted(in_hand, key=lambda stream: -stream.piece_size)
+                spans = [(stream.piece_start, stream.piece_size, stream.keys) for stream in by_size]
                 for stream, keys in zip(by_size, zipcrypto.decrypt(arena, spans, kernel), strict=True):
                     stream.keys = keys
                 for stream in in_hand:
-                    stream.write(view[stream.start : stream.start + stream.size])
-                in_hand = [stream for stream in in_hand if stream.left]
+                    stream.write_piece(view[stream.piece_start : stream.piece_start + stream.piece_size])
+                in_hand = [stream for stream in in_hand if stream.remaining_bytes]
         finally:
             for stream in in_hand:
                 stream.close()
 
-    def _fill(self, in_hand: list[_Stream], view: memoryview, queue: MemberQueue) -> bool:
+    def _fill_arena(self, streams: list[_MemberStream], view: memoryview, queue: MemberQueue) -> bool:
         """Read the next piece of each stream, and begin new ones while there is room; False at the end."""
         used = 0
-        for stream in in_hand:
-            used += stream.read(view, used)
+        for stream in streams:
+            used += stream.read_piece(view, used)
         # Towards the end the rounds grow smaller, so that the threads end together.
-        room = min(len(view), max(SMALLEST_ROUND, queue.left // (2 * self.workers)))
-        while used + PIECE <= room and len(in_hand) < _MOST_IN_HAND:
-            share = queue.left // self.workers - sum(stream.left for stream in in_hand)
-            member = queue.take(share if in_hand else None)
+        room = min(len(view), max(MIN_ROUND_BYTES, queue.remaining_bytes // (2 * self.worker_count)))
+        while used + PIECE_BYTES <= room and len(streams) < _MAX_OPEN_MEMBERS:
+            share = queue.remaining_bytes // self.worker_count - sum(
+                stream.remaining_bytes for stream in streams
+            )
+            member = queue.take(share if streams else None)
             if member is None:
                 break
-            stream = _Stream(self, member)
-            in_hand.append(stream)
-            used += stream.read(view, used)
-        return bool(in_hand)
+            stream = _MemberStream(self, member)
+            streams.append(stream)
+            used += stream.read_piece(view, used)
+        return bool(streams)
 
 
-class _Stream:
+class _MemberStream:
     """A member on its way through the rounds of one thread."""
 
     def __init__(self, worker: _Worker, member: ZipMember) -> None:
         self._worker, self._member = worker, member
         self._offset = worker.reader.data_offset(member)
-        self._output: Output | None = None
-        self._decoder = Decoder(worker.path, member)
+        self._output: MemberWriter | None = None
+        self._decoder = MemberDecoder(worker.path, member)
         self.keys = worker.keys
-        self.left = member.packed_size
-        self.start = self.size = 0
+        self.remaining_bytes = member.packed_size
+        self.piece_start = self.piece_size = 0
 
-    def read(self, view: memoryview, start: int) -> int:
+    def read_piece(self, view: memoryview, start: int) -> int:
         """Read the next piece to ``start`` and return its size."""
-        self.start, self.size = start, min(self.left, PIECE)
-        self._worker.reader.read_at(self._member, self._offset, view[start : start + self.size])
-        self._offset += self.size
-        self.left -= self.size
-        return self.size
+        self.piece_start, self.piece_size = start, min(self.remaining_bytes, PIECE_BYTES)
+        self._worker.reader.read_at(self._member, self._offset, view[start : start + self.piece_size])
+        self._offset += self.piece_size
+        self.remaining_bytes -= self.piece_size
+        return self.piece_size
 
-    def write(self, plain: memoryview) -> None:
+    def write_piece(self, plain: memoryview) -> None:
         """Write the piece, now decrypted; the last one ends the member."""
         worker, member = self._worker, self._member
         if self._output is None:
-            worker.reader.check_header(member, plain)
-            plain = plain[HEADER_SIZE:]
-            self._output = Output(worker.path, member, worker.targets[member], worker.group.advance)
+            worker.reader.require_matching_password(member, plain)
+            plain = plain[ENCRYPTION_HEADER_SIZE:]
+            self._output = MemberWriter(worker.path, member, worker.targets[member], worker.group.advance)
         for block in self._decoder.feed(plain):
             self._output.write(block)
-        if not self.left:
+        if not self.remaining_bytes:
             worker.group.report(self._output.finish())
 
     def close(self) -> None:

@@ -14,9 +14,16 @@ from typing import Any
 
 from zlib_ng import zlib_ng
 
-from mmf_win.archives.base import BLOCK, INFLATE_ERROR, MOST_DICTIONARY, Member, damaged, unsupported
+from mmf_win.archives.base import (
+    BLOCK_BYTES,
+    INFLATE_ERROR,
+    MAX_DICTIONARY_BYTES,
+    Member,
+    damaged_error,
+    unsupported_error,
+)
 from mmf_win.archives.winzip_aes import MAC_SIZE, VERIFIER_SIZE, AesDecryptor, AesField
-from mmf_win.archives.zipcrypto import HEADER_SIZE
+from mmf_win.archives.zipcrypto import ENCRYPTION_HEADER_SIZE
 from mmf_win.errors import ArchiveError, PasswordError
 
 _HAS_DESCRIPTOR = 1 << 3
@@ -49,20 +56,20 @@ class ZipReader:
         self._path = path
         self._secret = secret
         self._file = path.open("rb")
-        self._block = bytearray(BLOCK)
+        self._block = bytearray(BLOCK_BYTES)
 
     def close(self) -> None:
         """Let go of the file."""
         self._file.close()
 
-    def content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
-        """The member's own bytes; see :meth:`packed`."""
-        decoder = Decoder(self._path, member)
+    def read_content(self, member: ZipMember) -> Iterator[bytes | memoryview]:
+        """The member's own bytes; see :meth:`read_compressed`."""
+        decoder = MemberDecoder(self._path, member)
         # To its end even when all is unpacked: an AES member's MAC comes last.
-        for block in self.packed(member):
+        for block in self.read_compressed(member):
             yield from decoder.feed(block)
 
-    def packed(self, member: ZipMember) -> Iterator[bytes | memoryview]:
+    def read_compressed(self, member: ZipMember) -> Iterator[bytes | memoryview]:
         """The member's bytes as they were compressed, decrypted. Each block is good until the next one.
 
         The first block of an encrypted member is empty: asking for no more checks the password and
@@ -74,41 +81,43 @@ class ZipReader:
         offset, size = self.data_offset(member), member.packed_size
         self._file.seek(offset)
         if not member.encrypted:
-            yield from self._raw(member, size)
+            yield from self._read_blocks(member, size)
         elif member.aes is not None:
-            aes = AesDecryptor(self._secret, member.aes, self._read(member, member.aes.salt_size))
-            if self._read(member, VERIFIER_SIZE) != aes.verifier:
-                raise self._wrong_password(member)
+            aes = AesDecryptor(self._secret, member.aes, self._read_exactly(member, member.aes.salt_size))
+            if self._read_exactly(member, VERIFIER_SIZE) != aes.verifier:
+                raise self._wrong_password_error(member)
             yield b""
-            for block in self._raw(member, size - member.aes.salt_size - VERIFIER_SIZE - MAC_SIZE):
+            for block in self._read_blocks(member, size - member.aes.salt_size - VERIFIER_SIZE - MAC_SIZE):
                 aes.decrypt(block)
                 yield block
-            if not aes.authentic(self._read(member, MAC_SIZE)):
-                raise self._error("its authentication code is wrong", member)
+            if not aes.is_authentic(self._read_exactly(member, MAC_SIZE)):
+                raise self._damaged_error("its authentication code is wrong", member)
         else:
             # The extension module alone: the wheel's Python part would patch the standard library's zipfile.
             from _zipdecrypter import StandardZipDecrypter
 
             decrypt = StandardZipDecrypter(self._secret).decrypt_bytes
-            self.check_header(member, decrypt(self._read(member, HEADER_SIZE)))
+            self.require_matching_password(
+                member, decrypt(self._read_exactly(member, ENCRYPTION_HEADER_SIZE))
+            )
             yield b""
-            for block in self._raw(member, size - HEADER_SIZE):
+            for block in self._read_blocks(member, size - ENCRYPTION_HEADER_SIZE):
                 yield decrypt(bytes(block))
 
     def data_offset(self, member: ZipMember) -> int:
         """Where the member's data begin; an ArchiveError if there is no member where the directory says."""
         self._file.seek(member.info.header_offset)
-        signature, name_size, extra_size = LOCAL_HEADER.unpack(self._read(member, LOCAL_HEADER.size))
+        signature, name_size, extra_size = LOCAL_HEADER.unpack(self._read_exactly(member, LOCAL_HEADER.size))
         if signature != b"PK\x03\x04":
-            raise self._error("there is no header where the directory says", member)
+            raise self._damaged_error("there is no header where the directory says", member)
         return member.info.header_offset + LOCAL_HEADER.size + int(name_size) + int(extra_size)
 
-    def read_at(self, member: ZipMember, offset: int, into: memoryview) -> None:
+    def read_at(self, member: ZipMember, offset: int, buffer: memoryview) -> None:
         """Fill ``into`` with what is at ``offset``; an ArchiveError if the file ends before."""
         self._file.seek(offset)
-        self._fill(member, into)
+        self._read_into(member, buffer)
 
-    def check_header(self, member: ZipMember, header: bytes | memoryview) -> None:
+    def require_matching_password(self, member: ZipMember, header: bytes | memoryview) -> None:
         """A PasswordError if the header of a member with the classic encryption was decrypted wrongly.
 
         Its last byte is that of the CRC (APPNOTE 6.1.6), or where that was not known yet, of the DOS time.
@@ -117,35 +126,35 @@ class ZipReader:
         if member.info.flag_bits & _HAS_DESCRIPTOR:
             _, _, _, hour, minute, _ = member.info.date_time
             check = hour << 3 | minute >> 3
-        if header[HEADER_SIZE - 1] != check:
-            raise self._wrong_password(member)
+        if header[ENCRYPTION_HEADER_SIZE - 1] != check:
+            raise self._wrong_password_error(member)
 
-    def _raw(self, member: ZipMember, size: int) -> Iterator[memoryview]:
+    def _read_blocks(self, member: ZipMember, size: int) -> Iterator[memoryview]:
         """The next bytes of the file, in blocks that each lie at the beginning of ``self._block``."""
         while size > 0:
-            block = memoryview(self._block)[: min(size, BLOCK)]
-            self._fill(member, block)
+            block = memoryview(self._block)[: min(size, BLOCK_BYTES)]
+            self._read_into(member, block)
             size -= len(block)
             yield block
 
-    def _fill(self, member: ZipMember, into: memoryview) -> None:
-        if self._file.readinto(into) < len(into):
-            raise self._error("it is cut off", member)
+    def _read_into(self, member: ZipMember, buffer: memoryview) -> None:
+        if self._file.readinto(buffer) < len(buffer):
+            raise self._damaged_error("it is cut off", member)
 
-    def _read(self, member: ZipMember, size: int) -> bytes:
+    def _read_exactly(self, member: ZipMember, size: int) -> bytes:
         data = bytearray(size)
-        self._fill(member, memoryview(data))
+        self._read_into(member, memoryview(data))
         return bytes(data)
 
-    def _error(self, reason: str, member: ZipMember) -> ArchiveError:
-        return damaged(self._path, reason, member.name)
+    def _damaged_error(self, reason: str, member: ZipMember) -> ArchiveError:
+        return damaged_error(self._path, reason, member.name)
 
-    def _wrong_password(self, member: ZipMember) -> PasswordError:
+    def _wrong_password_error(self, member: ZipMember) -> PasswordError:
         hint = "it opens others; this one is damaged, or was encrypted with another password"
         return PasswordError(f"{self._path}: the password does not open member {member.name}", hint=hint)
 
 
-class Decoder:
+class MemberDecoder:
     """Unpacks the data of one member, never more than 1 MiB at once.
 
     Source for LZMA: APPNOTE 5.8.8. The version of an SDK and the size of the properties stand before these. A
@@ -158,11 +167,11 @@ class Decoder:
         streams: dict[int, Callable[[], Any]] = {
             zipfile.ZIP_DEFLATED: partial(zlib_ng.decompressobj, wbits=-15),
             zipfile.ZIP_BZIP2: bz2.BZ2Decompressor,
-            zipfile.ZIP_LZMA: partial(lzma.LZMADecompressor, memlimit=MOST_DICTIONARY + BLOCK),
+            zipfile.ZIP_LZMA: partial(lzma.LZMADecompressor, memlimit=MAX_DICTIONARY_BYTES + BLOCK_BYTES),
         }
         self._stream = streams[method]() if method in streams else None
         size = -1 if member.info.flag_bits & _HAS_END_MARKER else member.size
-        self._size = struct.pack("<q", size) if method == zipfile.ZIP_LZMA else b""
+        self._lzma_size = struct.pack("<q", size) if method == zipfile.ZIP_LZMA else b""
 
     def feed(self, packed: bytes | memoryview) -> Iterator[bytes | memoryview]:
         """Yield what the next piece unpacks to; nothing once the data has ended.
@@ -173,16 +182,18 @@ class Decoder:
         if self._stream is None:
             yield packed
             return
-        if len(packed) and self._size:
-            packed, self._size = bytes(packed[4:9]) + self._size + bytes(packed[9:]), b""
+        if len(packed) and self._lzma_size:
+            packed, self._lzma_size = bytes(packed[4:9]) + self._lzma_size + bytes(packed[9:]), b""
         block = b""
         while not self._stream.eof and (len(packed) or block):  # an empty block: nothing is left to come
             try:
-                block = self._stream.decompress(packed, BLOCK)
+                block = self._stream.decompress(packed, BLOCK_BYTES)
             except (INFLATE_ERROR, OSError, lzma.LZMAError) as error:
                 if "Memory usage limit" in str(error):  # of liblzma
-                    reason = f"it takes more than {MOST_DICTIONARY >> 20} MiB of memory to unpack"
-                    raise unsupported(self._path, reason, self._member.name) from error
-                raise damaged(self._path, "its compressed data is damaged", self._member.name) from error
+                    reason = f"it takes more than {MAX_DICTIONARY_BYTES >> 20} MiB of memory to unpack"
+                    raise unsupported_error(self._path, reason, self._member.name) from error
+                raise damaged_error(
+                    self._path, "its compressed data is damaged", self._member.name
+                ) from error
             packed = getattr(self._stream, "unconsumed_tail", b"")  # others keep it themselves
             yield block

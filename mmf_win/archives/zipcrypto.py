@@ -18,13 +18,13 @@ from typing import Any
 from mmf_win.files import atomic_replace
 
 #: Random bytes before the encrypted data; the last one tells whether the password may be right.
-HEADER_SIZE = 12
+ENCRYPTION_HEADER_SIZE = 12
 
 #: The state of the cipher: three 32-bit numbers.
 Keys = tuple[int, int, int]
 
 # The table of CRC-32: what one byte makes of a register of zeros. zlib inverts the register before and after.
-_CRC = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in range(256))
+_CRC_TABLE = tuple(zlib.crc32(bytes([value]), 0xFFFFFFFF) ^ 0xFFFFFFFF for value in range(256))
 
 
 class Cipher:
@@ -41,14 +41,14 @@ class Cipher:
         for byte in data:
             k = key2 & 0xFFFF | 2
             out.append(byte ^ (k * (k ^ 1) >> 8 & 0xFF))
-            key0 = key0 >> 8 ^ _CRC[(key0 ^ byte) & 0xFF]
+            key0 = key0 >> 8 ^ _CRC_TABLE[(key0 ^ byte) & 0xFF]
             key1 = ((key1 + (key0 & 0xFF)) * 134775813 + 1) & 0xFFFFFFFF
-            key2 = key2 >> 8 ^ _CRC[(key2 ^ key1 >> 24) & 0xFF]
+            key2 = key2 >> 8 ^ _CRC_TABLE[(key2 ^ key1 >> 24) & 0xFF]
         self.keys = key0, key1, key2
         return bytes(out)
 
 
-def native() -> ModuleType | None:
+def load_extension() -> ModuleType | None:
     """The C extension; None where it was not built."""
     try:
         return import_module("mmf_win.archives._zipcrypto")
@@ -71,7 +71,9 @@ def write_encrypted_zip(path: Path, files: Iterable[tuple[str, bytes]], password
             info.create_system, info.external_attr = 3, 0o100644 << 16
             info.CRC, info.file_size = zlib.crc32(content), len(content)
             deflate = zlib.compressobj(wbits=-15)
-            header = os.urandom(HEADER_SIZE - 1) + bytes([info.CRC >> 24])  # a decryptor compares this byte
+            header = os.urandom(ENCRYPTION_HEADER_SIZE - 1) + bytes(
+                [info.CRC >> 24]
+            )  # a decryptor compares this byte
             data = Cipher(secret).encrypt_bytes(header + deflate.compress(content) + deflate.flush())
             info.compress_size, info.header_offset = len(data), archive.fp.tell()
             archive.fp.write(info.FileHeader() + data)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mmf_win.archives import Ask
+from mmf_win.archives import PasswordCallback
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.console import format_command, format_duration, format_table, print_json, print_status
@@ -31,7 +31,7 @@ def command(
     source: str | None,
     dataset: str | None,
     data_dir: Path | None,
-    ask: Ask | None,
+    ask: PasswordCallback | None,
     force: bool,
     allow_missing: bool,
     as_json: bool,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import click
 
-from mmf_win.archives import Ask
+from mmf_win.archives import PasswordCallback
 from mmf_win.commands import options, verify
 from mmf_win.commands.examples import Group
 from mmf_win.console import (
@@ -26,7 +26,7 @@ from mmf_win.errors import DamagedFeaturesError, DataError, MmfEnvironmentError,
 from mmf_win.inputs.given import Input, Mirror, bytes_to_download
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.keys import add_features, image_keys
-from mmf_win.integrity.verify import Finding
+from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files
@@ -102,7 +102,7 @@ def fetch(
 @options.ask
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace features that came from another archive.")
-def extract(archive: Path, ask: Ask | None, data_dir: Path | None, force: bool) -> None:
+def extract(archive: Path, ask: PasswordCallback | None, data_dir: Path | None, force: bool) -> None:
     """Unpack ARCHIVE, which holds detectron.lmdb, to where MMF looks for it.
 
     The LMDB takes its place only when it is complete and verified. Extracting the same archive again takes a
@@ -208,7 +208,10 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
 
 
 def _show(
-    found: Mapping[Input, Finding], wanted: _Wanted, as_json: bool, to_get: Mapping[Input, int | None]
+    found: Mapping[Input, VerificationResult],
+    wanted: _Wanted,
+    as_json: bool,
+    to_get: Mapping[Input, int | None],
 ) -> None:
     if as_json:
         told = []

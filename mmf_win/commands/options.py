@@ -15,7 +15,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from mmf_win.archives import Ask
+from mmf_win.archives import PasswordCallback
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
 from mmf_win.inputs.given import Mirror
@@ -247,7 +247,9 @@ def archives(function: Callable[..., None]) -> Callable[..., None]:
     @ask
     @keep_archives
     @wraps(function)
-    def command(*, source: str | None, ask: Ask | None, keep_archives: bool, **arguments: object) -> None:
+    def command(
+        *, source: str | None, ask: PasswordCallback | None, keep_archives: bool, **arguments: object
+    ) -> None:
         function(mirror=replace(Mirror.of(source), keep_archives=keep_archives, ask=ask), **arguments)
 
     return command

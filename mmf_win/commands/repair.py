@@ -41,11 +41,11 @@ def command(
     show(found, as_json=as_json)
     kinds = (each for each in (PasswordError, InUseError) if any(isinstance(f.error, each) for f in found))
     kind = next(kinds, DataError)
-    if damaged := [finding.what for finding in found if finding.state == "damaged"]:
+    if damaged := [finding.title for finding in found if finding.state == "damaged"]:
         raise kind(f"{len(damaged)} of {len(found)} are still damaged: {', '.join(damaged)}")
-    if failed := [finding.what for finding in found if finding.error is not None]:
+    if failed := [finding.title for finding in found if finding.error is not None]:
         raise kind(f"cannot be repaired: {', '.join(failed)}")
     if found and not any(finding.repaired for finding in found):
-        unknown = [finding.what for finding in found if finding.state == "not verified"]
+        unknown = [finding.title for finding in found if finding.state == "not verified"]
         instead = f"nothing is known to be damaged; not verified: {', '.join(unknown)}"
         print_status(instead if unknown else "nothing is damaged")

@@ -22,7 +22,7 @@ from mmf_win.console import (
 )
 from mmf_win.doctor.verify import PARTS, verify
 from mmf_win.errors import DataError, UsageError
-from mmf_win.integrity.verify import Finding
+from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, data_dir_arguments
 from mmf_win.runs.override_rules import split_words
 
@@ -55,7 +55,7 @@ def command(
     show(found, as_json=as_json)
     damaged = [finding for finding in found if finding.state == "damaged"]
     if damaged:
-        message = f"{len(damaged)} of {len(found)} are damaged: {', '.join(f.what for f in damaged)}"
+        message = f"{len(damaged)} of {len(found)} are damaged: {', '.join(f.title for f in damaged)}"
         parts = dict.fromkeys(finding.part for finding in damaged if finding.error is None)
         if not parts:
             raise DataError(message)
@@ -74,20 +74,21 @@ def meant(
     return names, overrides, MmfPaths.resolve(data_dir, save_dir)
 
 
-def to_json(finding: Finding) -> dict[str, Any]:
+def to_json(finding: VerificationResult) -> dict[str, Any]:
     """Plain values, for scripts."""
-    named = ("part", "what", "folder", "state", "problems", "repaired")
+    named = ("part", "folder", "state", "problems", "repaired")
     return {
         **{name: getattr(finding, name) for name in named},
-        "verified": format_utc_time(finding.verified),
-        "against": finding.against or None,
+        "what": finding.title,
+        "verified": format_utc_time(finding.verified_at),
+        "against": finding.verified_against or None,
         "bytes": finding.size,
         "error": str(finding.error) if finding.error else None,
         "hint": finding.error.hint if finding.error else None,
     }
 
 
-def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
+def show(findings: Sequence[VerificationResult], *, as_json: bool = False) -> None:
     """Print what was found, and what is wrong with each file."""
     if as_json:
         print_json([to_json(finding) for finding in findings])
@@ -97,12 +98,12 @@ def show(findings: Sequence[Finding], *, as_json: bool = False) -> None:
         return
     rows = []
     for f in findings:
-        when = f" ({format_local_time(f.verified)})" if f.verified else ""
-        against = f"{f.against}{when}" if f.against else None
-        rows.append((f.what, f.state, format_size(f.size) if f.size else None, against, f.folder))
+        when = f" ({format_local_time(f.verified_at)})" if f.verified_at else ""
+        against = f"{f.verified_against}{when}" if f.verified_against else None
+        rows.append((f.title, f.state, format_size(f.size) if f.size else None, against, f.folder))
     print(format_table(("what", "state", "size", "verified against", "where"), rows), flush=True)
     for finding in findings:
-        what, code = f"{finding.what}:", 31 if finding.state == "damaged" else 32
+        what, code = f"{finding.title}:", 31 if finding.state == "damaged" else 32
         for problem in summarize_lines(finding.problems if finding.state == "damaged" else ()):
             print_status(problem, label=what, ansi_code=code)
         for file in summarize_lines(finding.repaired):

@@ -13,7 +13,7 @@ from typing import Any
 from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
 from mmf_win.dataset.annotations import AnnotationFile, objects_for_mmf
 from mmf_win.errors import UnreadableImageError
-from mmf_win.features.safe_pickle import load_npy, loads, require_features, told_of
+from mmf_win.features.safe_pickle import load_npy, load_pickle, require_features, translate_pickle_errors
 from mmf_win.images import open_image
 from mmf_win.upstream.overrides import literal, parts
 
@@ -100,7 +100,7 @@ def _share_environments(module: ModuleType) -> None:
 def _unpickle_only_arrays(module: ModuleType) -> None:
     @wrap(module.LMDBFeatureReader, "_load")
     def named(load: Any, self: Any, image_file_path: str) -> Any:
-        with told_of(self.db_path, f"the record of {Path(image_file_path).stem}: "):
+        with translate_pickle_errors(self.db_path, f"the record of {Path(image_file_path).stem}: "):
             return require_features(load(self, image_file_path))
 
     _load_only_arrays(module)
@@ -112,11 +112,11 @@ def _load_only_arrays(module: Any) -> None:
     def loading(load: Callable[[bytes], Any], file: Any, **_: object) -> Any:
         path = Path(getattr(file, "name", file))
         content = path.read_bytes()
-        with told_of(path, damage=(Exception,)):
+        with translate_pickle_errors(path, damage=(Exception,)):
             return load(content)
 
     if hasattr(module, "pickle"):
-        module.pickle = SimpleNamespace(load=partial(loading, loads), loads=loads)
+        module.pickle = SimpleNamespace(load=partial(loading, load_pickle), loads=load_pickle)
     if hasattr(module, "np"):
         module.np = SimpleNamespace(**{**vars(module.np), "load": partial(loading, load_npy)})
 

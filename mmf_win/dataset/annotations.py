@@ -30,7 +30,7 @@ from typing import Any
 from mmf_win.console import format_command, suggestion_hint
 from mmf_win.errors import DatasetError, NoValidationSplitError
 from mmf_win.paths import DatasetPaths, data_dir_arguments
-from mmf_win.unpacking.staging import require_finished
+from mmf_win.unpacking.staging import require_complete_install
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def splits_on_disk(paths: DatasetPaths) -> list[str]:
 
 def require_split(paths: DatasetPaths, split: str) -> Path:
     """The annotation file of a split. Raises DatasetError where there is none."""
-    require_finished(paths.root)
+    require_complete_install(paths.root)
     file = paths.annotation_file(split)
     if file.stem == split and file.is_file():  # a split is a name, not a path
         return file
@@ -201,7 +201,7 @@ def choose_splits(paths: DatasetPaths) -> dict[str, str]:
     Phase 2 wins where both phases lie on disk. ``test`` is named even when there is none: training does
     without. Raises DatasetError where there is nothing to train with or to validate on.
     """
-    require_finished(paths.root)
+    require_complete_install(paths.root)
     there = splits_on_disk(paths)
     val = next((split for split in _VAL if split in there), None)
     if "train" not in there:

@@ -15,7 +15,7 @@ from filecmp import cmp
 from itertools import combinations
 from pathlib import Path
 
-from mmf_win.archives import Archive, Ask, open_archive
+from mmf_win.archives import Archive, PasswordCallback, open_archive
 from mmf_win.console import format_command, summarize_list
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.dataset.coverage import SplitSummary
@@ -23,11 +23,23 @@ from mmf_win.dataset.layout import Layout, find_layout
 from mmf_win.dataset.unpack import unpack
 from mmf_win.errors import DatasetError
 from mmf_win.files import link_or_copy
-from mmf_win.integrity.manifest import Manifest, Source, damaged, noted, parse, undamaged
+from mmf_win.integrity.manifest import (
+    Manifest,
+    ManifestSource,
+    damaged_manifest_error,
+    load_intact_manifest,
+    load_manifest_notes,
+    parse_notes,
+)
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
-from mmf_win.unpacking.extract import install, install_repaired, make_manifest
-from mmf_win.unpacking.staging import finish_installation, require_finished, require_space, staging
+from mmf_win.unpacking.extract import install_repaired, install_staged, make_manifest
+from mmf_win.unpacking.staging import (
+    finish_installation,
+    open_staging,
+    require_complete_install,
+    require_space,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -69,14 +81,14 @@ class Conversion:
     @classmethod
     def read(cls, manifest: Manifest) -> Conversion:
         """Return what a manifest remembers; raise DamagedManifest where a field is missing."""
-        return parse(cls, manifest.result, manifest.folder)
+        return parse_notes(cls, manifest.result, manifest.folder)
 
 
 def convert(
     source: Path,
     places: MmfPaths,
     *,
-    ask: Ask | None = None,
+    ask: PasswordCallback | None = None,
     force: bool = False,
     allow_missing: bool = False,
 ) -> Conversion:
@@ -96,9 +108,9 @@ def convert(
     source = source.absolute()
     paths, ours = places.dataset, _list_mmfw_folders(source, places)
     interrupted = not finish_installation(paths.root)
-    known = noted(paths.root)
-    same = known is not None and known.source is not None and known.source.is_same(source, without=ours)
-    load = undamaged if same or force else Manifest.load
+    known = load_manifest_notes(paths.root)
+    same = known is not None and known.source is not None and known.source.is_same(source, exclude=ours)
+    load = load_intact_manifest if same or force else Manifest.load
     listed = None if interrupted else load(paths.root)
     # One that somebody has changed tells which files are the user's, but not which are intact.
     manifest = None if listed is None or listed.was_changed else listed
@@ -113,9 +125,9 @@ def convert(
         message = f"{paths.root}: there is a dataset already, and not known to be made from this archive"
         raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
     archive.check_password()
-    made_of = Source.of(source, without=ours)
+    made_of = ManifestSource.from_path(source, exclude=ours)
     require_space(paths.root, _size(archive, layout))
-    with staging(paths.root) as here:
+    with open_staging(paths.root) as here:
         digest = hashlib.sha256() if source.is_file() else None
         rows, images, files = unpack(archive, layout, here, digest, allow_missing=allow_missing)
         made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())
@@ -136,8 +148,8 @@ def convert(
         stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
         replaced = [paths.images / "img", *stale]
         if listed is not None or not (same or interrupted):
-            _keep_own_files(paths, here.new, listed)
-        install(here, new, replaces=[] if same and manifest is None else replaced)
+            _keep_own_files(paths, here.new_dir, listed)
+        install_staged(here, new, obsolete_paths=[] if same and manifest is None else replaced)
         return result
 
 
@@ -197,7 +209,9 @@ def _size(archive: Archive, layout: Layout) -> int:
     return packed + sum(sizes[name] for name in (*layout.annotations.values(), *layout.images.values()))
 
 
-def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: Ask | None = None) -> list[str]:
+def repair_dataset(
+    places: MmfPaths, archive: Path | None = None, *, ask: PasswordCallback | None = None
+) -> list[str]:
     """Rewrite the files of the dataset that are damaged or missing, and end a conversion that was killed.
 
     Files that mmfw did not write, such as annotations of the user's own, stay as they are. The ``archive`` is
@@ -223,13 +237,13 @@ def repair_dataset(places: MmfPaths, archive: Path | None = None, *, ask: Ask | 
     if not names:
         return []
     if manifest.was_changed:
-        raise damaged(paths.root, "it was changed")
+        raise damaged_manifest_error(paths.root, "it was changed")
     source = archive or archive_of(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, summarize_list(names))
     opened = open_archive(source, ask)
     layout = find_layout(source, opened.members, _list_mmfw_folders(source, places))
     opened.check_password()
-    with staging(paths.root) as here:
+    with open_staging(paths.root) as here:
         only, kept = set(names), manifest.files
         _, _, files = unpack(opened, layout, here, allow_missing=True, only=only, converted=kept)
         install_repaired(here, manifest, files, names, source)
@@ -259,8 +273,8 @@ def require_list(paths: DatasetPaths) -> Manifest | None:
         DamagedManifest: the list of hashes is gone, or cannot be understood.
         UnfinishedInstallation: a conversion was killed amidst the moves to their places.
     """
-    require_finished(paths.root)
+    require_complete_install(paths.root)
     manifest = Manifest.load(paths.root)
-    if manifest is None and noted(paths.root):
-        raise damaged(paths.root, "it is missing")
+    if manifest is None and load_manifest_notes(paths.root):
+        raise damaged_manifest_error(paths.root, "it is missing")
     return manifest

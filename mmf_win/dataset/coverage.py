@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from mmf_win.dataset.annotations import AnnotationFile, Row
 from mmf_win.errors import DataError
-from mmf_win.integrity.manifest import Manifest, parse
+from mmf_win.integrity.manifest import Manifest, parse_notes
 from mmf_win.paths import DatasetPaths
 from mmf_win.records import convert_to
 
@@ -101,7 +101,7 @@ def converted(paths: DatasetPaths, file: AnnotationFile) -> SplitSummary | None:
         manifest = Manifest.load(paths.root)
         if manifest and manifest.files[f"annotations/{file.path.name}"].sha256 == file.sha256:
             summary = manifest.result["splits"][file.path.stem]
-    return None if summary is None else parse(SplitSummary, summary, paths.root)
+    return None if summary is None else parse_notes(SplitSummary, summary, paths.root)
 
 
 def is_own_set(paths: DatasetPaths) -> bool:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from mmf_win.archives import Ask
+from mmf_win.archives import PasswordCallback
 from mmf_win.errors import ArchiveError, DatasetError, UnsafeFeaturesError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.manifest import Manifest
@@ -25,7 +25,7 @@ def extract_features(
     places: MmfPaths,
     *,
     version: Version | None,
-    ask: Ask | None = None,
+    ask: PasswordCallback | None = None,
     force: bool = False,
     require_harmless: Callable[[Path], None] = lambda _: None,
 ) -> Path:
@@ -65,7 +65,9 @@ def extract_features(
             raise UnsafeFeaturesError(error.message_without(f"{lmdb}:"), prefix=f"{archive}:") from None
 
     try:
-        extract_verified(archive, features, ask=ask, choose=choose_features, check=check, replaces=[marker])
+        extract_verified(
+            archive, features, ask=ask, choose=choose_features, validate=check, obsolete_paths=[marker]
+        )
     except ArchiveError as error:
         if isinstance(error.hint, CommandHint):
             error.hint = error.hint.with_command("mmfw features extract")

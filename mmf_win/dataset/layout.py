@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from mmf_win.archives import Member
-from mmf_win.archives.names import folded, group_alike
+from mmf_win.archives.names import collision_key, group_colliding_names
 from mmf_win.console import summarize_list
 from mmf_win.dataset.annotations import SPLITS, Row
 from mmf_win.errors import DatasetError
@@ -104,10 +104,10 @@ def match_alike(names: Collection[str]) -> Callable[[str], str | None]:
 
     Names that differ in case or in Unicode normal form look the same.
     """
-    alike = group_alike(names)
+    alike = group_colliding_names(names)
 
     def match(name: str) -> str | None:
-        found = [name] if name in names else alike.get(folded(name), [])
+        found = [name] if name in names else alike.get(collision_key(name), [])
         return found[0] if len(found) == 1 else None
 
     return match
@@ -173,9 +173,9 @@ def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
     ``img/01235.png`` is there.
     """
     there = {image.rpartition("/")[2].lstrip("0"): image for image in images}
-    alike = group_alike(images)
+    alike = group_colliding_names(images)
     for name in missing:
-        if len(twins := alike.get(folded(name), [])) > 1:
+        if len(twins := alike.get(collision_key(name), [])) > 1:
             return f"{name!a} matches {' and '.join(map(ascii, twins))}: write one of these names"
         image = there.get(name.replace("\\", "/").rpartition("/")[2].lstrip("0"))
         if image is not None and image != name:

@@ -26,7 +26,7 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from mmf_win.archives.names import folded, group_alike
+from mmf_win.archives.names import collision_key, group_colliding_names
 from mmf_win.console import summarize_list
 from mmf_win.dataset.annotations import (
     LARGEST_ID,
@@ -81,14 +81,14 @@ def find_images(memes: Sequence[Row], table: Path) -> list[Row]:
 
     @cache
     def names_in(path: Path) -> dict[str, list[str]]:
-        return group_alike(os.listdir(path) if path.is_dir() else [])  # noqa: PTH208 – only names are wanted
+        return group_colliding_names(os.listdir(path) if path.is_dir() else [])  # noqa: PTH208 – only names are wanted
 
     @cache
     def look_for(path: Path) -> list[Path]:
         """Return the file or folder at a path, or all whose paths look the same."""
         if os.path.exists(path) or path == path.parent:  # noqa: PTH110 – pathlib raises for long names
             return [path]
-        parents, name = look_for(path.parent), folded(path.name)
+        parents, name = look_for(path.parent), collision_key(path.name)
         return [parent / each for parent in parents for each in names_in(parent).get(name, [])]
 
     images = {meme.img: [each for each in look_for(folder / meme.img) if each.is_file()] for meme in memes}

@@ -26,8 +26,8 @@ from mmf_win.dataset.own_memes import read_columns, read_tables, require_names_a
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.files import remove
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import Entry
-from mmf_win.unpacking.extract import unpack_chosen
+from mmf_win.integrity.manifest import ManifestEntry
+from mmf_win.unpacking.extract import extract_to_staging
 from mmf_win.unpacking.staging import Staging
 
 _MOST_README = 1 << 20
@@ -44,7 +44,7 @@ def unpack(
     allow_missing: bool,
     only: Collection[str] | None = None,
     converted: Collection[str] | None = None,
-) -> tuple[dict[str, list[Row]], Collection[str], dict[str, Entry]]:
+) -> tuple[dict[str, list[Row]], Collection[str], dict[str, ManifestEntry]]:
     """Write annotations and images to the staging folder, in MMF's layout.
 
     Args:
@@ -83,7 +83,9 @@ def unpack(
         if converted is not None:
             images = {image: member for image, member in images.items() if targets[member] in converted}
         wanted = {member: name for member, name in targets.items() if only is None or name in only}
-        files = unpack_chosen(holder, wanted.get, here, "Converting", digest if holder is archive else None)
+        files = extract_to_staging(
+            holder, wanted.get, here, "Converting", digest if holder is archive else None
+        )
     if converted is None:
         flaws = _find_unusable(images, files, here)
         images = {image: member for image, member in images.items() if image not in flaws}
@@ -107,8 +109,10 @@ def unpack(
                 hint += f", or delete the annotations of {split} and convert again"
             raise DatasetError(f"{archive.path}: {what}", hint=hint)
         if kept != written_rows[split]:
-            keep_rows(here.new / name, kept)
-        files[name] = Entry(file_digest(here.new / name).hex(), (here.new / name).stat().st_size)
+            keep_rows(here.new_dir / name, kept)
+        files[name] = ManifestEntry(
+            file_digest(here.new_dir / name).hex(), (here.new_dir / name).stat().st_size
+        )
     return rows, images.keys(), files
 
 
@@ -123,13 +127,15 @@ def _match_images(rows: Sequence[Row], images: Collection[str], split: str) -> l
     return [replace(r, img=found[r.img], written_img=r.shown_img) if r.img in found else r for r in rows]
 
 
-def _find_unusable(images: Collection[str], files: dict[str, Entry], here: Staging) -> dict[str, Flaw]:
+def _find_unusable(
+    images: Collection[str], files: dict[str, ManifestEntry], here: Staging
+) -> dict[str, Flaw]:
     """Return the images that cannot be used; they are taken out of ``files`` and the staging folder."""
-    flaws = {image: flaw for image in images if (flaw := find_flaw(here.new / "images" / image))}
+    flaws = {image: flaw for image in images if (flaw := find_flaw(here.new_dir / "images" / image))}
     if readable := {image: flaw for image, flaw in flaws.items() if flaw.is_usable}:
         _log.warning("images that are damaged but can be read: %d (%s)", len(readable), describe(readable))
     for image in flaws.keys() - readable:
-        remove(here.new / "images" / image)
+        remove(here.new_dir / "images" / image)
         del files[f"images/{image}"]
     return {image: flaw for image, flaw in flaws.items() if not flaw.is_usable}
 
@@ -141,9 +147,9 @@ def _require_splits(
     readme = ""
     sizes = {member.name: member.size for member in archive.members if member.problem is None}
     if layout.readme is not None and sizes.get(layout.readme, _MOST_README) < _MOST_README:
-        unpack_chosen(archive, {layout.readme: "README"}.get, here, "Reading", enough=1)
-        readme = (here.new / "README").read_text(encoding="utf-8", errors="replace")
-        remove(here.new / "README")
+        extract_to_staging(archive, {layout.readme: "README"}.get, here, "Reading", max_files=1)
+        readme = (here.new_dir / "README").read_text(encoding="utf-8", errors="replace")
+        remove(here.new_dir / "README")
     empty = [split for split, rows in splits.items() if not rows]
     if "train" in empty:
         raise DatasetError(f"{archive.path}: there are no memes in train", hint=suggest(archive.path))
@@ -154,7 +160,7 @@ def _require_splits(
             raise DatasetError(message, hint=hint)
         _log.warning("%s", message)
     for split in empty:
-        remove(here.new / "annotations" / f"{split}.jsonl")
+        remove(here.new_dir / "annotations" / f"{split}.jsonl")
     return {split: rows for split, rows in splits.items() if rows}
 
 
@@ -176,8 +182,8 @@ def _unpack_annotations(
     names = {split: f"annotations/{split}.jsonl" for split in layout.annotations}
     names |= {split: f"annotations/{split}.csv" for split in tables}
     targets = {member: names[split] for split, member in layout.annotations.items()}
-    unpack_chosen(archive, targets.get, here, "Reading the annotations", enough=len(targets))
-    files = {split: here.new / name for split, name in names.items()}
+    extract_to_staging(archive, targets.get, here, "Reading the annotations", max_files=len(targets))
+    files = {split: here.new_dir / name for split, name in names.items()}
     shown = {split: f"{archive.path}: {member}" for split, member in layout.annotations.items()}
     rows = {split: read_rows(files[split], shown=shown[split]) for split in files if split not in tables}
     taken = {row.id for row in chain(*rows.values())}
@@ -201,8 +207,10 @@ def _image_archive(
         yield archive, layout.images
         return
     packed = Path(layout.packed_images).name
-    unpack_chosen(archive, {layout.packed_images: packed}.get, here, "Unpacking the images' archive", digest)
-    path = here.new / packed
+    extract_to_staging(
+        archive, {layout.packed_images: packed}.get, here, "Unpacking the images' archive", digest
+    )
+    path = here.new_dir / packed
     try:
         inner = open_archive(path)
         yield inner, find_images(member.name for member in inner.members)

@@ -119,7 +119,7 @@ def write_features(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
     An archive that is there is replaced; ``images`` has arguments of :func:`describe`.
     """
     records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
-    size = lmdb_file.least_map(len(records), sum(len(record) for _, record in records))
+    size = lmdb_file.min_map_size(len(records), sum(len(record) for _, record in records))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
         folder = Path(staging, "detectron.lmdb")
         lmdb_file.write(folder, records, size)

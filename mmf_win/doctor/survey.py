@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmf_win import machine
-from mmf_win.archives.zip_extract import engine
+from mmf_win.archives.zip_extract import decryption_engine
 from mmf_win.console import format_command
 from mmf_win.dataset.annotations import splits_on_disk, where_to_get
 from mmf_win.errors import DatasetError, InUseError, MmfEnvironmentError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import MmfPaths, constraints_file, mmfw_home, presets_dir
 from mmf_win.runs import fits
-from mmf_win.unpacking.staging import require_finished, require_makeable
+from mmf_win.unpacking.staging import require_complete_install, require_creatable_folders
 from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
 from mmf_win.version import __version__
 
@@ -88,7 +88,7 @@ def survey(places: MmfPaths) -> dict[str, Any]:
         "settings": survey_settings(),
         "torch": torch,
         "cuda": cuda and asdict(cuda),
-        "decryption": engine(),
+        "decryption": decryption_engine(),
         "fits": fits.load(),
     }
     return found | {"missing": list(_missing(found, unused_gpu(torch, cuda), places))}
@@ -164,7 +164,7 @@ def _missing(
             yield MmfEnvironmentError(f"not installed: {', '.join(rest)}", hint=hint)
     yield from (error for error in (unused, found["mmf"].error) if error is not None)
     try:
-        require_finished(places.dataset.root)
+        require_complete_install(places.dataset.root)
     except (DatasetError, InUseError) as error:
         yield error
     else:
@@ -172,7 +172,7 @@ def _missing(
             message = f"no Hateful Memes dataset in {places.dataset.root}"
             yield DatasetError(message, hint=where_to_get(places.dataset))
     try:
-        require_makeable(places)
+        require_creatable_folders(places)
     except MmfwError as error:
         yield error
     for folder in found["folders"]:

@@ -14,8 +14,8 @@ from mmf_win.dataset.image_files import advise, find_unusable, list_judged_files
 from mmf_win.doctor.survey import survey_mmf
 from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.listing import inputs_on_disk
-from mmf_win.integrity.manifest import SUMS, Manifest, noted
-from mmf_win.integrity.verify import Finding, State, find_damage
+from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_manifest_notes
+from mmf_win.integrity.verify import VerificationResult, VerificationState, find_damage
 from mmf_win.paths import MmfPaths, data_dir_arguments, mmfw_home
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.checkpoints import FOREIGN, listed
@@ -71,7 +71,7 @@ def _runs(save_dir: Path, name: str) -> list[Run]:
 
 def verify(
     names: Sequence[str], places: MmfPaths, overrides: Sequence[str] = (), *, full: bool = False
-) -> list[Finding]:
+) -> list[VerificationResult]:
     """Verify one thing after the other, with a progress bar for each that takes a while.
 
     What is not there is passed over, unless a preset needs it. Checkpoints are read each time, all else only
@@ -89,7 +89,9 @@ def verify(
     return [finding for finding in found if finding is not None]
 
 
-def repair(names: Sequence[str], places: MmfPaths, overrides: Sequence[str], mirror: Mirror) -> list[Finding]:
+def repair(
+    names: Sequence[str], places: MmfPaths, overrides: Sequence[str], mirror: Mirror
+) -> list[VerificationResult]:
     """Repair what is damaged, and nothing else; the findings are those afterwards.
 
     What cannot be repaired stays as it is, and its finding has the error. Raises ResourceError where there is
@@ -100,15 +102,17 @@ def repair(names: Sequence[str], places: MmfPaths, overrides: Sequence[str], mir
     if "mmf" in parts:  # first, for it knows where the others come from
         found.append(_repaired(_mmf, install.set_up))
     if "dataset" in parts:
-        also: State | None = "not verified" if mirror.url or mirror.path else None
+        also: VerificationState | None = "not verified" if mirror.url or mirror.path else None
         found.append(_repaired(lambda: _dataset(places), lambda: _repair_dataset(places, mirror), also))
     found += [*_repaired_inputs(inputs, places, mirror), *map(_checkpoints, runs)]
     return [finding for finding in found if finding is not None]
 
 
 def _repaired(
-    look: Callable[[], Finding | None], repair: Callable[[], object], also: State | None = None
-) -> Finding | None:
+    look: Callable[[], VerificationResult | None],
+    repair: Callable[[], object],
+    also: VerificationState | None = None,
+) -> VerificationResult | None:
     before = look()
     if before is None or before.state not in ("damaged", also):
         return before
@@ -120,7 +124,7 @@ def _repaired(
     return after and replace(after, repaired=before.problems if after.is_usable else ())
 
 
-def _repaired_inputs(inputs: Sequence[Input], places: MmfPaths, mirror: Mirror) -> list[Finding]:
+def _repaired_inputs(inputs: Sequence[Input], places: MmfPaths, mirror: Mirror) -> list[VerificationResult]:
     found = {each: _input(each) for each in inputs}
     damaged = [each for each, finding in found.items() if finding.state == "damaged"]
     if damaged:
@@ -132,9 +136,9 @@ def _repaired_inputs(inputs: Sequence[Input], places: MmfPaths, mirror: Mirror) 
     return list(found.values())
 
 
-def _dataset(places: MmfPaths, full: bool = False) -> Finding | None:
+def _dataset(places: MmfPaths, full: bool = False) -> VerificationResult | None:
     paths = places.dataset
-    finding = Finding("dataset", "dataset", paths.root, "not verified", _NOTHING)
+    finding = VerificationResult("dataset", "dataset", paths.root, "not verified", _NOTHING)
     try:
         manifest = require_list(paths)
         if manifest is None:
@@ -151,9 +155,11 @@ def _dataset(places: MmfPaths, full: bool = False) -> Finding | None:
         hint = f"{advise(flaws)}, then `{again}`, with --allow-missing to go without them"
         refusal = errors.DatasetError(f"{len(flaws)} of the images cannot be used", hint=hint)
         problems = tuple(f"unusable: {name} ({flaw.what})" for name, flaw in flaws.items())
-        return replace(finding, state="damaged", against=against, problems=problems, error=refusal)
-    state: State = "damaged" if wrong else "recorded" if manifest.basis == "recorded" else "intact"
-    return replace(finding, state=state, against=against, problems=tuple(map(str, wrong)))
+        return replace(finding, state="damaged", verified_against=against, problems=problems, error=refusal)
+    state: VerificationState = (
+        "damaged" if wrong else "recorded" if manifest.hash_origin == "recorded" else "intact"
+    )
+    return replace(finding, state=state, verified_against=against, problems=tuple(map(str, wrong)))
 
 
 def _repair_dataset(places: MmfPaths, mirror: Mirror) -> None:
@@ -164,14 +170,14 @@ def _repair_dataset(places: MmfPaths, mirror: Mirror) -> None:
     except errors.IncompleteInstallError:  # and what tells how to finish it is damaged
         other_way = None
     except errors.DamagedManifestError:  # so nothing tells which of the files are intact
-        other_way = f"delete {root / SUMS} to take the files as they are"
-    archive = archive or archive_of(noted(root), other_way)
+        other_way = f"delete {root / MANIFEST_NAME} to take the files as they are"
+    archive = archive or archive_of(load_manifest_notes(root), other_way)
     convert(archive, places, ask=mirror.ask, allow_missing=True)
 
 
 def _archive(mirror: Mirror, places: MmfPaths) -> Path | None:
     """What the dataset was converted from, as far as a source on this machine has it."""
-    known, place = noted(places.dataset.root), mirror.path
+    known, place = load_manifest_notes(places.dataset.root), mirror.path
     source = known.source if known else None
     if place is None or source is None:
         return place  # whose content is compared
@@ -181,7 +187,7 @@ def _archive(mirror: Mirror, places: MmfPaths) -> Path | None:
     return place if is_of_kind else None
 
 
-def _input(each: Input, full: bool = False) -> Finding:
+def _input(each: Input, full: bool = False) -> VerificationResult:
     """What is known of an input; of a damaged one, also the error that nothing can repair it."""
     try:
         finding = each.verify(full=full)
@@ -191,8 +197,10 @@ def _input(each: Input, full: bool = False) -> Finding:
     return replace(finding, error=each.with_source().no_source(finding)) if is_damaged else finding
 
 
-def _checkpoints(run: Run) -> Finding | None:
-    finding = Finding("runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote")
+def _checkpoints(run: Run) -> VerificationResult | None:
+    finding = VerificationResult(
+        "runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote"
+    )
     try:
         found = listed(run)
     except OSError as refused:
@@ -204,7 +212,9 @@ def _checkpoints(run: Run) -> Finding | None:
         return finding
     use = use_intact(run, found)
     if FOREIGN in problems.values():
-        finding = replace(finding, against=f"{finding.against}, and the run's record of hashes")
+        finding = replace(
+            finding, verified_against=f"{finding.verified_against}, and the run's record of hashes"
+        )
         what, instead = "checkpoint that is not the run's", "the run has none of its own: train again"
         hint = f"move away what the run has not saved; {use}"
     else:
@@ -216,15 +226,19 @@ def _checkpoints(run: Run) -> Finding | None:
     return replace(finding, state="damaged", problems=told, error=error)
 
 
-def _mmf(full: bool = False) -> Finding | None:
+def _mmf(full: bool = False) -> VerificationResult | None:
     mmf = survey_mmf(full=full)
     installed, problems = mmf.installed, mmf.problems
     if installed is None:
-        return Finding("mmf", "MMF", mmfw_home() / "mmf", "damaged", _NOTHING, problems) if problems else None
-    finding = Finding("mmf", f"MMF {installed.version}", installed.root, "intact", _NOTHING)
+        return (
+            VerificationResult("mmf", "MMF", mmfw_home() / "mmf", "damaged", _NOTHING, problems)
+            if problems
+            else None
+        )
+    finding = VerificationResult("mmf", f"MMF {installed.version}", installed.root, "intact", _NOTHING)
     if problems is None:
-        return replace(finding, state="not verified", against="nothing: it is a copy of your own")
+        return replace(finding, state="not verified", verified_against="nothing: it is a copy of your own")
     with suppress(errors.DataError):  # which is the problem then
         manifest = Manifest.load(installed.root)
-        finding = replace(finding, against=manifest.verified_against if manifest else _NOTHING)
+        finding = replace(finding, verified_against=manifest.verified_against if manifest else _NOTHING)
     return replace(finding, state="damaged", problems=problems) if problems else finding

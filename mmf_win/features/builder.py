@@ -4,8 +4,8 @@ The first holds an array of regions × numbers, the second a pickled dictionary 
 seen in them (``tools/scripts/features`` of MMF's repository).
 
 For ``mmfw features add``, in a process of its own:
-``python -m mmf_win.features.builder TARGET FOLDER ...``, where :func:`~mmf_win.features.lmdb_file.answer`
-prints what :func:`build` returns.
+``python -m mmf_win.features.builder TARGET FOLDER ...``, where :func:`~mmf_win.features.lmdb_file.print_answer`
+prints what :func:`build_lmdb` returns.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ import numpy as np
 from mmf_win.console import Progress
 from mmf_win.errors import DatasetError
 from mmf_win.features import lmdb_file
-from mmf_win.features.safe_pickle import Unreadable, load_npy
+from mmf_win.features.safe_pickle import DamagedPickleError, load_npy
 from mmf_win.unpacking.staging import require_space
 
-_INFO = "_info.npy"
-_OF_INFO = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox")
-_LONGEST_KEY = 511  # of LMDB, in bytes
+_INFO_SUFFIX = "_info.npy"
+_INFO_KEYS = ("image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox")
+_MAX_KEY_BYTES = 511  # of LMDB, in bytes
 
 
 def main(target: str, *folders: str) -> int:
     """Build an LMDB for the parent."""
-    return lmdb_file.answer(Path(target), lambda: build(Path(target), [*map(Path, folders)]))
+    return lmdb_file.print_answer(Path(target), lambda: build_lmdb(Path(target), [*map(Path, folders)]))
 
 
-def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
+def build_lmdb(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
     """Write ``target``, an LMDB with the records of the files in ``folders``.
 
     Returned are the ``keys`` of the LMDB, how many ``numbers`` describe a region, the smallest and the
     largest number of ``regions``, and the keys ``without_info``. Raises DatasetError where a file cannot be
     used, or is of another detector, and ResourceError where there is no room; nothing was written then.
     """
-    pairs = find_pairs(folders)
-    files = [file for path in pairs.values() for file in (path, _info_of(path)) if file.is_file()]
-    size = lmdb_file.least_map(len(pairs), sum(file.stat().st_size for file in files))
+    pairs = find_feature_files(folders)
+    files = [file for path in pairs.values() for file in (path, _info_path(path)) if file.is_file()]
+    size = lmdb_file.min_map_size(len(pairs), sum(file.stat().st_size for file in files))
     require_space(target, size)
     numbers: dict[int, Path] = {}
     regions: set[int] = set()
 
-    def records() -> Iterator[tuple[str, bytes]]:
+    def iter_records() -> Iterator[tuple[str, bytes]]:
         for key, path in pairs.items():
             record = read_record(path, key)
             numbers.setdefault(record["features"].shape[-1], path)
@@ -60,21 +60,21 @@ def build(target: Path, folders: Sequence[Path]) -> dict[str, Any]:
                     "features of one detector",
                     hint="build one of each folder",
                 )
-            regions.add(_regions_of(record["features"]))
+            regions.add(_count_regions(record["features"]))
             yield key, pickle.dumps(record)
             bar.advance(1)
 
     with Progress("Writing region features", len(pairs), "image") as bar:
-        keys = lmdb_file.write(target, records(), size)
+        keys = lmdb_file.write(target, iter_records(), size)
     return {
         "keys": keys,
         "numbers": next(iter(numbers)),
         "regions": (min(regions), max(regions)),
-        "without_info": [key for key, path in pairs.items() if not _info_of(path).is_file()],
+        "without_info": [key for key, path in pairs.items() if not _info_path(path).is_file()],
     }
 
 
-def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
+def find_feature_files(folders: Sequence[Path]) -> dict[str, Path]:
     """The features below folders: key → ``NAME.npy``. MMF's converter makes the key from the path.
 
     Hidden files are left out, as by that. Raises DatasetError where there are no features, two have the same
@@ -83,10 +83,10 @@ def find_pairs(folders: Sequence[Path]) -> dict[str, Path]:
     pairs: dict[str, Path] = {}
     for folder in folders:
         for name in sorted(glob("**/*.npy", root_dir=folder, recursive=True)):  # noqa: PTH207 – see above
-            if name.endswith(_INFO):
+            if name.endswith(_INFO_SUFFIX):
                 continue
             path, key = folder / name, Path(name).as_posix().removesuffix(".npy")
-            if key == "keys" or len(key.encode()) > _LONGEST_KEY:  # MMF lists all keys under "keys"
+            if key == "keys" or len(key.encode()) > _MAX_KEY_BYTES:  # MMF lists all keys under "keys"
                 message = f"{path}: an LMDB for MMF cannot have this name as a key"
                 raise DatasetError(message, hint="rename it")
             if key in pairs:
@@ -106,17 +106,17 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
 
     Raises DatasetError where a file cannot be read, would run code, or does not hold what MMF can use.
     """
-    features: Any = _read(path, load_npy)
+    features: Any = _load_file(path, load_npy)
     is_float = np.issubdtype(features.dtype, np.floating)
     if features.ndim < 2 or not features.size or not is_float or not np.isfinite(features).all():
         found = f"this is an array of {features.dtype} with the shape {features.shape}"
         raise DatasetError(f"{path}: features are finite floating-point numbers, regions × numbers; {found}")
     record = {"feature_path": key, "features": features}
-    info = _info_of(path)
+    info = _info_path(path)
     if info.is_file():
-        record |= _read(info, _load_info)
+        record |= _load_file(info, _load_info)
         # The script for Faster R-CNN may store more features than boxes, and says how many boxes.
-        allowed = _regions_of(features), record["num_boxes"]
+        allowed = _count_regions(features), record["num_boxes"]
         for name in ("bbox", "objects", "cls_prob"):
             value = record[name]
             rows = len(value) if isinstance(value, np.ndarray) and value.ndim else "no"
@@ -125,13 +125,13 @@ def read_record(path: Path, key: str) -> dict[str, Any]:
     return record
 
 
-def _read(path: Path, load: Callable[[bytes], Any]) -> Any:
+def _load_file(path: Path, load: Callable[[bytes], Any]) -> Any:
     try:
         return load(path.read_bytes())
     except MemoryError:
         raise
     except Exception as error:  # whatever a damaged file leads to
-        reason = error.reason if isinstance(error, Unreadable) else str(error)
+        reason = error.reason if isinstance(error, DamagedPickleError) else str(error)
         why = reason.partition("\n")[0] or type(error).__name__
         raise DatasetError(
             f"{path}: it cannot be read: {why}",
@@ -144,15 +144,15 @@ def _load_info(content: bytes) -> dict[str, Any]:
     found = load_npy(content).item()
     if np.size(found.get("num_boxes")) > 1:
         raise ValueError("num_boxes is not one number")
-    return {name: found.get(name) for name in _OF_INFO}
+    return {name: found.get(name) for name in _INFO_KEYS}
 
 
-def _info_of(path: Path) -> Path:
+def _info_path(path: Path) -> Path:
     """The file that belongs to ``NAME.npy``; it need not exist."""
-    return path.with_name(path.stem + _INFO)
+    return path.with_name(path.stem + _INFO_SUFFIX)
 
 
-def _regions_of(features: Any) -> int:
+def _count_regions(features: Any) -> int:
     """How many regions MMF reads; of a grid, each cell is one."""
     return int(features.size // features.shape[-1])
 

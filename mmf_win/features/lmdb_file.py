@@ -6,7 +6,7 @@ file name without its suffix, ``feature_path``, ``features`` (regions × 2048, f
 in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
 
 The parent reads one in a process of its own, since a truncated file kills whoever maps it:
-``python -m mmf_win.features.lmdb_file FOLDER keys|records``, where :func:`answer` prints the keys of the
+``python -m mmf_win.features.lmdb_file FOLDER keys|records``, where :func:`print_answer` prints the keys of the
 images that it has features of. With ``records``, every record is read, too.
 """
 
@@ -22,28 +22,28 @@ import lmdb
 
 from mmf_win.console import Progress, print_json
 from mmf_win.errors import MmfwError, ResourceError, StoppedByUserError
-from mmf_win.features.safe_pickle import loads, require_features, told_of
+from mmf_win.features.safe_pickle import load_pickle, require_features, translate_pickle_errors
 
 
-def least_map(count: int, total: int) -> int:
+def min_map_size(record_count: int, total_bytes: int) -> int:
     """The size of the map for so many records that take so many bytes.
 
     On Windows the file is as large as the map from the start, so the map is no larger than need be: values
     are rounded up to pages, and the rest is for keys and bookkeeping.
     """
-    return total + count * 2 * mmap.PAGESIZE + (1 << 20)
+    return total_bytes + record_count * 2 * mmap.PAGESIZE + (1 << 20)
 
 
-def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list[str]:
+def write(folder: Path, records: Iterable[tuple[str, bytes]], map_size: int) -> list[str]:
     """Write an LMDB, and return its keys; only one record is in memory at a time.
 
-    The folder must not exist. The ``size`` is that of the map, as :func:`least_map` has it. Raises lmdb.Error
+    The folder must not exist. The ``size`` is that of the map, as :func:`min_map_size` has it. Raises lmdb.Error
     where the disk is full, for example.
     """
     folder.mkdir(parents=True)
     keys: list[str] = []
     # create=True would make the folder, on Windows under a name in the ANSI code page.
-    with lmdb.open(str(folder), map_size=size, create=False, lock=False, sync=False) as environment:
+    with lmdb.open(str(folder), map_size=map_size, create=False, lock=False, sync=False) as environment:
         for key, record in records:
             with environment.begin(write=True) as transaction:
                 transaction.put(key.encode(), record)
@@ -54,14 +54,17 @@ def write(folder: Path, records: Iterable[tuple[str, bytes]], size: int) -> list
     return keys
 
 
-def read_keys(folder: Path, *, records: bool) -> list[str]:
+def read_keys(folder: Path, *, check_records: bool) -> list[str]:
     """The keys of the images in an LMDB, a folder or ``data.mdb``, as MMF's ``LMDBFeatureReader`` finds them.
 
     With ``records``, every record is read, too. Raises DamagedFeatures where it is no LMDB, is truncated, or
     lacks or holds what it should not, and HostileFeatures where what is in it could run code.
     """
     data = folder / "data.mdb" if folder.is_dir() else folder
-    with told_of(folder, damage=(lmdb.Error, OSError, ValueError)), _opened(folder) as environment:
+    with (
+        translate_pickle_errors(folder, damage=(lmdb.Error, OSError, ValueError)),
+        _open_lmdb(folder) as environment,
+    ):
         needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
         if (there := data.stat().st_size) < needed:
             raise ValueError(f"{there} of {needed} bytes are there")
@@ -69,18 +72,18 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
             listed = transaction.get(b"keys")
             if listed is None:
                 raise ValueError("the list of its keys is missing")
-            with told_of(folder, "the list of its keys: "):
-                plain = loads(listed)
+            with translate_pickle_errors(folder, "the list of its keys: "):
+                plain = load_pickle(listed)
             if not (isinstance(plain, Iterable) and all(isinstance(key, (str, bytes)) for key in plain)):
                 raise ValueError("the list of its keys holds something else")
             keys: list[str] = [key.decode() if isinstance(key, bytes) else key for key in plain]
-            if records:
+            if check_records:
                 with Progress("Reading region features", environment.stat()["entries"], "image") as progress:
                     of_images = set(keys)
                     for key, value in transaction.cursor():
                         name = bytes(key).decode("utf-8", "replace")
-                        with told_of(folder, f"the record {name}: "):
-                            record = loads(value)
+                        with translate_pickle_errors(folder, f"the record {name}: "):
+                            record = load_pickle(value)
                             if name in of_images:
                                 require_features(record)
                         progress.advance(1)
@@ -90,21 +93,21 @@ def read_keys(folder: Path, *, records: bool) -> list[str]:
     return keys
 
 
-def _opened(folder: Path) -> lmdb.Environment:
+def _open_lmdb(folder: Path) -> lmdb.Environment:
     try:
         return lmdb.open(str(folder), readonly=True, lock=False, subdir=folder.is_dir())
     except lmdb.MemoryError as error:  # no room for the map; it is an lmdb.Error, as damage is
         raise MemoryError(str(error)) from None
 
 
-def answer(target: Path, make: Callable[[], object]) -> int:
+def print_answer(target: Path, compute: Callable[[], object]) -> int:
     """Print JSON, and return the exit code of this process.
 
     It has under ``answer`` what ``make`` returns of the LMDB, or under ``error`` what is wrong, what that is
     ``about``, its ``hint`` and its ``kind``, a class of :mod:`mmf_win.errors`.
     """
     try:
-        found = {"answer": make()}
+        found = {"answer": compute()}
     except MmfwError as error:
         kind = type(error).__name__
         found = {"error": error.reason, "about": error.prefix, "hint": error.hint, "kind": kind}
@@ -117,9 +120,9 @@ def answer(target: Path, make: Callable[[], object]) -> int:
     return 0
 
 
-def main(folder: Path, what: str) -> int:
+def main(folder: Path, mode: str) -> int:
     """Read the keys for the parent."""
-    return answer(folder, lambda: read_keys(folder, records=what == "records"))
+    return print_answer(folder, lambda: read_keys(folder, check_records=mode == "records"))
 
 
 if __name__ == "__main__":

@@ -21,10 +21,16 @@ from mmf_win.errors import CheckpointError, DataError, DatasetError
 from mmf_win.inputs.given import Input, Mirror, fetch
 from mmf_win.inputs.keys import image_keys, without_features
 from mmf_win.inputs.listing import asks_hub, inputs_of, lmdbs_of, paths_of
-from mmf_win.integrity.manifest import SUMS, Manifest, noted, repair_line, undamaged
-from mmf_win.integrity.verify import Finding, find_damage
+from mmf_win.integrity.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    load_intact_manifest,
+    load_manifest_notes,
+    repair_command,
+)
+from mmf_win.integrity.verify import VerificationResult, find_damage
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
-from mmf_win.unpacking.staging import require_finished
+from mmf_win.unpacking.staging import require_complete_install
 from mmf_win.upstream.config import DATASET, Tree
 from mmf_win.upstream.overrides import literal
 
@@ -118,7 +124,7 @@ def check(
 
 
 @cache
-def _seen_in_dry_run(files: Input) -> Finding:
+def _seen_in_dry_run(files: Input) -> VerificationResult:
     """What the first training of a sweep's dry run finds, which must not write it down for the others."""
     return files.verify(record=False)
 
@@ -134,7 +140,7 @@ def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
         raise CheckpointError(f"{start}: there is no such checkpoint", hint="see checkpoint.resume_file")
 
 
-def _require_intact(findings: Sequence[tuple[Input, Finding]], typed: Sequence[str]) -> None:
+def _require_intact(findings: Sequence[tuple[Input, VerificationResult]], typed: Sequence[str]) -> None:
     """Refuse files that are damaged or missing."""
     repair, get = (
         format_command("mmfw", "repair", *typed),
@@ -150,7 +156,7 @@ def _require_intact(findings: Sequence[tuple[Input, Finding]], typed: Sequence[s
                     error.hint = f"{error.hint}, or `{keep}` makes it, in mmfw-demo/data"
                 raise error
         if wrong:
-            problems = (f"{found.what}: {problem}" for _, found in wrong for problem in found.problems)
+            problems = (f"{found.title}: {problem}" for _, found in wrong for problem in found.problems)
             raise DataError("\n".join(problems), hint=f"`{command}`")
 
 
@@ -162,17 +168,17 @@ def _require_dataset(places: MmfPaths, dataset: Tree, slots: Sequence[str]) -> N
         return  # own memes
     wanted = {_below(path, root) for path in annotations}
     prefixes = tuple(f"{_below(path, root)}/" for path in images if dataset.get("use_images"))
-    require_finished(root)
+    require_complete_install(root)
     manifest = Manifest.load(root)
-    if manifest is None and noted(root):
-        _log.warning("%s is missing, so the dataset is not verified", root / SUMS)
+    if manifest is None and load_manifest_notes(root):
+        _log.warning("%s is missing, so the dataset is not verified", root / MANIFEST_NAME)
     if manifest is None:
         return
     names = [name for name in manifest.files if name in wanted or name.startswith(prefixes)]
-    if wrong := find_damage(manifest, only=names, title="Verifying the dataset"):
+    if wrong := find_damage(manifest, only_files=names, title="Verifying the dataset"):
         files = "\n".join(summarize_lines([*map(str, wrong)], 3))
         own = "annotations of your own need a name of their own"
-        raise DataError(f"{root}: not as it was converted ({own}):\n{files}", hint=repair_line(root))
+        raise DataError(f"{root}: not as it was converted ({own}):\n{files}", hint=repair_command(root))
 
 
 def _below(path: Path, folder: Path) -> str:
@@ -187,7 +193,7 @@ def _rows_left(
     """Compare the rows with what there is of them; return those that are left where some are missing."""
     absent: dict[str, list[Row]] = {}
     flaws: dict[str, Flaw] = {}
-    judged = list_judged_files(undamaged(root))
+    judged = list_judged_files(load_intact_manifest(root))
     keys = {lmdb: image_keys(lmdb) for lmdb in lmdbs_of(dataset, list(files))}
     for slot, file in files.items():
         gone: list[Row] = []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import urlsplit
 
-from mmf_win.archives import Ask
+from mmf_win.archives import PasswordCallback
 from mmf_win.download import download, remote_size
 from mmf_win.errors import (
     DataError,
@@ -33,7 +33,7 @@ from mmf_win.files import atomic_replace, device_number
 from mmf_win.inputs.ledger import compare, contradicts_hash, hash_in_name, read_ledger
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import FIRST_READING, Manifest
-from mmf_win.integrity.verify import Difference, Finding, State, last_check
+from mmf_win.integrity.verify import FileProblem, VerificationResult, VerificationState, oldest_check_time
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.unpacking.staging import require_space
@@ -59,7 +59,7 @@ class Mirror:
     path: Path | None = None
     keep_archives: bool = True
     offline: bool = False
-    ask: Ask | None = None
+    ask: PasswordCallback | None = None
     other_way: str = "name a file, folder or mirror with --source that has {names}"
 
     @classmethod
@@ -154,7 +154,7 @@ class Input:
     source: str | None = None
     hint: str = "put an intact copy there; mmfw knows no source of it"
 
-    def state(self) -> Finding:
+    def state(self) -> VerificationResult:
         """What is known of the files without reading any of them."""
         finding, files, hashes = self._look()
         known = hashes and only(files, hashes)
@@ -165,10 +165,10 @@ class Input:
             if entry.size not in (None, there):
                 problem = f"changed: {name} ({there} instead of {entry.size} bytes)"
                 return replace(finding, state="damaged", problems=(problem,))
-        verified = last_check(known)
+        verified = oldest_check_time(known)
         return finding if verified is None else self._intact(finding, files, known, verified)
 
-    def verify(self, *, full: bool = False, record: bool = True) -> Finding:
+    def verify(self, *, full: bool = False, record: bool = True) -> VerificationResult:
         """Verify the files, reading those that were touched since they were read last.
 
         Args:
@@ -184,19 +184,21 @@ class Input:
             hostile = error if isinstance(error, UnsafeFeaturesError) else None
             return replace(finding, state="damaged", problems=(str(error),), error=hostile)
         if hashes is None:
-            return replace(finding, state="recorded", against="nothing: its folder cannot be written to")
+            return replace(
+                finding, state="recorded", verified_against="nothing: its folder cannot be written to"
+            )
         if wrong:
             return replace(finding, state="damaged", problems=tuple(map(str, wrong)))
         # They may have been changed so shortly before that the times of this check will not be trusted later.
         known = only(files, hashes)
-        verified = (known and last_check(known)) or time.time()
+        verified = (known and oldest_check_time(known)) or time.time()
         return self._intact(finding, files, hashes, verified)
 
-    def _look(self) -> tuple[Finding, list[Path], Manifest | None]:
+    def _look(self) -> tuple[VerificationResult, list[Path], Manifest | None]:
         """What is missing or damaged at first sight; the files; and the list that may have their hashes."""
         files, hashes = self.files(), None
         size = sum(path.stat().st_size for path in files if path.is_file())
-        finding = Finding("features", self.title, self.folder, "not verified", size=size)
+        finding = VerificationResult("features", self.title, self.folder, "not verified", size=size)
         try:
             hashes = self._hashes()
         except (DataError, InUseError) as error:
@@ -208,16 +210,18 @@ class Input:
             known = [path for path in listed if path.parent in homes]
             absent = [path for path in dict.fromkeys((*files, *known)) if not path.is_file()]
             problems = tuple(f"missing: {path}" for path in absent or missing)
-            state: State = "damaged" if known else "missing"
+            state: VerificationState = "damaged" if known else "missing"
             finding = replace(finding, state=state, problems=problems)
         elif hashes and only(files, hashes):
-            finding = replace(finding, against=self._against(files, hashes))
+            finding = replace(finding, verified_against=self._against(files, hashes))
         return finding, files, hashes
 
-    def _intact(self, finding: Finding, files: Iterable[Path], hashes: Manifest, verified: float) -> Finding:
+    def _intact(
+        self, finding: VerificationResult, files: Iterable[Path], hashes: Manifest, verified: float
+    ) -> VerificationResult:
         against = self._against(files, hashes)
-        state: State = "recorded" if against == FIRST_READING else "intact"
-        return replace(finding, state=state, verified=verified, against=against)
+        state: VerificationState = "recorded" if against == FIRST_READING else "intact"
+        return replace(finding, state=state, verified_at=verified, verified_against=against)
 
     def files(self) -> list[Path]:
         """The files that a run opens, there or not; those that are there where they are not known before."""
@@ -236,7 +240,7 @@ class Input:
 
     def _compare(
         self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
-    ) -> tuple[Manifest | None, list[Difference]]:
+    ) -> tuple[Manifest | None, list[FileProblem]]:
         """The list of hashes, which has all files now, or None if it is not written; what is wrong."""
         ledger = hashes or read_ledger(self.places.cache_dir)
         return compare(files, ledger, full=full, record=record, title=f"Verifying {self.title}")
@@ -245,7 +249,7 @@ class Input:
         """Where they are published, and the SHA-256 of what is there, as far as that is known."""
         return self.source, None
 
-    def no_source(self, finding: Finding) -> DataError | None:
+    def no_source(self, finding: VerificationResult) -> DataError | None:
         """The error that files are damaged or missing and nothing has them; None where something may."""
         if self.source is not None:
             return None
@@ -263,7 +267,7 @@ class Input:
         """How many it would take to get them; None where nobody tells."""
         return mirror.size(self.copy_names(), self.source)  # None for a model, whose name is no URL
 
-    def fetch(self, mirror: Mirror, finding: Finding) -> None:
+    def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
         """Get what is missing, and repair what is damaged; the mirror is looked into first.
 
         Raises:
@@ -282,7 +286,7 @@ class Input:
 class UrlFile(Input):
     """A file that its library would download, and whose name, the end of its URL, holds its hash."""
 
-    def fetch(self, mirror: Mirror, finding: Finding) -> None:
+    def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
         """Copy or download it."""
         [target] = self.files()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -305,7 +309,7 @@ def only(files: Iterable[Path], hashes: Manifest) -> Manifest | None:
 
 def fetch(
     inputs: Sequence[Input], places: MmfPaths, mirror: Mirror, *, repairs: bool = False
-) -> list[Finding]:
+) -> list[VerificationResult]:
     """Get what is missing, and repair what is damaged; return what was found afterwards.
 
     While another process does this with the same data folder, this one says so and waits. Where this only

@@ -23,7 +23,7 @@ from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.ledger import BLOB, contradicts_hash
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.integrity.verify import Finding
+from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.upstream.install import require_packages
 
@@ -98,7 +98,9 @@ class HubModel(GivenModel):
         of_weights = self.weights and self.published()[1]
         return "the published SHA-256" if of_weights else super()._against(files, hashes)
 
-    def _intact(self, finding: Finding, files: Iterable[Path], hashes: Manifest, verified: float) -> Finding:
+    def _intact(
+        self, finding: VerificationResult, files: Iterable[Path], hashes: Manifest, verified: float
+    ) -> VerificationResult:
         weights, sha256 = str([*files][-1]), self.published()[1]
         entry = hashes.files.get(weights)  # None of a file that changed while it was read
         if self.weights and sha256 and entry and entry.sha256 != sha256:
@@ -124,7 +126,7 @@ class HubModel(GivenModel):
             folders += (above / "snapshots").glob("*") if above.name == cached else ()
         return [each for each in folders if not self._lacking(_files_in(each, weights=self.weights))]
 
-    def fetch(self, mirror: Mirror, finding: Finding) -> None:
+    def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
         """Copy or download it into Hugging Face's cache."""
         if found := next(filter(self._may_be, self.copies(mirror)), None):
             self._copy(found)

@@ -19,10 +19,10 @@ from mmf_win.dataset.annotations import Row, read_rows, splits_on_disk
 from mmf_win.errors import DamagedFeaturesError, DatasetError, StoppedByUserError, UsageError
 from mmf_win.files import read_json, write_json
 from mmf_win.integrity.digest import hash_file
-from mmf_win.integrity.manifest import Check, Entry, Manifest, undamaged
+from mmf_win.integrity.manifest import FileStamp, Manifest, ManifestEntry, load_intact_manifest
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments, module_command
-from mmf_win.unpacking.extract import install
-from mmf_win.unpacking.staging import staging
+from mmf_win.unpacking.extract import install_staged
+from mmf_win.unpacking.staging import open_staging
 from mmf_win.upstream.install import require_packages
 
 _BUILT_FROM = "folders"  # in the result of a manifest
@@ -43,7 +43,7 @@ def image_keys(folder: Path, *, walk: bool = False) -> frozenset[str]:
     """
     data = folder / _DATA if folder.is_dir() else folder
     note = folder.parent / _NOTE
-    state = list(astuple(Check.now(data.stat())))[:-1]
+    state = list(astuple(FileStamp.from_stat(data.stat())))[:-1]
     if not walk:
         with suppress(OSError, ValueError, TypeError, KeyError):
             noted = read_json(note)
@@ -85,15 +85,15 @@ def add_features(
         split: read_rows(places.dataset.annotation_file(split)) for split in splits_on_disk(places.dataset)
     }
     given = list(dict.fromkeys(str(folder.absolute()) for folder in folders))
-    with staging(lmdb.parent, wait=True) as here:
+    with open_staging(lmdb.parent, wait=True) as here:
         _require_free(lmdb, force)
         try:
-            found = answer_of("builder", str(here.new / lmdb.name), *given)
+            found = answer_of("builder", str(here.new_dir / lmdb.name), *given)
         except DamagedFeaturesError as error:
             raise DatasetError(f"{lmdb}: it could not be built: {error}") from None
-        data = here.new / lmdb.name / _DATA
-        files = {f"{lmdb.name}/{_DATA}": Entry(hash_file(data, "Hashing"), data.stat().st_size)}
-        install(here, Manifest(lmdb.parent, files, "built", result={_BUILT_FROM: given}))
+        data = here.new_dir / lmdb.name / _DATA
+        files = {f"{lmdb.name}/{_DATA}": ManifestEntry(hash_file(data, "Hashing"), data.stat().st_size)}
+        install_staged(here, Manifest(lmdb.parent, files, "built", result={_BUILT_FROM: given}))
     keys = frozenset(found.pop("keys"))
     covered = {
         split: {"rows": len(rows), "with_features": len(rows) - len(without_features(rows, keys))}
@@ -104,7 +104,7 @@ def add_features(
 
 def _require_free(lmdb: Path, force: bool) -> None:
     """Refuse a place that is taken."""
-    manifest = undamaged(lmdb.parent) if force else Manifest.load(lmdb.parent)
+    manifest = load_intact_manifest(lmdb.parent) if force else Manifest.load(lmdb.parent)
     if manifest and (others := manifest.files.keys() - {f"{lmdb.name}/{_DATA}"}):
         message = f"{lmdb.parent}: it holds other files with a manifest of their own ({min(others)})"
         raise UsageError(message, hint="name an LMDB in another folder")
@@ -181,7 +181,7 @@ def _stem(image: str) -> str:
 def remake_features(lmdb: Path) -> str:
     """How to repair an LMDB that came out of an archive, and to make one that did not, or was never there."""
     features = lmdb.parent
-    manifest = undamaged(features)
+    manifest = load_intact_manifest(features)
     here = _where_mmf_looks(features)
     if here is not None and manifest and manifest.source:
         return f"`{format_command('mmfw', 'repair', 'features', *here)}`"

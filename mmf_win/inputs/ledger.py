@@ -17,9 +17,9 @@ from dataclasses import astuple, replace
 from pathlib import Path
 
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity.digest import file_digest, git_id
-from mmf_win.integrity.manifest import Check, Entry, Manifest
-from mmf_win.integrity.verify import Difference, hash_files
+from mmf_win.integrity.digest import file_digest, git_object_id
+from mmf_win.integrity.manifest import FileStamp, Manifest, ManifestEntry
+from mmf_win.integrity.verify import FileProblem, hash_files
 from mmf_win.locking import file_lock
 
 #: The name of a file in Hugging Face's cache, by its content.
@@ -37,15 +37,15 @@ def read_ledger(cache_dir: Path) -> Manifest:
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
         value = read_json(cache_dir / _NAME)
         if value["format"] == _FORMAT:
-            files = {path: Entry(str(sha256)) for path, (sha256, _) in value["files"].items()}
-            checks = {path: Check(*map(int, check)) for path, (_, check) in value["files"].items()}
-            return Manifest(cache_dir, files, checks=checks)
+            files = {path: ManifestEntry(str(sha256)) for path, (sha256, _) in value["files"].items()}
+            checks = {path: FileStamp(*map(int, check)) for path, (_, check) in value["files"].items()}
+            return Manifest(cache_dir, files, stamps=checks)
     return Manifest(cache_dir, {})
 
 
 def compare(
     files: Sequence[Path], ledger: Manifest, *, full: bool, record: bool, title: str
-) -> tuple[Manifest, list[Difference]]:
+) -> tuple[Manifest, list[FileProblem]]:
     """Verify files against the hash that is known of them, or else against an earlier reading.
 
     A file without one may be replaced by its owner: then it is recorded again, and that is logged. One whose
@@ -53,11 +53,11 @@ def compare(
     touched, too; with ``record``, what was read is written. What is wrong is returned after the ledger, which
     then has what was read.
     """
-    listed, checks, wrong = ledger.files, ledger.checks, list[Difference]()
-    new, found = dict[str, Entry](), dict[str, Check]()
+    listed, checks, wrong = ledger.files, ledger.stamps, list[FileProblem]()
+    new, found = dict[str, ManifestEntry](), dict[str, FileStamp]()
     paths = {str(path): path for path in files}
     if not full:
-        paths = {n: p for n, p in paths.items() if n not in checks or not checks[n].still_holds(p.stat())}
+        paths = {n: p for n, p in paths.items() if n not in checks or not checks[n].is_current(p.stat())}
     if not paths:
         return ledger, []
     sizes = {name: path.stat().st_size for name, path in paths.items()}
@@ -66,31 +66,38 @@ def compare(
             wrong.append(problem)
             if before := checks.get(name, check):
                 # So that it is read again the next time, and until it is repaired.
-                new[name], found[name] = listed.get(name, Entry(_UNKNOWN)), replace(before, checked_ns=0)
+                new[name], found[name] = (
+                    listed.get(name, ManifestEntry(_UNKNOWN)),
+                    replace(before, checked_ns=0),
+                )
         elif check is not None:
-            new[name], found[name] = Entry(str(sha256)), check
+            new[name], found[name] = ManifestEntry(str(sha256)), check
     if record:
         with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
             ledger.folder.mkdir(parents=True, exist_ok=True)
             with file_lock(ledger.folder / f"{_NAME}.lock", timeout=5.0):
                 ledger = read_ledger(ledger.folder)  # others may have written it meanwhile
-                ledger = replace(ledger, files={**ledger.files, **new}, checks=ledger.checks | found)
-                states = {name: astuple(check) for name, check in ledger.checks.items()}
+                ledger = replace(ledger, files={**ledger.files, **new}, stamps=ledger.stamps | found)
+                states = {name: astuple(check) for name, check in ledger.stamps.items()}
                 kept = {name: (ledger.files[name].sha256, states[name]) for name in sorted(states)}
                 write_json(ledger.folder / _NAME, {"format": _FORMAT, "files": kept})
-    return replace(ledger, files={**ledger.files, **new}, checks=ledger.checks | found), wrong
+    return replace(ledger, files={**ledger.files, **new}, stamps=ledger.stamps | found), wrong
 
 
 def _problem(
-    path: Path, sha256: str | OSError, check: Check | None, entry: Entry | None, before: Check | None
-) -> Difference | None:
+    path: Path,
+    sha256: str | OSError,
+    check: FileStamp | None,
+    entry: ManifestEntry | None,
+    before: FileStamp | None,
+) -> FileProblem | None:
     if isinstance(sha256, OSError):
-        return Difference("unreadable", str(path), sha256.strerror or str(sha256))
+        return FileProblem("unreadable", str(path), sha256.strerror or str(sha256))
     if contradicts_hash(path, sha256):
-        return Difference("changed", str(path), "not what its name says")
+        return FileProblem("changed", str(path), "not what its name says")
     if entry and entry.sha256 != sha256 and not hash_in_name(path):
         if check and before and (before.size, before.mtime_ns) == (check.size, check.mtime_ns):
-            return Difference("changed", str(path), "other content, though its time stayed the same")
+            return FileProblem("changed", str(path), "other content, though its time stayed the same")
         _log.warning("%s was replaced since it was last read", path)
     return None
 
@@ -113,5 +120,5 @@ def contradicts_hash(path: Path, sha256: str | None = None) -> bool:
     known = hash_in_name(path)
     if known is None:
         return False
-    content = git_id(path.read_bytes()) if len(known) == _GIT_ID else sha256 or file_digest(path).hex()
+    content = git_object_id(path.read_bytes()) if len(known) == _GIT_ID else sha256 or file_digest(path).hex()
     return not content.startswith(known)

@@ -12,9 +12,9 @@ from mmf_win.inputs import hub
 from mmf_win.inputs.given import Input, UrlFile
 from mmf_win.inputs.ledger import read_ledger
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
-from mmf_win.integrity.manifest import SUMS, Manifest, noted
+from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_manifest_notes
 from mmf_win.paths import MmfPaths, expand_home, torch_home
-from mmf_win.unpacking.staging import is_unfinished, staging_folder
+from mmf_win.unpacking.staging import is_install_incomplete, staging_folder
 from mmf_win.upstream.config import Tree
 from mmf_win.upstream.overrides import parts
 from mmf_win.upstream.zoo import Zoo, ZooEntry
@@ -196,7 +196,11 @@ def inputs_on_disk(places: MmfPaths) -> list[Input]:
     folders: set[Path] = set()
     for here, below, names in os.walk(places.data_dir):
         below[:] = [name for name in below if not name.startswith(".mmfw-")]
-        if SUMS in names or Path(here) == places.dataset.features or is_unfinished(Path(here)):
+        if (
+            MANIFEST_NAME in names
+            or Path(here) == places.dataset.features
+            or is_install_incomplete(Path(here))
+        ):
             folders.add(Path(here))
     found = [each for folder in sorted(folders - {places.dataset.root}) for each in _listed(folder, places)]
     elsewhere = (path for path in map(Path, read_ledger(places.cache_dir).files) if _is_here(path, places))
@@ -220,9 +224,9 @@ def _listed(folder: Path, places: MmfPaths) -> Iterator[Input]:
         if manifest := Manifest.load(folder) or Manifest.load(staging_folder(folder)):
             names = tuple(manifest.files)
     except DataError:  # which verifying them tells
-        known = noted(folder)
-        names = names or tuple(known.checks if known else ())
-    if folder == places.dataset.features or (manifest and manifest.basis == "built"):
+        known = load_manifest_notes(folder)
+        names = names or tuple(known.stamps if known else ())
+    if folder == places.dataset.features or (manifest and manifest.hash_origin == "built"):
         title = "region features" if folder == places.dataset.features else folder.name
         for name in names:
             features = RegionFeatures(title, folder, places, (name,))

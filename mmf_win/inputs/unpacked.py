@@ -22,11 +22,11 @@ from mmf_win.files import remove
 from mmf_win.inputs.given import Input, Mirror, only
 from mmf_win.inputs.keys import give_archive, image_keys, remake_features
 from mmf_win.integrity import torch_file
-from mmf_win.integrity.manifest import Manifest, noted, undamaged
-from mmf_win.integrity.verify import LOCK, Difference, Finding, find_damage, record_hashes
+from mmf_win.integrity.manifest import Manifest, load_intact_manifest, load_manifest_notes
+from mmf_win.integrity.verify import LOCK_NAME, FileProblem, VerificationResult, find_damage, record_hashes
 from mmf_win.locking import file_lock
-from mmf_win.unpacking.extract import Choose, everything, extract_verified
-from mmf_win.unpacking.staging import finish_installation, is_unfinished, require_finished
+from mmf_win.unpacking.extract import NameChooser, choose_all, extract_verified
+from mmf_win.unpacking.staging import finish_installation, is_install_incomplete, require_complete_install
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import Zoo, ZooEntry
 
@@ -45,14 +45,14 @@ class Unpacked(Input):
 
     room = 3
     entry: ZooEntry | None = None
-    choose: Choose = everything
+    choose: NameChooser = choose_all
 
     def files(self) -> list[Path]:
         """The files that a run opens."""
         found = (path for pattern in _CHECKPOINTS for path in self.folder.glob(pattern))
         return super().files() if self.names else sorted(found)
 
-    def verify(self, *, full: bool = False, record: bool = True) -> Finding:
+    def verify(self, *, full: bool = False, record: bool = True) -> VerificationResult:
         """Verify them, and tell MMF of what is intact; it downloads it again otherwise."""
         finding = super().verify(full=full, record=record)
         if record and self.entry and finding.is_usable:
@@ -61,9 +61,9 @@ class Unpacked(Input):
         return finding
 
     def _hashes(self) -> Manifest | None:
-        require_finished(self.folder)
+        require_complete_install(self.folder)
         manifest, entry = Manifest.load(self.folder), self.entry
-        made_of = manifest.source if manifest and manifest.basis == "published" else None
+        made_of = manifest.source if manifest and manifest.hash_origin == "published" else None
         if made_of and entry and entry.sha256 not in (None, made_of.sha256):
             wanted = f"than the installed MMF's {entry.file_name}"
             raise DataError(f"{self.folder}: made of another archive ({made_of.name}) {wanted}")
@@ -74,7 +74,7 @@ class Unpacked(Input):
 
     def _compare(
         self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
-    ) -> tuple[Manifest | None, list[Difference]]:
+    ) -> tuple[Manifest | None, list[FileProblem]]:
         names = [path.relative_to(self.folder).as_posix() for path in files]
         if hashes is None or only(files, hashes) is None:
             self._require_acceptable(files)
@@ -87,7 +87,7 @@ class Unpacked(Input):
                 if error.errno in PERMISSION_ERRNOS:
                     return None, []
                 raise
-        return hashes, find_damage(hashes, full=full, only=names, title=f"Verifying {self.title}")
+        return hashes, find_damage(hashes, full=full, only_files=names, title=f"Verifying {self.title}")
 
     def _require_acceptable(self, files: Sequence[Path]) -> None:
         """Refuse files of another version of MMF, damaged ones, and those whose archive lies beside them.
@@ -97,7 +97,7 @@ class Unpacked(Input):
         if self.entry and self.entry.archive.is_file():
             archive = self.entry.archive.name
             message = f"{self.folder}: MMF unpacked {archive} here, and does not verify what it writes"
-            with suppress(OSError), file_lock(self.folder / LOCK):  # else nobody can unpack it again
+            with suppress(OSError), file_lock(self.folder / LOCK_NAME):  # else nobody can unpack it again
                 raise DataError(message)
         if self.entry and (version := built_version(self.entry.marker)) not in (None, self.entry.version):
             by_mmf = f"version {version} by MMF's {self.entry.marker.name}"
@@ -108,29 +108,31 @@ class Unpacked(Input):
         """Refuse files that are damaged by their format, where there is nothing to verify them against."""
         for path in filter(_is_checkpoint, files):
             with Progress(f"Reading {self.title}", path.stat().st_size) as bar:
-                problem = torch_file.problem(path, bar.advance)
+                problem = torch_file.find_problem(path, bar.advance)
             if problem:
                 raise DataError(f"{path}: {problem}")
 
     def _known(self) -> Manifest:
         """The manifest of the folder; without files where it is damaged or missing."""
-        return undamaged(self.folder) or noted(self.folder) or Manifest(self.folder, {})
+        return (
+            load_intact_manifest(self.folder) or load_manifest_notes(self.folder) or Manifest(self.folder, {})
+        )
 
     def published(self) -> tuple[str | None, str | None]:
         """The archive's address and hash."""
         return (self.entry.url, self.entry.sha256) if self.entry else (None, None)
 
-    def no_source(self, finding: Finding) -> DataError | None:
+    def no_source(self, finding: VerificationResult) -> DataError | None:
         """What mmfw has built of the user's own files is in no archive."""
         known = self._known()
-        is_in_archive = known.basis != "built" and (self.entry or known.source)
+        is_in_archive = known.hash_origin != "built" and (self.entry or known.source)
         return None if is_in_archive else super().no_source(finding)
 
     def copy_names(self) -> Sequence[str]:
         """What the archive is called."""
         known = self._known()
         names = (*([known.source.name] if known.source else []), *(self.entry.names if self.entry else []))
-        return [] if known.basis == "built" else list(dict.fromkeys(names))
+        return [] if known.hash_origin == "built" else list(dict.fromkeys(names))
 
     def bytes_to_download(self, mirror: Mirror) -> int | None:
         """The size of the archive; none where that is here."""
@@ -149,16 +151,16 @@ class Unpacked(Input):
         """Where the archive goes; a configuration may read from another folder than that of the zoo's key."""
         return self.entry.archive if self.entry else self.folder / "".join(self.copy_names()[:1])
 
-    def fetch(self, mirror: Mirror, finding: Finding) -> None:
+    def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
         """Unpack the first archive that holds the files as they should be, downloading one if none does."""
-        if is_unfinished(self.folder):
+        if is_install_incomplete(self.folder):
             finish_installation(self.folder)
             if self.verify().is_usable:
                 return
         super().fetch(mirror, finding)
         known, archive, (url, sha256) = self._known(), self._archive(), self.published()
         made_of = known.source
-        own = made_of if made_of and known.basis != "published" and made_of.sha256 != sha256 else None
+        own = made_of if made_of and known.hash_origin != "published" and made_of.sha256 != sha256 else None
         for there in self._archives(known, mirror):
             if own and not own.is_same(there):
                 _log.warning("%s is not the archive that the %s were made of", there, self.title)
@@ -179,7 +181,7 @@ class Unpacked(Input):
         else:
             remove(archive)
 
-    def _require_replaceable(self, known: Manifest, finding: Finding) -> None:
+    def _require_replaceable(self, known: Manifest, finding: VerificationResult) -> None:
         """Refuse to download what may not be what the files came out of."""
 
     def _unpack(self, archive: Path, mirror: Mirror, sha256: str | None) -> None:
@@ -195,8 +197,8 @@ class Unpacked(Input):
             ask=mirror.ask,
             choose=self.choose,
             expected_sha256=sha256,
-            check=check,
-            replaces=[self.entry.marker] if self.entry else [],
+            validate=check,
+            obsolete_paths=[self.entry.marker] if self.entry else [],
             title=f"Unpacking {self.title}",
         )
 
@@ -218,7 +220,7 @@ class Unpacked(Input):
 class RegionFeatures(Unpacked):
     """An LMDB of region features, which mmfw may have built of the user's own files."""
 
-    choose: Choose = choose_features
+    choose: NameChooser = choose_features
 
     def lmdb(self) -> Path:
         """Its folder."""
@@ -226,7 +228,7 @@ class RegionFeatures(Unpacked):
 
     def _compare(
         self, files: Sequence[Path], hashes: Manifest | None, full: bool, record: bool
-    ) -> tuple[Manifest | None, list[Difference]]:
+    ) -> tuple[Manifest | None, list[FileProblem]]:
         found = super()._compare(files, hashes, full, record)
         if full and hashes and not found[1]:
             with suppress(DamagedFeaturesError):  # it came so: a run says what is wrong with it
@@ -236,15 +238,15 @@ class RegionFeatures(Unpacked):
     def _require_structure(self, files: Sequence[Path]) -> None:
         image_keys(self.lmdb(), walk=True)
 
-    def no_source(self, finding: Finding) -> DataError | None:
+    def no_source(self, finding: VerificationResult) -> DataError | None:
         """As of all archives; the hint tells how to make others."""
         return super().no_source(finding) and self._unknown(finding)
 
-    def _require_replaceable(self, known: Manifest, finding: Finding) -> None:
+    def _require_replaceable(self, known: Manifest, finding: VerificationResult) -> None:
         if finding.state == "damaged" and known.source is None:
             raise self._unknown(finding, "; nothing tells where they came from")
 
-    def _unknown(self, finding: Finding, more: str = "") -> DataError:
+    def _unknown(self, finding: VerificationResult, more: str = "") -> DataError:
         told = "; ".join(finding.problems)
         where = "" if told.startswith(str(self.folder)) else f"{self.folder}: "
         message = f"{where}{told}{more}"

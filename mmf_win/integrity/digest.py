@@ -15,9 +15,9 @@ from mmf_win.threads import AdvanceCallback, ignore_progress
 #: ``100644`` for a file, ``100755`` for a program or ``120000`` for a link, and the id of the content.
 #:
 #: Of a link, the content is the target's path.
-GitFile: TypeAlias = tuple[str, str]
+GitTreeEntry: TypeAlias = tuple[str, str]
 
-_PIECE = 1 << 20
+_BLOCK_BYTES = 1 << 20
 
 
 def file_digest(path: Path, progress: AdvanceCallback = ignore_progress) -> bytes:
@@ -25,7 +25,7 @@ def file_digest(path: Path, progress: AdvanceCallback = ignore_progress) -> byte
     hasher = hashlib.sha256()
     require_no_special_file(path)
     with path.open("rb", buffering=0) as file:
-        while piece := file.read(_PIECE):
+        while piece := file.read(_BLOCK_BYTES):
             hasher.update(piece)
             progress(len(piece))
     return hasher.digest()
@@ -37,19 +37,19 @@ def hash_file(path: Path, title: str) -> str:
         return file_digest(path, bar.advance).hex()
 
 
-def git_id(content: bytes, kind: str = "blob") -> str:
+def git_object_id(content: bytes, kind: str = "blob") -> str:
     """The id of an object with this content (https://git-scm.com/book/en/v2/Git-Internals-Git-Objects)."""
     # A system in FIPS mode refuses SHA-1 unless the caller says that nothing is guarded by it.
     return hashlib.sha1(f"{kind} {len(content)}\0".encode() + content, usedforsecurity=False).hexdigest()
 
 
-def git_tree_id(files: Mapping[str, GitFile]) -> str:
+def git_tree_id(files: Mapping[str, GitTreeEntry]) -> str:
     """The id of a folder that holds these files, each by its path relative to the folder, with ``/``.
 
     It stands for every byte, name and mode. As in git, a folder without files does not exist.
     """
     entries = {name: entry for name, entry in files.items() if "/" not in name}
-    folders: dict[str, dict[str, GitFile]] = defaultdict(dict)
+    folders: dict[str, dict[str, GitTreeEntry]] = defaultdict(dict)
     for path in files.keys() - entries.keys():
         name, _, rest = path.partition("/")
         folders[name][rest] = files[path]
@@ -61,4 +61,4 @@ def git_tree_id(files: Mapping[str, GitFile]) -> str:
         mode.encode() + b" " + name.removesuffix(b"/") + b"\0" + bytes.fromhex(identity)
         for name, (mode, identity) in sorted(encoded.items())
     )
-    return git_id(content, "tree")
+    return git_object_id(content, "tree")

@@ -23,20 +23,20 @@ from mmf_win.files import require_no_special_file
 from mmf_win.threads import AdvanceCallback, ignore_progress
 
 # The beginning of torch's file format before 1.6: its magic number, in a pickle.
-_LEGACY = re.compile(rb"\x80[\x02-\x05].{0,9}\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
+_LEGACY_PATTERN = re.compile(rb"\x80[\x02-\x05].{0,9}\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19\.", re.DOTALL)
 # Where a member's header has the lengths of its name and its extra field, which end it:
 # https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT, 4.3.7
-_LENGTHS = 26
-_DESCRIPTORS = (0, 16, 24)  # bytes of what may follow a member and repeat its checksum and sizes
-_MASKED, _FOLDER = 0x2000, 0x10  # flags that only a changed bit can have set
-_PIECE = 1 << 20
+_LENGTHS_OFFSET = 26
+_DESCRIPTOR_SIZES = (0, 16, 24)  # bytes of what may follow a member and repeat its checksum and sizes
+_MASKED_FLAG, _FOLDER_FLAG = 0x2000, 0x10  # flags that only a changed bit can have set
+_BLOCK_BYTES = 1 << 20
 
 #: Takes the next bytes of a file.
-Update: TypeAlias = Callable[[memoryview], object]
+BytesCallback: TypeAlias = Callable[[memoryview], object]
 
 
-def problem(
-    path: Path, advance: AdvanceCallback = ignore_progress, update: Update = ignore_progress
+def find_problem(
+    path: Path, advance: AdvanceCallback = ignore_progress, update: BytesCallback = ignore_progress
 ) -> str | None:
     """Why ``path`` is not an intact file of torch's; None when it is.
 
@@ -48,11 +48,13 @@ def problem(
     try:
         require_no_special_file(path)
         with path.open("rb") as file:
-            is_legacy = _LEGACY.match(file.read(32))
+            is_legacy = _LEGACY_PATTERN.match(file.read(32))
             file.seek(0)
-            found = None if is_legacy else _problem(file, advance, update)
+            found = None if is_legacy else _find_zip_problem(file, advance, update)
             if found is None and update is not ignore_progress:
-                _pass(file, sys.maxsize, update)  # what follows the last member, or all of a legacy file
+                _feed_bytes(
+                    file, sys.maxsize, update
+                )  # what follows the last member, or all of a legacy file
             return found
     except FileNotFoundError:
         return "there is no such file"
@@ -60,7 +62,7 @@ def problem(
         return error.strerror or str(error)
 
 
-def plain_contents(path: Path) -> Any:
+def load_plain_contents(path: Path) -> Any:
     """What is in a file of torch's, with None or an empty object in the place of everything but plain values.
 
     Nothing that the file names is imported or called, so that a hostile one does no harm. Raises OSError
@@ -68,18 +70,18 @@ def plain_contents(path: Path) -> Any:
     """
     try:
         require_no_special_file(path)
-        with zipfile.ZipFile(path) as archive, archive.open(_pickled(archive)[0]) as file:
-            return _Plain(file).load()
+        with zipfile.ZipFile(path) as archive, archive.open(_pickle_members(archive)[0]) as file:
+            return _PlainUnpickler(file).load()
     except OSError:
         raise
     except Exception as error:  # whatever a damaged pickle leads to
         raise ValueError(f"{path}: {error}") from error
 
 
-def _problem(file: BinaryIO, advance: AdvanceCallback, update: Update) -> str | None:
+def _find_zip_problem(file: BinaryIO, advance: AdvanceCallback, update: BytesCallback) -> str | None:
     try:
         archive = zipfile.ZipFile(file)
-        if not _pickled(archive):
+        if not _pickle_members(archive):
             return "it is a zip file but not a checkpoint"
         if min(member.header_offset for member in archive.infolist()) < 0:
             raise zipfile.BadZipFile("bytes are missing between its beginning and its end")
@@ -95,7 +97,7 @@ def _problem(file: BinaryIO, advance: AdvanceCallback, update: Update) -> str | 
             intact = _is_intact(file, member, advance, update)
             position = file.tell()
             # Where the directory hides a member, there is a gap.
-            intact = intact and end - position in _DESCRIPTORS
+            intact = intact and end - position in _DESCRIPTOR_SIZES
         except OSError:
             raise
         except Exception:  # whatever a damaged header leads to
@@ -105,63 +107,67 @@ def _problem(file: BinaryIO, advance: AdvanceCallback, update: Update) -> str | 
     return None
 
 
-def _is_intact(file: BinaryIO, member: zipfile.ZipInfo, advance: AdvanceCallback, update: Update) -> bool:
+def _is_intact(
+    file: BinaryIO, member: zipfile.ZipInfo, advance: AdvanceCallback, update: BytesCallback
+) -> bool:
     """Tell whether a member is stored uncompressed, as torch does, with its size and checksum.
 
     The file is at the end of the member before, and then at the end of this one.
     """
     if member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size:
         return False
-    if member.volume or member.flag_bits & _MASKED or member.external_attr & _FOLDER:  # torch refuses them
+    if (
+        member.volume or member.flag_bits & _MASKED_FLAG or member.external_attr & _FOLDER_FLAG
+    ):  # torch refuses them
         return False
     # One buffer, and the faster checksum: zipfile takes five times as long, and each save waits for this.
     position, checksum, size = file.tell(), 0, 0
-    file.seek(member.header_offset + _LENGTHS)
-    start = member.header_offset + _LENGTHS + 4 + sum(struct.unpack("<HH", file.read(4)))
+    file.seek(member.header_offset + _LENGTHS_OFFSET)
+    start = member.header_offset + _LENGTHS_OFFSET + 4 + sum(struct.unpack("<HH", file.read(4)))
     file.seek(position)
-    _pass(file, start - position, update)
-    for piece in _pieces(file, member.file_size, update):
+    _feed_bytes(file, start - position, update)
+    for piece in _read_blocks(file, member.file_size, update):
         checksum = zlib_ng.crc32(piece, checksum)
         size += len(piece)
         advance(len(piece))
     return size == member.file_size and checksum == member.CRC
 
 
-def _pieces(file: BinaryIO, count: int, update: Update) -> Iterator[memoryview]:
+def _read_blocks(file: BinaryIO, count: int, update: BytesCallback) -> Iterator[memoryview]:
     """Read that many bytes in pieces, each of which ``update`` gets, too."""
-    buffer = memoryview(bytearray(max(0, min(count, _PIECE))))
-    while count > 0 and (size := file.readinto(buffer[: min(count, _PIECE)])):  # type: ignore[attr-defined]
+    buffer = memoryview(bytearray(max(0, min(count, _BLOCK_BYTES))))
+    while count > 0 and (size := file.readinto(buffer[: min(count, _BLOCK_BYTES)])):  # type: ignore[attr-defined]
         update(buffer[:size])
         count -= size
         yield buffer[:size]
 
 
-def _pass(file: BinaryIO, count: int, update: Update) -> None:
-    for _ in _pieces(file, count, update):
+def _feed_bytes(file: BinaryIO, count: int, update: BytesCallback) -> None:
+    for _ in _read_blocks(file, count, update):
         pass
 
 
-def _pickled(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+def _pickle_members(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     return [member for member in archive.infolist() if member.filename.endswith("/data.pkl")]
 
 
-class _Anything:
+class _Placeholder:
     """Stands for an object of any class; takes every state and item, and keeps none."""
 
-    def __new__(cls, *_: object, **__: object) -> _Anything:
+    def __new__(cls, *_: object, **__: object) -> _Placeholder:
         return super().__new__(cls)
 
-    def _take(self, *_: object) -> None:
+    def _ignore(self, *_: object) -> None:
         pass
 
-    __setstate__ = __setitem__ = append = extend = _take
+    __setstate__ = __setitem__ = append = extend = _ignore
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     """Unpickles numbers, text and containers, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Anything
+        return OrderedDict if (module, name) == ("collections", "OrderedDict") else _Placeholder
 
     def persistent_load(self, pid: object) -> None:
         """A storage, whose bytes lie elsewhere in the file."""

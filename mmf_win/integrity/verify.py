@@ -14,30 +14,30 @@ from typing import Literal, TypeAlias
 from mmf_win.console import Progress
 from mmf_win.errors import MmfwError
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import SUMS, Check, Entry, Manifest, noted
+from mmf_win.integrity.manifest import MANIFEST_NAME, FileStamp, Manifest, ManifestEntry, load_manifest_notes
 from mmf_win.locking import file_lock
 from mmf_win.machine import default_thread_count
 from mmf_win.threads import ThreadGroup, partition_by_size
 
 #: The file in a folder that whoever changes the folder holds locked.
-LOCK = ".mmfw-lock"
+LOCK_NAME = ".mmfw-lock"
 
 #: State of files that belong together.
 #:
 #: ``intact``: verified. ``recorded``: unchanged since they were first read, and there is nothing else to
 #: verify them against. ``not verified``: they are there, and have to be read. ``missing``: they are not
 #: there, and never were. ``damaged``: a file is missing, changed or unreadable.
-State: TypeAlias = Literal["intact", "recorded", "not verified", "missing", "damaged"]
+VerificationState: TypeAlias = Literal["intact", "recorded", "not verified", "missing", "damaged"]
 
 #: What can be verified and repaired by itself.
 Part: TypeAlias = Literal["dataset", "features", "runs", "mmf"]
 
 
-Hashed: TypeAlias = tuple[str, str | OSError, Check | None]
+HashResult: TypeAlias = tuple[str, str | OSError, FileStamp | None]
 
 
 @dataclass(frozen=True)
-class Difference:
+class FileProblem:
     """A file that is not what it should be; its path is relative to the folder, and has ``/`` everywhere."""
 
     kind: Literal["missing", "changed", "unreadable"]
@@ -49,7 +49,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Finding:
+class VerificationResult:
     """Knowledge about files that belong together.
 
     Attributes:
@@ -64,13 +64,13 @@ class Finding:
     """
 
     part: Part
-    what: str
+    title: str
     folder: Path
-    state: State
-    against: str = ""
+    state: VerificationState
+    verified_against: str = ""
     problems: tuple[str, ...] = ()
     size: int | None = None
-    verified: float | None = None
+    verified_at: float | None = None
     error: MmfwError | None = None
     repaired: tuple[str, ...] = ()
 
@@ -81,8 +81,12 @@ class Finding:
 
 
 def find_damage(
-    manifest: Manifest, *, full: bool = False, only: Collection[str] | None = None, title: str = "Verifying"
-) -> list[Difference]:
+    manifest: Manifest,
+    *,
+    full: bool = False,
+    only_files: Collection[str] | None = None,
+    title: str = "Verifying",
+) -> list[FileProblem]:
     """Compare files, ``only`` some or all, with their manifest; return what is wrong, in its order.
 
     Unless ``full``, a file that was not touched since it was last found intact is not read again. All others
@@ -90,43 +94,43 @@ def find_damage(
     beside it – unless the folder is read-only or another process is at work there; then that is all that is
     lost.
     """
-    names = list(manifest.files) if only is None else sorted(only)
-    stats = _stats(manifest.folder, names)
-    wrong: dict[str, Difference] = {}
+    names = list(manifest.files) if only_files is None else sorted(only_files)
+    stats = _stat_files(manifest.folder, names)
+    wrong: dict[str, FileProblem] = {}
     to_read: dict[str, int] = {}
     for name in names:
         entry, found = manifest.files[name], stats.get(name)
-        check = None if full else manifest.checks.get(name)
+        check = None if full else manifest.stamps.get(name)
         if found is None:
-            wrong[name] = Difference("missing", name)
+            wrong[name] = FileProblem("missing", name)
         elif entry.size not in (None, found.st_size):
-            wrong[name] = Difference("changed", name, f"{found.st_size} instead of {entry.size} bytes")
-        elif check is None or not check.still_holds(found):
+            wrong[name] = FileProblem("changed", name, f"{found.st_size} instead of {entry.size} bytes")
+        elif check is None or not check.is_current(found):
             to_read[name] = found.st_size
     if to_read or wrong:
-        before = dict(manifest.checks)
+        before = dict(manifest.stamps)
         for name in (*wrong, *to_read):
-            manifest.checks.pop(name, None)
+            manifest.stamps.pop(name, None)
         for name, sha256, check in hash_files({n: manifest.folder / n for n in to_read}, to_read, title):
             if isinstance(sha256, OSError):
-                wrong[name] = Difference("unreadable", name, sha256.strerror or str(sha256))
+                wrong[name] = FileProblem("unreadable", name, sha256.strerror or str(sha256))
             elif sha256 != manifest.files[name].sha256:
-                wrong[name] = Difference("changed", name, "other content")
+                wrong[name] = FileProblem("changed", name, "other content")
             elif check is not None:
-                manifest.checks[name] = check
-        if manifest.checks != before and (manifest.folder / SUMS).is_file():
-            with suppress(OSError), file_lock(manifest.folder / LOCK):
-                manifest.save_checks()
+                manifest.stamps[name] = check
+        if manifest.stamps != before and (manifest.folder / MANIFEST_NAME).is_file():
+            with suppress(OSError), file_lock(manifest.folder / LOCK_NAME):
+                manifest.save_stamps()
     return [wrong[name] for name in names if name in wrong]
 
 
-def last_check(manifest: Manifest) -> float | None:
+def oldest_check_time(manifest: Manifest) -> float | None:
     """When all files were last known to be intact: the oldest check, in seconds since the epoch.
 
     None when a file is gone, or would have to be read to know.
     """
-    stats, checks = _stats(manifest.folder, manifest.files), manifest.checks
-    held = [checks[name] for name in stats.keys() & checks if checks[name].still_holds(stats[name])]
+    stats, checks = _stat_files(manifest.folder, manifest.files), manifest.stamps
+    held = [checks[name] for name in stats.keys() & checks if checks[name].is_current(stats[name])]
     all_hold = len(held) == len(manifest.files)
     return min(check.checked_ns for check in held) / 1e9 if held and all_hold else None
 
@@ -138,31 +142,31 @@ def record_hashes(folder: Path, names: Iterable[str], *, title: str = "Recording
     cannot be read, or the manifest cannot be written.
     """
     paths = {name: folder / name for name in sorted(names)}
-    files: dict[str, Entry] = {}
-    checks: dict[str, Check] = {}
+    files: dict[str, ManifestEntry] = {}
+    checks: dict[str, FileStamp] = {}
     sizes = {name: path.stat().st_size for name, path in paths.items()}
     for name, sha256, check in hash_files(paths, sizes, title):
         if isinstance(sha256, OSError):
             raise sha256
-        files[name] = Entry(sha256, sizes[name])
+        files[name] = ManifestEntry(sha256, sizes[name])
         if check is not None:
             checks[name] = check
-    known = noted(folder)
+    known = load_manifest_notes(folder)
     source = known.source if known else None
-    manifest = Manifest(folder, {name: files[name] for name in paths}, source=source, checks=checks)
+    manifest = Manifest(folder, {name: files[name] for name in paths}, source=source, stamps=checks)
     manifest.save()
     return manifest
 
 
 def mark_intact(manifest: Manifest, names: Iterable[str]) -> None:
     """Record that the files ``names`` were rewritten with the right content; for the lock's holder."""
-    for name, found in _stats(manifest.folder, names).items():
-        manifest.checks[name] = Check.now(found)
+    for name, found in _stat_files(manifest.folder, names).items():
+        manifest.stamps[name] = FileStamp.from_stat(found)
     with suppress(OSError):
-        manifest.save_checks()
+        manifest.save_stamps()
 
 
-def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) -> Iterator[Hashed]:
+def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) -> Iterator[HashResult]:
     """Hash files by SHA-256, several at a time and in any order, with a progress bar.
 
     Whenever this ends, by Ctrl+C too, all threads have ended before.
@@ -171,25 +175,25 @@ def hash_files(files: Mapping[str, Path], sizes: Mapping[str, int], title: str) 
         the key; the hash in hex, or why the file could not be read; the state in which the file was both
         before and after, None when it was changed meanwhile.
     """
-    group: ThreadGroup[Hashed] = ThreadGroup()
+    group: ThreadGroup[HashResult] = ThreadGroup()
 
     def hash_all(keys: Iterable[str]) -> None:
         for key in keys:
             try:
                 before = files[key].stat()
                 sha256 = file_digest(files[key], group.advance).hex()
-                check = Check.now(files[key].stat())
+                check = FileStamp.from_stat(files[key].stat())
             except OSError as error:
                 group.report((key, error, None))
             else:
-                group.report((key, sha256, check if check.is_of(before) else None))
+                group.report((key, sha256, check if check.matches(before) else None))
 
     shares = partition_by_size(files, default_thread_count(), sizes.__getitem__)
     with Progress(title, sum(sizes.values())) as bar:
         yield from group.run([partial(hash_all, share) for share in shares], bar.advance)
 
 
-def _stats(root: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
+def _stat_files(root: Path, names: Iterable[str]) -> dict[str, os.stat_result]:
     """The state of each file that is there; what is no file is left out."""
     stats = {}
     for name in names:

@@ -80,7 +80,7 @@ class CheckedFile(NamedTuple):
     def read(cls, path: Path, advance: AdvanceCallback) -> CheckedFile:
         """Read a checkpoint, of which every byte is checked."""
         state, digest = _state(path) if path.is_file() else (), hashlib.sha256()
-        problem = torch_file.problem(path, advance, digest.update)
+        problem = torch_file.find_problem(path, advance, digest.update)
         return cls(path, problem, digest.hexdigest(), state)
 
 

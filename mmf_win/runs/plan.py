@@ -25,7 +25,7 @@ from mmf_win.runs import fits, own_code
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions, Request, lasting
 from mmf_win.runs.targets import Target
-from mmf_win.unpacking.staging import require_makeable
+from mmf_win.unpacking.staging import require_creatable_folders
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import Tree, merge, resolve
 from mmf_win.upstream.install import Installed, changed_files, usable_mmf
@@ -130,7 +130,7 @@ def plan_attempt(task: AttemptTask, mmf: Installed, start: Start, request: Reque
     :func:`mmf_win.runs.own_code.folder_of`.
     """
     options, places, checkpoint = start.options, start.places, start.checkpoint
-    require_makeable(places)
+    require_creatable_folders(places)
     for path in (places.data_dir, places.save_dir, places.cache_dir, checkpoint):
         if not is_unicode(str(path)):
             raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")

@@ -19,7 +19,7 @@ from mmf_win.runs.plan import Start, plan_prediction
 from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.serving import Server
 from mmf_win.runs.targets import Target
-from mmf_win.unpacking.staging import reading
+from mmf_win.unpacking.staging import shared_read_lock
 
 
 def predict(
@@ -52,7 +52,7 @@ def predict(
     if export is not None:
         first = replace(first, task=ExportTask(str(target.file.path), export_dir=str(export), int8=int8))
 
-    with reading(places.dataset.root), attempts.place_of_attempts(run) as place:
+    with shared_read_lock(places.dataset.root), attempts.place_of_attempts(run) as place:
         begin()
         try:
             worker = partial(attempts.run_worker, place, plan=plan, display=display)
@@ -102,5 +102,5 @@ def serve(run: Run, places: MmfPaths, options: CommandOptions, *, checkpoint: Pa
         may_query_hub=inputs.asks_hub or options.trust,
         image_cache_dir=None,
     )
-    with reading(places.dataset.root):
+    with shared_read_lock(places.dataset.root):
         return Server(first, *attempts.worker_of(first, plan))

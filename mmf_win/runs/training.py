@@ -21,7 +21,7 @@ from mmf_win.runs.history import changed_splits, events_of, how_far
 from mmf_win.runs.plan import Plan, Start, plan_training
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import CommandOptions, Request
-from mmf_win.unpacking.staging import reading
+from mmf_win.unpacking.staging import shared_read_lock
 from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, merge
 from mmf_win.upstream.versions import read_version
@@ -209,7 +209,7 @@ def carry_out(
     start, request, inputs = plan.start, plan.request, plan.inputs
     run, places, checkpoint = start.run, start.places, start.checkpoint
     with ExitStack() as stack:
-        stack.enter_context(reading(places.dataset.root))
+        stack.enter_context(shared_read_lock(places.dataset.root))
         if run is not None and checkpoint is not None:
             aside = checkpoints.keep_last(run, checkpoint)
             _log.info("resuming run %s from %s%s", run.id, checkpoint.name, aside)

@@ -30,7 +30,7 @@ from mmf_win.sweeps.running import News, Resume, Runner, Slot, slots_here
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Specification, read_text
 from mmf_win.sweeps.table import cost
-from mmf_win.unpacking.staging import require_makeable
+from mmf_win.unpacking.staging import require_creatable_folders
 from mmf_win.upstream.install import require_packages
 
 _log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def plan_sweep(options: SweepOptions, resume: Resume) -> PlannedSweep:
             raise _busy(folder)
         tasks = [task.anew(chosen) for task in tasks]
     if not options.cluster and any(line.split()[:1] == ["mmfw"] for line in asked.template.values()):
-        require_makeable(options.places)  # one error now instead of one a task
+        require_creatable_folders(options.places)  # one error now instead of one a task
     names_data = any("--data-dir" in command for command in asked.template.values())
     data_dir = None if names_data or options.data_dir is None else options.data_dir.absolute()
     if data_dir is not None and not data_dir.is_dir():

@@ -44,21 +44,21 @@ from mmf_win.files import (
     to_mmfw_error,
     write_json,
 )
-from mmf_win.integrity.manifest import repair_line
-from mmf_win.integrity.verify import LOCK
+from mmf_win.integrity.manifest import repair_command
+from mmf_win.integrity.verify import LOCK_NAME
 from mmf_win.locking import file_lock, is_locked
 from mmf_win.paths import MmfPaths
 
 _log = logging.getLogger(__name__)
 
-_INSTALLING, _ELSEWHERE = "installing", "elsewhere"
-_COPY = ".copy"
-_RESERVE = 64 << 20
-_FLUSHED_AT_ONCE = 8
+_MOVES_FILE, _OTHER_FOLDERS_FILE = "installing", "elsewhere"
+_COPY_SUFFIX = ".copy"
+_RESERVE_BYTES = 64 << 20
+_MAX_PARALLEL_FLUSHES = 8
 
 
 #: A new file or folder, its target, and where what was there is kept.
-_Move: TypeAlias = "tuple[Path | None, Path, Path]"
+_PreparedMove: TypeAlias = "tuple[Path | None, Path, Path]"
 
 
 class Staging:
@@ -67,8 +67,8 @@ class Staging:
     def __init__(self, root: Path) -> None:
         self._root = root
         self.folder = staging_folder(root)
-        self._installing = self.folder / _INSTALLING
-        self.new = self.folder / "new"
+        self._moves_file = self.folder / _MOVES_FILE
+        self.new_dir = self.folder / "new"
 
     def install(self, moves: Sequence[tuple[Path | None, Path]]) -> None:
         """Move each new file or folder to its target, in this order; None only takes the target away.
@@ -80,77 +80,83 @@ class Staging:
         # Not a folder of an earlier installation, which may still hold a file that somebody has open.
         kept = Path(mkdtemp(prefix="old-", dir=self.folder))
         moves = [(new, target) for new, target in moves if new is not None or os.path.lexists(target)]
-        prepared = self._prepare(moves, kept)
+        prepared = self._prepare_moves(moves, kept)
         names = [[path and path.relative_to(self._root).as_posix() for path in move] for move in prepared]
         made: list[tuple[Path, Path]] = []
-        write_json(self._installing, {"moves": names})
+        write_json(self._moves_file, {"moves": names})
         try:
-            self._make(prepared, made)
+            self._apply_moves(prepared, made)
         except Exception:
             for old, new in reversed(made):
-                if new.name.endswith(_COPY) and os.path.lexists(old):
+                if new.name.endswith(_COPY_SUFFIX) and os.path.lexists(old):
                     remove_tree(old)  # of which a part may be removed
                 rename(new, old)  # should one fail, `installing` stays, and the next one makes all moves
-            remove(self._installing)
+            remove(self._moves_file)
             raise
-        remove(self._installing)
+        remove(self._moves_file)
 
-    def finish(self) -> None:
+    def finish_moves(self) -> None:
         """Make the moves that are left where a process died between them."""
         with suppress(FileNotFoundError, KeyError, ValueError, TypeError):  # it is damaged, or not there
-            noted = read_json(self._installing)
+            noted = read_json(self._moves_file)
             kept = f"{self.folder.name}/{noted.get('old')}"  # where earlier versions kept all old files
             named = [(*move, f"{kept}/{number}")[:3] for number, move in enumerate(noted["moves"])]
             root = self._root
-            self._make([(new and root / new, root / target, root / old) for new, target, old in named], [])
-            remove(self._installing)
+            self._apply_moves(
+                [(new and root / new, root / target, root / old) for new, target, old in named], []
+            )
+            remove(self._moves_file)
 
-    def _prepare(self, moves: Sequence[tuple[Path | None, Path]], kept: Path) -> list[_Move]:
+    def _prepare_moves(
+        self, moves: Sequence[tuple[Path | None, Path]], old_files_dir: Path
+    ) -> list[_PreparedMove]:
         """Return moves that are renames within a disk, after copying what no rename can move.
 
         That is a new file whose target is on another disk, behind a link, and an old folder in a lower layer
         of an overlay file system. Old files are kept in a staging folder next to them.
         """
         parents = {target.parent for _, target in moves} - {self._root}
-        kept_there = [staging_folder(parent.relative_to(self._root)) / kept.name for parent in parents]
-        write_json(self.folder / _ELSEWHERE, [folder.as_posix() for folder in kept_there])
-        prepared: list[_Move] = []
+        kept_there = [
+            staging_folder(parent.relative_to(self._root)) / old_files_dir.name for parent in parents
+        ]
+        write_json(self.folder / _OTHER_FOLDERS_FILE, [folder.as_posix() for folder in kept_there])
+        prepared: list[_PreparedMove] = []
         copied = set[Path]()  # which a later move finds gone
         for number, (new, target) in enumerate(moves):
-            old = staging_folder(target.parent) / kept.name / str(number)
+            old = staging_folder(target.parent) / old_files_dir.name / str(number)
             old.parent.mkdir(parents=True, exist_ok=True)
-            is_elsewhere = old.parent.stat().st_dev != kept.stat().st_dev
+            is_elsewhere = old.parent.stat().st_dev != old_files_dir.stat().st_dev
             if new is not None and (is_elsewhere or _crosses_disks(old.parent, self.folder)):
-                new = _copy(new, old.with_name(f"{number}.new"))
+                new = _copy_and_fsync(new, old.with_name(f"{number}.new"))
             if target not in copied and _crosses_disks(target, old.parents[1]):
-                _copy(target, old.with_name(f"{number}{_COPY}"))
+                _copy_and_fsync(target, old.with_name(f"{number}{_COPY_SUFFIX}"))
                 copied.add(target)
             prepared.append((new, target, old))
         return prepared
 
-    def _make(self, moves: Sequence[_Move], made: list[tuple[Path, Path]]) -> None:
+    def _apply_moves(self, moves: Sequence[_PreparedMove], applied_renames: list[tuple[Path, Path]]) -> None:
         """Make the moves that are not made yet; keep old files; add each rename to ``made``."""
         for new, target, old in moves:
             if os.path.lexists(old) if new is None else not os.path.lexists(new):
                 continue  # it was made before
             target.parent.mkdir(parents=True, exist_ok=True)
-            copy = old.with_name(f"{old.name}{_COPY}")
+            copy = old.with_name(f"{old.name}{_COPY_SUFFIX}")
             if os.path.lexists(copy):
-                made.append((target, copy))
+                applied_renames.append((target, copy))
                 if os.path.lexists(target):
                     remove_tree(target)
                 rename(copy, old)
-                made[-1] = (target, old)
+                applied_renames[-1] = (target, old)
             elif os.path.lexists(target):
                 rename(target, old)
-                made.append((target, old))
+                applied_renames.append((target, old))
             if new is not None:
                 rename(new, target)
-                made.append((new, target))
+                applied_renames.append((new, target))
 
 
 @contextmanager
-def staging(root: Path, *, wait: bool = False) -> Iterator[Staging]:
+def open_staging(root: Path, *, wait: bool = False) -> Iterator[Staging]:
     """A staging folder in ``root``, which is made. It is empty at first, and gone afterwards.
 
     What a process that died has left in it is removed, or moved to its place where that had begun.
@@ -159,18 +165,18 @@ def staging(root: Path, *, wait: bool = False) -> Iterator[Staging]:
     finished; it may then have done the same step already.
     """
     root.mkdir(parents=True, exist_ok=True)
-    refused = _at_work(root)
+    refused = _in_use_error(root)
     waiting = partial(_log.info, "%s; waiting for it to finish", refused)
-    with file_lock(root / LOCK, inf if wait else 0, waiting, in_use_error=refused):
+    with file_lock(root / LOCK_NAME, inf if wait else 0, waiting, in_use_error=refused):
         here = Staging(root)
-        here.finish()
-        _remove(here.folder)
-        here.new.mkdir(parents=True, exist_ok=True)
+        here.finish_moves()
+        _remove_staging(here.folder)
+        here.new_dir.mkdir(parents=True, exist_ok=True)
         try:
             yield here
         finally:
-            if not is_unfinished(root):
-                _remove(here.folder)
+            if not is_install_incomplete(root):
+                _remove_staging(here.folder)
 
 
 def staging_folder(root: Path) -> Path:
@@ -178,34 +184,34 @@ def staging_folder(root: Path) -> Path:
     return root / ".mmfw-staging"
 
 
-def is_unfinished(root: Path) -> bool:
+def is_install_incomplete(root: Path) -> bool:
     """Whether only some of the files that belong together in ``root`` may have been moved there."""
-    return (staging_folder(root) / _INSTALLING).exists()
+    return (staging_folder(root) / _MOVES_FILE).exists()
 
 
-def require_finished(root: Path) -> None:
+def require_complete_install(root: Path) -> None:
     """Refuse to read files in ``root`` of which some may belong to an older set, or are not there yet.
 
     Raises InUseError while a process is moving them there, UnfinishedInstallation where it has died.
     """
-    if is_unfinished(root):
-        if is_locked(root / LOCK):
+    if is_install_incomplete(root):
+        if is_locked(root / LOCK_NAME):
             raise InUseError(f"{root}: another mmfw is moving files to their places")
-        if is_unfinished(root):  # for it may have ended between the two questions
+        if is_install_incomplete(root):  # for it may have ended between the two questions
             message = f"{root}: mmfw was interrupted while it moved new files to their places"
-            hint = repair_line(root) or "the command that wrote them, typed again, moves the rest"
+            hint = repair_command(root) or "the command that wrote them, typed again, moves the rest"
             raise IncompleteInstallError(message, hint=hint)
 
 
 @contextmanager
-def reading(root: Path) -> Iterator[None]:
+def shared_read_lock(root: Path) -> Iterator[None]:
     """Keep every mmfw from changing the files in ``root`` meanwhile; a note says where there are no locks.
 
     Raises InUseError where one is at work there, and OSError where the lock cannot be taken.
     """
     with ExitStack() as stack:
         try:
-            stack.enter_context(file_lock(root / LOCK, shared=True, in_use_error=_at_work(root)))
+            stack.enter_context(file_lock(root / LOCK_NAME, shared=True, in_use_error=_in_use_error(root)))
         except OSError as error:
             if error.errno != errno.ENOLCK:
                 raise
@@ -213,19 +219,19 @@ def reading(root: Path) -> Iterator[None]:
         yield
 
 
-def _at_work(root: Path) -> InUseError:
+def _in_use_error(root: Path) -> InUseError:
     return InUseError(f"{root}: another mmfw is at work here")
 
 
 def finish_installation(root: Path) -> bool:
     """Make the moves that a process that died has left, if it has noted them; return whether all are made."""
     if staging_folder(root).exists():
-        with suppress(InUseError), staging(root, wait=is_unfinished(root)):
+        with suppress(InUseError), open_staging(root, wait=is_install_incomplete(root)):
             pass
-    return not is_unfinished(root)
+    return not is_install_incomplete(root)
 
 
-def flush_all(files: Sequence[Path]) -> None:
+def fsync_files(files: Sequence[Path]) -> None:
     """Have the system write many files of one disk to it now. Raises OSError where the disk refuses one.
 
     Each file by itself makes the disk empty its cache once more. Linux has one call for all that is not yet
@@ -233,14 +239,14 @@ def flush_all(files: Sequence[Path]) -> None:
     wait for the disk at a time.
     """
     with Progress("Waiting for the disk", len(files), "file") as bar:
-        if sys.platform == "linux" and len(files) > _FLUSHED_AT_ONCE and _sync_disk_of(files[0]):
+        if sys.platform == "linux" and len(files) > _MAX_PARALLEL_FLUSHES and _sync_file_system(files[0]):
             return
-        with ThreadPoolExecutor(_FLUSHED_AT_ONCE) as pool:
+        with ThreadPoolExecutor(_MAX_PARALLEL_FLUSHES) as pool:
             for _ in pool.map(fsync_file, files):
                 bar.advance(1)
 
 
-def _sync_disk_of(path: Path) -> bool:
+def _sync_file_system(path: Path) -> bool:
     """Write to a disk all that is not yet there; whether the system could."""
     import ctypes
 
@@ -252,7 +258,7 @@ def _sync_disk_of(path: Path) -> bool:
     return failed == 0
 
 
-def require_space(folder: Path, needed: int, chosen_by: str = "--data-dir") -> None:
+def require_space(folder: Path, needed_bytes: int, folder_option: str = "--data-dir") -> None:
     """Refuse to begin what will not fit: so many bytes in a folder that need not exist yet.
 
     Raises ResourceError where the disk has not that much and a reserve of 64 MiB, and UsageError where there
@@ -260,19 +266,21 @@ def require_space(folder: Path, needed: int, chosen_by: str = "--data-dir") -> N
     """
     free = free_space(folder)
     if free is None:
-        raise UsageError(f"{folder}: there is no drive {folder.anchor}", hint=f"choose another: {chosen_by}")
-    if free < needed + _RESERVE:
-        message = f"{folder}: {format_size(needed + _RESERVE)} are needed and {format_size(free)} are free"
-        hint = f"free some space, or choose a folder on another disk with {chosen_by}"
+        raise UsageError(
+            f"{folder}: there is no drive {folder.anchor}", hint=f"choose another: {folder_option}"
+        )
+    if free < needed_bytes + _RESERVE_BYTES:
+        message = f"{folder}: {format_size(needed_bytes + _RESERVE_BYTES)} are needed and {format_size(free)} are free"
+        hint = f"free some space, or choose a folder on another disk with {folder_option}"
         raise ResourceError(message, hint=hint)
 
 
-def require_makeable(places: MmfPaths) -> None:
+def require_creatable_folders(mmf_paths: MmfPaths) -> None:
     """Refuse a cache or data folder that MMF could not create when it starts; leave nothing behind.
 
     Raises ResourceError for a full disk, else DataError.
     """
-    for folder, variable in ((places.cache_dir, "MMF_CACHE_DIR"), (places.data_dir, "MMF_DATA_DIR")):
+    for folder, variable in ((mmf_paths.cache_dir, "MMF_CACHE_DIR"), (mmf_paths.data_dir, "MMF_DATA_DIR")):
         nearest = next((path for path in (folder, *folder.parents) if os.path.lexists(path)), folder)
         try:
             if not folder.is_dir():
@@ -292,7 +300,7 @@ def _crosses_disks(path: Path, folder: Path) -> bool:
     raise AssertionError(f"{folder} was empty")
 
 
-def _copy(source: Path, target: Path) -> Path:
+def _copy_and_fsync(source: Path, target: Path) -> Path:
     """Copy a file or folder, have the disk write it, and return where it is."""
     files = []
     for path in (source, *sorted(source.rglob("*"))):  # shutil.copytree would collect errors, and go on
@@ -302,23 +310,23 @@ def _copy(source: Path, target: Path) -> Path:
         else:
             with add_path_to_errors(to):
                 files.append(Path(shutil.copy2(path, to, follow_symlinks=False)))
-    flush_all([file for file in files if not file.is_symlink()])
+    fsync_files([file for file in files if not file.is_symlink()])
     return target
 
 
-def _remove(folder: Path) -> None:
+def _remove_staging(folder: Path) -> None:
     """Remove a staging folder; what cannot be removed now is removed at the next start.
 
     Only ``installing`` stays, which may be damaged: without it, a part would be believed.
     """
     others: list[Path] = []
     with suppress(OSError, ValueError, TypeError):
-        others = [folder.parent / path for path in read_json(folder / _ELSEWHERE)]
+        others = [folder.parent / path for path in read_json(folder / _OTHER_FOLDERS_FILE)]
     for other in others:
         shutil.rmtree(other, ignore_errors=True)
         with suppress(OSError):  # another root may share that folder, by a link
             other.parent.rmdir()
-    kept = {_INSTALLING, *(_ELSEWHERE for other in others if other.parent.exists())}
+    kept = {_MOVES_FILE, *(_OTHER_FOLDERS_FILE for other in others if other.parent.exists())}
     for path in folder.glob("*"):
         if path.name not in kept:
             with suppress(OSError):

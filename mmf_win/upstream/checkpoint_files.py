@@ -40,7 +40,7 @@ class Counts:
 def counts(path: Path) -> Counts | None:
     """The counts in a checkpoint; None in a file that cannot be read or holds weights only."""
     with suppress(OSError, ValueError, KeyError, TypeError, OverflowError, AttributeError):
-        contents: Any = torch_file.plain_contents(path)
+        contents: Any = torch_file.load_plain_contents(path)
         return Counts(
             update=int(contents["num_updates"]),
             epoch=int(contents["current_epoch"]),

@@ -26,10 +26,10 @@ from typing import Literal
 from mmf_win.console import format_command
 from mmf_win.errors import DamagedManifestError, MmfEnvironmentError, UsageError
 from mmf_win.files import DISK_FULL_ERRNOS, read_json, write_json
-from mmf_win.integrity.manifest import SUMS, Manifest
+from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import constraints_file, expand_home, mmfw_home
-from mmf_win.unpacking.staging import flush_all, staging
+from mmf_win.unpacking.staging import fsync_files, open_staging
 from mmf_win.upstream.sources import SOURCES, MmfSource
 from mmf_win.upstream.versions import read_version
 
@@ -144,7 +144,7 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
     # Short, since paths on Windows may be no longer than 260 characters.
     root = _home() / f"{source.name}-{(source.commit or source.version)[:12]}"
     copy = Installed(root, source.version, source.name, source.commit)
-    with staging(_writable_home(), wait=True) as here:
+    with open_staging(_writable_home(), wait=True) as here:
         if force or changed_files(copy) != []:
             manifest = source.fetch(here)
             manifest.save()
@@ -153,8 +153,8 @@ def install(source: MmfSource, *, force: bool = False) -> Installed:
                 raise MmfEnvironmentError(
                     f"MMF {source.version} did not arrive intact ({damage[0]})", hint=hint
                 )
-            flush_all([here.new / name for name in manifest.files])
-            here.install([(here.new, root)])
+            fsync_files([here.new_dir / name for name in manifest.files])
+            here.install([(here.new_dir, root)])
         return _remember(copy)
 
 
@@ -166,7 +166,7 @@ def use_checkout(checkout: Path) -> Installed:
             f"{root} is not a checkout of MMF: it lacks mmf/version.py or mmf_cli/run.py",
             hint="give pypi, github or a clone of https://github.com/facebookresearch/mmf",
         )
-    with staging(_writable_home(), wait=True):
+    with open_staging(_writable_home(), wait=True):
         return _remember(Installed(root, read_version(root), "path"))
 
 
@@ -182,9 +182,9 @@ def changed_files(installed: Installed, *, full: bool = False) -> list[str] | No
     except DamagedManifestError as error:
         return [str(error)]
     if manifest is None:
-        return [f"missing: {SUMS}"]
+        return [f"missing: {MANIFEST_NAME}"]
     if manifest.was_changed:
-        return [f"changed: {SUMS}"]
+        return [f"changed: {MANIFEST_NAME}"]
     found = [str(difference) for difference in find_damage(manifest, full=full, title="Verifying MMF")]
     stray = _importable_files(installed.root) - manifest.files.keys()
     return found + [f"extra: {name}" for name in sorted(stray)]

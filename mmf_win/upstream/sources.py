@@ -23,10 +23,10 @@ from typing import Literal, TypeAlias
 from mmf_win.archives import open_archive
 from mmf_win.download import download
 from mmf_win.errors import ArchiveError, MmfEnvironmentError
-from mmf_win.integrity.digest import GitFile, git_id, git_tree_id
-from mmf_win.integrity.manifest import Entry, Manifest, Source
+from mmf_win.integrity.digest import GitTreeEntry, git_object_id, git_tree_id
+from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource
 from mmf_win.paths import is_portable
-from mmf_win.unpacking.extract import everything, unpack_chosen
+from mmf_win.unpacking.extract import choose_all, extract_to_staging
 from mmf_win.unpacking.staging import Staging
 
 _WITHOUT_PIP = "take `mmfw setup --mmf github`, which does without pip"
@@ -52,16 +52,16 @@ class PypiWheel:
         _log.info("Getting MMF %s by pip.", self.version)
         wheel = self._download(here.folder)
         digest = hashlib.sha256()
-        files: Mapping[str, Entry] = {}
+        files: Mapping[str, ManifestEntry] = {}
         with suppress(ArchiveError):
             archive = open_archive(wheel)
-            files = unpack_chosen(archive, everything, here, f"Unpacking MMF {self.version}", digest)
+            files = extract_to_staging(archive, choose_all, here, f"Unpacking MMF {self.version}", digest)
         if not files or digest.hexdigest() != self.wheel_sha256:
             message = f"{wheel.name} is not the wheel that PyPI publishes"
             raise MmfEnvironmentError(
                 message, hint=f"check which index pip uses (`pip config list`), or {_WITHOUT_PIP}"
             )
-        return Manifest(here.new, files, "published", Source.of(wheel, self.wheel_sha256))
+        return Manifest(here.new_dir, files, "published", ManifestSource.from_path(wheel, self.wheel_sha256))
 
     def _download(self, folder: Path) -> Path:
         pip = [sys.executable, "-X", "utf8", "-m", "pip", "--no-input", "--disable-pip-version-check"]
@@ -106,13 +106,13 @@ class GithubArchive:
         """Download the archive, unpack it below ``here.new`` and check its tree's id; or an MmfError."""
         archive = here.folder / f"mmf-{self.commit[:12]}.tar.gz"
         sha256 = download(self.url, archive, f"MMF {self.version} from GitHub")
-        files: dict[str, GitFile] = {}
-        entries: dict[str, Entry] = {}
+        files: dict[str, GitTreeEntry] = {}
+        entries: dict[str, ManifestEntry] = {}
         try:
             with tarfile.open(archive, "r:gz") as opened:
-                for name, mode, content in _unpack(opened, here.new):
-                    files[name] = mode, git_id(content)
-                    entries[name] = Entry(hashlib.sha256(content).hexdigest(), len(content))
+                for name, mode, content in _unpack(opened, here.new_dir):
+                    files[name] = mode, git_object_id(content)
+                    entries[name] = ManifestEntry(hashlib.sha256(content).hexdigest(), len(content))
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             message = f"what {self.url} sent is damaged or no archive: {error}"
             raise MmfEnvironmentError(message, hint="run the same command again") from error
@@ -122,7 +122,7 @@ class GithubArchive:
             raise MmfEnvironmentError(
                 message, hint="something on the way changes downloads; try another network"
             )
-        return Manifest(here.new, entries, "published", Source.of(archive, sha256))
+        return Manifest(here.new_dir, entries, "published", ManifestSource.from_path(archive, sha256))
 
 
 def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, str, bytes]]:

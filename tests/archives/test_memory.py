@@ -137,7 +137,7 @@ def test_bombs_take_less_than_a_gigabyte_and_thirty_seconds(user_dir: Path) -> N
 def test_an_archive_of_very_many_members_is_refused(
     pack: Callable[[Path, Files], Path], user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "MOST_MEMBERS", 2)
+    monkeypatch.setattr(base, "MAX_MEMBERS", 2)
     with pytest.raises(ArchiveError, match=r"a\.b: .*2"):
         open_archive(pack(user_dir / "a.b", {"x": b"1", "y": b"2", "z": b"3"}))
 

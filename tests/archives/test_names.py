@@ -11,7 +11,7 @@ import py7zr
 import pytest
 
 from mmf_win.archives import open_archive
-from mmf_win.archives.names import find_twins, naming_problem, safe_name
+from mmf_win.archives.names import find_name_collisions, find_name_problem, safe_name
 from mmf_win.errors import ArchiveError
 from tests.worlds import hostile
 
@@ -32,7 +32,7 @@ LONGEST_AND_DEEPEST = "/".join([*127 * ["x" * 31], "x" * 32])
 )
 def test_harmless_names_become_posix_paths_that_windows_takes(raw: str, safe: str) -> None:
     assert safe_name(raw) == safe
-    assert naming_problem(safe) is None
+    assert find_name_problem(safe) is None
 
 
 @pytest.mark.parametrize(
@@ -88,11 +88,11 @@ def test_an_attack_by_names_is_refused_at_once(
 
 @pytest.mark.parametrize("name", ["a:b", "aux", "img/con.png", "dot.", "img /x", "what?", "a\x1fb", "\udcff"])
 def test_names_that_windows_refuses_have_a_problem(name: str) -> None:
-    assert naming_problem(name)
+    assert find_name_problem(name)
 
 
 def test_twins_are_names_for_one_file() -> None:
-    twins = find_twins(["a/x.png", "A/x.png", "b", "b", "é", "e\u0301", "alone"])
+    twins = find_name_collisions(["a/x.png", "A/x.png", "b", "b", "é", "e\u0301", "alone"])
     assert twins.keys() == {"a/x.png", "A/x.png", "b", "é", "e\u0301"}
     assert "A/x.png" in twins["a/x.png"]
     assert "twice" in twins["b"]
@@ -100,7 +100,7 @@ def test_twins_are_names_for_one_file() -> None:
 
 @pytest.mark.parametrize("names", [["a", "A", "a"], ["a", "a", "A"], ["aB", "ab", "AB", "Ab", "ab"]])
 def test_no_name_is_called_a_twin_of_itself(names: list[str]) -> None:
-    twins = find_twins(names)
+    twins = find_name_collisions(names)
     assert twins.keys() == set(names)
     for name, told in twins.items():
         this, other = re.findall(r"'(\w+)'", told)
@@ -109,10 +109,10 @@ def test_no_name_is_called_a_twin_of_itself(names: list[str]) -> None:
 
 def test_twins_that_look_the_same_are_shown_with_escapes() -> None:
     told = r"to Windows and macOS, 'e\u0301' is the same name as '\xe9'"
-    assert find_twins(["\u00e9", "e\u0301"])["e\u0301"] == told
+    assert find_name_collisions(["\u00e9", "e\u0301"])["e\u0301"] == told
 
 
 def test_a_name_that_is_a_folder_of_others_too_is_told() -> None:
-    clashes = find_twins(["a/b/c.png", "A/b", "a/bc", "x", "x/y/z", "alone"])
+    clashes = find_name_collisions(["a/b/c.png", "A/b", "a/bc", "x", "x/y/z", "alone"])
     assert clashes.keys() == {"A/b", "x"}
     assert "folder" in clashes["x"]

@@ -18,7 +18,7 @@ import py7zr
 import pytest
 
 from mmf_win.archives import open_archive, sevenzip
-from mmf_win.archives.base import Output
+from mmf_win.archives.base import MemberWriter
 from mmf_win.errors import ArchiveError, PasswordError
 from tests.worlds import hostile
 from tests.worlds.memes import Files, lay_out, tree
@@ -68,7 +68,7 @@ def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
 @pytest.fixture
 def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A 7z with two streams, which several threads extract although they are so small."""
-    monkeypatch.setattr(sevenzip, "SMALLEST_SHARE", 1)
+    monkeypatch.setattr(sevenzip, "MIN_SHARE_BYTES", 1)
     monkeypatch.setattr(sevenzip, "default_thread_count", lambda: 3)
     path = write_7z(user_dir / "a.7z", {"x": TWO_STREAMS["x"]}, "secret")
     with py7zr.SevenZipFile(path, "a", password="secret") as archive:
@@ -101,7 +101,7 @@ def test_streams_that_are_too_small_to_be_shared_out_are_read_by_one_decoder(
     decoders: list[subprocess.Popen[bytes]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sevenzip, "SMALLEST_SHARE", 1 + sum(map(len, TWO_STREAMS.values())))
+    monkeypatch.setattr(sevenzip, "MIN_SHARE_BYTES", 1 + sum(map(len, TWO_STREAMS.values())))
     assert unpack(two_streams, user_dir / "out", "secret") == TWO_STREAMS
     assert len(set(decoders)) == 1
 
@@ -117,7 +117,7 @@ def test_one_decoder_reads_7z_after_7z_and_derives_the_key_once(
     assert len(set(decoders)) == 1
     request = {"path": os.fsencode(path).hex(), "password": "secret"}
     for numbers in (None, [0], [1]):
-        assert list(sevenzip_decoder.answer(**request, numbers=numbers))
+        assert list(sevenzip_decoder.answer_request(**request, numbers=numbers))
     assert py7zr.compressor.calculate_key.cache_info().misses == 1
 
 
@@ -125,8 +125,8 @@ def test_one_decoder_reads_7z_after_7z_and_derives_the_key_once(
 def decoders(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
     """Those that were asked, once for each time."""
     asked: list[subprocess.Popen[bytes]] = []
-    decoder = sevenzip._decoder
-    monkeypatch.setattr(sevenzip, "_decoder", lambda: asked.append(decoder()) or asked[-1])
+    decoder = sevenzip._get_decoder
+    monkeypatch.setattr(sevenzip, "_get_decoder", lambda: asked.append(decoder()) or asked[-1])
     return asked
 
 
@@ -136,7 +136,7 @@ def test_a_decoder_takes_no_more_memory_for_a_larger_archive(user_dir: Path) -> 
     files = {"x": Random(1).randbytes(8 << 20).hex().encode()}
     path = write_7z(user_dir / "a.7z", files, filters=[{"id": py7zr.FILTER_LZMA2, "preset": 0}])
     tracemalloc.start()
-    blocks = sevenzip_decoder.answer(os.fsencode(path).hex(), None, [0])
+    blocks = sevenzip_decoder.answer_request(os.fsencode(path).hex(), None, [0])
     next(blocks)
     tracemalloc.reset_peak()  # the list of members was decoded with a larger dictionary
     assert sum(map(len, blocks)) > 14 << 20
@@ -153,14 +153,14 @@ LARGE: Files = {"x": bytes(50 << 20)}
 def after_first_block(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
     """What is in this list is called once, by the thread that has written the first block of a member."""
     calls: list[Callable[[], object]] = []
-    write = Output.write
+    write = MemberWriter.write
 
-    def then(output: Output, block: bytes | memoryview) -> None:
+    def then(output: MemberWriter, block: bytes | memoryview) -> None:
         write(output, block)
         while calls:
             calls.pop()()
 
-    monkeypatch.setattr(Output, "write", then)
+    monkeypatch.setattr(MemberWriter, "write", then)
     return calls
 
 
@@ -214,7 +214,7 @@ def test_a_decoder_that_ctrl_c_ends_is_not_taken_for_damage(
         return subprocess.Popen([sys.executable, "-c", _INTERRUPTED], stdin=pipe, stdout=pipe)
 
     path = write_7z(user_dir / "a.7z", WORDS)
-    monkeypatch.setattr(sevenzip, "_decoder", interrupted)
+    monkeypatch.setattr(sevenzip, "_get_decoder", interrupted)
     with pytest.raises(KeyboardInterrupt):
         open_archive(path)
 
@@ -307,11 +307,11 @@ def test_ppmd_in_a_7z_is_refused_before_it_is_decoded(password: str | None, user
 
 
 def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(output: Output, block: bytes) -> NoReturn:
+    def full(output: MemberWriter, block: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     paths = [write_7z(user_dir / "a.7z", FILES), write_tar(user_dir / "a.tar.gz", FILES, "gz")]
-    monkeypatch.setattr(Output, "write", full)
+    monkeypatch.setattr(MemberWriter, "write", full)
     for path in paths:
         opened = open_archive(path)
         with pytest.raises(OSError, match="No space left"):

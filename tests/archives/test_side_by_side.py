@@ -49,10 +49,10 @@ def archive(user_dir: Path, files: Files) -> Path:
 @pytest.fixture
 def tiny_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limits so small that tiny files take many rounds, on several threads."""
-    monkeypatch.setattr(zip_extract, "PIECE", 1000)
-    monkeypatch.setattr(zip_extract, "ARENA", 40_000)
-    monkeypatch.setattr(zip_extract, "SMALLEST_ROUND", 10_000)
-    monkeypatch.setattr(zip_extract, "LARGE", 8_000)
+    monkeypatch.setattr(zip_extract, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(zip_extract, "ARENA_BYTES", 40_000)
+    monkeypatch.setattr(zip_extract, "MIN_ROUND_BYTES", 10_000)
+    monkeypatch.setattr(zip_extract, "LARGE_MEMBER_BYTES", 8_000)
     monkeypatch.setattr(zip_extract, "default_thread_count", lambda: 3)
 
 
@@ -62,7 +62,7 @@ def either_engine(request: pytest.FixtureRequest, tiny_rounds: None, monkeypatch
     if request.param == "wheel":
         monkeypatch.setitem(sys.modules, "mmf_win.archives._zipcrypto", None)
         monkeypatch.delattr("mmf_win.archives._zipcrypto", raising=False)
-        assert "fast-zip-decryption" in zip_extract.engine()
+        assert "fast-zip-decryption" in zip_extract.decryption_engine()
     else:
         pytest.importorskip("mmf_win.archives._zipcrypto", reason="built without the C extension")
 

@@ -17,7 +17,7 @@ from typing import Literal
 import pytest
 
 from mmf_win.archives import open_archive
-from mmf_win.archives.base import BLOCK
+from mmf_win.archives.base import BLOCK_BYTES
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
 from mmf_win.sniffing import UNPACK_TWICE_HINT
@@ -146,7 +146,7 @@ def test_a_damaged_tar_gz_is_noticed_when_it_is_opened(user_dir: Path) -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_wrong_checksum_far_behind_the_last_member_is_noticed(listed: bool, user_dir: Path) -> None:
-    padded = gzip.decompress(tar_gz(FILES)) + bytes(2 * BLOCK)  # as tar pads to the size of its blocks
+    padded = gzip.decompress(tar_gz(FILES)) + bytes(2 * BLOCK_BYTES)  # as tar pads to the size of its blocks
     path = user_dir / "a.tar.gz"
     path.write_bytes(gzip.compress(padded))
     assert unpack(path, user_dir / "intact") == FILES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.integrity.verify import LOCK
+from mmf_win.integrity.verify import LOCK_NAME
 from mmf_win.locking import file_lock
 from mmf_win.upstream import install, sources
 from tests.worlds import mmf_sources
@@ -53,7 +53,7 @@ def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
     folder.mkdir(parents=True)
     command = [sys.executable, "-X", "utf8", "-m", "mmf_win", "setup", "--mmf", str(checkout)]
     closed = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
-    with file_lock(folder / LOCK):
+    with file_lock(folder / LOCK_NAME):
         second = subprocess.Popen(command, **closed, stderr=subprocess.PIPE, encoding="utf-8")
         assert second.stderr is not None
         said = second.stderr.readline()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.integrity.manifest import Manifest
-from mmf_win.integrity.verify import Difference, find_damage
+from mmf_win.integrity.verify import FileProblem, find_damage
 from mmf_win.paths import DatasetPaths
 from tests.worlds.memes import encrypted_zip, memes
 
@@ -18,7 +18,7 @@ def archive(user_dir: Path) -> Path:
     return encrypted_zip(user_dir / "hateful memes 恶意.zip", memes())
 
 
-def verify_dataset(paths: DatasetPaths, *, full: bool = False) -> list[Difference] | None:
+def verify_dataset(paths: DatasetPaths, *, full: bool = False) -> list[FileProblem] | None:
     """What is wrong with a dataset that was converted; None where no conversion has finished."""
     manifest = Manifest.load(paths.root)
     return manifest and find_damage(manifest, full=full)

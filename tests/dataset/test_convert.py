@@ -15,10 +15,10 @@ import pytest
 from mmf_win.dataset.convert import Conversion, convert
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.errors import DatasetError, InUseError
-from mmf_win.integrity.manifest import SUMS, Manifest
+from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import MmfPaths
-from mmf_win.unpacking.staging import staging
+from mmf_win.unpacking.staging import open_staging
 from tests.dataset.conftest import verify_dataset
 from tests.worlds.memes import (
     PASSWORD,
@@ -74,10 +74,10 @@ def test_a_conversion_writes_the_manifest(archive: Path, places: MmfPaths) -> No
     convert(archive, places, ask=lambda: PASSWORD)
     manifest = Manifest.load(places.dataset.root)
     assert manifest is not None and manifest.source is not None
-    assert (manifest.basis, manifest.verified_against) == ("archive", f"the archive {archive.name}")
+    assert (manifest.hash_origin, manifest.verified_against) == ("archive", f"the archive {archive.name}")
     assert manifest.source.path == str(archive)
     assert manifest.files.keys() == laid_out(memes()).keys()
-    call("sha256sum", "--check", "--strict", "--quiet", SUMS, cwd=places.dataset.root)
+    call("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=places.dataset.root)
 
 
 def test_what_was_just_converted_is_not_read_again(
@@ -88,9 +88,9 @@ def test_what_was_just_converted_is_not_read_again(
     annotations = [name for name in laid_out(memes()) if name.startswith("annotations/")]
     manifest = Manifest.load(places.dataset.root)
     assert manifest is not None
-    find_damage(manifest, only=annotations)  # written as late as they were checked
+    find_damage(manifest, only_files=annotations)  # written as late as they were checked
     monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
-    assert find_damage(manifest, only=manifest.files.keys() - annotations) == []
+    assert find_damage(manifest, only_files=manifest.files.keys() - annotations) == []
 
 
 @pytest.mark.parametrize("name", ["img.tar.gz", "img.tgz"])
@@ -107,7 +107,7 @@ def test_a_folder(user_dir: Path, places: MmfPaths) -> None:
     assert tree(places.dataset.root) == laid_out(memes())
     assert (result.sha256, result.known) == (None, None)
     manifest = Manifest.load(places.dataset.root)
-    assert manifest is not None and manifest.basis == "recorded"
+    assert manifest is not None and manifest.hash_origin == "recorded"
     assert convert(user_dir / "unpacked", places).already_done
 
 
@@ -293,7 +293,7 @@ def test_a_move_that_fails_puts_everything_back(
 
 
 def test_two_conversions_at_once_do_not_mix(archive: Path, places: MmfPaths) -> None:
-    with staging(places.dataset.root), pytest.raises(InUseError, match="another mmfw"):
+    with open_staging(places.dataset.root), pytest.raises(InUseError, match="another mmfw"):
         convert(archive, places, ask=lambda: PASSWORD)
     convert(archive, places, ask=lambda: PASSWORD)
     assert tree(places.dataset.root) == laid_out(memes())

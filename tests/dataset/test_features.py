@@ -10,7 +10,7 @@ import pytest
 from mmf_win.dataset.features import extract_features
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.files import read_json
-from mmf_win.integrity.manifest import Entry, Manifest, Source
+from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, Files, encrypted_zip, lay_out, tar_gz, tree
@@ -34,10 +34,14 @@ def test_features_under_any_top_folder(top: str, user_dir: Path, places: MmfPath
     manifest = Manifest.load(places.dataset.features)
     assert manifest is not None
     assert manifest.files == {
-        "detectron.lmdb/data.mdb": Entry(hashlib.sha256(LMDB["data.mdb"]).hexdigest(), len(LMDB["data.mdb"]))
+        "detectron.lmdb/data.mdb": ManifestEntry(
+            hashlib.sha256(LMDB["data.mdb"]).hexdigest(), len(LMDB["data.mdb"])
+        )
     }
-    assert manifest.source == Source.of(archive, hashlib.sha256(archive.read_bytes()).hexdigest())
-    assert manifest.basis == "archive"
+    assert manifest.source == ManifestSource.from_path(
+        archive, hashlib.sha256(archive.read_bytes()).hexdigest()
+    )
+    assert manifest.hash_origin == "archive"
 
 
 def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded_and_can_be_added_later(
@@ -121,4 +125,4 @@ def test_a_folder_of_features_is_copied(user_dir: Path, places: MmfPaths) -> Non
     folder = extract_features(user_dir / "mine", places, version=None)
     assert tree(folder) == DATA
     manifest = Manifest.load(places.dataset.features)
-    assert manifest is not None and manifest.basis == "recorded"
+    assert manifest is not None and manifest.hash_origin == "recorded"

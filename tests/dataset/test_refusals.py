@@ -20,7 +20,7 @@ from mmf_win.console import Progress
 from mmf_win.dataset import unpack as unpack_module
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
-from mmf_win.integrity.manifest import Entry
+from mmf_win.integrity.manifest import ManifestEntry
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import (
@@ -342,9 +342,9 @@ def test_a_disk_that_fills_up_meanwhile(
     archive: Path, small_disk: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = MmfPaths.resolve(small_disk, user_dir / "save")
-    unpack = unpack_module.unpack_chosen
+    unpack = unpack_module.extract_to_staging
 
-    def fill_the_disk_first(*arguments: Any, **options: Any) -> dict[str, Entry]:
+    def fill_the_disk_first(*arguments: Any, **options: Any) -> dict[str, ManifestEntry]:
         filler = (small_disk / "filler").open("wb", buffering=0)
         with filler, contextlib.suppress(OSError):
             while True:
@@ -352,7 +352,7 @@ def test_a_disk_that_fills_up_meanwhile(
         monkeypatch.setattr("mmf_win.unpacking.extract.require_space", lambda *_: None)
         return unpack(*arguments, **options)
 
-    monkeypatch.setattr(unpack_module, "unpack_chosen", fill_the_disk_first)
+    monkeypatch.setattr(unpack_module, "extract_to_staging", fill_the_disk_first)
     with pytest.raises(OSError) as caught:
         convert(archive, places, ask=lambda: PASSWORD)
     assert caught.value.errno == errno.ENOSPC

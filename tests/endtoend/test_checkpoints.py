@@ -54,7 +54,7 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
     ]
     updates = [update for kind, update in saves if kind == "checkpoint"]
     assert saves == [(kind, update) for update in updates for kind in ("saving", "checkpoint")]
-    assert all(torch_file.problem(run.checkpoints / name) is None for name in files(run))
+    assert all(torch_file.find_problem(run.checkpoints / name) is None for name in files(run))
     found = {c["name"]: c for c in tool("runs", "show", "--verify")["checkpoints"]}
     assert {name: (c["update"], c["problem"]) for name, c in found.items() if c["update"]} == {
         "best.ckpt": (known(run, "best.ckpt").update, None),
@@ -260,7 +260,7 @@ def test_a_full_disk_stops_the_run_and_leaves_its_last_checkpoint_whole(tool: To
     said = tool.read()[1]
     assert "a checkpoint needs" in said and "--resume last" in said
     assert files(run) == before
-    assert torch_file.problem(run.checkpoints / "current.ckpt") is None
+    assert torch_file.find_problem(run.checkpoints / "current.ckpt") is None
     (small_disk / "ballast").unlink()
     assert main(["train", "--resume", "last", "--updates", "4", *save]) == 0
     assert known(run, "current.ckpt").update == 4
@@ -299,7 +299,7 @@ def test_a_checkpoint_that_becomes_longer_than_a_file_may_leaves_the_last_one_wh
     assert str(run.checkpoints) in tool.errors and "ulimit -f" in tool.errors
     assert "enforce fail" not in tool.errors
     assert known(run, "current.ckpt").update == 1
-    assert all(torch_file.problem(run.checkpoints / name) is None for name in files(run))
+    assert all(torch_file.find_problem(run.checkpoints / name) is None for name in files(run))
     faulty()
     assert tool("train", "--resume", "last")["updates"] == 3
 

@@ -19,7 +19,7 @@ from mmf_win.console import format_utc_time
 from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.predictions import Prediction, read_predictions
 from mmf_win.files import link_or_copy, read_json
-from mmf_win.integrity.verify import LOCK
+from mmf_win.integrity.verify import LOCK_NAME
 from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.results.probabilities import best_accuracy, blend
 from mmf_win.runs import attempts
@@ -230,7 +230,7 @@ def test_a_run_predicts_where_locks_are_those_of_nfs(tool: Tool, tmp_path: Path)
         encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
-    assert run.readers.exists() and (tool.world.dataset / LOCK).exists()
+    assert run.readers.exists() and (tool.world.dataset / LOCK_NAME).exists()
 
 
 @requires_tool("setpriv", on_windows=False)

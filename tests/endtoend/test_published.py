@@ -180,7 +180,7 @@ def test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trust
     expected = shop.probas("trained", "--split", "dev_seen")
     words = ("--published", shop.preset, "--split", "dev_seen")
     plain = rewritten(shop, legacy=True)
-    assert plain.read_bytes()[:2] != b"PK" and torch_file.problem(plain) is None
+    assert plain.read_bytes()[:2] != b"PK" and torch_file.find_problem(plain) is None
     shop.publish(plain)
     assert shop.probas(*words) == expected
 

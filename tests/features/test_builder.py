@@ -18,7 +18,7 @@ from tests.worlds.tools import LazyModule, requires_package
 
 np = pytest.importorskip("numpy")
 
-from mmf_win.features.builder import build, find_pairs, read_record  # noqa: E402
+from mmf_win.features.builder import build_lmdb, find_feature_files, read_record  # noqa: E402
 
 torch = LazyModule("torch")
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.torch, requires_package("torch")]
 
 def read(folder: Path, key: str = "00001") -> dict[str, Any]:
     """The record of a key."""
-    return read_record(find_pairs([folder])[key], key)
+    return read_record(find_feature_files([folder])[key], key)
 
 
 def save_object(path: Path, value: Any, protocol: int = 4) -> None:
@@ -63,7 +63,7 @@ def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user
     npy.write_pair(user_dir / "часть 二", "00002")
     npy.write_pair(user_dir / ".cache", "00003")
     npy.write_pair(user_dir, "._00004")
-    assert list(find_pairs([user_dir])) == ["00001", "часть 二/00002"]
+    assert list(find_feature_files([user_dir])) == ["00001", "часть 二/00002"]
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
@@ -108,7 +108,7 @@ def test_the_vinvl_scripts_form_is_read(user_dir: Path) -> None:
 def test_the_resnet_scripts_grid_is_read(user_dir: Path) -> None:
     np.save(user_dir / "00001.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
     assert read(user_dir)["features"].shape == (1, 7, 7, 2048)
-    assert build(user_dir / "a.lmdb", [user_dir])["regions"] == (49, 49)
+    assert build_lmdb(user_dir / "a.lmdb", [user_dir])["regions"] == (49, 49)
 
 
 @pytest.mark.parametrize("name", ["00001.npy", "00001_info.npy"])
@@ -228,4 +228,4 @@ def test_files_that_make_no_lmdb_are_refused(names: list[str], said: str, tmp_pa
     for name in names:
         npy.write_pair((tmp_path / name).parent, (tmp_path / name).name)
     with pytest.raises(DatasetError, match=said):
-        find_pairs(folders)
+        find_feature_files(folders)

@@ -18,9 +18,9 @@ from mmf_win.errors import DamagedFeaturesError, DataError, DatasetError, Resour
 from mmf_win.inputs.given import Mirror, fetch
 from mmf_win.inputs.keys import add_features, image_keys, remake_features, taken_from_another_image
 from mmf_win.inputs.unpacked import RegionFeatures
-from mmf_win.integrity.manifest import Entry, Manifest
+from mmf_win.integrity.manifest import Manifest, ManifestEntry
 from mmf_win.paths import MmfPaths
-from mmf_win.unpacking.staging import is_unfinished, staging_folder
+from mmf_win.unpacking.staging import is_install_incomplete, staging_folder
 from mmf_win.upstream.zoo import ZooEntry
 from tests.inputs.conftest import Add, state_of
 from tests.worlds import hostile, npy
@@ -81,7 +81,7 @@ def test_it_has_the_format_that_mmf_documents_and_is_found_intact(
     assert sums == f"{sha256(data.read_bytes())}  {lmdb.name}/data.mdb\n"
     assert image_keys(lmdb) == records.keys()
     (finding,) = verify(["features"], places)
-    assert (finding.state, finding.against) == ("intact", "what mmfw wrote")
+    assert (finding.state, finding.verified_against) == ("intact", "what mmfw wrote")
     assert not staging_folder(lmdb.parent).exists()
 
 
@@ -102,7 +102,11 @@ def test_what_is_there_is_replaced_only_by_force(
     assert add(folder, force=True)["images"] == 1
     manifest = Manifest.load(lmdb.parent)
     assert manifest is not None
-    assert (manifest.basis, manifest.source, manifest.verified_against) == ("built", None, "what mmfw wrote")
+    assert (manifest.hash_origin, manifest.source, manifest.verified_against) == (
+        "built",
+        None,
+        "what mmfw wrote",
+    )
     assert set(npy.records(lmdb)) == {"00001"} and state_of(lmdb, places) == "intact"
 
 
@@ -189,7 +193,7 @@ def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
     killed = subprocess.run([sys.executable, *words], stdin=subprocess.DEVNULL, capture_output=True)
     assert killed.returncode != 0
     if when == "moving":
-        assert is_unfinished(lmdb.parent)
+        assert is_install_incomplete(lmdb.parent)
     else:
         assert state_of(lmdb, places) == ("intact" if there else "missing")
     add(folder, force=True)
@@ -206,14 +210,14 @@ def test_a_fake_full_disk_is_noticed_before_anything_is_written(user_dir: Path) 
     folder = npy.write_pairs(user_dir / "npy", ["00001"])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ResourceError):
         patch.setattr(mmf_win.files.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
-        builder.build(user_dir / "a.lmdb", [folder])
+        builder.build_lmdb(user_dir / "a.lmdb", [folder])
     assert not (user_dir / "a.lmdb").exists()
 
 
 def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, places: MmfPaths) -> None:
     (user_dir / "own").mkdir()
     (user_dir / "own" / "a.txt").write_bytes(b"a")
-    Manifest(user_dir / "own", {"a.txt": Entry("0" * 64, 1)}, "archive").save()
+    Manifest(user_dir / "own", {"a.txt": ManifestEntry("0" * 64, 1)}, "archive").save()
     with pytest.raises(UsageError, match=r"a\.txt"):
         add_features([npy.write_pairs(user_dir / "npy", ["1"])], user_dir / "own" / "b.lmdb", places)
 

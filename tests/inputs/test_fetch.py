@@ -33,7 +33,7 @@ def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_publishe
     assert [status.state for status in statuses] == ["intact", "intact"]
     assert data_of(zoo).read_bytes() == DATA
     assert {path.name: path.read_bytes() for path in zoo.fc7.files()} == FC7
-    assert statuses[0].against == "the published archive features.tar.gz"
+    assert statuses[0].verified_against == "the published archive features.tar.gz"
     assert read_json(zoo.places.dataset.features / ".built.json")["version"] == "1.0"
     zoo.server.asked.clear()
     assert fetch(zoo, zoo.features)[0].state == "intact"
@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_written_to_is_still_verified(zoo: Zoo, small_di
     lay_out({**FC7, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
     remount(small_disk, "ro")
     status = zoo.fc7.verify()
-    assert (status.state, status.against) == ("recorded", "nothing: its folder cannot be written to")
+    assert (status.state, status.verified_against) == ("recorded", "nothing: its folder cannot be written to")
     with pytest.raises(OSError) as raised:
         fetch(zoo, zoo.features)
     assert raised.value.errno == errno.EROFS

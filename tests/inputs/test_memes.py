@@ -12,7 +12,7 @@ from mmf_win.dataset.annotations import read_rows
 from mmf_win.dataset.convert import convert
 from mmf_win.inputs.check import Inputs
 from mmf_win.inputs.memes import remarks
-from mmf_win.integrity.manifest import SUMS
+from mmf_win.integrity.manifest import MANIFEST_NAME
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol.check_result import CheckResult
 from tests.worlds.memes import image, jsonl, lay_out
@@ -145,7 +145,7 @@ def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_
         "{", encoding="utf-8"
     )  # which keeps nobody from training
     assert warning in remarks(places.dataset, config)
-    (places.dataset.root / SUMS).unlink()
+    (places.dataset.root / MANIFEST_NAME).unlink()
     assert warning not in remarks(places.dataset, config)
     train = places.dataset.annotation_file("train")
     train.write_text(train.read_text(encoding="utf-8").replace("img/1.png", "img/20.png"), encoding="utf-8")

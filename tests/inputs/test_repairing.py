@@ -95,7 +95,7 @@ def test_what_mmf_has_unpacked_perhaps_in_part_is_unpacked_again_from_the_archiv
     assert status.state == "damaged"
     assert "MMF unpacked features.tar.gz here" in status.problems[0]
     [status] = fetch(zoo, zoo.features)
-    assert (status.state, status.against) == ("intact", "the published archive features.tar.gz")
+    assert (status.state, status.verified_against) == ("intact", "the published archive features.tar.gz")
     assert data_of(zoo).read_bytes() == DATA
     assert zoo.server.gets == []
 
@@ -116,7 +116,7 @@ def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note:
 def test_files_of_which_no_archive_is_left_are_recorded_alone(zoo: Zoo) -> None:
     lay_out(FC7, zoo.fc7.folder)
     status = zoo.fc7.verify()
-    assert (status.state, status.against) == ("recorded", "its first reading")
+    assert (status.state, status.verified_against) == ("recorded", "its first reading")
     assert Manifest.load(zoo.fc7.folder) is not None
     hostile.flip_byte(zoo.fc7.files()[0], 3)
     assert zoo.fc7.verify().state == "damaged"

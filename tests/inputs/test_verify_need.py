@@ -83,7 +83,7 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(places: MmfP
     hostile.cut(laid_out_as_by_torch(file, {}), 0.7)
     assert need.verify().state == "damaged"
     laid_out_as_by_torch(file, {})
-    assert (need.verify().state, need.state().against) == ("recorded", "its first reading")
+    assert (need.verify().state, need.state().verified_against) == ("recorded", "its first reading")
 
 
 def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
@@ -123,7 +123,7 @@ def test_an_untouched_file_is_not_read_again(
     assert bert.verify().state == "recorded"
     monkeypatch.setattr("mmf_win.inputs.ledger.hash_files", None)
     assert bert.verify().state == "recorded"
-    assert bert.state().verified is not None
+    assert bert.state().verified_at is not None
 
 
 def test_two_that_read_other_files_at_the_same_time_remember_both(places: MmfPaths, user_dir: Path) -> None:

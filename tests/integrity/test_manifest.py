@@ -12,8 +12,15 @@ import pytest
 
 from mmf_win.errors import DamagedManifestError
 from mmf_win.files import read_json, write_json
-from mmf_win.integrity.digest import file_digest, git_id, git_tree_id
-from mmf_win.integrity.manifest import SUMS, Entry, Manifest, Source, manifest_files, noted
+from mmf_win.integrity.digest import file_digest, git_object_id, git_tree_id
+from mmf_win.integrity.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestEntry,
+    ManifestSource,
+    load_manifest_notes,
+    manifest_files,
+)
 from mmf_win.integrity.verify import find_damage, record_hashes
 from tests.worlds.memes import Files, lay_out
 from tests.worlds.mmf_sources import TREE, TREE_ID
@@ -28,18 +35,21 @@ def folder(user_dir: Path) -> Path:
     return lay_out(FILES, user_dir / "files")
 
 
-def entries(files: Files) -> dict[str, Entry]:
-    return {name: Entry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in files.items()}
+def entries(files: Files) -> dict[str, ManifestEntry]:
+    return {
+        name: ManifestEntry(hashlib.sha256(content).hexdigest(), len(content))
+        for name, content in files.items()
+    }
 
 
 def test_a_manifest_comes_back_as_it_was_written(folder: Path) -> None:
-    source = Source("features.tar.gz", 123, 456, "", "0" * 64)
-    written = replace(record_hashes(folder, FILES), basis="archive", source=source)
+    source = ManifestSource("features.tar.gz", 123, 456, "", "0" * 64)
+    written = replace(record_hashes(folder, FILES), hash_origin="archive", source=source)
     written.save()
     read = Manifest.load(folder)
     assert read == written
     assert read.files == entries(FILES)
-    assert (read.basis, read.source, read.checks) == ("archive", source, written.checks)
+    assert (read.hash_origin, read.source, read.stamps) == ("archive", source, written.stamps)
 
 
 def test_a_folder_that_nobody_has_recorded_has_no_manifest(user_dir: Path) -> None:
@@ -52,7 +62,7 @@ def test_a_folder_that_nobody_has_recorded_has_no_manifest(user_dir: Path) -> No
 def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
     folder = lay_out(ODD, user_dir / "files")
     record_hashes(folder, ODD)
-    call("sha256sum", "--check", "--strict", "--quiet", SUMS, cwd=folder)
+    call("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=folder)
 
 
 @requires_tool("sha256sum")
@@ -61,13 +71,13 @@ def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
 def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_dir: Path) -> None:
     folder = lay_out(ODD, user_dir / "files")
     made = subprocess.run(["sha256sum", mode, *ODD], cwd=folder, check=True, capture_output=True)
-    (folder / SUMS).write_bytes(made.stdout)
+    (folder / MANIFEST_NAME).write_bytes(made.stdout)
     manifest = Manifest.load(folder)
     assert manifest is not None
     assert {name: entry.sha256 for name, entry in manifest.files.items()} == {
         name: entry.sha256 for name, entry in entries(ODD).items()
     }
-    assert (manifest.basis, manifest.source, manifest.checks) == ("recorded", None, {})
+    assert (manifest.hash_origin, manifest.source, manifest.stamps) == ("recorded", None, {})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no such names")
@@ -77,13 +87,13 @@ def test_a_name_that_is_no_utf8_comes_back(user_dir: Path) -> None:
     record_hashes(folder, [name])
     manifest = Manifest.load(folder)
     assert manifest is not None and list(manifest.files) == [name]
-    assert (folder / SUMS).read_bytes().endswith(b"  \xff\xfe.bin\n")
+    assert (folder / MANIFEST_NAME).read_bytes().endswith(b"  \xff\xfe.bin\n")
 
 
 def test_an_editor_on_windows_may_have_saved_it(folder: Path) -> None:
     record_hashes(folder, FILES)
-    text = (folder / SUMS).read_bytes()
-    (folder / SUMS).write_bytes(b"# by hand\r\n\r\n" + text.replace(b"\n", b"\r\n"))
+    text = (folder / MANIFEST_NAME).read_bytes()
+    (folder / MANIFEST_NAME).write_bytes(b"# by hand\r\n\r\n" + text.replace(b"\n", b"\r\n"))
     manifest = Manifest.load(folder)
     assert manifest is not None and manifest.files.keys() == FILES.keys()
 
@@ -99,15 +109,15 @@ def test_an_editor_on_windows_may_have_saved_it(folder: Path) -> None:
     ],
 )
 def test_a_damaged_list_is_named_with_its_line(line: bytes, what: str, user_dir: Path) -> None:
-    (user_dir / SUMS).write_bytes(b"0" * 64 + b"  good\n" + line + b"\n")
-    with pytest.raises(DamagedManifestError, match=f"{SUMS}:2: .*{what}") as caught:
+    (user_dir / MANIFEST_NAME).write_bytes(b"0" * 64 + b"  good\n" + line + b"\n")
+    with pytest.raises(DamagedManifestError, match=f"{MANIFEST_NAME}:2: .*{what}") as caught:
         Manifest.load(user_dir)
     assert "delete this list" in str(caught.value.hint)
 
 
 @pytest.mark.parametrize("notes", [None, b"", b"{", b"[]", b'{"format": 99}', b"\xff", "of another list"])
 def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | str | None, folder: Path) -> None:
-    replace(record_hashes(folder, FILES), basis="published").save()
+    replace(record_hashes(folder, FILES), hash_origin="published").save()
     sums, path = manifest_files(folder)
     if isinstance(notes, bytes):
         path.write_bytes(notes)
@@ -117,45 +127,45 @@ def test_without_its_notes_every_file_is_to_be_read_again(notes: bytes | str | N
         sums.write_bytes(b"# changed\n" + sums.read_bytes())
     manifest = Manifest.load(folder)
     assert manifest is not None and manifest.files.keys() == FILES.keys()
-    assert (manifest.basis, manifest.checks) == ("recorded", {})
+    assert (manifest.hash_origin, manifest.stamps) == ("recorded", {})
 
 
 @pytest.mark.parametrize(("name", "value"), [("checks", None), ("checks", {"empty": [1]}), ("sizes", 7)])
 def test_a_damaged_cache_of_checks_and_sizes_takes_nothing_else_along(
     name: str, value: object, folder: Path
 ) -> None:
-    source = Source("features.tar.gz", 123, 456, "", "0" * 64)
-    replace(record_hashes(folder, FILES), basis="published", source=source).save()
+    source = ManifestSource("features.tar.gz", 123, 456, "", "0" * 64)
+    replace(record_hashes(folder, FILES), hash_origin="published", source=source).save()
     _, notes = manifest_files(folder)
     write_json(notes, {**read_json(notes), name: value})
     manifest = Manifest.load(folder)
     assert manifest is not None
-    assert (manifest.basis, manifest.source, manifest.checks) == ("published", source, {})
+    assert (manifest.hash_origin, manifest.source, manifest.stamps) == ("published", source, {})
     assert find_damage(manifest) == []
-    assert manifest.checks.keys() == FILES.keys()
+    assert manifest.stamps.keys() == FILES.keys()
 
 
 def test_a_source_may_have_fields_of_a_later_version_and_lacks_none(folder: Path) -> None:
-    source = Source("features.tar.gz", 123, 456, "", "0" * 64)
-    replace(record_hashes(folder, FILES), basis="published", source=source).save()
+    source = ManifestSource("features.tar.gz", 123, 456, "", "0" * 64)
+    replace(record_hashes(folder, FILES), hash_origin="published", source=source).save()
     _, path = manifest_files(folder)
     notes = read_json(path)
     write_json(path, {**notes, "source": {**notes["source"], "later": 1}})
     manifest = Manifest.load(folder)
-    assert manifest is not None and (manifest.basis, manifest.source) == ("published", source)
+    assert manifest is not None and (manifest.hash_origin, manifest.source) == ("published", source)
     del notes["source"]["size"]
     write_json(path, notes)
     with pytest.raises(DamagedManifestError, match=rf"{path.name}: .*size"):
         Manifest.load(folder)
-    assert noted(folder) is None
+    assert load_manifest_notes(folder) is None
 
 
 def test_checks_are_not_noted_beside_the_list_of_another(folder: Path) -> None:
     old = record_hashes(folder, FILES)
     lay_out({"empty": b"no more"}, folder)
-    new = replace(record_hashes(folder, FILES), basis="archive")
+    new = replace(record_hashes(folder, FILES), hash_origin="archive")
     new.save()
-    old.save_checks()
+    old.save_stamps()
     assert Manifest.load(folder) == new
 
 
@@ -169,7 +179,7 @@ def test_a_manifest_that_cannot_be_written_leaves_none(small_disk: Path) -> None
     with pytest.raises(OSError) as caught:
         record_hashes(folder, [*FILES, *names])
     assert caught.value.errno == full.value.errno
-    assert not [path for path in folder.iterdir() if path.name.startswith(SUMS)]
+    assert not [path for path in folder.iterdir() if path.name.startswith(MANIFEST_NAME)]
 
 
 _MODES = {"file": "100644", "program": "100755", "link": "120000"}
@@ -184,9 +194,9 @@ def test_progress_is_told_in_bytes(user_dir: Path) -> None:
 
 
 def test_a_tree_has_the_id_that_git_gave_it_in_whatever_order_its_files_come() -> None:
-    assert git_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
+    assert git_object_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
     assert git_tree_id({}) == "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
-    seen = {path: (_MODES[file.kind], git_id(file.content)) for path, file in TREE.items()}
+    seen = {path: (_MODES[file.kind], git_object_id(file.content)) for path, file in TREE.items()}
     assert git_tree_id(seen) == git_tree_id(dict(reversed(seen.items()))) == TREE_ID
 
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.torch_file import plain_contents, problem
+from mmf_win.integrity.torch_file import find_problem, load_plain_contents
 from tests.worlds.torch_files import laid_out_as_by_torch
 
 
 def test_a_whole_file_has_no_problem_and_every_byte_of_it_is_checked(tmp_path: Path) -> None:
     path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3})
     checked: list[int] = []
-    assert problem(path, checked.append) is None
+    assert find_problem(path, checked.append) is None
     assert sum(checked) == sum(member.file_size for member in zipfile.ZipFile(path).infolist())
 
 
@@ -32,7 +32,7 @@ def test_one_changed_byte_is_found_and_its_member_named(tmp_path: Path, place: s
         member = archive.getinfo(place)
     content[member.header_offset + 30 + len(place) + member.file_size - 1] ^= 1
     path.write_bytes(content)
-    assert problem(path) == f"it is damaged at {place}"
+    assert find_problem(path) == f"it is damaged at {place}"
 
 
 def test_a_hole_where_a_member_begins_is_found(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_a_hole_where_a_member_begins_is_found(tmp_path: Path) -> None:
     with path.open("rb+") as file:
         file.seek(start)
         file.write(bytes(4096))
-    assert problem(path) == "it is damaged at model/data/0"
+    assert find_problem(path) == "it is damaged at model/data/0"
 
 
 @pytest.mark.parametrize("place", [20, 24], ids=["packed", "unpacked"])
@@ -54,7 +54,7 @@ def test_a_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) ->
     path.write_bytes(content)
     with zipfile.ZipFile(path) as archive:
         last = archive.infolist()[-1].filename
-    assert problem(path) == f"it is damaged at {last}"
+    assert find_problem(path) == f"it is damaged at {last}"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_what_only_torch_would_refuse_in_the_directory_is_found(tmp_path: Path, 
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\1\2") + place] ^= bit
     path.write_bytes(content)
-    assert problem(path) == "it is damaged at model/data.pkl"
+    assert find_problem(path) == "it is damaged at model/data.pkl"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -80,7 +80,7 @@ def test_one_changed_bit_anywhere_is_found_or_harms_nothing(tmp_path: Path, seed
         content = bytearray(data)
         content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
         path.write_bytes(content)
-        if problem(path) is None:
+        if find_problem(path) is None:
             with zipfile.ZipFile(path) as archive:
                 read = {member.filename: archive.read(member) for member in archive.infolist()}
             assert read == contents
@@ -92,19 +92,19 @@ def test_bytes_that_are_missing_in_the_middle_are_noticed(tmp_path: Path) -> Non
     with zipfile.ZipFile(path) as archive:
         at = archive.getinfo("model/data/0").header_offset + 50
     path.write_bytes(content[:at] + content[at + 90_000 :])
-    assert problem(path) == "it is cut off or not a checkpoint"
+    assert find_problem(path) == "it is cut off or not a checkpoint"
 
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
 def test_a_file_cut_off_anywhere_is_found(tmp_path: Path, kept: int) -> None:
     path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
     path.write_bytes(path.read_bytes()[:kept])
-    assert problem(path) == "it is cut off or not a checkpoint"
+    assert find_problem(path) == "it is cut off or not a checkpoint"
 
 
 def test_plain_values_are_read_and_everything_else_is_empty(tmp_path: Path) -> None:
     contents = {"num_updates": 3, "best": 0.5, "model": OrderedDict(a=Path("x")), "list": [1, (2, None)]}
-    read = plain_contents(laid_out_as_by_torch(tmp_path / "a.ckpt", contents))
+    read = load_plain_contents(laid_out_as_by_torch(tmp_path / "a.ckpt", contents))
     assert (read["num_updates"], read["best"], read["list"]) == (3, 0.5, [1, (2, None)])
     assert not isinstance(read["model"]["a"], Path)
 
@@ -120,7 +120,7 @@ class Hostile:
 def test_nothing_that_a_hostile_file_names_is_called(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3, "bad": Hostile(victim)})
-    assert plain_contents(path)["num_updates"] == 3
+    assert load_plain_contents(path)["num_updates"] == 3
     assert not victim.exists()
 
 
@@ -130,7 +130,7 @@ def test_a_damaged_pickle_is_one_kind_of_error(tmp_path: Path, pickled: bytes) -
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model/data.pkl", pickled)
     with pytest.raises(ValueError, match=r"a\.ckpt"):
-        plain_contents(path)
+        load_plain_contents(path)
 
 
 @pytest.mark.torch
@@ -146,8 +146,8 @@ def test_what_torch_itself_saves_is_whole_and_can_be_read(tmp_path: Path) -> Non
         {"model": layer.state_dict(), "optimizer": optimizer.state_dict(), "num_updates": 7, "layer": layer},
         path,
     )
-    assert problem(path) is None
-    read = plain_contents(path)
+    assert find_problem(path) is None
+    read = load_plain_contents(path)
     assert read["num_updates"] == 7
     assert list(read["model"]) == ["weight", "bias"]
     assert read["optimizer"]["param_groups"][0]["lr"] == 0.001
@@ -161,5 +161,5 @@ def test_the_bytes_of_an_intact_file_are_passed_on_in_their_order(tmp_path: Path
     legacy.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19." + os.urandom(3 << 20))
     for file in (path, legacy):
         digest = hashlib.sha256()
-        assert problem(file, lambda _: None, digest.update) is None
+        assert find_problem(file, lambda _: None, digest.update) is None
         assert digest.digest() == file_digest(file)

@@ -13,8 +13,15 @@ from pathlib import Path
 import pytest
 
 from mmf_win.integrity.digest import file_digest
-from mmf_win.integrity.manifest import SUMS, Manifest, Source, manifest_files
-from mmf_win.integrity.verify import LOCK, Difference, find_damage, hash_files, last_check, record_hashes
+from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, ManifestSource, manifest_files
+from mmf_win.integrity.verify import (
+    LOCK_NAME,
+    FileProblem,
+    find_damage,
+    hash_files,
+    oldest_check_time,
+    record_hashes,
+)
 from mmf_win.locking import file_lock
 from mmf_win.threads import AdvanceCallback
 from tests.worlds import hostile
@@ -101,9 +108,9 @@ def test_what_is_wrong_is_named_in_the_order_of_the_manifest(
     hostile.cut(folder / DATA)
     (folder / "с пробелом/文件.txt").write_bytes(b"y")
     assert find_damage(recorded) == [
-        Difference("changed", DATA, "5120 instead of 10240 bytes"),
-        Difference("missing", "empty"),
-        Difference("changed", "с пробелом/文件.txt", "other content"),
+        FileProblem("changed", DATA, "5120 instead of 10240 bytes"),
+        FileProblem("missing", "empty"),
+        FileProblem("changed", "с пробелом/文件.txt", "other content"),
     ]
     assert read == ["с пробелом/文件.txt"]  # of the others the sizes tell enough
 
@@ -118,8 +125,8 @@ def test_a_file_that_cannot_be_read_is_said_so(folder: Path, recorded: Manifest)
 def test_only_some_files_are_looked_at_when_only_these_are_wanted(folder: Path, recorded: Manifest) -> None:
     (folder / "empty").unlink()
     (folder / "empty").mkdir()  # a folder in the place of a file
-    assert find_damage(recorded, only=[DATA]) == []
-    assert find_damage(recorded, only=["empty"]) == [Difference("missing", "empty")]
+    assert find_damage(recorded, only_files=[DATA]) == []
+    assert find_damage(recorded, only_files=["empty"]) == [FileProblem("missing", "empty")]
 
 
 def test_a_touched_file_is_read_once_more_and_then_trusted_again(folder: Path, read: list[str]) -> None:
@@ -133,7 +140,7 @@ def test_what_was_wrong_is_read_again_until_it_is_right(folder: Path, read: list
     content = (folder / DATA).read_bytes()
     hostile.flip_byte(folder / DATA, 5000)
     for _ in range(2):
-        assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
+        assert find_damage(loaded(folder)) == [FileProblem("changed", DATA, "other content")]
     (folder / DATA).write_bytes(content)
     assert find_damage(loaded(folder)) == []
     assert read == [DATA] * 3
@@ -143,16 +150,16 @@ def test_what_was_wrong_is_read_again_until_it_is_right(folder: Path, read: list
 def test_a_flipped_byte_is_found_although_its_time_was_put_back(folder: Path, recorded: Manifest) -> None:
     let_the_clock_of_files_tick(folder)
     flip(folder / DATA)
-    assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
+    assert find_damage(loaded(folder)) == [FileProblem("changed", DATA, "other content")]
 
 
 def test_a_full_check_finds_a_flipped_byte_on_every_system(folder: Path, recorded: Manifest) -> None:
     flip(folder / DATA)
-    assert find_damage(loaded(folder), full=True) == [Difference("changed", DATA, "other content")]
+    assert find_damage(loaded(folder), full=True) == [FileProblem("changed", DATA, "other content")]
 
 
 def test_another_file_of_the_same_size_and_time_is_found_by_its_id(folder: Path, recorded: Manifest) -> None:
-    check = recorded.checks[DATA]
+    check = recorded.stamps[DATA]
     other = folder / "other"
     other.write_bytes((folder / DATA).read_bytes())
     flip(other)
@@ -160,7 +167,7 @@ def test_another_file_of_the_same_size_and_time_is_found_by_its_id(folder: Path,
     other.replace(folder / DATA)
     now = (folder / DATA).stat()
     assert (now.st_size, now.st_mtime_ns) == (check.size, check.mtime_ns)
-    assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
+    assert find_damage(loaded(folder)) == [FileProblem("changed", DATA, "other content")]
 
 
 @pytest.mark.parametrize("later", [0, DAY])
@@ -188,12 +195,12 @@ def test_a_check_of_a_clock_that_ran_ahead_is_not_trusted(
 
 
 def test_the_oldest_check_that_holds_is_told(folder: Path, recorded: Manifest) -> None:
-    checked = last_check(loaded(folder))
-    assert checked == min(check.checked_ns for check in recorded.checks.values()) / 1e9
-    recorded.checks[DATA] = replace(recorded.checks[DATA], checked_ns=LONG_AGO + DAY)
-    assert last_check(recorded) == (LONG_AGO + DAY) / 1e9
+    checked = oldest_check_time(loaded(folder))
+    assert checked == min(check.checked_ns for check in recorded.stamps.values()) / 1e9
+    recorded.stamps[DATA] = replace(recorded.stamps[DATA], checked_ns=LONG_AGO + DAY)
+    assert oldest_check_time(recorded) == (LONG_AGO + DAY) / 1e9
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
-    assert last_check(recorded) is None
+    assert oldest_check_time(recorded) is None
 
 
 def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
@@ -208,14 +215,19 @@ def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
     for _ in range(2):
         assert find_damage(loaded(folder)) == []
     assert sorted(read) == sorted([*FILES, *FILES])
-    assert {path.name for path in folder.iterdir()} == {SUMS, "detectron.lmdb", "empty", "с пробелом"}
+    assert {path.name for path in folder.iterdir()} == {
+        MANIFEST_NAME,
+        "detectron.lmdb",
+        "empty",
+        "с пробелом",
+    }
 
 
 def test_nothing_is_remembered_while_another_process_changes_the_folder(
     folder: Path, read: list[str]
 ) -> None:
     os.utime(folder / DATA, ns=(LONG_AGO, LONG_AGO + SECOND))
-    with file_lock(folder / LOCK):
+    with file_lock(folder / LOCK_NAME):
         assert find_damage(loaded(folder)) == []
     assert find_damage(loaded(folder)) == []
     assert find_damage(loaded(folder)) == []
@@ -236,7 +248,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
     with monkeypatch.context() as patch:
         patch.setattr(importlib.import_module("mmf_win.integrity.verify"), "file_digest", read_and_change)
         assert find_damage(loaded(folder)) == []
-    assert find_damage(loaded(folder)) == [Difference("changed", DATA, "other content")]
+    assert find_damage(loaded(folder)) == [FileProblem("changed", DATA, "other content")]
 
 
 def test_recording_what_is_not_there_fails_and_writes_nothing(folder: Path) -> None:
@@ -249,14 +261,14 @@ def test_recording_what_is_not_there_fails_and_writes_nothing(folder: Path) -> N
 def test_what_the_files_were_made_of_is_known_also_where_their_list_is_not_the_one_that_was_written(
     folder: Path, recorded: Manifest, damage: str
 ) -> None:
-    source = Source("own.tar.gz", 1, 2, "/elsewhere/own.tar.gz", "a" * 64)
-    replace(recorded, basis="archive", source=source).save()
-    sums = folder / SUMS
+    source = ManifestSource("own.tar.gz", 1, 2, "/elsewhere/own.tar.gz", "a" * 64)
+    replace(recorded, hash_origin="archive", source=source).save()
+    sums = folder / MANIFEST_NAME
     if damage == "missing":
         sums.unlink()
         record_hashes(folder, FILES)
     else:
         sums.write_text(f"# mine\n{sums.read_text(encoding='utf-8')}", encoding="utf-8", newline="\n")
-        loaded(folder).save_checks()
+        loaded(folder).save_stamps()
     manifest = loaded(folder)
-    assert (manifest.source, manifest.basis, manifest.was_changed) == (source, "recorded", True)
+    assert (manifest.source, manifest.hash_origin, manifest.was_changed) == (source, "recorded", True)

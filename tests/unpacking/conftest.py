@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from mmf_win.integrity.manifest import SUMS, Entry
-from mmf_win.integrity.verify import LOCK
+from mmf_win.integrity.manifest import MANIFEST_NAME, ManifestEntry
+from mmf_win.integrity.verify import LOCK_NAME
 from tests.worlds.extractions import noted
 from tests.worlds.memes import Files, tar_gz
 
@@ -20,8 +20,10 @@ FILES: Files = {
     "z/empty": b"",
     "z/last": bytes(5000),
 }
-ENTRIES = {name: Entry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in FILES.items()}
-OURS = {SUMS, "SHA256SUMS.json"}
+ENTRIES = {
+    name: ManifestEntry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in FILES.items()
+}
+OURS = {MANIFEST_NAME, "SHA256SUMS.json"}
 
 
 @pytest.fixture
@@ -51,6 +53,6 @@ def sha256(path: Path) -> str:
 
 def identities(folder: Path) -> dict[str, tuple[int, int]]:
     """What changes when a file is written anew."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (*OURS, LOCK)]
+    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (*OURS, LOCK_NAME)]
     states = {file.relative_to(folder).as_posix(): file.stat() for file in files}
     return {name: (state.st_ino, state.st_mtime_ns) for name, state in states.items()}

@@ -18,8 +18,8 @@ from random import Random
 import pytest
 
 from mmf_win.errors import ArchiveError, ResourceError
-from mmf_win.integrity.manifest import SUMS, Manifest, Source
-from mmf_win.integrity.verify import LOCK, find_damage
+from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, ManifestSource
+from mmf_win.integrity.verify import LOCK_NAME, find_damage
 from mmf_win.unpacking import extract as extract_module
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import staging_folder
@@ -39,7 +39,10 @@ def test_every_file_is_there_with_its_hash_and_is_not_read_again(
     manifest = extract_verified(archive, folder)
     assert tree(folder) == FILES
     assert manifest.files == ENTRIES
-    assert (manifest.basis, manifest.source) == ("archive", Source.of(archive, sha256(archive)))
+    assert (manifest.hash_origin, manifest.source) == (
+        "archive",
+        ManifestSource.from_path(archive, sha256(archive)),
+    )
     loaded = Manifest.load(folder)
     assert loaded == manifest
     with monkeypatch.context() as patch:  # nothing can be hashed here
@@ -54,7 +57,7 @@ def test_a_zip_a_plain_tar_and_a_folder_get_a_manifest_too(user_dir: Path, folde
     extract_verified(user_dir / "archive", folder / "tar")
     manifest = extract_verified(lay_out(FILES, user_dir / "mine"), folder / "copy")
     assert tree(folder / "zip") == tree(folder / "tar") == tree(folder / "copy") == FILES
-    assert (manifest.files, manifest.basis) == (ENTRIES, "recorded")
+    assert (manifest.files, manifest.hash_origin) == (ENTRIES, "recorded")
 
 
 def test_files_are_flushed_before_they_take_their_place(
@@ -96,14 +99,14 @@ def test_another_archive_takes_the_place_of_the_first(archive: Path, user_dir: P
 
 
 def assert_nothing_came_out(folder: Path) -> None:
-    assert [path.name for path in folder.iterdir()] == [LOCK]
+    assert [path.name for path in folder.iterdir()] == [LOCK_NAME]
 
 
 def test_only_the_published_archive_is_believed(archive: Path, folder: Path) -> None:
     with pytest.raises(ArchiveError, match=f"its SHA-256 is {sha256(archive)}, not 000"):
         extract_verified(archive, folder, expected_sha256="0" * 64)
     assert_nothing_came_out(folder)
-    assert extract_verified(archive, folder, expected_sha256=sha256(archive)).basis == "published"
+    assert extract_verified(archive, folder, expected_sha256=sha256(archive)).hash_origin == "published"
 
 
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.999])
@@ -123,7 +126,7 @@ def test_a_flipped_byte_anywhere_in_the_archive(user_dir: Path) -> None:
         try:
             extract_verified(path, folder)
         except ArchiveError:
-            assert not (folder / SUMS).exists() and tree(folder) == {}
+            assert not (folder / MANIFEST_NAME).exists() and tree(folder) == {}
         else:
             assert tree(folder) == small  # in gzip's header there is a name and a time that nobody needs
 
@@ -239,7 +242,7 @@ def test_after_a_kill_nothing_looks_finished_and_the_next_one_begins_again(
     manifest = extract_verified(archive, folder)
     assert len(written) == len(FILES)
     assert tree(folder) == FILES
-    assert manifest.source == Source.of(archive, sha256(archive))
+    assert manifest.source == ManifestSource.from_path(archive, sha256(archive))
     assert not staging_folder(folder).exists()
 
 
@@ -272,7 +275,7 @@ def test_two_at_once_one_works_and_the_other_waits_and_says_so(
             return True
 
         monkeypatch.setattr(logging.getLogger("mmf_win.unpacking.staging"), "filters", [hear])
-        monkeypatch.setattr(extract_module, "unpack_chosen", None)  # the second one has nothing to do
+        monkeypatch.setattr(extract_module, "extract_to_staging", None)  # the second one has nothing to do
         manifest = extract_verified(archive, folder)
     assert first.returncode == 0
     assert said == [f"{folder}: another mmfw is at work here; waiting for it to finish"]

@@ -10,18 +10,18 @@ import pytest
 from mmf_win.errors import DataError, MmfwError, ResourceError
 from mmf_win.files import to_mmfw_error
 from mmf_win.paths import MmfPaths
-from mmf_win.unpacking.staging import require_makeable, staging
+from mmf_win.unpacking.staging import open_staging, require_creatable_folders
 from tests.worlds import mounts
 
 
 def _refused(cache: Path, data: Path) -> MmfwError:
     with pytest.raises(MmfwError) as caught:
-        require_makeable(MmfPaths(cache, data, cache))
+        require_creatable_folders(MmfPaths(cache, data, cache))
     return caught.value
 
 
 def test_folders_that_exist_or_can_be_made_are_taken_and_nothing_is_left(tmp_path: Path) -> None:
-    require_makeable(MmfPaths(tmp_path, tmp_path / "a" / "b", tmp_path))
+    require_creatable_folders(MmfPaths(tmp_path, tmp_path / "a" / "b", tmp_path))
     assert [*tmp_path.iterdir()] == []
 
 
@@ -47,7 +47,7 @@ def test_a_disk_that_may_only_be_read_is_enough_for_a_folder_that_exists(small_d
     existing = small_disk / "cache"
     existing.mkdir()
     mounts.remount(small_disk, "ro")
-    require_makeable(MmfPaths(existing, existing, existing))
+    require_creatable_folders(MmfPaths(existing, existing, existing))
     error = _refused(small_disk / "other" / "cache", existing)
     assert type(error) is DataError and "Read-only" in str(error)
 
@@ -62,8 +62,8 @@ def test_a_full_disk_is_a_lack_of_resources(small_disk: Path) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lets few users make a symbolic link")
 def test_where_a_link_leads_nowhere_the_hint_names_the_disk(tmp_path: Path) -> None:
     (tmp_path / "images").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(OSError, match="exists") as caught, staging(tmp_path) as here:
-        (here.new / "1").touch()
-        here.install([(here.new / "1", tmp_path / "images" / "1")])
+    with pytest.raises(OSError, match="exists") as caught, open_staging(tmp_path) as here:
+        (here.new_dir / "1").touch()
+        here.install([(here.new_dir / "1", tmp_path / "images" / "1")])
     error = to_mmfw_error(caught.value)
     assert str(tmp_path / "images") in str(error) and "mount the disk" in str(error.hint)

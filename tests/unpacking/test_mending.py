@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import ArchiveError, IncompleteInstallError, InUseError
-from mmf_win.integrity.manifest import Entry, Manifest, Source
-from mmf_win.integrity.verify import Difference, find_damage
+from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource
+from mmf_win.integrity.verify import FileProblem, find_damage
 from mmf_win.unpacking import staging
 from mmf_win.unpacking.extract import extract_verified
 from tests.unpacking.conftest import FILES, identities, packed
@@ -58,7 +58,9 @@ def test_a_wrong_size_beside_the_list_is_repaired_by_the_file_that_is_unpacked_a
 ) -> None:
     manifest = extract_verified(archive, folder)
     name = "detectron.lmdb/data.mdb"
-    replace(manifest, files={**manifest.files, name: Entry(manifest.files[name].sha256, 7)}).save_checks()
+    replace(
+        manifest, files={**manifest.files, name: ManifestEntry(manifest.files[name].sha256, 7)}
+    ).save_stamps()
     known = Manifest.load(folder)
     assert known is not None
     assert [(found.kind, found.path) for found in find_damage(known)] == [("changed", name)]
@@ -69,7 +71,7 @@ def test_a_wrong_size_beside_the_list_is_repaired_by_the_file_that_is_unpacked_a
 @pytest.fixture
 def damage_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where an archive keeps its size and time."""
-    monkeypatch.setattr(Source, "is_same", lambda *_: True)
+    monkeypatch.setattr(ManifestSource, "is_same", lambda *_: True)
 
 
 @pytest.mark.usefixtures("damage_unseen")
@@ -94,7 +96,7 @@ def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Pa
     with pytest.raises(ArchiveError, match=r"there is no fc7_w\.pkl"):
         extract_verified(lacking, folder)
     assert tree(folder) == before
-    assert find_damage(manifest) == [Difference("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
+    assert find_damage(manifest) == [FileProblem("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
 
 
 def test_where_the_system_cannot_write_a_whole_disk_each_file_is_flushed(
@@ -102,7 +104,7 @@ def test_where_the_system_cannot_write_a_whole_disk_each_file_is_flushed(
 ) -> None:
     forbid_syncfs(monkeypatch)
     folder = lay_out({f"{size}/x": bytes(size) for size in range(20)}, user_dir / "new")
-    staging.flush_all([file for file in folder.rglob("*") if file.is_file()])
+    staging.fsync_files([file for file in folder.rglob("*") if file.is_file()])
     assert flushed.unflushed(folder) == []
 
 
@@ -121,29 +123,33 @@ def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_a
         rename(old, new)
 
     monkeypatch.setattr(staging, "rename", held)
-    with pytest.raises(PermissionError), staging.staging(root) as here:
-        lay_out({"a": b"new a", "b": b"new b"}, here.new)
-        here.install([(here.new / name, root / name) for name in "ab"])
+    with pytest.raises(PermissionError), staging.open_staging(root) as here:
+        lay_out({"a": b"new a", "b": b"new b"}, here.new_dir)
+        here.install([(here.new_dir / name, root / name) for name in "ab"])
     with pytest.raises(IncompleteInstallError):
-        staging.require_finished(root)
+        staging.require_complete_install(root)
     monkeypatch.setattr(staging, "rename", rename)
     staging.finish_installation(root)
-    staging.require_finished(root)
+    staging.require_complete_install(root)
     assert [(root / name).read_bytes() for name in "ab"] == [b"new a", b"new b"]
     assert not staging.staging_folder(root).exists()
 
 
 def test_nothing_is_put_into_a_folder_that_others_read(user_dir: Path) -> None:
     root = lay_out({"a": b"old"}, user_dir / "root")
-    reading = staging.reading(root)
+    reading = staging.shared_read_lock(root)
     with (
         reading,
-        staging.reading(root),
+        staging.shared_read_lock(root),
         pytest.raises(InUseError, match="at work here"),
-        staging.staging(root),
+        staging.open_staging(root),
     ):
         pass
-    with staging.staging(root), pytest.raises(InUseError, match="at work here"), staging.reading(root):
+    with (
+        staging.open_staging(root),
+        pytest.raises(InUseError, match="at work here"),
+        staging.shared_read_lock(root),
+    ):
         pass
-    with staging.reading(user_dir / "nothing"):
+    with staging.shared_read_lock(user_dir / "nothing"):
         assert not (user_dir / "nothing").exists()

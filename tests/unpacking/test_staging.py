@@ -14,9 +14,9 @@ import pytest
 from mmf_win.files import write_json
 from mmf_win.unpacking.staging import (
     finish_installation,
-    is_unfinished,
-    reading,
-    staging,
+    is_install_incomplete,
+    open_staging,
+    shared_read_lock,
     staging_folder,
 )
 from tests.worlds.memes import Files, lay_out, tree
@@ -78,9 +78,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def install(root: Path) -> None:
     """Replace both old files by new ones."""
-    with staging(lay_out(OLD, root)) as here:
-        lay_out(NEW, here.new)
-        here.install([(here.new / name, root / name) for name in NEW])
+    with open_staging(lay_out(OLD, root)) as here:
+        lay_out(NEW, here.new_dir)
+        here.install([(here.new_dir / name, root / name) for name in NEW])
 
 
 def contents(root: Path) -> Files:
@@ -95,7 +95,7 @@ def test_a_failed_installation_leaves_all_old_files(failing: int, user_dir: Path
     with pytest.raises(OSError, match="fails once"):
         install(root)
     assert contents(root) == OLD
-    assert not is_unfinished(root)
+    assert not is_install_incomplete(root)
     assert not staging_folder(root).exists()
 
 
@@ -107,7 +107,7 @@ def test_after_an_interrupt_the_next_installation_makes_the_moves_that_are_left(
     disk.fail(KeyboardInterrupt(), lambda step: step == last)
     with pytest.raises(KeyboardInterrupt):
         install(root)
-    assert is_unfinished(root)
+    assert is_install_incomplete(root)
     disk.recover()
     assert finish_installation(root)
     assert contents(root) == NEW
@@ -123,13 +123,13 @@ def test_a_process_that_dies_while_it_finishes_an_installation_leaves_the_rest_t
         disk.fail(Killed(), lambda step: step >= first)
         with pytest.raises(Killed):
             install(root)
-        assert is_unfinished(root)
+        assert is_install_incomplete(root)
         disk.fail(Killed(), lambda step, last=second: step >= last)  # type: ignore[misc]
         try:
             finished = finish_installation(root)
         except Killed:
             finished = False
-            assert is_unfinished(root) or contents(root) == NEW
+            assert is_install_incomplete(root) or contents(root) == NEW
         disk.recover()
         assert finish_installation(root)
         assert contents(root) == NEW
@@ -152,10 +152,10 @@ def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation
     assert [path.name for path in old.iterdir()] == ["0", "1"]
     with suppress(Killed), monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", lambda *_, **__: None)
-        with staging(root) as here:
-            lay_out({"b": b"newest b"}, here.new)
+        with open_staging(root) as here:
+            lay_out({"b": b"newest b"}, here.new_dir)
             disk.fail(Killed(), lambda step: died)
-            here.install([(None, root / "a"), (here.new / "b", root / "b")])
+            here.install([(None, root / "a"), (here.new_dir / "b", root / "b")])
     disk.recover()
     assert finish_installation(root)
     assert contents(root) == {"b": b"newest b"}
@@ -167,10 +167,10 @@ def test_only_a_file_system_without_locks_lets_files_be_read_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("fcntl.flock", refusing(errno.ENOLCK))
-    with reading(tmp_path):
+    with shared_read_lock(tmp_path):
         assert f"{tmp_path / '.mmfw-lock'}: this file system has no locks" in caplog.text
     monkeypatch.setattr("fcntl.flock", refusing(errno.EBADF))
-    with pytest.raises(OSError, match="cannot be locked"), reading(tmp_path):
+    with pytest.raises(OSError, match="cannot be locked"), shared_read_lock(tmp_path):
         raise AssertionError("the files may be replaced meanwhile")
 
 
@@ -183,4 +183,4 @@ def test_an_installation_that_an_earlier_version_began_is_finished(tmp_path: Pat
     write_json(here / "installing", {"moves": moves, "old": "old-x"})
     assert finish_installation(tmp_path)
     assert {name: (tmp_path / name).read_bytes() for name in NEW} == NEW
-    assert not is_unfinished(tmp_path)
+    assert not is_install_incomplete(tmp_path)

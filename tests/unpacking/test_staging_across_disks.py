@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import pytest
 
 from mmf_win.runs.folder import discard
-from mmf_win.unpacking.staging import finish_installation, is_unfinished, staging, staging_folder
+from mmf_win.unpacking.staging import finish_installation, is_install_incomplete, open_staging, staging_folder
 from tests.unpacking.test_staging import Disk, Killed, disk
 from tests.worlds.memes import Files, lay_out, tree
 from tests.worlds.mounts import mounted
@@ -59,10 +59,12 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, small_disk: Path) -> It
 
 def install(root: Path) -> None:
     """Replace all old files by new ones, as a conversion does, with one file that has no target yet."""
-    with staging(root) as here:
-        lay_out(NEW, here.new)
+    with open_staging(root) as here:
+        lay_out(NEW, here.new_dir)
         moves = [(None, root / name) for name in ("sums", "images/img")]
-        here.install([*moves, *((here.new / n, root / n) for n in ("annotations/a", "images/img", "sums"))])
+        here.install(
+            [*moves, *((here.new_dir / n, root / n) for n in ("annotations/a", "images/img", "sums"))]
+        )
 
 
 def contents(root: Path) -> Files:
@@ -80,10 +82,12 @@ def test_new_files_take_their_places(root: Path) -> None:
 
 
 def test_single_files_and_new_folders_take_their_places(root: Path) -> None:
-    with staging(root) as here:
-        lay_out({"1": b"repaired", "sub/2": b"repaired"}, here.new)
+    with open_staging(root) as here:
+        lay_out({"1": b"repaired", "sub/2": b"repaired"}, here.new_dir)
         images = root / "images"
-        here.install([(here.new / "1", images / "img" / "1"), (here.new / "sub", images / "more" / "sub")])
+        here.install(
+            [(here.new_dir / "1", images / "img" / "1"), (here.new_dir / "sub", images / "more" / "sub")]
+        )
     expected = {**OLD, "images/img/1": b"repaired", "images/more/sub/2": b"repaired"}
     assert contents(root) == expected
     assert not [*(root / "images").rglob(".mmfw-*")]
@@ -106,7 +110,7 @@ def test_an_installation_that_fails_at_any_rename_leaves_all_old_files(
     with pytest.raises(OSError, match="fails once"):
         install(root)
     assert contents(root) == OLD
-    assert not is_unfinished(root)
+    assert not is_install_incomplete(root)
     assert not [*root.rglob(".mmfw-staging"), *(root / "images").rglob(".mmfw-*")]
 
 
@@ -118,7 +122,7 @@ def test_a_lack_of_room_changes_nothing(root: Path, small_disk: Path) -> None:
         install(root)
     assert full.value.errno == errno.ENOSPC
     assert contents(root) == OLD
-    assert not is_unfinished(root)
+    assert not is_install_incomplete(root)
     assert not [*root.rglob(".mmfw-staging"), *(root / "images").rglob(".mmfw-*")]
 
 
@@ -134,7 +138,7 @@ def test_a_process_that_dies_at_any_step_leaves_the_rest_to_the_next(
         except Killed:
             died = True
         disk.recover()
-        was_begun = is_unfinished(root)
+        was_begun = is_install_incomplete(root)
         assert finish_installation(root)
         assert contents(root) == (NEW if was_begun or not died else contents(root))
         assert contents(root) in (OLD, NEW)
@@ -184,7 +188,7 @@ def test_what_cannot_be_removed_on_another_disk_is_removed_by_the_next_installat
     with monkeypatch.context() as context:
         context.setattr(shutil, "rmtree", refuse)
         install(root)
-    with staging(root):
+    with open_staging(root):
         pass
     assert not [*(root / "images").rglob(".mmfw-*"), *root.rglob(".mmfw-staging")]
 

@@ -17,8 +17,8 @@ from typing import NoReturn
 import pytest
 
 from mmf_win.errors import MmfEnvironmentError, UsageError
-from mmf_win.integrity.manifest import SUMS, Manifest
-from mmf_win.integrity.verify import LOCK, mark_intact, record_hashes
+from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest
+from mmf_win.integrity.verify import LOCK_NAME, mark_intact, record_hashes
 from mmf_win.unpacking.staging import staging_folder
 from mmf_win.upstream import sources
 from mmf_win.upstream.install import (
@@ -103,7 +103,7 @@ class TestGithub:
                 install(github(server.url))
             assert len(server.asked) == asked
         assert raised.value.hint
-        assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == [LOCK]
+        assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == [LOCK_NAME]
         with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
             find_mmf()
 
@@ -135,14 +135,14 @@ class TestGithub:
 
     def test_a_changed_list_of_hashes_is_noticed(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
-        sums = installed.root / SUMS
+        sums = installed.root / MANIFEST_NAME
         (installed.root / "mmf.txt").write_bytes(b"other")
         record_hashes(installed.root, TREE)
-        assert changed_files(installed) == [f"changed: {SUMS}"]
+        assert changed_files(installed) == [f"changed: {MANIFEST_NAME}"]
         sums.write_bytes(b"?")
         assert changed_files(installed) == [f"{sums}:1: not a line of sha256sum"]
         sums.unlink()
-        assert changed_files(installed) == [f"missing: {SUMS}"]
+        assert changed_files(installed) == [f"missing: {MANIFEST_NAME}"]
         assert changed_files(_fetch(monkeypatch)) == []
 
     def test_a_new_copy_that_cannot_be_had_or_put_in_place_leaves_the_old_one_in_force(

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from mmf_win.archives import Archive, Extracted
+from mmf_win.archives import Archive, ExtractedFile
 
 
-def each_written(monkeypatch: pytest.MonkeyPatch, see: Callable[[Extracted], None]) -> None:
+def each_written(monkeypatch: pytest.MonkeyPatch, see: Callable[[ExtractedFile], None]) -> None:
     """Call ``see`` for each file that an extraction has written, before that goes on."""
     extract = Archive.extract
 
-    def seen(*arguments: Any) -> Iterator[Extracted]:
+    def seen(*arguments: Any) -> Iterator[ExtractedFile]:
         with closing(extract(*arguments)) as written:
             for done in written:
                 see(done)
@@ -35,7 +35,7 @@ def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Press Ctrl+C when so many files, and one more, are complete."""
     left = [count]
 
-    def interrupt(_: Extracted) -> None:
+    def interrupt(_: ExtractedFile) -> None:
         if not left[0]:
             raise KeyboardInterrupt
         left[0] -= 1

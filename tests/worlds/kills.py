@@ -17,7 +17,7 @@ from mmf_win.doctor.verify import repair, verify
 from mmf_win.errors import DatasetError
 from mmf_win.inputs.given import Mirror
 from mmf_win.paths import MmfPaths
-from mmf_win.unpacking.staging import is_unfinished, staging_folder
+from mmf_win.unpacking.staging import is_install_incomplete, staging_folder
 from tests.worlds import hostile
 from tests.worlds.memes import PHASE_1, Files, laid_out, lay_out, memes, tree
 
@@ -95,7 +95,7 @@ class Installation:
         old = self.files()
         if self.run(last).returncode == 0:
             return False
-        unfinished = is_unfinished(self.folder)
+        unfinished = is_install_incomplete(self.folder)
         left = self.files()
         if self.folder == self.places.dataset.root:
             try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from random import Random
 
 from mmf_win.archives.zipcrypto import write_encrypted_zip
-from mmf_win.integrity.manifest import SUMS
+from mmf_win.integrity.manifest import MANIFEST_NAME
 
 Files = dict[str, bytes]
 
@@ -147,7 +147,7 @@ def tree(folder: Path) -> Files:
     return {
         file.relative_to(folder).as_posix(): file.read_bytes()
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and not file.name.startswith((SUMS, ".mmfw"))
+        if file.is_file() and not file.name.startswith((MANIFEST_NAME, ".mmfw"))
     }
 
 

@@ -17,7 +17,7 @@ from Cryptodome.Cipher import AES
 from Cryptodome.Util import Counter
 
 from mmf_win.archives import open_archive
-from mmf_win.archives.base import Choose
+from mmf_win.archives.base import TargetChooser
 from tests.worlds.memes import Files, memes, tar_gz, tree
 
 COPY = [{"id": py7zr.FILTER_COPY}]
@@ -26,12 +26,12 @@ COPY = [{"id": py7zr.FILTER_COPY}]
 FILES: Files = {**memes(), "hateful_memes/empty": b""}
 
 
-def into(folder: Path) -> Choose:
+def into(folder: Path) -> TargetChooser:
     """Choose every member."""
     return lambda member: folder / member.name
 
 
-def only(targets: Mapping[str, Path]) -> Choose:
+def only(targets: Mapping[str, Path]) -> TargetChooser:
     """Choose members by their names."""
     return lambda member: targets.get(member.name)
 

@@ -220,16 +220,16 @@ def _mutated(chance: Random, pickled: bytes) -> bytes:
 
 def read(pickled: bytes) -> str:
     """Read a pickle as mmfw does, use all of what comes out, and say what became of it."""
-    from mmf_win.features.safe_pickle import Refused, load_npy, loads
+    from mmf_win.features.safe_pickle import UnsafePickleError, load_npy, load_pickle
 
     file = io.BytesIO()
     _write_npy(file)
     with suppress(Exception):  # numpy's own, of the header
         load_npy(file.getvalue() + pickled)
     try:
-        found = loads(pickled)
-    except (Refused, ValueError) as error:
-        return "refused" if isinstance(error, Refused) else "damaged"
+        found = load_pickle(pickled)
+    except (UnsafePickleError, ValueError) as error:
+        return "refused" if isinstance(error, UnsafePickleError) else "damaged"
     repr(found)
     pickle.dumps(found)
     return "read"

@@ -15,7 +15,7 @@ from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.predictions import Prediction, write_predictions
 from mmf_win.demo.synthetic import Picture, draw
 from mmf_win.files import json_bytes
-from mmf_win.integrity.manifest import Entry, Manifest, Source
+from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource
 from mmf_win.paths import DatasetPaths, MmfPaths
 from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
@@ -172,7 +172,7 @@ def left_out(world: World, count: int) -> None:
     """Have the dataset be one that was converted without some memes of the split."""
     content = world.dataset.annotation_file(SPLIT).read_bytes()
     rows = len(content.splitlines())
-    files = {f"annotations/{SPLIT}.jsonl": Entry(sha256(content).hexdigest(), len(content))}
+    files = {f"annotations/{SPLIT}.jsonl": ManifestEntry(sha256(content).hexdigest(), len(content))}
     summary = asdict(SplitSummary(rows, None, None, count, tuple(map(str, range(count)))))
-    source = Source("memes.zip", 1, 1, "")
+    source = ManifestSource("memes.zip", 1, 1, "")
     Manifest(world.dataset.root, files, "archive", source, {"splits": {SPLIT: summary}}).save()

@@ -11,7 +11,7 @@ from typing import Any
 from mmf_win.inputs.given import Input, Mirror
 from mmf_win.inputs.given import fetch as fetch_inputs
 from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
-from mmf_win.integrity.verify import Finding
+from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths
 from mmf_win.upstream.zoo import ZooEntry
 from tests.worlds.memes import tar_gz
@@ -88,7 +88,9 @@ def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> 
     return {"MMF_DATASET_ZOO": str(folder / "datasets.yaml"), "MMF_MODEL_ZOO": str(folder / "models.yaml")}
 
 
-def fetch(zoo: Zoo, *inputs: Input, source: str | Path | None = None, keep: bool = True) -> list[Finding]:
+def fetch(
+    zoo: Zoo, *inputs: Input, source: str | Path | None = None, keep: bool = True
+) -> list[VerificationResult]:
     """Fetch what is needed."""
     mirror = replace(Mirror.of(None if source is None else str(source)), keep_archives=keep)
     return fetch_inputs(inputs, zoo.places, mirror)

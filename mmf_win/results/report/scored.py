@@ -22,7 +22,7 @@ from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD
-from mmf_win.unpacking.staging import require_finished
+from mmf_win.unpacking.staging import require_complete_install
 
 if TYPE_CHECKING:
     from mmf_win.results.metrics import Score
@@ -136,7 +136,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
         message = f"{annotations}: there is no such file, and {csv.name} was predicted for it"
         raise DatasetError(message, hint=where_to_get(dataset))
     if annotations != own:
-        require_finished(dataset.root)
+        require_complete_install(dataset.root)
     file = AnnotationFile(annotations)
     try:
         predictions = in_order(read_predictions(csv), [row.shown_id for row in file.rows])

@@ -125,7 +125,7 @@ class SingleWrite:
                 _save(value, file)
                 file.flush()
                 os.fsync(file.fileno())
-            if damage := torch_file.problem(temporary):
+            if damage := torch_file.find_problem(temporary):
                 raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
             self.sha256 = file.hash.hexdigest()
         self._written = path

@@ -141,7 +141,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         callback = getattr(self.trainer, "early_stop_callback", None)  # of 1.0.0rc12
         stopping = self.trainer.early_stopping if callback is None else callback.early_stopping
         best = self._folder / f"{self.ckpt_prefix}best.ckpt"
-        known = counts(best) if torch_file.problem(best) is None else None
+        known = counts(best) if torch_file.find_problem(best) is None else None
         worst = math.inf if stopping.minimize else -math.inf
         stopping.best_monitored_update = known.best_update if known else 0
         stopping.best_monitored_iteration = known.best_iteration if known else 0

@@ -64,7 +64,7 @@ def test_a_class_is_refused_by_name_unless_the_file_is_trusted(
     path = user_dir / "model.pth"
     value = {"model": {"head": torch.ones(3)}, "meter": Counter("hate")}
     torch.save({**value, "path": path}, path, _use_new_zipfile_serialization=zipped)
-    assert torch_file.problem(path) is None
+    assert torch_file.find_problem(path) is None
     with pytest.raises(UntrustedCheckpoint, match=r"pathlib\.") as refused:
         load(path, opened=opened)
     assert str(path) in str(refused.value)
@@ -80,7 +80,7 @@ def test_weights_in_another_pickle_protocol_are_saved_again_by_the_command_in_th
     path = user_dir / "a model's weights.pth"
     value = {"model": {"head": torch.ones(3)}, "version": b"1"}
     torch.save(value, path, pickle_protocol=protocol, _use_new_zipfile_serialization=zipped)
-    assert torch_file.problem(path) is None
+    assert torch_file.find_problem(path) is None
     with pytest.raises(CheckpointError, match="pickle protocol 3" if protocol == 3 else "4 or 5") as refused:
         load(path)
     assert not isinstance(refused.value, UntrustedCheckpoint)

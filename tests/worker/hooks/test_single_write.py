@@ -95,7 +95,7 @@ def test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part(sma
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs"):
         checkpoint_io.SingleWrite()({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
     assert names(small_disk) == ["current.ckpt"]
-    assert torch_file.problem(path) is None
+    assert torch_file.find_problem(path) is None
     assert torch.load(path) == {"update": 1}
 
 

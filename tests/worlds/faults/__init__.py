@@ -212,7 +212,7 @@ def _save(self: Any, *args: Any, _original: Any = Checkpoint.save, **kwargs: Any
     strike("saved", folder=self.ckpt_foldername, model=self.trainer.model)
 
 
-def _problem(path: Path, *args: Any, _original: Any = torch_file.problem) -> str | None:
+def _problem(path: Path, *args: Any, _original: Any = torch_file.find_problem) -> str | None:
     """Strike while a checkpoint that was just written is read back, before it gets its name."""
     if path.suffix == ".part":
         strike("writing")
@@ -277,5 +277,5 @@ if _FAULTS:
     Checkpoint.save = _save
     torch.onnx.export = _export
     AttemptOutcome.record = _record  # type: ignore[method-assign]
-    torch_file.problem = _problem
+    torch_file.find_problem = _problem
     torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]
