@@ -81,14 +81,14 @@ class _LazyGroup(click.Group):
 def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if not value or ctx.resilient_parsing:
         return
-    from mmf_win.doctor.survey import version
+    from mmf_win.doctor.survey import installed_version
     from mmf_win.upstream.install import find_mmf
 
     try:
         mmf = find_mmf().version
     except MmfwError:
         mmf = "not installed"
-    shown = [f"{name} {version(name) or 'not installed'}" for name in ("torch", "transformers")]
+    shown = [f"{name} {installed_version(name) or 'not installed'}" for name in ("torch", "transformers")]
     click.echo(f"mmfw {__version__}")
     click.echo(f"Python {sys.version.split()[0]}, MMF {mmf}, {', '.join(shown)}")
     ctx.exit()

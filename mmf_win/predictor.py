@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmf_win import errors
 from mmf_win.console import hide_progress
-from mmf_win.dataset.annotations import is_unicode
+from mmf_win.dataset.annotations import is_valid_unicode
 from mmf_win.errors import DatasetError, MmfEnvironmentError, TrainingError, UnreadableImageError, UsageError
-from mmf_win.export.running import ExportedModel
+from mmf_win.export.exported_model import ExportedModel
 from mmf_win.files import remove_tree, to_mmfw_error
 from mmf_win.images import to_rgb
 from mmf_win.paths import MmfPaths, expand_home
@@ -137,7 +137,7 @@ class Predictor:
                     image, text = pair
                     with _translate_os_errors():
                         file = _image_file(image, Path(scratch, str(len(rows)))).absolute()
-                    if not isinstance(text, str) or not is_unicode(text):
+                    if not isinstance(text, str) or not is_valid_unicode(text):
                         raise UsageError(f"{text!a:.80}: this is no text, or holds half a surrogate pair")
                     rows.append({"id": 1, "img": file.as_posix(), "text": text})
             except Exception as error:  # the caller's generator may raise anything
@@ -225,7 +225,7 @@ def _model_starter(
     """Choose a model, which stays the same until the block ends; yield what starts a process that has it."""
     path, places = expand_home(model), MmfPaths.resolve(data_dir, save_dir)
     if (path / "model.json").is_file():
-        yield ExportedModel.read(path).serve
+        yield ExportedModel.from_folder(path).start_model_process
         return
     named = ([], [model]) if path.is_file() else ([model], ["best"])
     [chosen] = choose_checkpoints(places.save_dir, *named)

@@ -13,7 +13,7 @@ def make(path: Path) -> DemoFolder:
     """Make it in a new folder, by the commands that the demo takes too."""
     folder = DemoFolder(path)
     folder.claim()
-    folder.fill(1, "vilbert")
+    folder.generate_files(1, "vilbert")
     for words in (
         ("convert", "--zip", str(folder.archive), "--password", PASSWORD),
         ("features", "extract", str(folder.features)),

@@ -43,7 +43,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         demo, clip, cache = DemoFolder(Path(name, "demo")), Path(name, "clip"), Path(name, "cache")
         demo.claim()
-        demo.fill(1, "clip")
+        demo.generate_files(1, "clip")
         call([PYTHON, "-c", WRITE, clip, json.dumps(text), json.dumps(vision)])
         data = ("--data-dir", demo.data_dir)
         call([*MMFW, "convert", "--zip", demo.archive, "--password", PASSWORD, *data])

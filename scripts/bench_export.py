@@ -17,8 +17,8 @@ from pathlib import Path
 from _bench import MMFW, PYTHON, Cost, call, race, show
 from bench_training import asked_for_small, make_small
 
-from mmf_win.dataset.annotations import read_rows
-from mmf_win.dataset.predictions import read_predictions
+from mmf_win.dataset.annotations import read_annotations
+from mmf_win.dataset.prediction_file import read_predictions
 
 SPLIT = "test_seen"
 
@@ -33,7 +33,7 @@ def main() -> None:
         call([*MMFW, "train", folder / "bench.yaml", "--trust", *places])
         for made, words in {"model": (), "int8": ("--int8", "--max-loss", "1")}.items():
             call([*MMFW, "export", "-o", folder / made, "--split", SPLIT, "--trust", *words, *places])
-        rows = read_rows(dataset.annotation_file(SPLIT))
+        rows = read_annotations(dataset.annotation_file(SPLIT))
         table = dataset.images / "rows.jsonl"  # which its images are relative to
         lines = (json.dumps({"id": row.id, "img": row.img, "text": row.text}) for row in rows)
         table.write_text("\n".join(lines), encoding="utf-8")

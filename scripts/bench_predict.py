@@ -15,7 +15,7 @@ from pathlib import Path
 
 from _bench import MMFW, PYTHON, ROOT, Cost, call, in_turn, parser, show
 
-from mmf_win.dataset.predictions import read_predictions
+from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.demo.folder import DemoFolder
 from mmf_win.paths import DatasetPaths
 from mmf_win.runs import lookup

@@ -21,7 +21,7 @@ from _bench import MMFW, call, in_turn, spread, tell
 from bench_training import asked_for_small, make_small
 
 from mmf_win import Predictor
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 
 SPLIT = "test_seen"
 
@@ -74,7 +74,9 @@ def main() -> None:
         dataset, save = make_small(folder, asked), folder / "save"
         places = ("--data-dir", folder / "data", "--save-dir", save)
         call([*MMFW, "train", folder / "bench.yaml", "--trust", "--name", "bench", *places])
-        pairs = [(dataset.images / row.img, row.text) for row in read_rows(dataset.annotation_file(SPLIT))]
+        pairs = [
+            (dataset.images / row.img, row.text) for row in read_annotations(dataset.annotation_file(SPLIT))
+        ]
         image, text = pairs[0]
         one = [*MMFW, "predict", "--image", image, "--text", text, "--trust", *places]
         of_predictor(save, pairs[:1])  # compiles modules and reads programs

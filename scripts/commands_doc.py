@@ -62,11 +62,11 @@ def _commands_page() -> str:
 
 def _presets_page() -> str:
     loaded = [presets.load(name) for name in presets.names()]
-    columns = [(split, metric) for split in paper.SPLITS.values() for metric in ("accuracy", "auroc")]
+    columns = [(split, metric) for split in paper.PAPER_SPLITS.values() for metric in ("accuracy", "auroc")]
     scores = [["preset", "", *(f"{split} {metric}" for split, metric in columns)]]
     sources = [["preset", "model", "configuration"]]
     for preset in loaded:
-        numbers = [_percent(paper.published(preset.published, *column)) for column in columns]
+        numbers = [_percent(paper.find_published_score(preset.published, *column)) for column in columns]
         scores.append([f"`{preset.name}`", preset.title, *numbers])
         sources.append(
             [f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`" if preset.config else "–"]
@@ -85,10 +85,12 @@ def _table(rows: list[list[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *body))
 
 
-def _percent(number: paper.Published | None) -> str:
+def _percent(number: paper.PublishedScore | None) -> str:
     if number is None:
         return "–"
-    return f"{100 * number.value:.2f}" + (f" ± {100 * number.spread:.2f}" if number.spread else "")
+    return f"{100 * number.value:.2f}" + (
+        f" ± {100 * number.standard_deviation:.2f}" if number.standard_deviation else ""
+    )
 
 
 def _python_page() -> str:

@@ -54,7 +54,7 @@ def test_what_mmfw_keeps_lies_on_the_volumes(monkeypatch: pytest.MonkeyPatch) ->
     for name in environment.keys() - {"PATH"}:
         monkeypatch.setenv(name, environment[name])
     places = MmfPaths.resolve()
-    kept = [places.data_dir, places.save_dir, places.cache_dir, hub._cache().absolute()]
+    kept = [places.data_dir, places.save_dir, places.cache_dir, hub._hub_cache_dir().absolute()]
     (listed,) = re.findall(r"^VOLUME (.*)$", DOCKERFILE, re.MULTILINE)
     volumes = [Path(volume).absolute() for volume in json.loads(listed)]
     assert [path for path in kept if not any(path.is_relative_to(volume) for volume in volumes)] == []

@@ -15,7 +15,7 @@ PIL = pytest.importorskip("PIL.Image", reason="could not import Pillow")
 
 from PIL import ImageOps, PngImagePlugin  # noqa: E402
 
-from mmf_win.export.running import write_script  # noqa: E402
+from mmf_win.export.exported_model import write_script  # noqa: E402
 from mmf_win.images import open_image, to_rgb  # noqa: E402
 
 Save = Callable[..., Path]

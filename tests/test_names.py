@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mmf_win.archives.names import find_name_problem, safe_name
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.own_memes import annotations_beside, find_images, read_table
+from mmf_win.dataset.user_memes import read_table, resolve_image_paths, user_annotations_path
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.paths import MmfPaths, portable_name, short_portable_name
 from mmf_win.results import saved_metrics
@@ -69,7 +69,7 @@ def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, tabl
     with TemporaryDirectory(dir=temp) as folder:
         run = Run.create(Path(folder), name)
         with run.new_report(short_portable_name(f"memes-{table}")) as csv:
-            beside = (annotations_beside(csv), saved_metrics.path_beside(csv), csv.with_suffix(".html"))
+            beside = (user_annotations_path(csv), saved_metrics.path_beside(csv), csv.with_suffix(".html"))
             for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in beside)):
                 path.touch()
         written = [*run.reports.iterdir(), run.path.parent, run.path]
@@ -105,4 +105,4 @@ def test_a_device_is_no_image_of_own_memes(user_dir: Path) -> None:
     table = user_dir / "memes.jsonl"
     table.write_bytes(jsonl([{"img": os.devnull, "text": "a"}]))  # NUL on Windows
     with pytest.raises(DatasetError, match=rf"1 of 1 images are missing: {os.devnull} \(line 1\)"):
-        find_images(read_table(table), table)
+        resolve_image_paths(read_table(table), table)

@@ -9,8 +9,8 @@ import click
 from mmf_win.commands import options
 from mmf_win.console import format_command, print_json, print_status
 from mmf_win.dataset.annotations import AnnotationFile, require_split
-from mmf_win.dataset.coverage import converted
-from mmf_win.dataset.predictions import ORDER, problems
+from mmf_win.dataset.coverage import load_split_summary
+from mmf_win.dataset.prediction_file import WRONG_ORDER, find_submission_problems
 from mmf_win.errors import DataError
 from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
 from mmf_win.runs.lookup import owner
@@ -29,11 +29,11 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
     """
     places = MmfPaths.resolve(data_dir)
     annotations = AnnotationFile(require_split(places.dataset, split))
-    ids = [row.shown_id for row in annotations.rows]
-    summary = converted(places.dataset, annotations)
+    ids = [row.display_id for row in annotations.rows]
+    summary = load_split_summary(places.dataset, annotations)
     left_out = summary.missing_ids if summary else ()
-    found = problems(file, ids, left_out)
-    usable = found in ([], [ORDER])
+    found = find_submission_problems(file, ids, left_out)
+    usable = found in ([], [WRONG_ORDER])
     if as_json:
         print_json({"file": file, "split": split, "usable": usable, "problems": found})
     else:

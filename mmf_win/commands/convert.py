@@ -12,7 +12,7 @@ from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.console import format_command, format_duration, format_table, print_json, print_status
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.dataset.convert import Conversion, convert, require_list
+from mmf_win.dataset.convert import ConversionResult, convert, load_dataset_manifest
 from mmf_win.errors import NoValidationSplitError, UsageError
 from mmf_win.paths import MmfPaths, data_dir_arguments
 
@@ -69,10 +69,10 @@ def command(
         from mmf_win.tracking import datasets
 
         archive = datasets.get(dataset)
-        manifest = require_list(MmfPaths.resolve(archive).dataset) if data_dir is None else None
+        manifest = load_dataset_manifest(MmfPaths.resolve(archive).dataset) if data_dir is None else None
     if manifest and manifest.result:
         places = MmfPaths.resolve(archive)
-        result = replace(Conversion.read(manifest), already_done=True, seconds=0.0)
+        result = replace(ConversionResult.from_manifest(manifest), already_done=True, seconds=0.0)
     else:
         result = convert(archive, places, ask=ask, force=force, allow_missing=allow_missing)
     if as_json:
@@ -81,7 +81,7 @@ def command(
         _show(result, places)
 
 
-def _show(result: Conversion, places: MmfPaths) -> None:
+def _show(result: ConversionResult, places: MmfPaths) -> None:
     header = ("split", "rows", "hateful", "benign", "left out")
     rows = []
     for name, s in result.splits.items():

@@ -17,7 +17,7 @@ import click
 from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.console import format_command, format_duration, print_json, print_status
-from mmf_win.demo.folder import PASSWORD, PRESETS, DemoFolder
+from mmf_win.demo.folder import DEMO_PRESETS, PASSWORD, DemoFolder
 from mmf_win.errors import StoppedByUserError, TrainingError
 from mmf_win.files import atomic_replace
 from mmf_win.paths import expand_home, reserve_file
@@ -39,7 +39,7 @@ _GOOD = 0.8
 @click.option("--keep", is_flag=True, help="Keep everything, to continue with it.")
 @click.option(
     "--model",
-    type=click.Choice([*PRESETS]),
+    type=click.Choice([*DEMO_PRESETS]),
     default="vilbert",
     show_default=True,
     help="What is trained: a ViLBERT on region features, or a CLIP on pixels.",
@@ -99,13 +99,13 @@ def _go(path: Path, model: str) -> dict[str, Any]:
     """Run all commands; return what they led to."""
     folder = DemoFolder(path)
     folder.claim()
-    folder.fill(_SEED, model)
+    folder.generate_files(_SEED, model)
     data_dir, save_dir = str(folder.data_dir), str(folder.save_dir)
     data, save = ("--data-dir", data_dir), ("--save-dir", save_dir)
     _run("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)
     if model == "vilbert":
         _run("features", "extract", str(folder.features), *data)
-    run = _run("train", PRESETS[model], "--seed", str(_SEED), *data, *save)
+    run = _run("train", DEMO_PRESETS[model], "--seed", str(_SEED), *data, *save)
     _run("predict", run.id, *data, *save)
     csv = max(run.reports.glob("*.csv"))
     metrics = saved_metrics.read(csv)

@@ -94,7 +94,7 @@ def _write_report(places: MmfPaths, path: Path, wanted: str | None, log: bool, a
     require_new_file(path)  # before the survey, which takes a while
     newest = next(iter(all_runs(places.save_dir)), None)
     run = newest if wanted is None else find_run(places.save_dir, wanted)
-    names = bug_report.write(run, _plain(survey(places)), path, log=log)
+    names = bug_report.write(run, _plain(survey(places)), path, include_logs=log)
     if as_json:
         print_json({"report": path, "run": run and run.id, "files": names})
         return

@@ -13,7 +13,7 @@ from mmf_win.commands.examples import Command
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import format_size, format_table, print_json, print_result, print_status
 from mmf_win.errors import UsageError
-from mmf_win.export.exporting import ExportOptions, export
+from mmf_win.export.exporter import ExportOptions, export_checkpoint
 from mmf_win.paths import MmfPaths
 from mmf_win.results.prediction import choose_checkpoints
 from mmf_win.runs.override_rules import require_predictable, split_words
@@ -78,7 +78,7 @@ def command(
       python model/run.py --image cat.jpg --text "look at this cat"
       mmfw predict --with model --split dev_seen
     """
-    if wanted.max_loss is not None and not wanted.int8:
+    if wanted.max_auroc_drop is not None and not wanted.int8:
         raise UsageError("--max-loss is for --int8", hint="leave it out, or add --int8")
     require_packages("onnx", "onnxscript", "onnxruntime", extra="[export]")
     runs, overrides = split_words(words, names=1)
@@ -88,7 +88,7 @@ def command(
     places = MmfPaths.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
     # What is exported calculates with 32 bits on the CPU, and so must what it is compared with.
     asked = replace(asked, precision="fp32", fast=False, cpu=True)
-    about = export(member.run, member.checkpoint, places, asked, RunDisplay, wanted)
+    about = export_checkpoint(member.run, member.checkpoint, places, asked, RunDisplay, wanted)
     if as_json:
         print_json(about)
         return

@@ -20,12 +20,12 @@ from mmf_win.console import (
     print_status,
     summarize_list,
 )
-from mmf_win.dataset.features import extract_features
-from mmf_win.demo.folder import PRESETS
+from mmf_win.dataset.region_features import extract_features
+from mmf_win.demo.folder import DEMO_PRESETS
 from mmf_win.errors import DamagedFeaturesError, DataError, MmfEnvironmentError, RunNotFoundError, UsageError
-from mmf_win.inputs.given import Input, Mirror, bytes_to_download
-from mmf_win.inputs.given import fetch as fetch_inputs
-from mmf_win.inputs.keys import add_features, image_keys
+from mmf_win.inputs.feature_lmdb import add_features, read_image_keys
+from mmf_win.inputs.input_files import InputFiles, Mirror, query_download_sizes
+from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
 from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
 from mmf_win.runs import lookup, presets
@@ -70,9 +70,9 @@ def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, a
       mmfw features status mmbt_region visual_bert_coco --json
     """
     wanted = _wanted(words, data_dir, save_dir)
-    found = {each: each.state() for each in wanted.inputs}
+    found = {each: each.quick_check() for each in wanted.inputs}
     absent = [each for each, finding in found.items() if finding.state in ("missing", "damaged")]
-    _show(found, wanted, as_json, bytes_to_download(absent, Mirror()))
+    _show(found, wanted, as_json, query_download_sizes(absent, Mirror()))
 
 
 @command.command()
@@ -128,7 +128,7 @@ def extract(archive: Path, ask: PasswordCallback | None, data_dir: Path | None, 
 def _require_harmless(lmdb: Path) -> None:
     # Without the package lmdb they are read before a run, which also tells what is wrong with damaged ones.
     with suppress(MmfEnvironmentError, DamagedFeaturesError):
-        image_keys(lmdb, walk=True)
+        read_image_keys(lmdb, read_records=True)
 
 
 @command.command()
@@ -182,7 +182,7 @@ class _Wanted(NamedTuple):
     """MMF's folders, the files there with the presets that read them, and the overrides that make them so."""
 
     places: MmfPaths
-    inputs: dict[Input, list[str]]
+    inputs: dict[InputFiles, list[str]]
     overrides: Sequence[str]
 
 
@@ -195,7 +195,7 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
     except (RunNotFoundError, DataError):
         newest = None
     if named or newest is None:
-        chosen = named or [name for name in presets.names() if name not in PRESETS.values()]
+        chosen = named or [name for name in presets.names() if name not in DEMO_PRESETS.values()]
         return _Wanted(places, inputs_of_presets(mmf, chosen, places, overrides), overrides)
     places = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
@@ -208,15 +208,15 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
 
 
 def _show(
-    found: Mapping[Input, VerificationResult],
+    found: Mapping[InputFiles, VerificationResult],
     wanted: _Wanted,
     as_json: bool,
-    to_get: Mapping[Input, int | None],
+    to_get: Mapping[InputFiles, int | None],
 ) -> None:
     if as_json:
         told = []
         for each, finding in found.items():
-            source, sha256 = each.published()
+            source, sha256 = each.published_origin()
             more = {"presets": wanted.inputs[each], "files": each.files(), "source": source, "sha256": sha256}
             told.append({**verify.to_json(finding), **more, "download_bytes": to_get.get(each)})
         print_json(told)
@@ -231,7 +231,7 @@ def _show(
     presets_to_fetch: dict[str, None] = {}
     for each, finding in found.items():
         if finding.state == "missing":
-            if error := each.no_source(finding):
+            if error := each.unrepairable_error(finding):
                 print_status(f"next: {error.hint}")
             else:
                 presets_to_fetch |= dict.fromkeys(wanted.inputs[each])

@@ -18,7 +18,7 @@ from click.shell_completion import CompletionItem
 from mmf_win.archives import PasswordCallback
 from mmf_win.dataset.annotations import splits_on_disk
 from mmf_win.errors import UsageError
-from mmf_win.inputs.given import Mirror
+from mmf_win.inputs.input_files import Mirror
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol import Precision
 from mmf_win.runs.request import CommandOptions
@@ -250,7 +250,9 @@ def archives(function: Callable[..., None]) -> Callable[..., None]:
     def command(
         *, source: str | None, ask: PasswordCallback | None, keep_archives: bool, **arguments: object
     ) -> None:
-        function(mirror=replace(Mirror.of(source), keep_archives=keep_archives, ask=ask), **arguments)
+        function(
+            mirror=replace(Mirror.from_source(source), keep_archives=keep_archives, ask=ask), **arguments
+        )
 
     return command
 

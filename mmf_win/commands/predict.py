@@ -15,10 +15,10 @@ from mmf_win.commands.progress import RunDisplay
 from mmf_win.commands.track import sweep_of, tracking, usable
 from mmf_win.console import print_json, print_result, print_status
 from mmf_win.dataset.annotations import require_split
-from mmf_win.dataset.features import find_lmdb
-from mmf_win.dataset.published_results import splits_of_paper
+from mmf_win.dataset.published_results import find_paper_splits
+from mmf_win.dataset.region_features import find_lmdb
 from mmf_win.errors import MmfEnvironmentError, UsageError
-from mmf_win.export.running import ExportedModel
+from mmf_win.export.exported_model import ExportedModel
 from mmf_win.paths import MmfPaths
 from mmf_win.results import prediction
 from mmf_win.results.prediction import PredictionOptions, Result, RunCheckpoint
@@ -245,12 +245,12 @@ def _choose_members(
 ) -> tuple[list[RunCheckpoint], PredictionOptions]:
     """Whose weights predict, and what is predicted with them."""
     if weights.exported is not None:
-        model = ExportedModel.read(weights.exported)
-        run = find_run(save_dir, model.about["run"])
+        model = ExportedModel.from_folder(weights.exported)
+        run = find_run(save_dir, model.metadata["run"])
         return [RunCheckpoint(run, model.folder / "model.onnx")], replace(chosen, by=model.predict)
     if weights.published is not None:
         places, is_own = MmfPaths.resolve(chosen.data_dir, save_dir), bool(chosen.memes or chosen.image)
-        split = chosen.split or (() if is_own else tuple(splits_of_paper(places.dataset).values()))
+        split = chosen.split or (() if is_own else tuple(find_paper_splits(places.dataset).values()))
         for name in split:  # before a long download
             require_split(places.dataset, name)
         run = run_of(weights.published, places, weights.source, without_dataset=is_own)

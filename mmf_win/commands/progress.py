@@ -121,5 +121,5 @@ class RunDisplay(EventBar):
 
 def _part(event: Event, before: str) -> str:
     """What the event's rows are a part of, after ``before``; empty where none are known to be left out."""
-    data = Coverage.read(event.get("data"))
+    data = Coverage.from_json(event.get("data"))
     return f"{before}{data}" if data and data.is_partial else ""

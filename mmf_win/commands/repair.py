@@ -11,9 +11,9 @@ from mmf_win.commands import options
 from mmf_win.commands.examples import Command
 from mmf_win.commands.verify import meant, show, what
 from mmf_win.console import print_status
-from mmf_win.doctor.verify import repair
+from mmf_win.doctor.verify_all import repair_parts
 from mmf_win.errors import DataError, InUseError, PasswordError
-from mmf_win.inputs.given import Mirror
+from mmf_win.inputs.input_files import Mirror
 
 
 @click.command(cls=Command)
@@ -37,7 +37,7 @@ def command(
       mmfw repair visual_bert_coco mmf
     """
     names, overrides, places = meant(words, data_dir, save_dir)
-    found = repair(names, places, overrides, mirror)
+    found = repair_parts(names, places, overrides, mirror)
     show(found, as_json=as_json)
     kinds = (each for each in (PasswordError, InUseError) if any(isinstance(f.error, each) for f in found))
     kind = next(kinds, DataError)

@@ -129,7 +129,7 @@ def _line(s: Summary) -> dict[str, object]:
 
 
 def _brief(on: Coverage | None) -> str | None:
-    return None if on is None else on.brief
+    return None if on is None else on.split_label
 
 
 def _line_of_sweep(folder: Path) -> dict[str, object]:
@@ -194,15 +194,17 @@ def _described(summary: Summary, run: dict[str, Any]) -> Iterator[str]:
         "Weights to start from": run["published_weights"] or run["init"],
         "Weights loaded": "; ".join(dict.fromkeys(run["loaded"])),
         "Settings": " ".join(settings),
-        "Training rows": Coverage.read(run["trained_on"]),
+        "Training rows": Coverage.from_json(run["trained_on"]),
         "Splits": ", ".join(splits),
         "Data": run["data_dir"],
         "Files": f"{run['path']}, {format_size(run['size'])}",
     }
     yield "\n".join(f"{name}: {value}" for name, value in told.items() if value not in (None, "", []))
-    if validations := [(each["update"], each["auroc"], Coverage.read(each)) for each in run["validations"]]:
+    if validations := [
+        (each["update"], each["auroc"], Coverage.from_json(each)) for each in run["validations"]
+    ]:
         yield format_table(("update", "AUROC", "on"), validations)
-    if made := [(p["csv"], p["auroc"], Coverage.read(p), p["checkpoint"]) for p in run["predictions"]]:
+    if made := [(p["csv"], p["auroc"], Coverage.from_json(p), p["checkpoint"]) for p in run["predictions"]]:
         yield format_table(("prediction", "AUROC", "on", "by"), made)
 
 

@@ -9,7 +9,7 @@ import click
 from mmf_win.commands.examples import Command
 from mmf_win.commands.options import as_json
 from mmf_win.console import format_command, print_json, print_result, print_status
-from mmf_win.doctor.survey import pip_line
+from mmf_win.doctor.survey import torch_install_command
 from mmf_win.errors import UsageError
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import pip_hint, set_up
@@ -42,9 +42,9 @@ def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_
     if torch + constraints + bool(wanted or force) > 1:
         raise UsageError("--torch and --constraints only print; give one of them, and nothing else")
     if torch and as_json:
-        print_json({"pip": pip_line()})
+        print_json({"pip": torch_install_command()})
     elif torch:
-        print_result(format_command(*pip_line()))
+        print_result(format_command(*torch_install_command()))
         print_status(f"Then {pip_hint('[train]')}, which installs the rest.")
     elif constraints:
         path = str(constraints_file())

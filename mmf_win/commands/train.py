@@ -27,7 +27,13 @@ from mmf_win.console import (
     print_status,
 )
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.dataset.published_results import PAPER, SPLITS, Published, published, why_none
+from mmf_win.dataset.published_results import (
+    PAPER,
+    PAPER_SPLITS,
+    PublishedScore,
+    find_published_score,
+    missing_score_reason,
+)
 from mmf_win.errors import MmfEnvironmentError, MmfwError, UsageError
 from mmf_win.paths import DatasetPaths, MmfPaths, expand_home, short_portable_name
 from mmf_win.runs import presets, training
@@ -287,21 +293,21 @@ def _print_presets(as_json: bool) -> None:
     if as_json:
         told = []
         for p in loaded:
-            numbers = {SPLITS.get(name, name): of_split for name, of_split in p.published.items()}
+            numbers = {PAPER_SPLITS.get(name, name): of_split for name, of_split in p.published.items()}
             about = {"name": p.name, "title": p.title, "model": p.model, "published": numbers, "zoo": p.zoo}
             told.append({**about, "mmf": version, "published_weights": weights.get(p.name)})
         print_json(told)
         return
-    columns = [(split, metric) for split in SPLITS.values() for metric in ("accuracy", "auroc")]
+    columns = [(split, metric) for split in PAPER_SPLITS.values() for metric in ("accuracy", "auroc")]
     short = {"accuracy": "acc", "auroc": "AUROC"}
     header = ("preset", "", *(f"{split} {short[metric]}" for split, metric in columns), "weights")
     said = {True: "published", False: None, None: "?"}
     rows = []
     for p in loaded:
-        scores = [_score(published(p.published, *column)) for column in columns]
+        scores = [_score(find_published_score(p.published, *column)) for column in columns]
         rows.append((p.name, p.title, *scores, said[weights.get(p.name)]))
     print(format_table(header, rows))
-    val, test = SPLITS.values()
+    val, test = PAPER_SPLITS.values()
     print_status(
         f"\nPublished in {PAPER}, in percent, for {val} and {test} (dev and test in phase 1); {test} as mean "
         "± standard deviation. The paper reports no other split, and has none of "
@@ -315,19 +321,21 @@ def _print_presets(as_json: bool) -> None:
         )
 
 
-def _score(found: Published | None) -> str | None:
+def _score(found: PublishedScore | None) -> str | None:
     if found is None:
         return None
-    return f"{100 * found.value:.2f}" + (f"±{100 * found.spread:.2f}" if found.spread else "")
+    return f"{100 * found.value:.2f}" + (
+        f"±{100 * found.standard_deviation:.2f}" if found.standard_deviation else ""
+    )
 
 
 def _beside(numbers: dict[str, Any], on: Coverage) -> str | None:
     """What the paper reports for a validation split, or why nothing; None of what is not in the paper."""
     if not numbers:
         return None
-    paper = published(numbers, on.split, "auroc")
+    paper = find_published_score(numbers, on.split, "auroc")
     if paper is None:
-        return why_none(on.split)
+        return missing_score_reason(on.split)
     apart = "" if on.rows in (None, paper.rows) else ", so the two are not comparable"
     return f"published: {paper.value:.4f} on the {paper.rows:,} rows of {on.split}{apart}"
 
@@ -338,7 +346,7 @@ def _print_result(run: Run, as_json: bool) -> None:
         print_json(summary.columns())
         return
     if summary.best_auroc is not None and (on := summary.validated_on):
-        print_status(f"best validation AUROC {summary.best_auroc:.4f} on {on.brief}")
+        print_status(f"best validation AUROC {summary.best_auroc:.4f} on {on.split_label}")
         if note := _beside(run.request().published, on):
             print_status(f"  {note}")
     updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"

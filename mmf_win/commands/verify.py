@@ -20,7 +20,7 @@ from mmf_win.console import (
     print_status,
     summarize_lines,
 )
-from mmf_win.doctor.verify import PARTS, verify
+from mmf_win.doctor.verify_all import PARTS, verify_parts
 from mmf_win.errors import DataError, UsageError
 from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, data_dir_arguments
@@ -51,7 +51,7 @@ def command(
       mmfw verify --data-dir D:\\data --json
     """
     names, overrides, places = meant(words, data_dir, save_dir)
-    found = verify(names, places, overrides, full=full)
+    found = verify_parts(names, places, overrides, full=full)
     show(found, as_json=as_json)
     damaged = [finding for finding in found if finding.state == "damaged"]
     if damaged:

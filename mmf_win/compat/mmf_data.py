@@ -11,7 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
-from mmf_win.dataset.annotations import AnnotationFile, objects_for_mmf
+from mmf_win.dataset.annotations import AnnotationFile, to_mmf_annotations
 from mmf_win.errors import UnreadableImageError
 from mmf_win.features.safe_pickle import load_npy, load_pickle, require_features, translate_pickle_errors
 from mmf_win.images import open_image
@@ -35,7 +35,7 @@ read_once = cache(AnnotationFile)
 
 
 def _load_jsonl(self: Any, path: str) -> None:
-    self.data, self.start_idx, self.mmfw_file = objects_for_mmf(read_once(Path(path))), 0, path
+    self.data, self.start_idx, self.mmfw_file = to_mmf_annotations(read_once(Path(path))), 0, path
 
 
 def _open_images(module: ModuleType) -> None:

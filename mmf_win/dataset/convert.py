@@ -17,10 +17,10 @@ from pathlib import Path
 
 from mmf_win.archives import Archive, PasswordCallback, open_archive
 from mmf_win.console import format_command, summarize_list
-from mmf_win.dataset.annotations import SPLITS, Row
+from mmf_win.dataset.annotations import SPLITS, AnnotationRow
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.dataset.layout import Layout, find_layout
-from mmf_win.dataset.unpack import unpack
+from mmf_win.dataset.unpack import unpack_dataset
 from mmf_win.errors import DatasetError
 from mmf_win.files import link_or_copy
 from mmf_win.integrity.manifest import (
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 # SHA-256 of the archives that Facebook and DrivenData published: MMF's mmf_cli/hm_convert.py,
 # POSSIBLE_CHECKSUMS; the last one only in 1.0.0rc12
-_PUBLISHED = frozenset(
+_PUBLISHED_SHA256 = frozenset(
     {
         "d8f1073f5fbf1b08a541cc2325fc8645619ab8ed768091fb1317d5c3a6653a77",
         "a424c003b7d4ea3f3b089168b5f5ea73b90a3ff043df4b8ff4d7ed87c51cb572",
@@ -56,7 +56,7 @@ _PUBLISHED = frozenset(
 
 
 @dataclass(frozen=True)
-class Conversion:
+class ConversionResult:
     """What a conversion has brought about, now or earlier.
 
     Attributes:
@@ -79,7 +79,7 @@ class Conversion:
     judged_images: bool = False
 
     @classmethod
-    def read(cls, manifest: Manifest) -> Conversion:
+    def from_manifest(cls, manifest: Manifest) -> ConversionResult:
         """Return what a manifest remembers; raise DamagedManifest where a field is missing."""
         return parse_notes(cls, manifest.result, manifest.folder)
 
@@ -91,7 +91,7 @@ def convert(
     ask: PasswordCallback | None = None,
     force: bool = False,
     allow_missing: bool = False,
-) -> Conversion:
+) -> ConversionResult:
     """Put the dataset in ``source`` where MMF looks for it, or repair it there if it was made of that.
 
     With ``force``, images and annotations that came from elsewhere are replaced; features and extras stay.
@@ -117,7 +117,7 @@ def convert(
     if manifest is not None and manifest.result and same and not force:
         repaired = repair_dataset(places, source, ask=ask)
         seconds = time.monotonic() - started
-        return replace(Conversion.read(manifest), already_done=not repaired, seconds=seconds)
+        return replace(ConversionResult.from_manifest(manifest), already_done=not repaired, seconds=seconds)
     archive = open_archive(source, ask)
     layout = find_layout(source, archive.members, ours)
     old = [file for split in SPLITS if (file := paths.annotation_file(split)).is_file()]
@@ -126,19 +126,19 @@ def convert(
         raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
     archive.check_password()
     made_of = ManifestSource.from_path(source, exclude=ours)
-    require_space(paths.root, _size(archive, layout))
+    require_space(paths.root, _required_bytes(archive, layout))
     with open_staging(paths.root) as here:
         digest = hashlib.sha256() if source.is_file() else None
-        rows, images, files = unpack(archive, layout, here, digest, allow_missing=allow_missing)
+        rows, images, files = unpack_dataset(archive, layout, here, digest, allow_missing=allow_missing)
         made_of = replace(made_of, sha256=None if digest is None else digest.hexdigest())
         named = {row.img for listed in rows.values() for row in listed}
-        result = Conversion(
-            splits={s: SplitSummary.of(rows[s], images, own=s in layout.tables) for s in rows},
-            shared_ids=_shared_ids(rows, images),
+        result = ConversionResult(
+            splits={s: SplitSummary.from_rows(rows[s], images, own=s in layout.tables) for s in rows},
+            shared_ids=_count_shared_ids(rows, images),
             images=len(images),
             extra_images=len(set(images) - named),
             sha256=made_of.sha256,
-            known=None if made_of.sha256 is None else made_of.sha256 in _PUBLISHED,
+            known=None if made_of.sha256 is None else made_of.sha256 in _PUBLISHED_SHA256,
             already_done=False,
             seconds=time.monotonic() - started,
             judged_images=True,
@@ -148,7 +148,7 @@ def convert(
         stale = [f for f in old if listed is None or f"annotations/{f.name}" in listed.files]
         replaced = [paths.images / "img", *stale]
         if listed is not None or not (same or interrupted):
-            _keep_own_files(paths, here.new_dir, listed)
+            _keep_user_files(paths, here.new_dir, listed)
         install_staged(here, new, obsolete_paths=[] if same and manifest is None else replaced)
         return result
 
@@ -160,7 +160,7 @@ def _list_mmfw_folders(source: Path, places: MmfPaths) -> tuple[Path, ...]:
     return tuple(folder for folder in folders if source in folder.parents)
 
 
-def _keep_own_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -> None:
+def _keep_user_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -> None:
     """Take the images that the user put beside those of the old dataset over to the new one.
 
     An image or annotation file of the user's that has the name of a new one gets another name. Raises
@@ -196,13 +196,15 @@ def _keep_own_files(paths: DatasetPaths, new: Path, manifest: Manifest | None) -
             )
 
 
-def _shared_ids(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> dict[str, int]:
+def _count_shared_ids(
+    splits: Mapping[str, Sequence[AnnotationRow]], images: Collection[str]
+) -> dict[str, int]:
     ids = {split: {(row.id, row.img) for row in rows if row.img in images} for split, rows in splits.items()}
     counts = {f"{a} & {b}": len(ids[a] & ids[b]) for a, b in combinations(ids, 2)}
     return {pair: count for pair, count in counts.items() if count}
 
 
-def _size(archive: Archive, layout: Layout) -> int:
+def _required_bytes(archive: Archive, layout: Layout) -> int:
     """Bytes that the wanted members take; an archive inside is there twice for a while."""
     sizes = {member.name: member.size for member in archive.members}
     packed = 2 * sizes[layout.packed_images] if layout.packed_images else 0
@@ -226,7 +228,7 @@ def repair_dataset(
     """
     paths = places.dataset
     finish_installation(paths.root)
-    manifest = require_list(paths)
+    manifest = load_dataset_manifest(paths)
     if manifest is None:
         message = "nothing tells what it was converted from, nor which of its files are damaged"
         again = format_command(
@@ -238,20 +240,22 @@ def repair_dataset(
         return []
     if manifest.was_changed:
         raise damaged_manifest_error(paths.root, "it was changed")
-    source = archive or archive_of(manifest)
+    source = archive or find_source_archive(manifest)
     _log.info("%s: missing or damaged: %s", paths.root, summarize_list(names))
     opened = open_archive(source, ask)
     layout = find_layout(source, opened.members, _list_mmfw_folders(source, places))
     opened.check_password()
     with open_staging(paths.root) as here:
         only, kept = set(names), manifest.files
-        _, _, files = unpack(opened, layout, here, allow_missing=True, only=only, converted=kept)
+        _, _, files = unpack_dataset(
+            opened, layout, here, allow_missing=True, selected_files=only, converted_files=kept
+        )
         install_repaired(here, manifest, files, names, source)
     _log.info("%s: rewrote what was damaged, from %s", paths.root, source)
     return names
 
 
-def archive_of(manifest: Manifest | None, hint: str | None = None) -> Path:
+def find_source_archive(manifest: Manifest | None, hint: str | None = None) -> Path:
     """What a dataset was converted from, where it lay then.
 
     Raises DatasetError where it is not there, or nothing tells where that is; ``hint`` is another way out.
@@ -266,7 +270,7 @@ def archive_of(manifest: Manifest | None, hint: str | None = None) -> Path:
     return Path(source.path)
 
 
-def require_list(paths: DatasetPaths) -> Manifest | None:
+def load_dataset_manifest(paths: DatasetPaths) -> Manifest | None:
     """The manifest of the dataset; None where none was converted.
 
     Raises:

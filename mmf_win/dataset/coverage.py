@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from mmf_win.dataset.annotations import AnnotationFile, Row
+from mmf_win.dataset.annotations import AnnotationFile, AnnotationRow
 from mmf_win.errors import DataError
 from mmf_win.integrity.manifest import Manifest, parse_notes
 from mmf_win.paths import DatasetPaths
@@ -37,7 +37,7 @@ class SplitSummary:
     own: bool = False
 
     @classmethod
-    def of(cls, rows: Sequence[Row], images: Collection[str], *, own: bool) -> SplitSummary:
+    def from_rows(cls, rows: Sequence[AnnotationRow], images: Collection[str], *, own: bool) -> SplitSummary:
         """Count the rows whose image is there, and name the others."""
         missing = [row for row in rows if row.img not in images]
         labels = [row.label for row in rows if row.img in images]
@@ -47,7 +47,7 @@ class SplitSummary:
             hateful=labels.count(1) if labelled else None,
             benign=labels.count(0) if labelled else None,
             missing=len(missing),
-            missing_ids=[row.shown_id for row in missing],
+            missing_ids=[row.display_id for row in missing],
             own=own,
         )
 
@@ -65,7 +65,7 @@ class Coverage:
     full_rows: int | None = None
 
     @classmethod
-    def read(cls, value: object) -> Coverage | None:
+    def from_json(cls, value: object) -> Coverage | None:
         """From a JSON object that has these three keys, among others; None from anything else."""
         with suppress(ValueError):
             on = convert_to(value, cls)
@@ -83,7 +83,7 @@ class Coverage:
         return f"{self.rows:,} of {self.full_rows:,}" if self.is_partial else f"{self.rows:,}"
 
     @property
-    def brief(self) -> str:
+    def split_label(self) -> str:
         """``1,593 of 2,000 rows of test_unseen``; ``test_unseen`` where no rows are known to be left out."""
         return str(self) if self.is_partial else self.split
 
@@ -91,7 +91,7 @@ class Coverage:
         return self.split if self.rows is None else f"{self.amount} rows of {self.split}"
 
 
-def converted(paths: DatasetPaths, file: AnnotationFile) -> SplitSummary | None:
+def load_split_summary(paths: DatasetPaths, file: AnnotationFile) -> SplitSummary | None:
     """Return what the conversion found in a split; None if none wrote its file, or it was changed since then.
 
     Raises DamagedManifest if the conversion's record of the split lacks a field.
@@ -104,7 +104,7 @@ def converted(paths: DatasetPaths, file: AnnotationFile) -> SplitSummary | None:
     return None if summary is None else parse_notes(SplitSummary, summary, paths.root)
 
 
-def is_own_set(paths: DatasetPaths) -> bool:
+def is_user_dataset(paths: DatasetPaths) -> bool:
     """Whether the dataset was converted from tables of the user's own, whatever its splits are called."""
     with suppress(DataError, KeyError, TypeError, AttributeError):
         manifest = Manifest.load(paths.root)
@@ -112,8 +112,8 @@ def is_own_set(paths: DatasetPaths) -> bool:
     return False
 
 
-def coverage(paths: DatasetPaths, file: AnnotationFile) -> Coverage:
+def load_coverage(paths: DatasetPaths, file: AnnotationFile) -> Coverage:
     """Return how much of a split its annotation file holds."""
-    summary = converted(paths, file)
+    summary = load_split_summary(paths, file)
     full = None if summary is None else summary.rows + summary.missing
     return Coverage(file.path.stem, len(file.lines), full)

@@ -21,9 +21,9 @@ from mmf_win.sniffing import DOWNLOAD_AGAIN_HINT, HEAD_BYTES, CommandHint, recog
 
 _PNG, _IEND = b"\x89PNG\r\n\x1a\n", b"\0\0\0\0IEND\xae\x42\x60\x82"
 _JPEG, _EOI = b"\xff\xd8\xff", b"\xff\xd9"
-_REPLACE = "put the picture itself in its place"
-_WITH_END_MARK = (b"\x89PNG", _JPEG, b"GIF8", b"RIFF")
-_PICTURES = (*_WITH_END_MARK, b"BM", b"II*", b"II+", b"MM\0")
+_REPLACE_HINT = "put the picture itself in its place"
+_SIGNATURES_WITH_END_MARK = (b"\x89PNG", _JPEG, b"GIF8", b"RIFF")
+_IMAGE_SIGNATURES = (*_SIGNATURES_WITH_END_MARK, b"BM", b"II*", b"II+", b"MM\0")
 
 
 class Flaw(NamedTuple):
@@ -35,7 +35,7 @@ class Flaw(NamedTuple):
         is_usable: whether it can be decoded all the same.
     """
 
-    what: str
+    description: str
     hint: str
     is_usable: bool = False
 
@@ -60,7 +60,7 @@ def find_flaw(path: Path) -> Flaw | None:
     is_drawing = b"<svg" in head
     if not is_drawing and (substitute := recognize_substitute(head)):
         kind, hint = substitute
-        return Flaw(kind, _REPLACE if isinstance(hint, CommandHint) else hint)
+        return Flaw(kind, _REPLACE_HINT if isinstance(hint, CommandHint) else hint)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -68,43 +68,47 @@ def find_flaw(path: Path) -> Flaw | None:
         if head.startswith(_JPEG) and _EOI not in path.read_bytes():
             raise EOFError  # Pillow has made the rest of the picture grey
     except ImportError:
-        if head.startswith(_PICTURES):
+        if head.startswith(_IMAGE_SIGNATURES):
             return Flaw("a picture that cannot be checked without Pillow", "run `pip install pillow`")
     except Exception:  # Pillow raises whatever a file leads it to
-        if head.startswith(_PICTURES):
+        if head.startswith(_IMAGE_SIGNATURES):
             return Flaw("a picture that is cut off or damaged", DOWNLOAD_AGAIN_HINT)
     else:
         what = "a picture without its end mark, or with other data after it"
-        return Flaw(what, DOWNLOAD_AGAIN_HINT, is_usable=True) if head.startswith(_WITH_END_MARK) else None
+        return (
+            Flaw(what, DOWNLOAD_AGAIN_HINT, is_usable=True)
+            if head.startswith(_SIGNATURES_WITH_END_MARK)
+            else None
+        )
     if is_drawing or head[4:8] == b"ftyp":  # such as HEIC
         return Flaw(
             "a picture or video of a kind that is not read", "save it as PNG or JPEG under the same name"
         )
-    return Flaw("not a picture", _REPLACE)
+    return Flaw("not a picture", _REPLACE_HINT)
 
 
-def find_unusable(paths: Mapping[str, Path], judged: Collection[Path] = ()) -> dict[str, Flaw]:
+def find_unusable_images(paths: Mapping[str, Path], checked_paths: Collection[Path] = ()) -> dict[str, Flaw]:
     """Return name → flaw of those files at ``paths`` that cannot be used, ``judged`` ones passed over."""
     found: dict[str, Flaw] = {}
     for name, path in paths.items():
         with suppress(OSError):  # whoever reads the content names the file
-            if path not in judged and (flaw := find_flaw(path)) and not flaw.is_usable:
+            if path not in checked_paths and (flaw := find_flaw(path)) and not flaw.is_usable:
                 found[name] = flaw
     return found
 
 
-def list_judged_files(manifest: Manifest | None) -> set[Path]:
+def list_checked_images(manifest: Manifest | None) -> set[Path]:
     """Return the files that were found to be pictures when they were converted."""
     if manifest is None or manifest.was_changed or not manifest.result.get("judged_images"):
         return set()
     return {manifest.folder / name for name in manifest.files}
 
 
-def describe(flaws: Mapping[str, Flaw]) -> str:
+def describe_flaws(flaws: Mapping[str, Flaw]) -> str:
     """Return the names of files with their flaws, a few of them."""
-    return summarize_list([f"{name}: {flaw.what}" for name, flaw in flaws.items()])
+    return summarize_list([f"{name}: {flaw.description}" for name, flaw in flaws.items()])
 
 
-def advise(flaws: Mapping[str, Flaw]) -> str:
+def most_common_hint(flaws: Mapping[str, Flaw]) -> str:
     """Return the next step that helps most of the files."""
     return Counter(flaw.hint for flaw in flaws.values()).most_common(1)[0][0]

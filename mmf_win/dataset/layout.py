@@ -19,18 +19,18 @@ from pathlib import Path, PurePosixPath
 from mmf_win.archives import Member
 from mmf_win.archives.names import collision_key, group_colliding_names
 from mmf_win.console import summarize_list
-from mmf_win.dataset.annotations import SPLITS, Row
+from mmf_win.dataset.annotations import SPLITS, AnnotationRow
 from mmf_win.errors import DatasetError
 from mmf_win.sniffing import CommandHint
 
 _IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
-_RELEASE = frozenset(split for split in SPLITS if "seen" in split)
-_VALIDATION = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
-_NAMED = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
+_PHASE_2_SPLITS = frozenset(split for split in SPLITS if "seen" in split)
+_VALIDATION_FILE = re.compile(r"val(id(ation)?)?\.(csv|jsonl)", re.IGNORECASE)  # as some call dev
+_SPLIT_FILE = re.compile(rf"\b({'|'.join(SPLITS)})\.jsonl\b")
 _README = re.compile(r"readme(\.md|\.txt)?", re.IGNORECASE)
-_ONE_OF_SEVERAL = re.compile(r"-\d{3}( \(\d+\))?$|[-_ .]part[-_ ]?\d+$", re.IGNORECASE)
+_PART_SUFFIX = re.compile(r"-\d{3}( \(\d+\))?$|[-_ .]part[-_ ]?\d+$", re.IGNORECASE)
 _ARCHIVE = re.compile(r"\.(zip|7z|rar|tar|t?gz|t?bz2|t?xz|zst|[0-9]{3}|z[0-9]{2})$", re.IGNORECASE)
-_CONVERTED = "/datasets/hateful_memes/defaults/annotations"  # below a data folder
+_MMF_ANNOTATIONS = "/datasets/hateful_memes/defaults/annotations"  # below a data folder
 _PACKED_IMAGES = frozenset({"img.tar.gz", "img.tgz", "img.tar", "img.zip"})
 
 
@@ -49,7 +49,7 @@ class Layout:
     annotations: dict[str, str]
     images: dict[str, str]
     packed_images: str | None
-    ignored: tuple[str, ...] = ()
+    ignored_tables: tuple[str, ...] = ()
     readme: str | None = None
 
     @property
@@ -58,32 +58,34 @@ class Layout:
         return {split: name for split, name in self.annotations.items() if _is_table(name)}
 
 
-def find_layout(source: Path, members: Sequence[Member], without: Collection[Path] = ()) -> Layout:
+def find_layout(source: Path, members: Sequence[Member], excluded_folders: Collection[Path] = ()) -> Layout:
     """Recognise the dataset by its members' names; those in the folders ``without`` are left aside.
 
     Raises DatasetError where there is no ``train.jsonl`` or ``train.csv``, or several, or an unknown split.
     """
     names = [member.name for member in members if not _is_litter(member.name)]
-    names = [name for name in names if not any(folder in (source / name).parents for folder in without)]
+    names = [
+        name for name in names if not any(folder in (source / name).parents for folder in excluded_folders)
+    ]
     annotations, ignored = _find_annotations(source, names)
     if "train" not in annotations:
         raise DatasetError(
             f"{source}: this is not the Hateful Memes dataset: there is no train.jsonl or train.csv in it",
-            hint=suggest(source, f"it holds {summarize_list(names) or 'nothing'}", names),
+            hint=incomplete_archive_hint(source, f"it holds {summarize_list(names) or 'nothing'}", names),
         )
     folder = annotations["train"].rpartition("/")[0]
     beside = [name for name in names if name.rpartition("/")[0] == folder]
-    if unknown := [name for name in beside if _VALIDATION.fullmatch(name.rpartition("/")[2])]:
+    if unknown := [name for name in beside if _VALIDATION_FILE.fullmatch(name.rpartition("/")[2])]:
         known = f"call it dev; splits are called {', '.join(SPLITS)}"
         raise DatasetError(f"{source}: {unknown[0]}: no split has this name", hint=known)
-    images = find_images(names)
+    images = find_image_members(names)
     inner = (name for name in names if name.rpartition("/")[2].lower() in _PACKED_IMAGES)
     packed = min(inner, key=_depth, default=None)
     readmes = (name for name in beside if _README.fullmatch(name.rpartition("/")[2]))
     return Layout(annotations, images, None if images else packed, ignored, next(readmes, None))
 
 
-def find_images(names: Iterable[str]) -> dict[str, str]:
+def find_image_members(names: Iterable[str]) -> dict[str, str]:
     """The images in the folder ``img``, the fullest if there are several: name from ``img/`` on → member."""
     folders: dict[str, dict[str, str]] = {}
     for name in names:
@@ -99,7 +101,7 @@ def _is_picture(name: str) -> bool:
     return PurePosixPath(name).suffix.lower() in _IMAGE_SUFFIXES and not _is_litter(name)
 
 
-def match_alike(names: Collection[str]) -> Callable[[str], str | None]:
+def make_name_matcher(names: Collection[str]) -> Callable[[str], str | None]:
     """Return a function that finds a name among ``names``: as it is, or the only one that looks the same.
 
     Names that differ in case or in Unicode normal form look the same.
@@ -113,17 +115,17 @@ def match_alike(names: Collection[str]) -> Callable[[str], str | None]:
     return match
 
 
-def missing_splits(layout: Layout, readme: str) -> list[str]:
+def find_missing_splits(layout: Layout, readme: str) -> list[str]:
     """Return the splits that are missing: the README names them, or others of the release are there.
 
     The README of a release may also tell about the first phase.
     """
-    is_release = _RELEASE & (layout.annotations.keys() - layout.tables.keys())
-    named = _RELEASE if is_release else set(_NAMED.findall(readme))
+    is_release = _PHASE_2_SPLITS & (layout.annotations.keys() - layout.tables.keys())
+    named = _PHASE_2_SPLITS if is_release else set(_SPLIT_FILE.findall(readme))
     return [split for split in SPLITS if split in named and split not in layout.annotations]
 
 
-def count_missing(splits: Mapping[str, Sequence[Row]], images: Collection[str]) -> str:
+def describe_missing_images(splits: Mapping[str, Sequence[AnnotationRow]], images: Collection[str]) -> str:
     """Return how many images of each split are missing ("train 1 of 4, dev 2 of 2"); empty if none is."""
     missing = {split: sum(row.img not in images for row in rows) for split, rows in splits.items()}
     return ", ".join(f"{split} {count} of {len(splits[split])}" for split, count in missing.items() if count)
@@ -131,7 +133,7 @@ def count_missing(splits: Mapping[str, Sequence[Row]], images: Collection[str]) 
 
 def require_images(
     source: Path,
-    splits: Mapping[str, Sequence[Row]],
+    splits: Mapping[str, Sequence[AnnotationRow]],
     images: Mapping[str, str],
     members: Iterable[str],
 ) -> None:
@@ -139,10 +141,10 @@ def require_images(
 
     The names are those of the user's tables; ``members`` are all files of the source.
     """
-    if not (counts := count_missing(splits, images)):
+    if not (counts := describe_missing_images(splits, images)):
         return
     rows = [row for listed in splits.values() for row in listed]
-    names = sorted({row.shown_img for row in rows if row.img not in images})
+    names = sorted({row.display_img for row in rows if row.img not in images})
     spare = sorted({name for name in members if _is_picture(name)} - {images.get(row.img) for row in rows})
     if any(f"/{member}".endswith(f"/{names[0]}") for member in spare):
         advice = f"{names[0]!a} is there, but images of JSON Lines belong in a folder img: move them into "
@@ -153,22 +155,24 @@ def require_images(
         )
         advice += "if the archive garbles names, unpack it with another program and convert the folder"
     else:
-        advice = suggest(source)
+        advice = incomplete_archive_hint(source)
     message = f"{source}: images are missing: {counts} ({summarize_list(names)})"
-    advice = other_name(names, images) or advice
+    advice = image_name_hint(names, images) or advice
     raise DatasetError(message, hint=f"{advice}, or use --allow-missing to leave these memes out")
 
 
-def suggest(source: Path, otherwise: str = "get a complete copy", members: Iterable[str] = ()) -> str:
+def incomplete_archive_hint(
+    source: Path, default_hint: str = "get a complete copy", members: Iterable[str] = ()
+) -> str:
     """Return the next step where something is missing; Google Drive makes several archives of one folder."""
     if inner := [name for name in members if _ARCHIVE.search(name)]:
         return CommandHint(f"unpack the archives in it ({summarize_list(inner)}) into one folder")
-    if source.is_dir() or not _ONE_OF_SEVERAL.search(source.stem):
-        return otherwise
+    if source.is_dir() or not _PART_SUFFIX.search(source.stem):
+        return default_hint
     return CommandHint("unpack all archives of this download into one folder")
 
 
-def other_name(missing: Iterable[str], images: Iterable[str]) -> str | None:
+def image_name_hint(missing: Iterable[str], images: Iterable[str]) -> str | None:
     """What to write where ``img\\\\01235.png``, ``1235.png`` or ``D:/img/01235.png`` is missing, and
     ``img/01235.png`` is there.
     """
@@ -192,7 +196,7 @@ def _find_annotations(source: Path, names: Iterable[str]) -> tuple[dict[str, str
         if split in SPLITS and path.suffix.lower() in (".csv", ".jsonl"):
             folders.setdefault(str(path.parent), {}).setdefault(split, []).append(name)
     whole = sorted(folder for folder, splits in folders.items() if "train" in splits and len(splits) > 1)
-    whole = [folder for folder in whole if not folder.endswith(_CONVERTED)] or whole
+    whole = [folder for folder in whole if not folder.endswith(_MMF_ANNOTATIONS)] or whole
     if len(whole) > 1:
         several = f"{source}: several datasets are in it: {summarize_list(whole)}"
         raise DatasetError(several, hint="convert one of them, as a folder or archive of its own")

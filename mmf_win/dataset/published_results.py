@@ -17,14 +17,14 @@ from mmf_win.paths import DatasetPaths
 
 PAPER = "arXiv:2005.04790"
 #: What the paper calls a split → what it is called in the release.
-SPLITS = {"val": "dev_seen", "test": "test_seen"}
+PAPER_SPLITS = {"val": "dev_seen", "test": "test_seen"}
 
-_ROWS = {"val": 500, "test": 1000}
-_NAMES = {"dev_seen": "val", "dev": "val", "test_seen": "test", "test": "test"}
+_PAPER_ROW_COUNTS = {"val": 500, "test": 1000}
+_PAPER_NAMES = {"dev_seen": "val", "dev": "val", "test_seen": "test", "test": "test"}
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedScore:
     """A number that the paper reports.
 
     Attributes:
@@ -35,37 +35,41 @@ class Published:
     """
 
     value: float
-    spread: float | None
+    standard_deviation: float | None
     split: str
     rows: int
 
 
-def published(numbers: Mapping[str, Any], split: str, metric: str) -> Published | None:
+def find_published_score(
+    published_scores: Mapping[str, Any], split: str, metric: str
+) -> PublishedScore | None:
     """What the paper reports of a preset for a split, as ``auroc`` or ``accuracy``.
 
     ``numbers`` is a preset's ``published``, in percent; what cannot be one is as if it were not there.
     """
     with suppress(KeyError, TypeError, ValueError):
-        name = _NAMES[split]
-        number = numbers[name][metric]
+        name = _PAPER_NAMES[split]
+        number = published_scores[name][metric]
         value, spread = number if isinstance(number, list) else (number, 0)
         if 0 <= value <= 100 and 0 <= spread <= 100:
-            return Published(value / 100, spread / 100 if spread else None, split, _ROWS[name])
+            return PublishedScore(
+                value / 100, spread / 100 if spread else None, split, _PAPER_ROW_COUNTS[name]
+            )
     return None
 
 
-def splits_of_paper(paths: DatasetPaths) -> dict[str, str]:
+def find_paper_splits(paths: DatasetPaths) -> dict[str, str]:
     """What the paper calls a split → the annotation file's stem, for those that lie on disk."""
     there = splits_on_disk(paths)
     found: dict[str, str] = {}
-    for split, name in _NAMES.items():
+    for split, name in _PAPER_NAMES.items():
         if split in there:
             found.setdefault(name, split)
     return found
 
 
-def why_none(split: str) -> str:
+def missing_score_reason(split: str) -> str:
     """Why no published number stands beside a score on a split."""
-    if split in _NAMES:
+    if split in _PAPER_NAMES:
         return "The paper reports nothing for this."
-    return f"The paper reports {' and '.join(SPLITS.values())}, not {split}."
+    return f"The paper reports {' and '.join(PAPER_SPLITS.values())}, not {split}."

@@ -12,7 +12,7 @@ from mmf_win.paths import ChildPath, module_command
 #: Of the archive.
 PASSWORD = "demo"
 #: The demo's models → their presets.
-PRESETS = {"vilbert": "demo", "clip": "demo_clip"}
+DEMO_PRESETS = {"vilbert": "demo", "clip": "demo_clip"}
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class DemoFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.marker.touch()
 
-    def fill(self, seed: int, model: str) -> None:
+    def generate_files(self, seed: int, model: str) -> None:
         """Make what a model needs and is not there yet, in a child: it takes what the parent must not import.
 
         Raises DataError where something could not be made, why the child has said, and Interrupted.
         """
-        command = module_command("mmf_win.demo.make", str(self.path), str(seed), model)
+        command = module_command("mmf_win.demo.generate", str(self.path), str(seed), model)
         code = subprocess.run(command, stdin=subprocess.DEVNULL).returncode
         if code == StoppedByUserError.exit_code:
             raise StoppedByUserError("interrupted")

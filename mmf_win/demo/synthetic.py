@@ -36,11 +36,11 @@ VERBS = (("love", "hate"), ("like", "mock"), ("miss", "avoid"), ("trust", "fear"
 ENDINGS = ("you", "you today", "your jokes", "your songs", "your cooking")
 
 #: Memes in each split, under the names of the challenge's second phase: fours, at most 1,920 in all.
-SIZES = {"train": 400, "dev_seen": 40, "dev_unseen": 80, "test_seen": 40, "test_unseen": 160}
+SPLIT_SIZES = {"train": 400, "dev_seen": 40, "dev_unseen": 80, "test_seen": 40, "test_unseen": 160}
 #: The share of each split's groups of four that have all their labels the other way round.
-NOISE = 0.1
+LABEL_NOISE = 0.1
 
-_TOP = "hateful_memes"
+_ARCHIVE_FOLDER = "hateful_memes"
 _README = """\
 A synthetic set in the format of the Hateful Memes challenge, drawn by the demo of mmfw.
 It contains no data of the challenge, and is in the public domain (CC0 1.0 Universal).
@@ -55,8 +55,8 @@ _CACTUS = (60, 130, 70)
 _WHITE = (255, 255, 255)
 _BLACK = (0, 0, 0)
 
-_LINE = 14
-_LETTER = 7
+_LINE_HEIGHT = 14
+_LETTER_WIDTH = 7
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ class Meme:
     @cached_property
     def png(self) -> bytes:
         """The image file, drawn when it is first asked for."""
-        return draw(self.picture, self.text)
+        return draw_meme(self.picture, self.text)
 
 
-def make(seed: int) -> dict[str, list[Meme]]:
+def generate_memes(seed: int) -> dict[str, list[Meme]]:
     """The memes of each split, in random order; the same seed makes the same memes.
 
     No caption comes back in another group, so a test never asks for words that were learnt by heart.
@@ -108,12 +108,12 @@ def make(seed: int) -> dict[str, list[Meme]]:
     wordings = list(itertools.product(OPENINGS, CROWDS, VERBS, ENDINGS))
     random.shuffle(wordings)
     # Some of four digits, so that file names need their leading zero.
-    ids = iter(random.sample(range(1_000, 100_000), sum(SIZES.values())))
+    ids = iter(random.sample(range(1_000, 100_000), sum(SPLIT_SIZES.values())))
     splits: dict[str, list[Meme]] = {}
-    for split, size in SIZES.items():
+    for split, size in SPLIT_SIZES.items():
         memes: list[Meme] = []
         groups = size // 4
-        noisy = frozenset(random.sample(range(groups), round(NOISE * groups)))
+        noisy = frozenset(random.sample(range(groups), round(LABEL_NOISE * groups)))
         for group in range(groups):
             crowd, desert = Picture.random(random, crowded=True), Picture.random(random, crowded=False)
             opening, who, (kind, mean), ending = wordings.pop()
@@ -128,16 +128,16 @@ def make(seed: int) -> dict[str, list[Meme]]:
 
 def archive_members(splits: Mapping[str, list[Meme]]) -> Iterator[tuple[str, bytes]]:
     """Name and contents of each file of the dataset's archive, all in one folder."""
-    yield f"{_TOP}/README.md", _README.encode()
+    yield f"{_ARCHIVE_FOLDER}/README.md", _README.encode()
     for split, memes in splits.items():
         rows = [{"id": m.stem, "img": m.image_path, "label": m.label, "text": m.text} for m in memes]
-        yield f"{_TOP}/{split}.jsonl", b"".join(map(json_bytes, rows))
+        yield f"{_ARCHIVE_FOLDER}/{split}.jsonl", b"".join(map(json_bytes, rows))
     for memes in splits.values():
         for meme in memes:
-            yield f"{_TOP}/{meme.image_path}", meme.png
+            yield f"{_ARCHIVE_FOLDER}/{meme.image_path}", meme.png
 
 
-def draw(picture: Picture, caption: str) -> bytes:
+def draw_meme(picture: Picture, caption: str) -> bytes:
     """``picture`` as a PNG file with ``caption`` written on it. Needs Pillow."""
     from PIL import Image, ImageDraw
 
@@ -151,10 +151,12 @@ def draw(picture: Picture, caption: str) -> bytes:
     draw_one, fewest, most = (_draw_person, 20, 30) if picture.crowded else (_draw_cactus, 1, 3)
     for _ in range(random.randint(fewest, most)):
         draw_one(canvas, random, picture, horizon)
-    for n, line in enumerate(textwrap.wrap(caption.upper(), picture.width // _LETTER)):
-        x = (picture.width - _LETTER * len(line)) // 2
-        canvas.text((x + 1, 5 + n * _LINE), line, _BLACK)  # a shadow, so that it can be read on any sky
-        canvas.text((x, 4 + n * _LINE), line, _WHITE)
+    for n, line in enumerate(textwrap.wrap(caption.upper(), picture.width // _LETTER_WIDTH)):
+        x = (picture.width - _LETTER_WIDTH * len(line)) // 2
+        canvas.text(
+            (x + 1, 5 + n * _LINE_HEIGHT), line, _BLACK
+        )  # a shadow, so that it can be read on any sky
+        canvas.text((x, 4 + n * _LINE_HEIGHT), line, _WHITE)
     file = io.BytesIO()
     image.save(file, "PNG")
     return file.getvalue()

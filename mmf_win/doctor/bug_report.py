@@ -17,10 +17,10 @@ from mmf_win.protocol import AttemptFolder
 from mmf_win.runs.folder import Run
 from mmf_win.scrub import make_scrubber
 
-_MOST = 1 << 20  # of a file; what went wrong is at its end
+_MAX_BYTES = 1 << 20  # of a file; what went wrong is at its end
 
 
-def write(run: Run | None, about: Mapping[str, Any], path: Path, *, log: bool) -> list[str]:
+def write(run: Run | None, doctor_report: Mapping[str, Any], path: Path, *, include_logs: bool) -> list[str]:
     """Write a zip, and return the names of what is in it.
 
     With ``log``, also what the run printed goes into it.
@@ -29,29 +29,29 @@ def write(run: Run | None, about: Mapping[str, Any], path: Path, *, log: bool) -
     with suppress(DataError):
         overrides = [(key, str(value)) for key, value in run.request().chosen.items()] if run else []
     scrub = make_scrubber([*os.environ.items(), *overrides])
-    records = {"doctor.json": json.dumps(about, default=str, indent=2, ensure_ascii=False)}
-    records |= {f"run/{name}": _end_of(file) for name, file in _records(run, log)}
+    records = {"doctor.json": json.dumps(doctor_report, default=str, indent=2, ensure_ascii=False)}
+    records |= {f"run/{name}": _read_end(file) for name, file in _list_run_files(run, include_logs)}
     with atomic_replace(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in records.items():
             archive.writestr(name, escape_controls(scrub(content)).encode("utf-8", "backslashreplace"))
     return list(records)
 
 
-def _records(run: Run | None, log: bool) -> Iterator[tuple[str, Path]]:
+def _list_run_files(run: Run | None, include_logs: bool) -> Iterator[tuple[str, Path]]:
     if run is None:
         return
-    files = [run.request_file, run.events, run.earlier_exit_file, *([run.log] if log else [])]
+    files = [run.request_file, run.events, run.earlier_exit_file, *([run.log] if include_logs else [])]
     for each in map(AttemptFolder, sorted(run.path.glob("attempts/*"))):
         files += [each.request_file, each.config, each.outcome_file, each.helper_outcome_file, each.events]
-        files += [each.log] if log else []
+        files += [each.log] if include_logs else []
     yield from ((file.relative_to(run.path).as_posix(), file) for file in files if file.exists())
 
 
-def _end_of(file: Path) -> str:
+def _read_end(file: Path) -> str:
     try:
         require_no_special_file(file)
         content = file.read_bytes()
     except OSError as error:
         return f"cannot be read: {error.strerror}"
-    cut = content[-_MOST:].partition(b"\n")[2] if len(content) > _MOST else content
+    cut = content[-_MAX_BYTES:].partition(b"\n")[2] if len(content) > _MAX_BYTES else content
     return cut.decode("utf-8", "replace")

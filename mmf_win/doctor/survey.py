@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from mmf_win import machine
 from mmf_win.archives.zip_extract import decryption_engine
 from mmf_win.console import format_command
-from mmf_win.dataset.annotations import splits_on_disk, where_to_get
+from mmf_win.dataset.annotations import missing_dataset_hint, splits_on_disk
 from mmf_win.errors import DatasetError, InUseError, MmfEnvironmentError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import MmfPaths, constraints_file, mmfw_home, presets_dir
@@ -33,17 +33,17 @@ if sys.platform == "win32":
     import ctypes
     import winreg
 
-_BUILDS = ("torch", "torchvision")  # which are built for a GPU or the CPU
-_INDEX = "https://download.pytorch.org/whl/"
-_BUILT_FOR = re.compile(r"^(cuda|hip)\b[^=\n]*= *(?:['\"]([^'\"]+)['\"]|None)", re.MULTILINE)
+_TORCH_PACKAGES = ("torch", "torchvision")  # which are built for a GPU or the CPU
+_TORCH_INDEX_URL = "https://download.pytorch.org/whl/"
+_TORCH_VERSION_LINE = re.compile(r"^(cuda|hip)\b[^=\n]*= *(?:['\"]([^'\"]+)['\"]|None)", re.MULTILINE)
 # https://learn.microsoft.com/windows/win32/fileio/maximum-file-path-limitation
 _LONG_PATHS = (r"SYSTEM\CurrentControlSet\Control\FileSystem", "LongPathsEnabled")
 # https://learn.microsoft.com/windows/apps/get-started/enable-your-device-for-development
-_APPS = r"SOFTWARE\Microsoft\Windows\CurrentVersion\AppModelUnlock"
-_DEVELOPER = (_APPS, "AllowDevelopmentWithoutDevLicense")
-_INSTALL = "`mmfw setup --torch` prints the pip command that installs the build for this machine"
+_APP_MODEL_KEY = r"SOFTWARE\Microsoft\Windows\CurrentVersion\AppModelUnlock"
+_DEVELOPER_MODE = (_APP_MODEL_KEY, "AllowDevelopmentWithoutDevLicense")
+_INSTALL_HINT = "`mmfw setup --torch` prints the pip command that installs the build for this machine"
 # A checkpoint of a BERT model, its optimizer included, is about 1.3 GB, and a few are kept.
-_LITTLE_SPACE = 10 << 30
+_MIN_FREE_BYTES = 10 << 30
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ def survey(places: MmfPaths) -> dict[str, Any]:
     system = {"mmfw": __version__, "python": sys.version.split()[0], "system": platform.platform()}
     packages = (*required_packages(), *required_packages("train"))
     found = {
-        "versions": system | {name: version(name) for name in packages},
+        "versions": system | {name: installed_version(name) for name in packages},
         "mmf": mmf,
-        "folders": list(_folders(places, mmf)),
+        "folders": list(_survey_folders(places, mmf)),
         "dataset": {
             "splits": sorted(splits_on_disk(places.dataset)),
             "images": sum(1 for _ in images.iterdir()) if images.is_dir() else 0,
@@ -85,13 +85,13 @@ def survey(places: MmfPaths) -> dict[str, Any]:
             "memory": machine.total_memory(),
             "gpus": machine.installed_gpus(),
         },
-        "settings": survey_settings(),
+        "settings": survey_windows_settings(),
         "torch": torch,
         "cuda": cuda and asdict(cuda),
         "decryption": decryption_engine(),
         "fits": fits.load(),
     }
-    return found | {"missing": list(_missing(found, unused_gpu(torch, cuda), places))}
+    return found | {"missing": list(_find_missing(found, unused_gpu_error(torch, cuda), places))}
 
 
 def required_packages(extra: str = "") -> list[str]:
@@ -103,7 +103,7 @@ def required_packages(extra: str = "") -> list[str]:
     return []
 
 
-def version(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
     """The version of an installed package; None where it is not installed."""
     with suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(distribution)
@@ -123,7 +123,7 @@ def survey_mmf(*, full: bool = False) -> MmfState:
     return MmfState(installed, tuple(changed), MmfEnvironmentError(message, hint="run `mmfw setup`"))
 
 
-def _folders(places: MmfPaths, mmf: MmfState) -> Iterator[dict[str, Any]]:
+def _survey_folders(places: MmfPaths, mmf: MmfState) -> Iterator[dict[str, Any]]:
     """Return where everything is; MMF and mmfw make theirs when they need them.
 
     ``named_by`` is the option or variable that names a folder of MMF's, or that it is the default.
@@ -149,37 +149,37 @@ def _folders(places: MmfPaths, mmf: MmfState) -> Iterator[dict[str, Any]]:
             yield {"name": name, "path": path, "named_by": named_by.get(name), "exists": exists, "free": free}
 
 
-def _missing(
-    found: dict[str, Any], unused: MmfEnvironmentError | None, places: MmfPaths
+def _find_missing(
+    survey_result: dict[str, Any], gpu_error: MmfEnvironmentError | None, places: MmfPaths
 ) -> Iterator[MmfwError]:
     if not required_packages():
         message = "mmfw itself is not installed, so it is not known which packages are missing"
         yield MmfEnvironmentError(message, hint=pip_hint())
     # PyTorch first, since with the rest pip would bring the build for CUDA on any Linux.
-    hints: dict[tuple[str, ...], str] = {_BUILDS: f"run `{format_command(*pip_line())}`"}
+    hints: dict[tuple[str, ...], str] = {_TORCH_PACKAGES: f"run `{format_command(*torch_install_command())}`"}
     hints |= {tuple(required_packages(extra)): pip_hint(extra and f"[{extra}]") for extra in ("", "train")}
     for names, hint in hints.items():
-        missing = [name for name in names if found["versions"].get(name, "") is None]
-        if rest := [name for name in missing if names is _BUILDS or name not in _BUILDS]:
+        missing = [name for name in names if survey_result["versions"].get(name, "") is None]
+        if rest := [name for name in missing if names is _TORCH_PACKAGES or name not in _TORCH_PACKAGES]:
             yield MmfEnvironmentError(f"not installed: {', '.join(rest)}", hint=hint)
-    yield from (error for error in (unused, found["mmf"].error) if error is not None)
+    yield from (error for error in (gpu_error, survey_result["mmf"].error) if error is not None)
     try:
         require_complete_install(places.dataset.root)
     except (DatasetError, InUseError) as error:
         yield error
     else:
-        if not found["dataset"]["splits"] or not found["dataset"]["images"]:
+        if not survey_result["dataset"]["splits"] or not survey_result["dataset"]["images"]:
             message = f"no Hateful Memes dataset in {places.dataset.root}"
-            yield DatasetError(message, hint=where_to_get(places.dataset))
+            yield DatasetError(message, hint=missing_dataset_hint(places.dataset))
     try:
         require_creatable_folders(places)
     except MmfwError as error:
         yield error
-    for folder in found["folders"]:
+    for folder in survey_result["folders"]:
         where, free = f"for {folder['name']} in {folder['path']}", folder["free"]
         if free is None:
             yield UsageError(f"no drive {where}", hint="choose another folder")
-        elif folder["name"] in ("data", "runs") and free < _LITTLE_SPACE:
+        elif folder["name"] in ("data", "runs") and free < _MIN_FREE_BYTES:
             yield ResourceError(f"little disk space {where}", hint="free some space there")
 
 
@@ -193,24 +193,26 @@ class _CudaBuild(NamedTuple):
     """
 
     cuda: str
-    needs: tuple[int, int]
-    oldest: tuple[int, int]
-    newest: tuple[int, int]
+    min_driver_cuda: tuple[int, int]
+    min_capability: tuple[int, int]
+    max_capability: tuple[int, int]
 
-    def knows(self, cuda: machine.Cuda) -> bool:
+    def supports(self, cuda: machine.Cuda) -> bool:
         """Return whether it has code for one of the GPUs."""
-        return any(self.oldest <= capability <= self.newest for capability in cuda.capabilities)
+        return any(
+            self.min_capability <= capability <= self.max_capability for capability in cuda.capabilities
+        )
 
 
 # The newest first. What they have code for: https://github.com/pytorch/pytorch/issues/178665
 _CUDA_BUILDS = (
-    _CudaBuild("13.0", (13, 0), oldest=(7, 5), newest=(12, 9)),
-    _CudaBuild("12.6", (12, 0), oldest=(5, 0), newest=(9, 0)),
+    _CudaBuild("13.0", (13, 0), min_capability=(7, 5), max_capability=(12, 9)),
+    _CudaBuild("12.6", (12, 0), min_capability=(5, 0), max_capability=(9, 0)),
 )
 
 
 @dataclass(frozen=True)
-class Torch:
+class TorchBuild:
     """The versions of CUDA and ROCm that the installed torch was built for; None for what it was not."""
 
     cuda: str | None
@@ -222,54 +224,63 @@ class Torch:
         return f"CUDA {self.cuda}" if self.cuda else f"ROCm {self.rocm}" if self.rocm else "the CPU"
 
 
-def survey_torch() -> Torch | None:
+def survey_torch() -> TorchBuild | None:
     """The installed torch, which is not imported; None where there is none, or it does not say."""
     spec = find_spec("torch")
     if spec is not None and spec.origin is not None:
         with suppress(OSError, ValueError, KeyError):
             text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-            found = dict(_BUILT_FOR.findall(text))
-            return Torch(found["cuda"] or None, found.get("hip") or None)
+            found = dict(_TORCH_VERSION_LINE.findall(text))
+            return TorchBuild(found["cuda"] or None, found.get("hip") or None)
     return None
 
 
-def unused_gpu(torch: Torch | None, cuda: machine.Cuda | None) -> MmfEnvironmentError | None:
+def unused_gpu_error(torch: TorchBuild | None, cuda: machine.Cuda | None) -> MmfEnvironmentError | None:
     """The error that torch cannot use the GPU; None where it can, or where no other build could.
 
     A driver runs what was built for a newer CUDA of the same major version.
     """
-    if torch is None or cuda is None or (torch.cuda is None and _best_build(cuda) == "cpu"):
+    if torch is None or cuda is None or (torch.cuda is None and _best_build_name(cuda) == "cpu"):
         return None
     if torch.cuda is None:
-        return MmfEnvironmentError(f"there is a GPU, and torch is built for {torch.target}", hint=_INSTALL)
-    if not all(build.knows(cuda) for build in _CUDA_BUILDS if build.cuda == torch.cuda):
+        return MmfEnvironmentError(
+            f"there is a GPU, and torch is built for {torch.target}", hint=_INSTALL_HINT
+        )
+    if not all(build.supports(cuda) for build in _CUDA_BUILDS if build.cuda == torch.cuda):
         message = f"torch is built for CUDA {torch.cuda}, which has no code for the GPU"
-        return MmfEnvironmentError(message, hint=_INSTALL)
+        return MmfEnvironmentError(message, hint=_INSTALL_HINT)
     if int(torch.cuda.partition(".")[0]) > cuda.newest[0]:
         newest = ".".join(map(str, cuda.newest))
         message = f"torch is built for CUDA {torch.cuda}, and NVIDIA's driver runs CUDA {newest}"
-        return MmfEnvironmentError(message, hint=f"update the driver, or {_INSTALL}")
+        return MmfEnvironmentError(message, hint=f"update the driver, or {_INSTALL_HINT}")
     return None
 
 
-def pip_line() -> tuple[str, ...]:
+def torch_install_command() -> tuple[str, ...]:
     """The words of the command that gets the build for this machine, at the tested version."""
     pins = dict(re.findall(r"^(\S+)==(\S+)$", constraints_file().read_text(encoding="utf-8"), re.MULTILINE))
-    index, wanted = [], [f"{package}=={pins[package]}" for package in _BUILDS]
+    index, wanted = [], [f"{package}=={pins[package]}" for package in _TORCH_PACKAGES]
     if sys.platform != "darwin":  # which has one build, on PyPI
-        name = _best_build(machine.survey_cuda())
+        name = _best_build_name(machine.survey_cuda())
         # A local version is above the same without one, and named it is sure to come from PyTorch's index.
-        index, wanted = ["--extra-index-url", _INDEX + name], [f"{package}+{name}" for package in wanted]
+        index, wanted = (
+            ["--extra-index-url", _TORCH_INDEX_URL + name],
+            [f"{package}+{name}" for package in wanted],
+        )
     return ("pip", "install", "-c", str(constraints_file()), *index, *wanted)
 
 
-def _best_build(cuda: machine.Cuda | None) -> str:
+def _best_build_name(cuda: machine.Cuda | None) -> str:
     """The build that suits, as PyTorch's index calls it: the newest that can use one of the GPUs."""
-    usable = (build for build in _CUDA_BUILDS if cuda and build.knows(cuda) and cuda.newest >= build.needs)
+    usable = (
+        build
+        for build in _CUDA_BUILDS
+        if cuda and build.supports(cuda) and cuda.newest >= build.min_driver_cuda
+    )
     return next((f"cu{build.cuda.replace('.', '')}" for build in usable), "cpu")
 
 
-def survey_settings() -> list[dict[str, str | None]]:
+def survey_windows_settings() -> list[dict[str, str | None]]:
     """The settings of Windows that matter here; none on other systems.
 
     ``hint`` is what a setting costs as it is, and what changes it; None where it costs nothing.
@@ -278,7 +289,7 @@ def survey_settings() -> list[dict[str, str | None]]:
     if sys.platform == "win32":
         for name, (key, value), cost in (
             ("long paths", _LONG_PATHS, "paths end at 260 characters"),
-            ("developer mode", _DEVELOPER, "without links, Hugging Face's cache may take more space"),
+            ("developer mode", _DEVELOPER_MODE, "without links, Hugging Face's cache may take more space"),
         ):
             is_on = False
             with suppress(OSError), winreg.OpenKey(winreg.HKEY_LOCAL_MACHINE, key) as opened:

@@ -34,10 +34,12 @@ except ImportError as missing:
 except KeyboardInterrupt:
     sys.exit(130)
 
-_MOST = 2**24  # pixels of a batch of images, of which each is as wide and as high as the largest ones
+_MAX_BATCH_PIXELS = (
+    2**24
+)  # pixels of a batch of images, of which each is as wide and as high as the largest ones
 
 
-class Unusable(Exception):
+class UnusableInputError(Exception):
     """Input that cannot be used.
 
     Attributes:
@@ -53,31 +55,33 @@ class Model:
     """The model in a folder, and what makes its inputs."""
 
     def __init__(self, folder: Path) -> None:
-        self.about = opened(folder / "model.json", described)
-        self.text, self.inputs = self.about["text"], {each["name"] for each in self.about["inputs"]}
+        self.metadata = read_file(folder / "model.json", read_metadata)
+        self.text, self.inputs = self.metadata["text"], {each["name"] for each in self.metadata["inputs"]}
         self.tokenizer = None
         if self.text:
-            self.tokenizer = opened(folder / "tokenizer.json", lambda at: Tokenizer.from_file(str(at)))
-        versions = f"made with onnxruntime {self.about['versions']['onnxruntime']}"
+            self.tokenizer = read_file(folder / "tokenizer.json", lambda at: Tokenizer.from_file(str(at)))
+        versions = f"made with onnxruntime {self.metadata['versions']['onnxruntime']}"
         versions += f", this is {onnxruntime.__version__}: "
-        self.session = opened(folder / "model.onnx", session, about=versions)
+        self.session = read_file(folder / "model.onnx", create_session, error_prefix=versions)
 
     def predict(self, rows: list[dict[str, Any]]) -> list[float]:
         """The probability of each row that it is hateful."""
         inputs: dict[str, Any] = {}
-        needed = {"img": self.about["image"], "text": self.text, "features": self.about["features"]}
+        needed = {"img": self.metadata["image"], "text": self.text, "features": self.metadata["features"]}
         for row, name in ((row, name) for row in rows for name, needs in needed.items() if needs):
             if not isinstance(row.get(name), (str, Path)):
-                raise Unusable(f"meme {row['id']} has no {name}, which this model needs; --help says more")
+                raise UnusableInputError(
+                    f"meme {row['id']} has no {name}, which this model needs; --help says more"
+                )
 
-        def of_each(name: str, read: Callable[[Path], Any]) -> list[Any]:
-            return [opened(row[name], read, row["id"]) for row in rows]
+        def read_each(name: str, read: Callable[[Path], Any]) -> list[Any]:
+            return [read_file(row[name], read, row["id"]) for row in rows]
 
-        if self.about["image"]:
-            stored = np.array(of_each("img", lambda at: Image.open(at).size))
-            if (half := len(rows) // 2) and len(rows) * stored.max(0).prod() > _MOST:
+        if self.metadata["image"]:
+            stored = np.array(read_each("img", lambda at: Image.open(at).size))
+            if (half := len(rows) // 2) and len(rows) * stored.max(0).prod() > _MAX_BATCH_PIXELS:
                 return self.predict(rows[:half]) + self.predict(rows[half:])
-            images = of_each("img", lambda at: np.asarray(open_image(at)))
+            images = read_each("img", lambda at: np.asarray(open_image(at)))
             inputs["size"] = np.array([image.shape[:2] for image in images])
             inputs["image"] = np.zeros((len(rows), *inputs["size"].max(0), 3), np.uint8)
             for image, place in zip(images, inputs["image"], strict=True):
@@ -91,34 +95,34 @@ class Model:
             inputs["input_mask"] = np.zeros((len(rows), length))
             for number, ids in enumerate(tokens):
                 inputs["input_ids"][number, : len(ids)], inputs["input_mask"][number, : len(ids)] = ids, 1
-        if self.about["features"]:
-            files = of_each("features", self.padded)
+        if self.metadata["features"]:
+            files = read_each("features", self.load_padded_features)
             inputs |= {name: np.stack([file[name] for file in files]) for name in files[0]}
-        given = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.about["inputs"]}
+        given = {each["name"]: inputs[each["name"]].astype(each["dtype"]) for each in self.metadata["inputs"]}
         return [float(row[1]) for row in self.session.run(["probabilities"], given)[0]]
 
     def predict_all(
-        self, rows: list[dict[str, Any]], size: int, tell: Callable[[int], None]
+        self, rows: list[dict[str, Any]], batch_size: int, on_progress: Callable[[int], None]
     ) -> tuple[list[float], dict[str, float]]:
         """Return the probabilities of rows, and the p50_ms and p99_ms of their batches.
 
         Args:
-            rows: as :func:`table` has them.
+            rows: as :func:`read_table` has them.
             size: how many make a batch.
             tell: called after each batch with the number of rows done.
         """
         probas, times = list[float](), list[float]()
-        for start in range(0, len(rows), size):
+        for start in range(0, len(rows), batch_size):
             began = time.perf_counter()
-            probas += self.predict(rows[start : start + size])
+            probas += self.predict(rows[start : start + batch_size])
             times.append(1000 * (time.perf_counter() - began))
-            tell(len(probas))
+            on_progress(len(probas))
         p50, p99 = np.percentile(times[1:] or times, [50, 99]).round(2).tolist()
         return probas, {"p50_ms": p50, "p99_ms": p99}
 
-    def padded(self, path: Path) -> dict[str, Any]:
+    def load_padded_features(self, path: Path) -> dict[str, Any]:
         """The region features in a file as one row of the inputs."""
-        file, (most, dim) = np.load(path), (self.about["features"][key] for key in ("boxes", "dim"))
+        file, (most, dim) = np.load(path), (self.metadata["features"][key] for key in ("boxes", "dim"))
         count = min(most, len(file["features"]))
         shapes = {"features": (count, dim), "boxes": (count, 4), "image_size": (2,)}
         row = {"max_features": np.array(count)}
@@ -130,15 +134,15 @@ class Model:
         return row
 
 
-def opened(path: Path, read: Callable[[Path], Any], meme: object = None, about: str = "") -> Any:
+def read_file(path: Path, read: Callable[[Path], Any], meme: object = None, error_prefix: str = "") -> Any:
     """Return what ``read`` makes of a file. Raises Unusable where it cannot be read."""
     try:
         return read(path)
     except Exception as error:  # of Pillow, numpy and onnxruntime, of no common class
-        raise Unusable(f"{about}{path}: {error}".partition("\n")[0], meme) from error
+        raise UnusableInputError(f"{error_prefix}{path}: {error}".partition("\n")[0], meme) from error
 
 
-def described(path: Path) -> dict[str, Any]:
+def read_metadata(path: Path) -> dict[str, Any]:
     """What a model.json says."""
     about = json.loads(path.read_text(encoding="utf-8"))
     return {key: about[key] for key in ("text", "image", "features", "inputs", "versions")}
@@ -146,15 +150,15 @@ def described(path: Path) -> dict[str, Any]:
 
 def describe_error(error: Exception) -> str:
     """Return what an error says and, unless it is Unusable, its class."""
-    return str(error) if isinstance(error, Unusable) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, UnusableInputError) else f"{type(error).__name__}: {error}"
 
 
-def session(path: Path) -> onnxruntime.InferenceSession:
+def create_session(path: Path) -> onnxruntime.InferenceSession:
     """What runs a model; it is not told the path, which may have any letters."""
     return onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
 
 
-def table(path: Path) -> list[dict[str, Any]]:
+def read_table(path: Path) -> list[dict[str, Any]]:
     """The rows of a table, with paths that lead to the files from here."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         if path.suffix.lower() == ".jsonl":
@@ -193,14 +197,14 @@ def main() -> None:
     if asked.output and not asked.output.absolute().parent.is_dir():
         parser.error(f"{asked.output}: there is no such folder")
     one = {"id": 1, "img": asked.image, "text": asked.text or "", "features": asked.features}
-    rows, size = opened(asked.table, table) if asked.table else [one], max(1, asked.batch_size)
+    rows, size = read_file(asked.table, read_table) if asked.table else [one], max(1, asked.batch_size)
 
-    def tell(done: int) -> None:
+    def print_progress(done: int) -> None:
         if len(rows) > size and (asked.timings or sys.stderr.isatty()):
             end = "\n" if done == len(rows) else "\r"
             print(f"{done} of {len(rows)} memes", end=end, file=sys.stderr, flush=True)
 
-    probas, timings = Model(asked.model).predict_all(rows, size, tell)
+    probas, timings = Model(asked.model).predict_all(rows, size, print_progress)
     lines = [(row["id"], repr(p), int(p > 0.5)) for row, p in zip(rows, probas, strict=True)]
     to_file = asked.output and asked.output.open("w", encoding="utf-8", newline="")
     with to_file or nullcontext(sys.stdout) as file:

@@ -4,7 +4,7 @@ One of the Hub is named ``owner/name``, for its newest version, or ``owner/name@
 
 Windows without developer mode has only hard links, and huggingface_hub moves its files into a snapshot. mmfw
 then gives them their names among the blobs, too, by which they are verified (see
-:mod:`~mmf_win.inputs.ledger`).
+:mod:`~mmf_win.inputs.known_hashes`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 
 from mmf_win.errors import MmfEnvironmentError
 from mmf_win.files import DISK_FULL_ERRNOS, atomic_replace, link_or_copy, read_json, write_bytes
-from mmf_win.inputs.given import Input, Mirror
-from mmf_win.inputs.ledger import BLOB, contradicts_hash
+from mmf_win.inputs.input_files import InputFiles, Mirror
+from mmf_win.inputs.known_hashes import BLOB_NAME, contradicts_hash
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import VerificationResult
@@ -30,15 +30,15 @@ from mmf_win.upstream.install import require_packages
 #: What transformers looks for, in this order.
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
-_FILES = (
+_MODEL_FILES = (
     *("config.json", "vocab.txt", "tokenizer_config.json", "tokenizer.json"),
     *("special_tokens_map.json", "added_tokens.json"),
 )
-_VOCABULARIES = ("tokenizer.json", "vocab.txt")
-_PLAIN = {"bert", "clip"}  # types of models of which mmfw knows all files that are read
+_VOCABULARY_FILES = ("tokenizer.json", "vocab.txt")
+_KNOWN_MODEL_TYPES = {"bert", "clip"}  # types of models of which mmfw knows all files that are read
 SAFETENSORS = WEIGHTS[:1]
 # The file of weights of a revision, and its SHA-256 as others have published it.
-_PUBLISHED = {
+_PUBLISHED_WEIGHTS = {
     "openai/clip-vit-base-patch32@b33cedfd0df4e43b8238760678fcc89e1a0d38b3": (
         SAFETENSORS,
         "99d28a652e6ec46629ab7047a0ac82c69b1fe11e0ce672c43af65d3a9a3fc05d",
@@ -53,7 +53,7 @@ _NO_COMMIT = "0" * 40  # of a copy, which nobody knows the version of
 
 
 @dataclass(frozen=True)
-class GivenModel(Input):
+class LocalModelInput(InputFiles):
     """A model in a folder of the user's; ``weights`` are the files that may hold them.
 
     Without any, it is only what its tokenizer reads.
@@ -63,21 +63,21 @@ class GivenModel(Input):
 
     def files(self) -> list[Path]:
         """Those that transformers would read, as far as they are there; the weights last."""
-        return _files_in(self.folder, weights=self.weights)
+        return _list_model_files(self.folder, weights=self.weights)
 
-    def _lacking(self, files: Sequence[Path]) -> list[str]:
+    def _list_missing_names(self, files: Sequence[Path]) -> list[str]:
         """Of what a model must have, of each the name of the first choice, what is not among the files."""
         names = {path.name for path in files}
-        wanted = (("config.json",), _VOCABULARIES, self.weights)
+        wanted = (("config.json",), _VOCABULARY_FILES, self.weights)
         return [some[0] for some in wanted if some and names.isdisjoint(some)]
 
-    def _missing(self, files: Sequence[Path]) -> list[Path]:
+    def _list_missing(self, files: Sequence[Path]) -> list[Path]:
         there = bool(files) or self.folder.is_dir()
-        return [self.folder / name for name in self._lacking(files)] if there else [self.folder]
+        return [self.folder / name for name in self._list_missing_names(files)] if there else [self.folder]
 
 
 @dataclass(frozen=True)
-class HubModel(GivenModel):
+class HubModelInput(LocalModelInput):
     """A model of the Hugging Face Hub; its source is its name, such as ``owner/name``."""
 
     source: str = ""
@@ -90,68 +90,72 @@ class HubModel(GivenModel):
     def _revision(self) -> str | None:
         return self.source.partition("@")[2] or None
 
-    def published(self) -> tuple[str | None, str | None]:
+    def published_origin(self) -> tuple[str | None, str | None]:
         """Its name, and the SHA-256 of its weights, as far as that is known."""
-        return self.source, _PUBLISHED[self.source][1] if self.source in _PUBLISHED else None
+        return self.source, _PUBLISHED_WEIGHTS[self.source][1] if self.source in _PUBLISHED_WEIGHTS else None
 
-    def _against(self, files: Iterable[Path], hashes: Manifest) -> str:
-        of_weights = self.weights and self.published()[1]
-        return "the published SHA-256" if of_weights else super()._against(files, hashes)
+    def _verified_against(self, files: Iterable[Path], hashes: Manifest) -> str:
+        of_weights = self.weights and self.published_origin()[1]
+        return "the published SHA-256" if of_weights else super()._verified_against(files, hashes)
 
-    def _intact(
+    def _to_intact_result(
         self, finding: VerificationResult, files: Iterable[Path], hashes: Manifest, verified: float
     ) -> VerificationResult:
-        weights, sha256 = str([*files][-1]), self.published()[1]
+        weights, sha256 = str([*files][-1]), self.published_origin()[1]
         entry = hashes.files.get(weights)  # None of a file that changed while it was read
         if self.weights and sha256 and entry and entry.sha256 != sha256:
             problem = f"changed: {weights} (not the weights of {self.source})"
             return replace(finding, state="damaged", problems=(problem,))
-        return super()._intact(finding, files, hashes, verified)
+        return super()._to_intact_result(finding, files, hashes, verified)
 
     def files(self) -> list[Path]:
         """Those of its newest version that is there."""
-        return _files_in(snapshot_of(self.source) or self.folder, weights=self.weights)
+        return _list_model_files(find_snapshot(self.source) or self.folder, weights=self.weights)
 
-    def copies(self, mirror: Mirror) -> Sequence[Path]:
+    def find_copies(self, mirror: Mirror) -> Sequence[Path]:
         """The folders with a copy of it: of its name, or as in Hugging Face's home or cache.
 
         The mirror is such a folder, or one above it.
         """
         if (place := mirror.path) is None:
             return []
-        own, cached = self._name.rpartition("/")[2], _folder_of(self.source).name
+        own, cached = self._name.rpartition("/")[2], _cache_folder(self.source).name
         is_its_own = own == place.name or cached in place.parts
         folders = [place] if is_its_own else [place / own, place / self._name]
         for above in (place, place / cached, place / "hub" / cached):
             folders += (above / "snapshots").glob("*") if above.name == cached else ()
-        return [each for each in folders if not self._lacking(_files_in(each, weights=self.weights))]
+        return [
+            each
+            for each in folders
+            if not self._list_missing_names(_list_model_files(each, weights=self.weights))
+        ]
 
     def fetch(self, mirror: Mirror, finding: VerificationResult) -> None:
         """Copy or download it into Hugging Face's cache."""
-        if found := next(filter(self._may_be, self.copies(mirror)), None):
-            self._copy(found)
+        if found := next(filter(self._has_published_weights, self.find_copies(mirror)), None):
+            self._copy_into_cache(found)
         elif mirror.offline or _is_offline():
-            raise mirror.absent(self.title, [self.source])
+            raise mirror.missing_error(self.title, [self.source])
         else:
             self._download(mirror)
 
-    def _may_be(self, copy: Path) -> bool:
+    def _has_published_weights(self, copy: Path) -> bool:
         """Whether the weights in a copy are those that are published, as far as these are known."""
-        sha256 = self.published()[1]
+        sha256 = self.published_origin()[1]
         if not self.weights or sha256 is None:
             return True
-        weights = _files_in(copy, weights=self.weights)[-1]
+        weights = _list_model_files(copy, weights=self.weights)[-1]
         if file_digest(weights).hex() == sha256:
             return True
         _log.warning("%s: not the weights of %s", weights, self.source)
         return False
 
-    def _copy(self, source: Path) -> None:
+    def _copy_into_cache(self, source: Path) -> None:
         """Copy the model in a folder into Hugging Face's cache, in place of what is there of it."""
-        cached = _folder_of(self.source)
-        target = snapshot_of(self.source) or cached / "snapshots" / (self._revision or _NO_COMMIT)
+        cached = _cache_folder(self.source)
+        target = find_snapshot(self.source) or cached / "snapshots" / (self._revision or _NO_COMMIT)
         target.mkdir(parents=True, exist_ok=True)
-        for path in _files_in(source, weights=self.weights or WEIGHTS):
+        for path in _list_model_files(source, weights=self.weights or WEIGHTS):
             with atomic_replace(target / path.name) as temporary:
                 shutil.copyfile(path, temporary)
         if self._revision is None:
@@ -172,12 +176,16 @@ class HubModel(GivenModel):
         there = [path for path in self.files() if path.is_file()]
         replaced = {path.name for path in list(filter(contradicts_hash, there)) or there}
 
-        def get(file: str) -> bool:
+        def download_file(file: str) -> bool:
             again = file in replaced
             try:
                 path = Path(
                     hf_hub_download(
-                        self._name, file, revision=self._revision, cache_dir=_cache(), force_download=again
+                        self._name,
+                        file,
+                        revision=self._revision,
+                        cache_dir=_hub_cache_dir(),
+                        force_download=again,
                     )
                 )
                 if not path.is_symlink():
@@ -190,8 +198,8 @@ class HubModel(GivenModel):
             return True
 
         try:
-            found = {file for file in _FILES if get(file)}
-            if self.weights and not any(get(file) for file in self.weights):
+            found = {file for file in _MODEL_FILES if download_file(file)}
+            if self.weights and not any(download_file(file) for file in self.weights):
                 raise MmfEnvironmentError(f"{self.source}: the Hugging Face Hub has no weights of it")
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
             if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
@@ -199,14 +207,16 @@ class HubModel(GivenModel):
             reason = " ".join(str(error).split("\n")[0].split())
             message = f"cannot download {self.source} from the Hugging Face Hub: {reason}"
             hint = "check the connection (HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror)"
-            raise mirror.failed(message, [self.source], hint) from error
-        if "config.json" not in found or found.isdisjoint(_VOCABULARIES):
+            raise mirror.download_error(message, [self.source], hint) from error
+        if "config.json" not in found or found.isdisjoint(_VOCABULARY_FILES):
             raise MmfEnvironmentError(
                 f"{self.source}: the Hugging Face Hub has no configuration or vocabulary of it"
             )
 
 
-def model(name: str, places: MmfPaths, *, weights: Sequence[str], kind: str = "BERT") -> GivenModel:
+def make_model_input(
+    name: str, places: MmfPaths, *, weights: Sequence[str], kind: str = "BERT"
+) -> LocalModelInput:
     """A model, by its name on the Hugging Face Hub or by its folder.
 
     Args:
@@ -216,16 +226,16 @@ def model(name: str, places: MmfPaths, *, weights: Sequence[str], kind: str = "B
     folder = Path(name)
     kind = kind if weights else "tokenizer"
     if folder.is_dir() or folder.is_absolute() or name.count("/") > 1:  # which no name on the Hub has
-        return GivenModel(f"{kind} {folder.name}", folder, places, weights=weights)
+        return LocalModelInput(f"{kind} {folder.name}", folder, places, weights=weights)
     title = f"{kind} {folder.name.partition('@')[0]}"
-    if weights and name in _PUBLISHED:
-        weights = _PUBLISHED[name][0]
-    return HubModel(title, _folder_of(name), places, source=name, weights=weights)
+    if weights and name in _PUBLISHED_WEIGHTS:
+        weights = _PUBLISHED_WEIGHTS[name][0]
+    return HubModelInput(title, _cache_folder(name), places, source=name, weights=weights)
 
 
-def snapshot_of(name: str) -> Path | None:
+def find_snapshot(name: str) -> Path | None:
     """The folder of a model in Hugging Face's cache, by default of its newest version; None without one."""
-    folder, revision = _folder_of(name), name.partition("@")[2]
+    folder, revision = _cache_folder(name), name.partition("@")[2]
     if revision and (named := folder / "snapshots" / revision).is_dir():
         return named
     try:
@@ -236,22 +246,22 @@ def snapshot_of(name: str) -> Path | None:
     return snapshot if commit and snapshot.is_dir() else None
 
 
-def name_of(snapshot: Path) -> str | None:
+def name_from_snapshot(snapshot: Path) -> str | None:
     """The name of the model in this folder, with its revision if that is not the newest; None without one."""
     if snapshot.parent.name != "snapshots":
         return None
     name = snapshot.parents[1].name.removeprefix("models--").replace("--", "/")
-    return name if snapshot == snapshot_of(name) else f"{name}@{snapshot.name}"
+    return name if snapshot == find_snapshot(name) else f"{name}@{snapshot.name}"
 
 
-def is_plain(folder: Path) -> bool:
+def is_known_model_type(folder: Path) -> bool:
     """Whether the model in a folder is one that reads no other files, by its configuration."""
     with suppress(OSError, ValueError, AttributeError):  # it may be no object
-        return read_json(folder / "config.json").get("model_type") in _PLAIN
+        return read_json(folder / "config.json").get("model_type") in _KNOWN_MODEL_TYPES
     return False
 
 
-def _cache() -> Path:
+def _hub_cache_dir() -> Path:
     """Where transformers looks for models of the Hugging Face Hub, as its own variables say."""
     home = os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface"))
     names = ("TRANSFORMERS_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE")
@@ -265,25 +275,27 @@ def _is_offline() -> bool:
     return chosen.upper() in {"1", "ON", "YES", "TRUE"}
 
 
-def _folder_of(name: str) -> Path:
+def _cache_folder(name: str) -> Path:
     """The folder in the cache that holds all versions of a model."""
-    return _cache() / f"models--{name.partition('@')[0].replace('/', '--')}"
+    return _hub_cache_dir() / f"models--{name.partition('@')[0].replace('/', '--')}"
 
 
-def _files_in(folder: Path, *, weights: Sequence[str]) -> list[Path]:
-    there, of_weights = ([name for name in names if (folder / name).is_file()] for names in (_FILES, weights))
+def _list_model_files(folder: Path, *, weights: Sequence[str]) -> list[Path]:
+    there, of_weights = (
+        [name for name in names if (folder / name).is_file()] for names in (_MODEL_FILES, weights)
+    )
     return [folder / name for name in (*there, *of_weights[:1])]
 
 
-def _link_to_blob(path: Path, told: str | None) -> None:
+def _link_to_blob(path: Path, etag: str | None) -> None:
     """Finish the download of a file of a snapshot where there are no symbolic links, by a hard link.
 
     Where there was a file before, it is still that one: the library replaces only links, and leaves what it
     has downloaded among the blobs, under the hash that the Hub has ``told``.
     """
-    if told is None or not BLOB.fullmatch(told):
+    if etag is None or not BLOB_NAME.fullmatch(etag):
         return
-    blob = path.parents[2] / "blobs" / told
+    blob = path.parents[2] / "blobs" / etag
     if blob.is_file():
         link_or_copy(blob, path)
     else:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mmf_win.console import Timestamp
 from mmf_win.dataset.annotations import labels_of
-from mmf_win.dataset.coverage import Coverage, coverage
-from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.dataset.predictions import Prediction, write_predictions
+from mmf_win.dataset.coverage import Coverage, load_coverage
+from mmf_win.dataset.prediction_file import Prediction, write_predictions
+from mmf_win.dataset.user_memes import user_annotations_path
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.files import remove, write_json
 from mmf_win.paths import MmfPaths, create_timestamped_dir, expand_home, reserve_file
@@ -317,7 +317,7 @@ class _Team:
         _write(csv, target, memes)
         covered = Coverage(target.title, len(memes))
         if not target.is_own:
-            covered = coverage(first.places.dataset, target.file)
+            covered = load_coverage(first.places.dataset, target.file)
         began = made[0].began
         versions = {} if "mmf" in began else {"mmf": usable_mmf().version}  # the same for all members
         packages = ("mmfw", "python", "torch", "transformers", "mmf", "onnxruntime")
@@ -343,7 +343,7 @@ class _Team:
         }
         if len({member["checkpoint_sha256"] for member in facts["members"]}) < len(members):
             _log.warning("some of the members have the same weights, and count as often as they are named")
-        annotations = annotations_beside(csv) if target.is_own else target.file.path
+        annotations = user_annotations_path(csv) if target.is_own else target.file.path
         scored = Scored(csv, name, annotations, target.file.sha256, memes, facts, covered)
         record = scored.scores | facts
         write_json(saved_metrics.path_beside(csv), record)
@@ -363,8 +363,8 @@ def _write(csv: Path, target: Target, memes: Sequence[ScoredMeme]) -> None:
     """Write a submission, and beside it a copy of the annotations of own memes, which are nowhere else."""
     try:
         if target.is_own:
-            shutil.copyfile(target.file.path, annotations_beside(csv))
-        write_predictions(csv, [Prediction(meme.row.shown_id, meme.proba, meme.decision) for meme in memes])
+            shutil.copyfile(target.file.path, user_annotations_path(csv))
+        write_predictions(csv, [Prediction(meme.row.display_id, meme.proba, meme.decision) for meme in memes])
     except BaseException:
-        remove(annotations_beside(csv))
+        remove(user_annotations_path(csv))
         raise

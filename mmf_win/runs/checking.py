@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmf_win.errors import DataError, MmfwError, StoppedByUserError
-from mmf_win.inputs import memes
+from mmf_win.inputs import annotation_checks
 from mmf_win.protocol import read_events
 from mmf_win.protocol.attempt import CheckTask
 from mmf_win.protocol.check_result import CheckResult, Verdict
@@ -46,7 +46,9 @@ def check(
         first = replace(plan.first, task=task, image_cache_dir=None, settings=settings)
         here = replace(plan.start, places=replace(start.places, save_dir=Path(scratch)))
         try:
-            found = memes.remarks(start.places.dataset, plan.config["dataset"], plan.inputs)
+            found = annotation_checks.check_annotations(
+                start.places.dataset, plan.config["dataset"], plan.inputs
+            )
             run = training.carry_out(replace(plan, start=here, first=first), display)
         except (StoppedByUserError, KeyboardInterrupt):
             raise StoppedByUserError("interrupted; nothing is kept") from None

@@ -216,14 +216,14 @@ def details(known: Record) -> dict[str, Any]:
         **{key: asked[key] for key in asked if key in _ASKED},
         "settings": request.chosen,
         "loaded": [weights_loaded(event) for event in events if event["kind"] == "loaded"],
-        "trained_on": next((asdict(on) for on in map(Coverage.read, trained) if on is not None), None),
+        "trained_on": next((asdict(on) for on in map(Coverage.from_json, trained) if on is not None), None),
         "attempts": [
             {key: kind(event[key]) for key, kind in (("attempt", str), ("t", Timestamp)) if key in event}
             for event in events
             if event["kind"] == "run_started"
         ],
         "validations": [
-            {"update": event.get("update"), "auroc": score, **_covered(Coverage.read(event.get("data")))}
+            {"update": event.get("update"), "auroc": score, **_covered(Coverage.from_json(event.get("data")))}
             for event in events
             if (score := val_auroc(event)) is not None and not event.get("final")
         ],

@@ -11,10 +11,10 @@ from pathlib import Path
 from mmf_win.console import Progress, format_command, summarize_list
 from mmf_win.dataset.annotations import AnnotationFile
 from mmf_win.errors import DatasetError, UsageError
-from mmf_win.inputs.check import Inputs, check
-from mmf_win.inputs.given import Input
-from mmf_win.inputs.keys import image_keys, taken_from_another_image, without_features
-from mmf_win.inputs.listing import inputs_of, paths_of
+from mmf_win.inputs.discovery import list_config_inputs, list_dataset_paths
+from mmf_win.inputs.feature_lmdb import find_mismatched_features, read_image_keys, rows_without_features
+from mmf_win.inputs.input_files import InputFiles
+from mmf_win.inputs.verification import VerifiedInputs, verify_inputs
 from mmf_win.paths import MmfPaths, data_dir_arguments
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs import presets
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _ABOUT_FILES = ("checkpoint.", "dataset_config.", "env.", "model_config.")
 
 
-def check_training(plan: Plan) -> tuple[Inputs, int | None]:
+def check_training(plan: Plan) -> tuple[VerifiedInputs, int | None]:
     """Check what training reads.
 
     Returned are that, and after how many updates training ends; None where only MMF knows. Raises UsageError
@@ -49,7 +49,7 @@ def check_training(plan: Plan) -> tuple[Inputs, int | None]:
         raise UsageError(message, hint="set one")
     if not asked.settings["training"].get("batch_size_per_device"):
         require_even(config, asked.train_task.nproc * asked.train_task.nnodes)
-    inputs = check(
+    inputs = verify_inputs(
         Path(asked.mmf_root),
         plan.start.places,
         config,
@@ -57,7 +57,7 @@ def check_training(plan: Plan) -> tuple[Inputs, int | None]:
         allow_missing=bool(ours.allow_missing),
         offline=request.offline or plan.start.options.dry_run,
         record=not plan.start.options.dry_run,
-        hint_words=_hint_words(plan),
+        hint_arguments=_hint_words(plan),
     )
     total = _total(ours.epochs, config, inputs)
     _require_updates_left(plan, total)
@@ -107,7 +107,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
         )
 
 
-def _total(epochs: int | None, config: Tree, inputs: Inputs) -> int | None:
+def _total(epochs: int | None, config: Tree, inputs: VerifiedInputs) -> int | None:
     """After how many updates training ends.
 
     MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
@@ -117,15 +117,15 @@ def _total(epochs: int | None, config: Tree, inputs: Inputs) -> int | None:
     rows_an_update = [training["batch_size"], training["update_frequency"] or 1]
     # An interpolation may stand for anything.
     if isinstance(epochs, int) and all(isinstance(number, int) and number > 0 for number in rows_an_update):
-        read = inputs.data.get("train")  # None where there are several annotation files
-        files = paths_of(config["dataset"], "annotations", ["train"])
+        read = inputs.splits_read.get("train")  # None where there are several annotation files
+        files = list_dataset_paths(config["dataset"], "annotations", ["train"])
         rows = sum(len(AnnotationFile(file).lines) for file in files) if read is None else read["rows"]
         batches = math.ceil(rows / training["batch_size"])
         total = epochs * math.ceil(batches / (training["update_frequency"] or 1))
     return total if isinstance(total, int) else None
 
 
-def check_prediction(plan: Plan, target: Target, features: Path | None) -> Inputs:
+def check_prediction(plan: Plan, target: Target, features: Path | None) -> VerifiedInputs:
     """Check what a prediction reads; ``features`` is the LMDB that the user named for the memes.
 
     Raises DataError where something is missing or broken.
@@ -135,26 +135,26 @@ def check_prediction(plan: Plan, target: Target, features: Path | None) -> Input
         preset = plan.request.preset
         _log.warning("%s reads no region features, so those of %s are not used", preset, features)
     if target.is_own and config["dataset"].get("use_features"):
-        lmdb = paths_of(config["dataset"], "features", ["test"])[0]
+        lmdb = list_dataset_paths(config["dataset"], "features", ["test"])[0]
         _require_own_features(plan.start.places, target, lmdb)
-    return check(
+    return verify_inputs(
         Path(plan.first.mmf_root),
         plan.start.places,
         config,
         slots=("test",),
         offline=plan.request.offline,
-        hint_words=_hint_words(plan),
-        known=[target.file],
+        hint_arguments=_hint_words(plan),
+        loaded_annotations=[target.file],
     )
 
 
 def _require_own_features(places: MmfPaths, target: Target, lmdb: Path) -> None:
     """Raise DatasetError for own memes whose images have no region features, or those of another image."""
     rows = target.rows
-    keys = image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
-    missing = without_features(rows, keys)
+    keys = read_image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
+    missing = rows_without_features(rows, keys)
     if missing:
-        shown = summarize_list([row.shown_id for row in missing])
+        shown = summarize_list([row.display_id for row in missing])
         add = format_command("mmfw", "features", "add", "FOLDER", *data_dir_arguments(places.data_dir))
         raise DatasetError(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
@@ -162,7 +162,7 @@ def _require_own_features(places: MmfPaths, target: Target, lmdb: Path) -> None:
             hint=f"a preset such as mmbt_grid reads none, or `{add}` takes those that MMF's extraction "
             "scripts write, and --features names another LMDB",
         )
-    for image, key in taken_from_another_image(rows, keys).items():
+    for image, key in find_mismatched_features(rows, keys).items():
         raise DatasetError(
             f"{target.source}: MMF would take the region features {key} of another image for {image}",
             hint="MMF finds features by the number at the end of an image's name, else by the name up to "
@@ -172,16 +172,16 @@ def _require_own_features(places: MmfPaths, target: Target, lmdb: Path) -> None:
 
 def inputs_of_presets(
     mmf: Installed, names: Sequence[str], places: MmfPaths, overrides: Sequence[str] = ()
-) -> dict[Input, list[str]]:
+) -> dict[InputFiles, list[str]]:
     """What presets, by their names or files, need with these overrides → which of them need it.
 
     Raises UsageError where there is no such preset, or its configuration cannot be put together.
     """
-    found: dict[Input, list[str]] = {}
+    found: dict[InputFiles, list[str]] = {}
     with Progress("looking at presets", len(names), "file") as progress:
         for name in names:
             config = resolve(mmf.root, places, presets.load(name), overrides)
-            for each in inputs_of(mmf.root, places, config):
+            for each in list_config_inputs(mmf.root, places, config):
                 found.setdefault(each, []).append(name)
             progress.advance(1)
     return found
@@ -189,11 +189,11 @@ def inputs_of_presets(
 
 def inputs_of_run(
     mmf: Installed, request: Request, places: MmfPaths, overrides: Sequence[str] = ()
-) -> dict[Input, list[str]]:
+) -> dict[InputFiles, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
     asked = replace(request, settings=merge(request.preset_settings, request.settings))
     config = resolve(mmf.root, places, asked, overrides, checked=request.checked)
-    return {each: _typed(request) for each in inputs_of(mmf.root, places, config)}
+    return {each: _typed(request) for each in list_config_inputs(mmf.root, places, config)}
 
 
 def words_about_files(request: Request) -> list[str]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win import machine
-from mmf_win.dataset.annotations import is_unicode
+from mmf_win.dataset.annotations import is_valid_unicode
 from mmf_win.errors import MmfEnvironmentError, UsageError
-from mmf_win.inputs.check import Inputs
+from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event
 from mmf_win.protocol.attempt import AttemptTask, PredictTask, TrainTask
@@ -74,7 +74,7 @@ class Plan:
     request: Request
     first: AttemptRequest
     config: Tree
-    inputs: Inputs = field(default_factory=Inputs)
+    inputs: VerifiedInputs = field(default_factory=VerifiedInputs)
 
 
 def plan_training(start: Start) -> Plan:
@@ -132,7 +132,7 @@ def plan_attempt(task: AttemptTask, mmf: Installed, start: Start, request: Reque
     options, places, checkpoint = start.options, start.places, start.checkpoint
     require_creatable_folders(places)
     for path in (places.data_dir, places.save_dir, places.cache_dir, checkpoint):
-        if not is_unicode(str(path)):
+        if not is_valid_unicode(str(path)):
             raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")
     tree = settings.with_hooks(tree, mmf.version, request.ours.precision)
     asked = replace(request, settings=tree)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from mmf_win.dataset.predictions import read_raw
+from mmf_win.dataset.prediction_file import read_mmf_probabilities
 from mmf_win.errors import DataError, DatasetError, UsageError
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event
@@ -48,7 +48,7 @@ def predict(
     """
     plan = plan_prediction(Start(run.request(), options, places, run), checkpoint, target, features)
     inputs = needs.check_prediction(plan, target, features)
-    first = replace(plan.first, may_query_hub=inputs.asks_hub or options.trust)
+    first = replace(plan.first, may_query_hub=inputs.may_query_hub or options.trust)
     if export is not None:
         first = replace(first, task=ExportTask(str(target.file.path), export_dir=str(export), int8=int8))
 
@@ -73,7 +73,7 @@ def predict(
 def _probas(done: AttemptRequest, target: Target) -> list[float]:
     """The probabilities that MMF wrote; a DataError where they are not those of these memes."""
     try:
-        return read_raw(done.folder.raw_predictions, [str(row.id) for row in target.rows])
+        return read_mmf_probabilities(done.folder.raw_predictions, [str(row.id) for row in target.rows])
     except DataError as error:
         end = AttemptOutcome("data", str(error), error.hint)
         end.record(done)
@@ -99,7 +99,7 @@ def serve(run: Run, places: MmfPaths, options: CommandOptions, *, checkpoint: Pa
         plan.first,
         task=ServeTask(str(target.file.path)),
         attempt_dir=str(Run(scratch).new_attempt().path),
-        may_query_hub=inputs.asks_hub or options.trust,
+        may_query_hub=inputs.may_query_hub or options.trust,
         image_cache_dir=None,
     )
     with shared_read_lock(places.dataset.root):

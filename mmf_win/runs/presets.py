@@ -21,7 +21,7 @@ from types import NoneType
 from typing import Any
 
 from mmf_win.console import format_command, suggestion_hint
-from mmf_win.dataset.coverage import is_own_set
+from mmf_win.dataset.coverage import is_user_dataset
 from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths, expand_home, presets_dir, short_portable_name
 from mmf_win.runs.request import Request
@@ -83,7 +83,7 @@ def request(preset: Preset, splits: dict[str, str], places: MmfPaths) -> Request
         splits=splits,
         data_dir=str(places.data_dir),
         offline=preset.offline,
-        published={} if is_own_set(places.dataset) else preset.published,  # of such a set, nothing is
+        published={} if is_user_dataset(places.dataset) else preset.published,  # of such a set, nothing is
     )
 
 

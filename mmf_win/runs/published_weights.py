@@ -9,13 +9,13 @@ from pathlib import Path
 
 from mmf_win.console import format_command
 from mmf_win.dataset.annotations import choose_splits
-from mmf_win.dataset.published_results import splits_of_paper
+from mmf_win.dataset.published_results import find_paper_splits
 from mmf_win.errors import DataError, DatasetError, InUseError, UsageError
 from mmf_win.files import link_or_copy
-from mmf_win.inputs.given import Mirror
-from mmf_win.inputs.given import fetch as fetch_inputs
-from mmf_win.inputs.listing import zoo_weights
-from mmf_win.inputs.unpacked import Unpacked
+from mmf_win.inputs.archive_input import ArchiveInput
+from mmf_win.inputs.discovery import zoo_weights_input
+from mmf_win.inputs.input_files import Mirror
+from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import MmfPaths, short_portable_name
@@ -29,7 +29,7 @@ from mmf_win.upstream.zoo import Zoo
 _log = logging.getLogger(__name__)
 
 
-def weights_of(preset: Preset, mmf: Installed, places: MmfPaths) -> Unpacked | None:
+def weights_of(preset: Preset, mmf: Installed, places: MmfPaths) -> ArchiveInput | None:
     """The published weights of a preset; None where it has none in the zoo of this MMF.
 
     Raises UsageError where the zoo that the user chose is none, MmfError where MMF's own cannot be read.
@@ -38,7 +38,7 @@ def weights_of(preset: Preset, mmf: Installed, places: MmfPaths) -> Unpacked | N
         return None
     zoo = Zoo(mmf.root, places)
     models = (preset.settings.get("env") or {}).get("model_zoo") or zoo.models
-    weights = zoo_weights(replace(zoo, models=models), preset.zoo)
+    weights = zoo_weights_input(replace(zoo, models=models), preset.zoo)
     return weights if weights.entry else None
 
 
@@ -64,7 +64,7 @@ def fetch(preset: Preset, places: MmfPaths, source: str | None, *, offline: bool
             lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
         raise UsageError(lacking, hint=presets.LIST)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
-    mirror = replace(Mirror.of(source), offline=preset.offline or offline)
+    mirror = replace(Mirror.from_source(source), offline=preset.offline or offline)
     [finding] = fetch_inputs([published], places, mirror)
     if not finding.is_usable:
         raise DataError("; ".join(finding.problems) or f"{published.title}: {finding.state}")
@@ -93,7 +93,7 @@ def run_of(
         if not without_dataset:
             raise
         splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
-    splits |= splits_of_paper(places.dataset)
+    splits |= find_paper_splits(places.dataset)
     weights = fetch(preset, places, source)
     manifest = Manifest.load(weights.parent)  # by which it was verified just now, if there could be one
     entry = manifest.files.get(weights.name) if manifest else None

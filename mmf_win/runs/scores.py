@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.dataset.own_memes import annotations_beside
+from mmf_win.dataset.user_memes import user_annotations_path
 from mmf_win.files import read_json
 from mmf_win.protocol import Event
 from mmf_win.runs.folder import Run
@@ -70,13 +70,13 @@ class Scores:
     @property
     def validated_on(self) -> Coverage | None:
         """The validation split, and how many of its rows were used; None where the event does not say."""
-        return Coverage.read(self.validation and self.validation.get("data"))
+        return Coverage.from_json(self.validation and self.validation.get("data"))
 
     @property
     def scored(self) -> dict[str, Predicted]:
         """Those of ``newest`` that have an AUROC, but for memes of the user's own."""
         scored = ((split, each) for split, each in self.newest.items() if each.auroc is not None)
-        return {split: each for split, each in scored if not annotations_beside(each.csv).is_file()}
+        return {split: each for split, each in scored if not user_annotations_path(each.csv).is_file()}
 
 
 def read_scores(run: Run, events: Sequence[Event], published: str | None = None) -> Scores:
@@ -134,7 +134,7 @@ def _made(run: Run, names: Mapping[str | None, str]) -> list[Predicted]:
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             record = read_json(csv.with_suffix(".metrics.json"))
             created = float(record.get("created", created))
-            on = Coverage.read(record)
+            on = Coverage.from_json(record)
             auroc = _share(record["auroc"]) if on else None
             [member] = record["members"]
             sha256 = str(member["checkpoint_sha256"])

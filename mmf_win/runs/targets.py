@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from mmf_win.dataset.annotations import AnnotationFile, Row, is_unicode, require_split
-from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
+from mmf_win.dataset.annotations import AnnotationFile, AnnotationRow, is_valid_unicode, require_split
+from mmf_win.dataset.user_memes import assign_custom_ids, read_table, resolve_image_paths, write_annotations
 from mmf_win.errors import DatasetError, UnreadableImageError, UsageError
 from mmf_win.images import open_image
 from mmf_win.integrity.digest import file_digest
@@ -45,24 +45,26 @@ class Target:
 
         Raises DatasetError where the table cannot be used, or images are missing.
         """
-        return cls._own(table, find_images(with_own_ids(read_table(table)), table), scratch)
+        return cls._own(table, resolve_image_paths(assign_custom_ids(read_table(table)), table), scratch)
 
     @classmethod
     def of_image(cls, image: Path, text: str, scratch: Path) -> Target:
         """One image and its text; a DatasetError where the image is none, a UsageError where the text is."""
         if not image.is_file():
             raise DatasetError(f"{image}: there is no such image")
-        if not is_unicode(text):
+        if not is_valid_unicode(text):
             raise UsageError("the text holds half of a surrogate pair, which is no letter")
         try:
             open_image(image)
         except Exception as error:  # Pillow raises whatever a broken file leads it to
             hint = "--image takes a picture, and --memes a table of memes"
             raise UnreadableImageError(f"{image}: cannot be read as a picture ({error})", hint=hint) from None
-        return cls._own(image, [Row(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch)
+        return cls._own(
+            image, [AnnotationRow(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch
+        )
 
     @classmethod
-    def _own(cls, source: Path, rows: Sequence[Row], scratch: Path) -> Target:
+    def _own(cls, source: Path, rows: Sequence[AnnotationRow], scratch: Path) -> Target:
         annotations, table = scratch / "memes.jsonl", source.absolute()
         write_annotations(annotations, rows)
         return cls(
@@ -90,7 +92,7 @@ class Target:
         return self.file.sha256 if self.table is None else file_digest(self.table).hex()
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[AnnotationRow]:
         """The memes. Raises DatasetError where the annotations cannot be used."""
         return self.file.rows
 

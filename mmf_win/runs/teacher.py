@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from mmf_win.console import summarize_list
-from mmf_win.dataset.annotations import Row, read_rows
-from mmf_win.dataset.predictions import read_predictions
+from mmf_win.dataset.annotations import AnnotationRow, read_annotations
+from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import read_json
-from mmf_win.inputs.check import Inputs
-from mmf_win.inputs.listing import paths_of
+from mmf_win.inputs.discovery import list_dataset_paths
+from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import AttemptRequest
 from mmf_win.runs.history import events_of
@@ -30,7 +30,7 @@ _LOSS = "cross_entropy"
 
 
 def checked(
-    request: Request, first: AttemptRequest, config: Tree, inputs: Inputs
+    request: Request, first: AttemptRequest, config: Tree, inputs: VerifiedInputs
 ) -> tuple[Request, AttemptRequest]:
     """A request that remembers its teacher, and an attempt that has its probability for each training row.
 
@@ -48,7 +48,7 @@ def checked(
         raise UsageError("--teacher-weight is for --teacher FILE", hint="leave it out, or name the file")
     _require_loss(request.model, config["model"])
     path = Path(OmegaConf.create([ours.teacher])[0])  # any name is kept, as a literal
-    train = inputs.data.get("train", {})  # nothing where there are several annotation files
+    train = inputs.splits_read.get("train", {})  # nothing where there are several annotation files
     split = train.get("split", "train")
     hint = f"`mmfw predict RUN --split {split}` writes one, and --teacher FILE names it"
     if not path.is_file():
@@ -63,9 +63,13 @@ def checked(
     record = record if isinstance(record, dict) else {}
     if train and (of := record.get("split") or split) != split:
         raise DataError(f"{path}: it predicts {of}, and the run trains on {split}", hint=hint)
-    _, rows = inputs.left_out.get("train", (path, None))
+    _, rows = inputs.kept_rows.get("train", (path, None))
     if rows is None:
-        rows = [r for file in paths_of(config["dataset"], "annotations", ["train"]) for r in read_rows(file)]
+        rows = [
+            r
+            for file in list_dataset_paths(config["dataset"], "annotations", ["train"])
+            for r in read_annotations(file)
+        ]
     probas = _of_rows(path, rows, split, hint)
     if train and record.get("annotations_sha256") not in (None, train["sha256"]):
         _log.warning("the teacher predicted another %s, whose memes have the same ids: %s", split, path)
@@ -91,7 +95,7 @@ def _require_loss(model: str, config: Tree) -> None:
         raise UsageError(message, hint=f"model_config.{model}.losses names them")
 
 
-def _of_rows(path: Path, rows: list[Row], split: str, hint: str) -> dict[str, float]:
+def _of_rows(path: Path, rows: list[AnnotationRow], split: str, hint: str) -> dict[str, float]:
     """MMF's id of each row → what the file predicts for it; a DataError where that is not one probability."""
     predictions = read_predictions(path)
     for line, row in enumerate(predictions, start=2):
@@ -100,10 +104,10 @@ def _of_rows(path: Path, rows: list[Row], split: str, hint: str) -> dict[str, fl
     if twice := [name for name, count in Counter(row.id for row in predictions).items() if count > 1]:
         raise DataError(f"{path}: predicts memes more than once ({summarize_list(twice)})", hint=hint)
     by_name = {row.id: row.proba for row in predictions}
-    if missing := [row.shown_id for row in rows if row.shown_id not in by_name]:
+    if missing := [row.display_id for row in rows if row.display_id not in by_name]:
         count = f"{len(missing)} of {len(rows)} memes of {split}"
         raise DataError(f"{path}: no prediction for {count} ({summarize_list(missing)})", hint=hint)
-    return {str(row.id): by_name[row.shown_id] for row in rows}
+    return {str(row.id): by_name[row.display_id] for row in rows}
 
 
 def _has_seen(record: dict[str, Any], sha256: str) -> bool:

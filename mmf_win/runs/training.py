@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.errors import UsageError
-from mmf_win.inputs import memes
+from mmf_win.inputs import annotation_checks
 from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, read_events
 from mmf_win.runs import checkpoints, fits, lookup, needs, presets, published_weights, teacher
@@ -181,8 +181,8 @@ def prepare(start: Start) -> Plan:
         first = replace(first, settings=merge(first.settings, in_updates))
     if request.mmf and request.mmf != version:
         _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, version)
-    task = replace(first.train_task, splits_read=dict(inputs.data), total_updates=total)
-    first = replace(first, task=task, may_query_hub=inputs.asks_hub or start.options.trust)
+    task = replace(first.train_task, splits_read=dict(inputs.splits_read), total_updates=total)
+    first = replace(first, task=task, may_query_hub=inputs.may_query_hub or start.options.trust)
     return replace(plan, request=replace(request, mmf=version), first=first, inputs=inputs)
 
 
@@ -193,7 +193,9 @@ def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda 
     """
     with nullcontext() if start.run is None else training_alone(start.run) as lock:
         plan = prepare(start)
-        for each in memes.remarks(start.places.dataset, plan.config["dataset"], plan.inputs):
+        for each in annotation_checks.check_annotations(
+            start.places.dataset, plan.config["dataset"], plan.inputs
+        ):
             if each.verdict != "ok":
                 _log.warning("%s; %s", each.text, each.advice)
         return carry_out(plan, display, lock, begun)
@@ -213,7 +215,7 @@ def carry_out(
         if run is not None and checkpoint is not None:
             aside = checkpoints.keep_last(run, checkpoint)
             _log.info("resuming run %s from %s%s", run.id, checkpoint.name, aside)
-            for name in changed_splits(run, inputs.data):
+            for name in changed_splits(run, inputs.splits_read):
                 _log.warning(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
@@ -230,7 +232,7 @@ def carry_out(
                 _log.info("run %s starts from %s, update %d", run.id, request.start, counted.update)
 
         def attempt(asked: AttemptRequest) -> AttemptOutcome:
-            annotations = inputs.settings(asked.folder.path / "annotations")
+            annotations = inputs.write_filtered_annotations(asked.folder.path / "annotations")
             asked = replace(asked, settings=merge(asked.settings, annotations))
             end = run_worker(run, asked, plan, display, lock=lock)
             if end.kind in ("ok", "interrupted"):

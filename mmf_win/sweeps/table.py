@@ -151,7 +151,7 @@ def position(folder: TaskFolder) -> dict[str, Any]:
     left = (total - update) / speed if update and total and speed else None
     on = scores.validated_on
     known = {"update": update, "max_updates": total, "loss": last.get("loss")}
-    return {**known, "auroc": scores.best_auroc, "on": on.brief if on else None, "left": left}
+    return {**known, "auroc": scores.best_auroc, "on": on.split_label if on else None, "left": left}
 
 
 def cost(
@@ -226,7 +226,7 @@ def _line(
         scores, _ = measured(of_task)
         found = metrics_of(scores)
         if scores.validated_on is not None:
-            validated_on.add(scores.validated_on.brief)
+            validated_on.add(scores.validated_on.split_label)
         if search is not None and search.metric not in found:
             value = objective(search, of_task)
             found |= {} if value is None or not math.isfinite(value) else {search.metric: value}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mmf_win.console import summarize_list
-from mmf_win.dataset.convert import require_list
+from mmf_win.dataset.convert import load_dataset_manifest
 from mmf_win.errors import DatasetError, UsageError
 from mmf_win.integrity.manifest import Manifest, manifest_files
 from mmf_win.integrity.verify import find_damage
@@ -68,7 +68,7 @@ def connected() -> Iterator[Connection]:
 
 def _require_intact(data_dir: Path, repair: str) -> Manifest | None:
     paths = DatasetPaths.from_data_dir(data_dir)
-    manifest = require_list(paths)
+    manifest = load_dataset_manifest(paths)
     if manifest and (wrong := find_damage(manifest, full=True, title="Verifying the dataset")):
         raise DatasetError(f"{paths.root}: damaged: {summarize_list([*map(str, wrong)])}", hint=repair)
     return manifest

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.features import extract_features
+from mmf_win.dataset.region_features import extract_features
 from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
 from mmf_win.unpacking.extract import extract_verified

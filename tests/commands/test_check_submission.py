@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile, memes
@@ -68,7 +68,7 @@ def csv_of(ids: Iterable[int]) -> str:
 def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: Mmfw) -> None:
     files, gone = memes.public_copy()
     convert(memes.lay_out(files, user_dir / "copy"), MmfPaths.resolve(user_dir), allow_missing=True)
-    rows = read_rows(MmfPaths.resolve(user_dir).dataset.annotation_file("test_unseen"))
+    rows = read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_unseen"))
     there = [row.id for row in rows]
     found = check(mmfw, user_dir, csv_of(there), code=3)
     assert found["usable"] is False
@@ -76,7 +76,9 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: Mmfw) 
     assert problem.startswith("missing ids (407): ")
     found = check(mmfw, user_dir, csv_of(sorted([*there, *gone["test_unseen"]])))
     assert (found["usable"], found["problems"]) == (True, [])
-    ids = [row.id for row in read_rows(MmfPaths.resolve(user_dir).dataset.annotation_file("test_seen"))]
+    ids = [
+        row.id for row in read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_seen"))
+    ]
     assert check(mmfw, user_dir, csv_of(ids), split="test_seen")["usable"], "nothing is left out of it"
 
 

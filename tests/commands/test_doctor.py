@@ -108,7 +108,7 @@ def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
     monkeypatch.setattr("importlib.metadata.requires", no_metadata)
     pip = format_command("pip", "install", "-c", constraints_file(), ".")
     assert f"run `{pip}` in a clone of mmfw" in _hints(mmfw.json("doctor"))
-    torch = survey.version("torch") or "not installed"
+    torch = survey.installed_version("torch") or "not installed"
     assert f"torch {torch}" in mmfw("--version")
 
 
@@ -116,7 +116,7 @@ def test_without_pytorch_it_names_the_build_for_this_machine_and_then_the_rest(
     home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
     absent = ["no-such-package", "torch", "torchvision"]
-    monkeypatch.setattr(survey, "version", lambda name: None if name in absent else "1")
+    monkeypatch.setattr(survey, "installed_version", lambda name: None if name in absent else "1")
     required = ["click", *(f'{name}; extra == "train"' for name in absent)]
     monkeypatch.setattr("importlib.metadata.requires", lambda _: required)
     first, second, *_ = mmfw.json("doctor")["missing"]

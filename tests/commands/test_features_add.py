@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.inputs.keys import remake_features
+from mmf_win.inputs.feature_lmdb import rebuild_features_hint
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile, npy
 from tests.worlds.memes import lay_out, memes
@@ -80,7 +80,7 @@ def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
     lmdb = places.dataset.features / "detectron.lmdb"
     hostile.cut(lmdb / "data.mdb")
     mmfw("verify", "visual_bert", *where, *save, code=3)
-    advice = remake_features(lmdb)
+    advice = rebuild_features_hint(lmdb)
     assert advice in mmfw.err and "mmfw repair" not in mmfw.err
     assert advice in mmfw("repair", "visual_bert", *where, *save, code=3)
     mmfw(*typed(advice.strip("`"))[1:])

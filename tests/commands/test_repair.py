@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.features import extract_features
+from mmf_win.dataset.region_features import extract_features
 from mmf_win.errors import DamagedManifestError
 from mmf_win.integrity.manifest import Manifest, manifest_files
 from mmf_win.integrity.verify import record_hashes

@@ -17,7 +17,7 @@ import pytest
 
 import mmf_win.runs
 from mmf_win.console import format_size, format_utc_time
-from mmf_win.dataset.own_memes import annotations_beside
+from mmf_win.dataset.user_memes import user_annotations_path
 from mmf_win.files import link_or_copy, write_json
 from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome
@@ -169,7 +169,7 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(mmfw: Mm
     own = first.reports / "hateful_memes_a_test_own_2026-01-01T00-00-09.csv"
     own.touch()
     write_json(own.with_suffix(".metrics.json"), {"auroc": 1.0, "split": "test_own", "rows": 1})
-    annotations_beside(own).touch()
+    user_annotations_path(own).touch()
     later, earlier = mmfw.json("runs")
     keys = ("test_auroc", "test_split", "test_rows", "test_full_rows", "seed", "mmf", "differs")
     told_of_first = [0.625, "test_seen", 8, 10, 3, "1.0.0", "optimizer.params.lr=1e-05"]

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from mmf_win.files import link_or_copy
-from mmf_win.inputs import check
+from mmf_win.inputs import verification
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
 from tests.worlds.memes import PASSWORD, encrypted_zip, memes
@@ -53,4 +53,4 @@ def test_a_file_is_shared_with_another_drive_as_a_copy(user_dir: Path, other: Pa
 
 def test_annotations_on_another_drive_are_none_of_the_datasets_own(user_dir: Path, other: Path) -> None:
     own = other / "мои.jsonl"
-    assert check._below(own, user_dir) == own.as_posix()
+    assert verification._relative_posix_path(own, user_dir) == own.as_posix()

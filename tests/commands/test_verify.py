@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mmf_win.dataset.convert import convert
-from mmf_win.inputs.given import Input
-from mmf_win.inputs.hub import GivenModel, model
+from mmf_win.inputs.hub import LocalModelInput, make_model_input
+from mmf_win.inputs.input_files import InputFiles
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import MmfPaths
 from mmf_win.upstream.install import find_mmf, use_checkout
@@ -171,7 +171,7 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
     content = b"weights" * 1000
     weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     weights.write_bytes(content)
-    Input("weights", user_dir, empty, (weights.name,)).verify()
+    InputFiles("weights", user_dir, empty, (weights.name,)).verify()
     (finding,) = verified(mmfw).values()
     assert (finding["state"], finding["against"]) == ("intact", "the hash in its name")
     hostile.flip_byte(weights, 100)
@@ -216,18 +216,18 @@ def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(empty: MmfPaths
     berts = [lay_out(files, folder / "bert") for folder in (empty.data_dir, empty.data_dir.parent / "other")]
     for bert in berts:
         (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)
-        assert GivenModel("BERT", bert, empty).verify().state == "recorded"
+        assert LocalModelInput("BERT", bert, empty).verify().state == "recorded"
     assert [finding["folder"] for finding in verified(mmfw).values()] == [str(berts[0])]
     (berts[0] / "config.json").unlink()
     (berts[1] / "config.json").unlink()
-    assert GivenModel("BERT", berts[0], empty).verify().state == "damaged"
+    assert LocalModelInput("BERT", berts[0], empty).verify().state == "damaged"
 
 
 def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
     empty: MmfPaths, user_dir: Path, mmfw: Mmfw
 ) -> None:
     folder = lay_out({"config.json": b"{}", "vocab.txt": b"{}"}, user_dir / "my-bert")
-    assert model(str(folder), empty, weights=()).verify().state == "recorded"
+    assert make_model_input(str(folder), empty, weights=()).verify().state == "recorded"
     mmfw("verify", "features")
     (folder / "vocab.txt").unlink()
     for command in ("verify", "repair"):

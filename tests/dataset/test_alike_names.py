@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.convert import convert, repair_dataset
-from mmf_win.dataset.own_memes import find_images, read_table
+from mmf_win.dataset.user_memes import read_table, resolve_image_paths
 from mmf_win.errors import DatasetError
 from mmf_win.paths import MmfPaths
 from tests.dataset.conftest import verify_dataset
@@ -53,7 +53,7 @@ def test_an_image_whose_name_looks_the_same_is_taken(
     assert (result.splits["train"].rows, result.images, result.extra_images) == (2, 2, 0)
     for split in ("train", "dev"):
         for row, content in zip(
-            read_rows(places.dataset.annotation_file(split)), (image(1), image(2)), strict=True
+            read_annotations(places.dataset.annotation_file(split)), (image(1), image(2)), strict=True
         ):
             assert (places.dataset.images / row.img).read_bytes() == content
             assert row.img in {
@@ -124,7 +124,7 @@ def test_images_of_json_lines_outside_of_img_are_told_where_they_belong(
 def test_own_memes_find_images_whose_names_look_the_same(how: str, user_dir: Path) -> None:
     named, stored = NAMES[how]
     lay_out({stored: image(1), "memes.csv": f"img,text\n{named},x\n".encode()}, user_dir)
-    (meme,) = find_images(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
+    (meme,) = resolve_image_paths(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
     assert Path(meme.img).read_bytes() == image(1)
 
 
@@ -133,11 +133,11 @@ def test_own_memes_with_two_images_that_could_be_meant_are_refused(user_dir: Pat
     files = {"É.png": image(1), "é.PNG": image(2), "memes.csv": "img,text\né.png,x\n".encode()}
     lay_out(files, user_dir)
     with pytest.raises(DatasetError, match=r"1 of 1 images are missing: é\.png \(line 2\)") as caught:
-        find_images(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
+        resolve_image_paths(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
     assert str(caught.value.hint) == r"'\xe9.png' matches '\xc9.png' and '\xe9.PNG': write one of these names"
 
 
 def test_a_text_in_the_column_of_images_is_no_system_error(user_dir: Path) -> None:
     (user_dir / "memes.csv").write_text(f"img,text\n{'so long a text ' * 30},1.png\n", "utf-8")
     with pytest.raises(DatasetError, match="1 of 1 images are missing"):
-        find_images(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
+        resolve_image_paths(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")

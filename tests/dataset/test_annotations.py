@@ -9,12 +9,12 @@ import pytest
 
 from mmf_win.dataset.annotations import (
     AnnotationFile,
-    Row,
+    AnnotationRow,
     choose_splits,
     keep_rows,
-    objects_for_mmf,
-    read_rows,
+    read_annotations,
     require_split,
+    to_mmf_annotations,
 )
 from mmf_win.errors import DatasetError
 from mmf_win.paths import DatasetPaths
@@ -25,9 +25,9 @@ GOOD = '{"id": 8291, "img": "img/08291.png", "label": 1, "text": "мем 梗"}\n
 def test_rows_in_the_order_of_the_file(user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_text(GOOD + '\n{"id": 7, "img": "img/00007.png", "text": ""}', encoding="utf-8")
-    assert read_rows(path) == [
-        Row(8291, "img/08291.png", "мем 梗", 1, line=1),
-        Row(7, "img/00007.png", "", None, line=3),
+    assert read_annotations(path) == [
+        AnnotationRow(8291, "img/08291.png", "мем 梗", 1, line=1),
+        AnnotationRow(7, "img/00007.png", "", None, line=3),
     ]
     assert len(AnnotationFile(path).lines) == 2
 
@@ -36,7 +36,7 @@ def test_rows_in_the_order_of_the_file(user_dir: Path) -> None:
 def test_labels_as_pandas_writes_them(label: str, means: int | None, user_dir: Path) -> None:
     path = user_dir / "dev_seen.jsonl"
     path.write_text(GOOD.replace('"label": 1', f'"label": {label}'), encoding="utf-8")
-    assert [row.label for row in read_rows(path)] == [means]
+    assert [row.label for row in read_annotations(path)] == [means]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_bad_line_is_named(line: str, reason: str, user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_text(f"{GOOD}\n{line}\n", encoding="utf-8")
     with pytest.raises(DatasetError, match=reason) as caught:
-        read_rows(path)
+        read_annotations(path)
     assert f"{path}:3: " in str(caught.value)
 
 
@@ -79,7 +79,7 @@ def test_of_a_long_value_only_the_beginning_is_shown(user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_text(json.dumps({"id": "cat" * 10_000, "img": "img/1.png", "text": ""}), encoding="utf-8")
     with pytest.raises(DatasetError, match=r'"id" must be .*, not "catcat') as caught:
-        read_rows(path)
+        read_annotations(path)
     assert len(str(caught.value)) < len(str(path)) + 200
 
 
@@ -150,12 +150,12 @@ LIST = f"[\n  {GOOD.strip()},\n  {GOOD.strip().replace('8291,', '7,')}\n]\n"
 def test_other_forms_are_read(content: bytes, user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     path.write_bytes(content)
-    assert [(row.id, row.text, row.label) for row in read_rows(path)] == [
+    assert [(row.id, row.text, row.label) for row in read_annotations(path)] == [
         (8291, "мем 梗", 1),
         (7, "мем 梗", 1),
     ]
-    assert [row["id"] for row in objects_for_mmf(AnnotationFile(path))] == [8291, 7]
-    keep_rows(path, read_rows(path)[1:])
+    assert [row["id"] for row in to_mmf_annotations(AnnotationFile(path))] == [8291, 7]
+    keep_rows(path, read_annotations(path)[1:])
     assert path.read_bytes() == GOOD.replace("8291,", "7,").encode()
 
 
@@ -163,10 +163,10 @@ def test_mmf_gets_labels_of_all_rows_or_of_none(user_dir: Path) -> None:
     path = user_dir / "train.jsonl"
     unknown = GOOD.replace('"label": 1', '"label": null').replace("8291,", "7,")
     path.write_text(GOOD + unknown, encoding="utf-8")
-    assert [row.label for row in read_rows(path)] == [1, None]
-    assert [row.get("label", "none") for row in objects_for_mmf(AnnotationFile(path))] == ["none", "none"]
+    assert [row.label for row in read_annotations(path)] == [1, None]
+    assert [row.get("label", "none") for row in to_mmf_annotations(AnnotationFile(path))] == ["none", "none"]
     path.write_text(GOOD, encoding="utf-8")
-    assert [row["label"] for row in objects_for_mmf(AnnotationFile(path))] == [1]
+    assert [row["label"] for row in to_mmf_annotations(AnnotationFile(path))] == [1]
 
 
 @pytest.mark.parametrize(
@@ -185,5 +185,5 @@ def test_what_cannot_be_read_is_named_for_what_it_is(content: bytes, said: str, 
     path = user_dir / "train.jsonl"
     path.write_bytes(content)
     with pytest.raises(DatasetError, match=said) as caught:
-        read_rows(path)
+        read_annotations(path)
     assert str(path) in str(caught.value)

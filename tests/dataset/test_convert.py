@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.convert import Conversion, convert
+from mmf_win.dataset.convert import ConversionResult, convert
 from mmf_win.dataset.coverage import SplitSummary
 from mmf_win.errors import DatasetError, InUseError
 from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest
@@ -65,7 +65,7 @@ def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(archive: Pat
     assert (result.images, result.extra_images, result.already_done) == (16, 0, False)
     assert (result.known, len(result.sha256 or "")) == (False, 64)
     remembered = Manifest(places.dataset.root, {}, result={"target": "once recorded", **asdict(result)})
-    assert Conversion.read(remembered) == result
+    assert ConversionResult.from_manifest(remembered) == result
     assert (archive.read_bytes(), archive.stat().st_mtime_ns) == before
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from mmf_win.dataset.annotations import AnnotationFile
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.coverage import Coverage, converted
-from mmf_win.dataset.coverage import coverage as coverage_of
+from mmf_win.dataset.coverage import Coverage, load_split_summary
+from mmf_win.dataset.coverage import load_coverage as coverage_of
 from mmf_win.errors import DamagedManifestError, DatasetError
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths, MmfPaths
@@ -46,7 +46,7 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: MmfP
         "test_unseen": "1,593 of 2,000 rows of test_unseen",
     }
     summaries = {
-        split: converted(places.dataset, AnnotationFile(places.dataset.annotation_file(split)))
+        split: load_split_summary(places.dataset, AnnotationFile(places.dataset.annotation_file(split)))
         for split in gone
     }
     assert {split: [int(id_) for id_ in s.missing_ids] for split, s in summaries.items() if s} == gone
@@ -69,7 +69,7 @@ def test_of_a_file_that_was_changed_by_hand_nothing_is_claimed(dataset: DatasetP
     assert coverage(dataset, split).full_rows is None
     file.write_bytes(file.read_bytes().splitlines(keepends=True)[0])
     assert coverage(dataset, split) == Coverage(split, 1, None)
-    assert converted(dataset, AnnotationFile(dataset.annotation_file("test_unseen"))) is not None, (
+    assert load_split_summary(dataset, AnnotationFile(dataset.annotation_file("test_unseen"))) is not None, (
         "the others are as they were"
     )
 
@@ -126,10 +126,10 @@ def test_a_record_that_lacks_a_field_is_an_error_and_not_a_full_split(
 
 @pytest.mark.parametrize("value", [None, [], {}, {"split": "dev", "rows": None}, {"split": 1, "rows": 2}])
 def test_what_says_nothing_of_rows_is_not_read(value: object) -> None:
-    assert Coverage.read(value) is None
+    assert Coverage.from_json(value) is None
 
 
 def test_what_is_read_may_have_other_keys_and_not_know_the_full_split() -> None:
-    read = Coverage.read({"split": "mine", "rows": 1593, "full_rows": None, "auroc": 0.7})
+    read = Coverage.from_json({"split": "mine", "rows": 1593, "full_rows": None, "auroc": 0.7})
     assert read == Coverage("mine", 1593)
-    assert read is not None and (str(read), read.brief) == ("1,593 rows of mine", "mine")
+    assert read is not None and (str(read), read.split_label) == ("1,593 rows of mine", "mine")

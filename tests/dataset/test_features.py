@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.features import extract_features
+from mmf_win.dataset.region_features import extract_features
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.files import read_json
 from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource

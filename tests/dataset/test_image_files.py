@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.convert import convert, repair_dataset
 from mmf_win.dataset.image_files import find_flaw
-from mmf_win.doctor.verify import verify
+from mmf_win.doctor.verify_all import verify_parts
 from mmf_win.errors import DatasetError
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import MmfPaths
@@ -83,7 +83,7 @@ def test_a_picture_is_refused_where_pillow_cannot_load_it(
 def test_a_download_of_the_right_size_that_ends_in_zeros_is_refused(format_: str, tmp_path: Path) -> None:
     whole = encode(format_)
     (tmp_path / "a").write_bytes(whole[: len(whole) // 2] + bytes(len(whole) // 2))
-    assert (flaw := find_flaw(tmp_path / "a")) and flaw.what == "a picture that is cut off or damaged"
+    assert (flaw := find_flaw(tmp_path / "a")) and flaw.description == "a picture that is cut off or damaged"
 
 
 def test_a_png_whose_line_ends_were_converted_is_refused(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_is_no_picture_is_refused_as_a_missing_one_is(
     result = convert(source, places, allow_missing=True)
     train = result.splits["train"]
     assert (train.rows, train.missing, train.missing_ids, result.images) == (5, 1, ["2"], 15)
-    assert [row.id for row in read_rows(places.dataset.annotation_file("train"))] == [1, 3, 4, 5, 6]
+    assert [row.id for row in read_annotations(places.dataset.annotation_file("train"))] == [1, 3, 4, 5, 6]
     assert not (places.dataset.images / "img/00002.png").exists()
 
 
@@ -167,13 +167,13 @@ def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, plac
 
 def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, places: MmfPaths) -> None:
     convert(plain_zip(user_dir / "a.zip", memes()), places)
-    (finding,) = verify(["dataset"], places)
+    (finding,) = verify_parts(["dataset"], places)
     assert finding.state == "intact"
     path = places.dataset.images / "img/00001.png"
     path.write_bytes(POINTER)
     names = [file.relative_to(places.dataset.root).as_posix() for file in path.parent.glob("*.png")]
     record_hashes(places.dataset.root, names)  # as of a conversion that did not look at the pictures
-    (finding,) = verify(["dataset"], places)
+    (finding,) = verify_parts(["dataset"], places)
     assert (finding.state, finding.problems) == (
         "damaged",
         ("unusable: images/img/00001.png (a git-lfs pointer)",),
@@ -182,5 +182,5 @@ def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, plac
     assert "`mmfw convert --force --zip ARCHIVE" in str(finding.error.hint)
     convert(user_dir / "a.zip", places, force=True)
     assert path.read_bytes() == image(1)
-    (finding,) = verify(["dataset"], places)
+    (finding,) = verify_parts(["dataset"], places)
     assert finding.state == "intact"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.annotations import AnnotationFile, Row, objects_for_mmf, read_rows
-from mmf_win.dataset.own_memes import find_images, read_table, with_own_ids, write_annotations
+from mmf_win.dataset.annotations import AnnotationFile, AnnotationRow, read_annotations, to_mmf_annotations
+from mmf_win.dataset.user_memes import assign_custom_ids, read_table, resolve_image_paths, write_annotations
 from mmf_win.errors import DatasetError
 
-CAT = Row(1, "img/кот.png", "look, a 猫", 1, line=2, own_id="cat-1")
+CAT = AnnotationRow(1, "img/кот.png", "look, a 猫", 1, line=2, custom_id="cat-1")
 
 
 def table(folder: Path, content: str | bytes, name: str = "memes.csv") -> Path:
@@ -46,14 +46,14 @@ def test_a_table_of_pandas_with_holes(user_dir: Path) -> None:
             "label": [1, None],
         }
     )
-    first = Row(1, "a.png", 'two\nlines, "said" he', 1, line=2, own_id="7.0")
-    second = Row(2, "b.png", "", None, line=4)
+    first = AnnotationRow(1, "a.png", 'two\nlines, "said" he', 1, line=2, custom_id="7.0")
+    second = AnnotationRow(2, "b.png", "", None, line=4)
     frame.to_csv(user_dir / "a.csv", encoding="utf-8-sig")  # with pandas' own index
     assert read_table(user_dir / "a.csv") == [first, second], "a table of text says what it says"
     for as_lines in (True, False):
         frame.to_json(user_dir / "a.jsonl", orient="records", lines=as_lines, force_ascii=False)
         rows = read_table(user_dir / "a.jsonl")
-        assert rows == [replace(first, line=1, own_id="7"), replace(second, line=2)]
+        assert rows == [replace(first, line=1, custom_id="7"), replace(second, line=2)]
 
 
 @pytest.mark.parametrize(
@@ -104,31 +104,31 @@ def test_images_are_found_from_the_table_on_and_the_missing_are_named(user_dir: 
     for name in ("фото/a.png", "b.png"):
         (user_dir / name).touch()
     path = table(user_dir, f"img,text\nфото/a.png,x\n{(user_dir / 'b.png').as_posix()},y\n")
-    found = find_images(read_table(path), path)
+    found = resolve_image_paths(read_table(path), path)
     assert [meme.img for meme in found] == [(user_dir / name).as_posix() for name in ("фото/a.png", "b.png")]
     (user_dir / "b.png").unlink()
     with pytest.raises(DatasetError, match=r"memes\.csv: 1 of 2 images are missing: .*b\.png \(line 3\)"):
-        find_images(found, path)
+        resolve_image_paths(found, path)
 
 
 def test_memes_without_an_id_are_called_by_their_file_and_told_apart_by_their_number() -> None:
     images = [("a/x.png", "mine"), ("a/y.png", None), ("b/z.png", None), ("c/z.png", None), ("mine", None)]
     images += [("v.png", "z.png#4")]
-    memes = [Row(n, image, "", None, n + 1, own_id) for n, (image, own_id) in enumerate(images, 1)]
-    rows = with_own_ids(memes)
+    memes = [AnnotationRow(n, image, "", None, n + 1, own_id) for n, (image, own_id) in enumerate(images, 1)]
+    rows = assign_custom_ids(memes)
     assert [row.id for row in rows] == [1, 2, 3, 4, 5, 6]
-    assert [row.shown_id for row in rows] == ["mine", "y.png", "z.png#3", "z.png#4#", "mine#5", "z.png#4"]
+    assert [row.display_id for row in rows] == ["mine", "y.png", "z.png#3", "z.png#4#", "mine#5", "z.png#4"]
 
 
 @pytest.mark.parametrize(("labels", "for_mmf"), [((1, 0), True), ((1, None), False), ((None, None), False)])
 def test_annotations_keep_the_labels_there_are_and_mmf_gets_all_or_none(
     labels: tuple[int | None, int | None], for_mmf: bool, user_dir: Path
 ) -> None:
-    memes = [Row(n + 1, f"{n}.png", "текст", label, n + 2) for n, label in enumerate(labels)]
+    memes = [AnnotationRow(n + 1, f"{n}.png", "текст", label, n + 2) for n, label in enumerate(labels)]
     path = user_dir / "memes.jsonl"
-    write_annotations(path, with_own_ids(memes))
-    assert [(row.id, row.img, row.text, row.label, row.own_id) for row in read_rows(path)] == [
+    write_annotations(path, assign_custom_ids(memes))
+    assert [(row.id, row.img, row.text, row.label, row.custom_id) for row in read_annotations(path)] == [
         (1, "0.png", "текст", labels[0], "0.png"),
         (2, "1.png", "текст", labels[1], "1.png"),
     ]
-    assert all(("label" in value) == for_mmf for value in objects_for_mmf(AnnotationFile(path)))
+    assert all(("label" in value) == for_mmf for value in to_mmf_annotations(AnnotationFile(path)))

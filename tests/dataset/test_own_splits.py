@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import LARGEST_ID, Row, read_rows, splits_on_disk
+from mmf_win.dataset.annotations import MAX_ID, AnnotationRow, read_annotations, splits_on_disk
 from mmf_win.dataset.convert import convert
 from mmf_win.errors import DatasetError
 from mmf_win.paths import MmfPaths
@@ -49,9 +49,9 @@ def test_csv_that_is_called_jsonl_is_taken_once_it_is_renamed_as_the_hint_says(
     assert convert(source, places).splits["train"].rows == 3
 
 
-def rows_of(places: MmfPaths, split: str) -> list[Row]:
+def rows_of(places: MmfPaths, split: str) -> list[AnnotationRow]:
     """What is on disk afterwards."""
-    return read_rows(places.dataset.annotation_file(split))
+    return read_annotations(places.dataset.annotation_file(split))
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
@@ -63,7 +63,7 @@ def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: MmfPath
     assert (summary.rows, summary.hateful, summary.benign, summary.missing) == (3, 2, 1, 0)
     assert (result.images, result.extra_images, result.shared_ids) == (5, 0, {})
     train, dev, test = (rows_of(places, split) for split in ("train", "dev", "test"))
-    assert [(row.img, row.own_id, row.label) for row in (*train, *dev, *test)] == [
+    assert [(row.img, row.custom_id, row.label) for row in (*train, *dev, *test)] == [
         ("img/photos/cat.jpg", "a", 1),
         ("img/photos/сова.webp", "b", 0),
         ("img/other/x.GIF", "c", 1),
@@ -86,9 +86,9 @@ def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path
         **{f"{name}.png": image(ord(name)) for name in "abc"},
     }
     result = convert(lay_out(files, user_dir / "a"), places)
-    assert [(row.id, row.own_id) for row in rows_of(places, "train")] == [(7, None), (12, None)]
-    assert [(row.id, row.own_id) for row in rows_of(places, "dev")] == [(13, "x"), (14, "8")]
-    assert [(row.id, row.own_id) for row in rows_of(places, "test")] == [(13, "x")]
+    assert [(row.id, row.custom_id) for row in rows_of(places, "train")] == [(7, None), (12, None)]
+    assert [(row.id, row.custom_id) for row in rows_of(places, "dev")] == [(13, "x"), (14, "8")]
+    assert [(row.id, row.custom_id) for row in rows_of(places, "test")] == [(13, "x")]
     assert result.shared_ids == {"dev & test": 1}, "one meme has one number"
 
 
@@ -96,7 +96,7 @@ def test_ids_that_leave_no_room_for_those_of_other_rows_are_told_by_the_users_ow
     user_dir: Path, places: MmfPaths
 ) -> None:
     names = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF"]
-    largest = own_set() | {"train.csv": table(names, id=[1, 2, LARGEST_ID], label=[1, 0, 1])}
+    largest = own_set() | {"train.csv": table(names, id=[1, 2, MAX_ID], label=[1, 0, 1])}
     source = lay_out(largest, user_dir / "mine")
     with pytest.raises(DatasetError, match="at most") as caught:
         convert(source, places)
@@ -110,7 +110,7 @@ def test_csv_and_json_lines_may_be_mixed(user_dir: Path, places: MmfPaths) -> No
     del files["dev.jsonl"]
     convert(lay_out(files, user_dir / "a"), places)
     (row,) = rows_of(places, "dev")
-    assert (row.id, row.own_id, row.img) == (13, "x", "img/00007.png")
+    assert (row.id, row.custom_id, row.img) == (13, "x", "img/00007.png")
     assert len(rows_of(places, "train")) == 6
 
 
@@ -155,7 +155,7 @@ def test_missing_images_are_named_or_left_out(user_dir: Path, places: MmfPaths) 
         convert(source, places)
     assert not places.dataset.annotations.exists()
     convert(source, places, allow_missing=True)
-    assert [row.own_id for row in rows_of(places, "train")] == ["x", "z"]
+    assert [row.custom_id for row in rows_of(places, "train")] == ["x", "z"]
 
 
 @pytest.mark.parametrize(

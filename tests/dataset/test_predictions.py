@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset import predictions
-from mmf_win.dataset.predictions import Prediction
+from mmf_win.dataset import prediction_file
+from mmf_win.dataset.prediction_file import Prediction
 from mmf_win.errors import DataError
 
 
 def test_an_id_that_the_annotations_repeat_is_an_error() -> None:
     predicted = [Prediction("1", 0.1, 0), Prediction("2", 0.2, 0)]
     with pytest.raises(DataError, match=r"1 ids repeated in the annotations \(first 2\)"):
-        predictions.in_order(predicted, ["1", "2", "2"])
+        prediction_file.order_by_ids(predicted, ["1", "2", "2"])
 
 
 @pytest.mark.parametrize(
@@ -29,19 +29,19 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path, text: str, message:
     path = tmp_path / "raw.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DataError, match=message) as caught:
-        predictions.read_predictions(path)
+        prediction_file.read_predictions(path)
     assert "raw.csv" in str(caught.value)
 
 
 def test_what_is_written_reads_back_exactly_and_has_no_carriage_returns(tmp_path: Path) -> None:
     path = tmp_path / "out.csv"
     memes = [Prediction("8291", 0.1 + 0.2, 0), Prediction("кот, 1", 1e-9, 1)]
-    predictions.write_predictions(path, memes)
+    prediction_file.write_predictions(path, memes)
     assert b"\r" not in path.read_bytes()
     assert path.read_bytes().splitlines()[0] == b"id,proba,label"
-    assert predictions.read_predictions(path) == memes
+    assert prediction_file.read_predictions(path) == memes
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as a spreadsheet writes it
-    assert predictions.read_predictions(path) == memes
+    assert prediction_file.read_predictions(path) == memes
 
 
 BOTH = "3,0.25,0\n7,0.75,1\n"
@@ -58,7 +58,7 @@ def write_raw(attempt: Path, **files: str) -> Path:
 
 def test_rows_that_a_sampler_reordered_and_repeated_are_put_right(tmp_path: Path) -> None:
     raw = write_raw(tmp_path, a="3,0.25,0\n7,0.75,1\n3,0.25,0\n")
-    assert predictions.read_raw(raw, ["7", "3"]) == [0.75, 0.25]
+    assert prediction_file.read_mmf_probabilities(raw, ["7", "3"]) == [0.75, 0.25]
 
 
 @pytest.mark.parametrize(
@@ -76,4 +76,4 @@ def test_where_mmf_has_not_written_one_file_with_all_memes_nothing_is_taken(
 ) -> None:
     raw = write_raw(tmp_path, **files)
     with pytest.raises(DataError, match=said):
-        predictions.read_raw(raw, ["7", "3"])
+        prediction_file.read_mmf_probabilities(raw, ["7", "3"])

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.dataset import predictions
-from mmf_win.dataset.predictions import Prediction, write_predictions
+from mmf_win.dataset import prediction_file
+from mmf_win.dataset.prediction_file import Prediction, write_predictions
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.results import prediction
 from tests.worlds import report_world
@@ -21,13 +21,13 @@ def checked(tmp_path: Path, content: str, left_out: tuple[str, ...] = ()) -> lis
     """What is wrong with a file of this content."""
     path = tmp_path / "predictions.csv"
     path.write_bytes(content.encode())
-    return predictions.problems(path, IDS, left_out)
+    return prediction_file.find_submission_problems(path, IDS, left_out)
 
 
 def test_what_mmfw_writes_is_right(tmp_path: Path) -> None:
     rows = [Prediction("8291", 0.1 + 0.2, 0), Prediction("42953", 1e-9, 0), Prediction("12", 1.0, 1)]
     write_predictions(tmp_path / "out.csv", rows)
-    assert predictions.problems(tmp_path / "out.csv", IDS) == []
+    assert prediction_file.find_submission_problems(tmp_path / "out.csv", IDS) == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_file_that_is_missing_or_no_csv_is_an_error(tmp_path: Path, content: b
         path.write_bytes(content)
     told = "No such file" if content is None else "cannot be read as CSV in UTF-8"
     with pytest.raises(DataError, match=rf"predictions\.csv: {told}"):
-        predictions.problems(path, IDS)
+        prediction_file.find_submission_problems(path, IDS)
 
 
 def test_everything_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_the_order_is_judged_by_the_ids_whose_place_is_known(tmp_path: Path) -> 
     head, *rows = GOOD.splitlines(keepends=True)
     mixed = [rows[0], "5,0.5,0\n", rows[1], "77,0.5,0\n", rows[2]]
     assert checked(tmp_path, "".join([head, *mixed]), ("77", "5")) == []
-    assert checked(tmp_path, "".join([head, *reversed(mixed)]), ("77", "5")) == [predictions.ORDER]
+    assert checked(tmp_path, "".join([head, *reversed(mixed)]), ("77", "5")) == [prediction_file.WRONG_ORDER]
 
 
 def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:

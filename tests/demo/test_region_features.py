@@ -29,11 +29,11 @@ def test_each_image_has_a_record_under_its_file_name_in_the_order_of_keys(user_d
     """Read in the way of MMF's reader: first the keys, then each of them."""
     import lmdb
 
-    from mmf_win.demo.make import write_features
+    from mmf_win.demo.generate import write_features_archive
 
     archive = user_dir / "features.tar.gz"
     stems = [f"{n:05d}" for n in range(100)]
-    write_features(archive, [(stem, half_red_half_blue()) for stem in stems])
+    write_features_archive(archive, [(stem, half_red_half_blue()) for stem in stems])
     assert list(user_dir.iterdir()) == [archive]
     untar(archive, user_dir)
     with (
@@ -54,9 +54,9 @@ def test_each_image_has_a_record_under_its_file_name_in_the_order_of_keys(user_d
 def test_the_regions_are_the_whole_image_and_its_quarters_told_apart_by_colour() -> None:
     import numpy as np
 
-    from mmf_win.demo.make import describe
+    from mmf_win.demo.generate import make_feature_record
 
-    record = describe("00001", half_red_half_blue())
+    record = make_feature_record("00001", half_red_half_blue())
     assert record["bbox"][0].tolist() == [0, 0, 60, 40]
     assert record["bbox"][4].tolist() == [30, 20, 60, 40]
     whole, upper_left, upper_right, lower_left, lower_right = record["features"]
@@ -70,8 +70,8 @@ def test_the_regions_are_the_whole_image_and_its_quarters_told_apart_by_colour()
 def test_an_archive_that_could_not_be_finished_leaves_nothing(user_dir: Path) -> None:
     from PIL import UnidentifiedImageError
 
-    from mmf_win.demo.make import write_features
+    from mmf_win.demo.generate import write_features_archive
 
     with pytest.raises(UnidentifiedImageError):
-        write_features(user_dir / "features.tar.gz", [("01234", b"no image")])
+        write_features_archive(user_dir / "features.tar.gz", [("01234", b"no image")])
     assert list(user_dir.iterdir()) == []

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from mmf_win.demo import synthetic
-from mmf_win.demo.synthetic import Meme, archive_members, make
+from mmf_win.demo.synthetic import Meme, archive_members, generate_memes
 
 
 def test_the_same_seed_makes_the_same_memes_and_another_seed_others() -> None:
-    assert make(7) == make(7) != make(8)
+    assert generate_memes(7) == generate_memes(7) != generate_memes(8)
 
 
 def test_ids_are_unique_and_some_file_names_need_their_leading_zero() -> None:
-    splits = make(1)
-    assert {split: len(memes) for split, memes in splits.items()} == synthetic.SIZES
+    splits = generate_memes(1)
+    assert {split: len(memes) for split, memes in splits.items()} == synthetic.SPLIT_SIZES
     memes = [meme for of_split in splits.values() for meme in of_split]
     assert len({meme.id for meme in memes}) == len(memes)
     assert all(re.fullmatch(r"img/\d{5}\.png", meme.image_path) for meme in memes)
@@ -39,7 +39,7 @@ SIDES: dict[str, Callable[[Meme], Any]] = {
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_one_side_alone_says_nothing_about_the_label(side: str, seed: int) -> None:
-    for memes in make(seed).values():
+    for memes in generate_memes(seed).values():
         labels = defaultdict(list)
         for meme in memes:
             labels[SIDES[side](meme)].append(meme.label)
@@ -52,13 +52,13 @@ def test_words_and_picture_together_decide_all_labels_but_one_in_ten() -> None:
     def is_mean(meme: Meme) -> bool:
         return bool(mean_words & set(meme.text.split())) == meme.picture.crowded
 
-    for memes in make(1).values():
+    for memes in generate_memes(1).values():
         assert sum(meme.label != is_mean(meme) for meme in memes) == pytest.approx(0.1 * len(memes))
 
 
 def test_no_caption_and_no_picture_of_one_split_comes_back_in_another() -> None:
     seen: set[Any] = set()
-    for memes in make(1).values():
+    for memes in generate_memes(1).values():
         mine = {meme.text for meme in memes} | {meme.picture for meme in memes}
         assert not mine & seen
         seen |= mine
@@ -69,7 +69,7 @@ def test_images_are_png_files_of_varied_sizes_and_the_same_pixels_every_time() -
     Image = pytest.importorskip(
         "PIL.Image", reason="Pillow is of the train extra, as on Windows in the tests"
     )
-    memes, again = (make(1)["train"][:8] for _ in range(2))
+    memes, again = (generate_memes(1)["train"][:8] for _ in range(2))
     assert [meme.png for meme in memes] == [meme.png for meme in again]
     images = [Image.open(io.BytesIO(meme.png)) for meme in memes]
     assert {image.format for image in images} == {"PNG"}
@@ -79,7 +79,7 @@ def test_images_are_png_files_of_varied_sizes_and_the_same_pixels_every_time() -
 
 @pytest.mark.torch
 def test_the_archive_has_the_form_of_the_release() -> None:
-    splits = {split: memes[:4] for split, memes in make(1).items()}
+    splits = {split: memes[:4] for split, memes in generate_memes(1).items()}
     files = dict(archive_members(splits))
     for split, memes in splits.items():
         rows = files.pop(f"hateful_memes/{split}.jsonl").decode().splitlines()

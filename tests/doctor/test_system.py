@@ -10,11 +10,18 @@ import pytest
 
 from mmf_win import machine
 from mmf_win.doctor import survey as doctor
-from mmf_win.doctor.survey import Torch, pip_line, survey, survey_settings, survey_torch, unused_gpu
+from mmf_win.doctor.survey import (
+    TorchBuild,
+    survey,
+    survey_torch,
+    survey_windows_settings,
+    torch_install_command,
+    unused_gpu_error,
+)
 from mmf_win.paths import MmfPaths, constraints_file
 from tests.worlds.fake_nvml import FakeNvml
 
-ROCM = Torch(None, rocm="6.2.41134-65d174c3e")
+ROCM = TorchBuild(None, rocm="6.2.41134-65d174c3e")
 
 
 def test_the_machine_has_processors_memory_and_gpus_fake_nvml(
@@ -28,7 +35,7 @@ def test_the_machine_has_processors_memory_and_gpus_fake_nvml(
 
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 @pytest.mark.parametrize(
-    ("name", "where"), [("long paths", doctor._LONG_PATHS), ("developer mode", doctor._DEVELOPER)]
+    ("name", "where"), [("long paths", doctor._LONG_PATHS), ("developer mode", doctor._DEVELOPER_MODE)]
 )
 def test_what_is_off_is_told_with_what_turns_it_on(
     monkeypatch: pytest.MonkeyPatch, name: str, where: tuple[str, str]
@@ -43,7 +50,7 @@ def test_what_is_off_is_told_with_what_turns_it_on(
             for number, value in ((0, "off"), (1, "on")):
                 with winreg.CreateKey(root, where[0]) as key:
                     winreg.SetValueEx(key, where[1], 0, winreg.REG_DWORD, number)
-                found = {setting["name"]: setting for setting in survey_settings()}
+                found = {setting["name"]: setting for setting in survey_windows_settings()}
                 assert found[name]["value"] == value
                 hint = found[name]["hint"]
                 assert hint is None if number else hint and f"{where[0]} /v {where[1]}" in hint
@@ -57,7 +64,7 @@ def test_what_is_off_is_told_with_what_turns_it_on(
 
 @pytest.mark.skipif(sys.platform != "win32", reason="settings of Windows")
 def test_the_settings_of_this_windows_are_found() -> None:
-    found = {setting["name"]: setting["value"] for setting in survey_settings()}
+    found = {setting["name"]: setting["value"] for setting in survey_windows_settings()}
     assert set(found) == {"long paths", "developer mode", "code page"}
     assert {found["long paths"], found["developer mode"]} <= {"on", "off"}
 
@@ -65,14 +72,14 @@ def test_the_settings_of_this_windows_are_found() -> None:
 @pytest.mark.parametrize(
     ("line", "torch", "target"),
     [
-        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", Torch("13.0"), "CUDA 13.0"),
-        ("cuda = None", Torch(None), "the CPU"),
-        ("cuda = '12.6'", Torch("12.6"), "CUDA 12.6"),
+        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None", TorchBuild("13.0"), "CUDA 13.0"),
+        ("cuda = None", TorchBuild(None), "the CPU"),
+        ("cuda = '12.6'", TorchBuild("12.6"), "CUDA 12.6"),
         ("cuda: Optional[str] = None\nhip: Optional[str] = '6.2.41134-65d174c3e'", ROCM, f"ROCm {ROCM.rocm}"),
     ],
 )
 def test_what_torch_was_built_for_is_read_without_torch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, torch: Torch, target: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, torch: TorchBuild, target: str
 ) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('imported')", encoding="utf-8")
@@ -86,40 +93,47 @@ def test_what_torch_was_built_for_is_read_without_torch(
 def test_the_real_torch_says_what_it_was_built_for() -> None:
     import torch
 
-    assert survey_torch() == Torch(torch.version.cuda)
+    assert survey_torch() == TorchBuild(torch.version.cuda)
 
 
 @pytest.mark.parametrize(
     ("torch", "driver", "best", "said"),
     [
         (None, 12040, (8, 6), None),
-        (Torch("13.0"), 13020, (8, 6), None),
-        (Torch("12.6"), 12020, (8, 6), None),
-        (Torch("12.6"), 13000, (8, 6), None),
-        (Torch("12.8"), 12080, (12, 0), None),
-        (Torch("13.0"), 12080, (8, 6), "for CUDA 13.0, and NVIDIA's driver runs CUDA 12.8"),
-        (Torch("13.0"), 13000, (6, 1), "for CUDA 13.0, which has no code for the GPU"),
-        (Torch("12.6"), 13000, (12, 0), "for CUDA 12.6, which has no code for the GPU"),
-        (Torch(None), 12080, (8, 6), "there is a GPU, and torch is built for the CPU"),
-        (Torch(None), 12080, (3, 5), None),
-        (Torch(None), 11040, (8, 6), None),
+        (TorchBuild("13.0"), 13020, (8, 6), None),
+        (TorchBuild("12.6"), 12020, (8, 6), None),
+        (TorchBuild("12.6"), 13000, (8, 6), None),
+        (TorchBuild("12.8"), 12080, (12, 0), None),
+        (TorchBuild("13.0"), 12080, (8, 6), "for CUDA 13.0, and NVIDIA's driver runs CUDA 12.8"),
+        (TorchBuild("13.0"), 13000, (6, 1), "for CUDA 13.0, which has no code for the GPU"),
+        (TorchBuild("12.6"), 13000, (12, 0), "for CUDA 12.6, which has no code for the GPU"),
+        (TorchBuild(None), 12080, (8, 6), "there is a GPU, and torch is built for the CPU"),
+        (TorchBuild(None), 12080, (3, 5), None),
+        (TorchBuild(None), 11040, (8, 6), None),
         (ROCM, 12080, (8, 6), "there is a GPU, and torch is built for ROCm 6.2"),
     ],
 )
 def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch, torch: Torch | None, driver: int, best: tuple[int, int], said: str | None
+    monkeypatch: pytest.MonkeyPatch,
+    torch: TorchBuild | None,
+    driver: int,
+    best: tuple[int, int],
+    said: str | None,
 ) -> None:
     nvml = FakeNvml()
     nvml.cuda, nvml.capability = driver, [(3, 5), best]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    error = unused_gpu(torch, machine.survey_cuda())
+    error = unused_gpu_error(torch, machine.survey_cuda())
     assert (error is None) == (said is None) and (said or "") in str(error)
     if error is not None:
         assert "mmfw setup --torch" in str(error.hint)
 
 
 def test_without_a_gpu_any_torch_will_do() -> None:
-    assert unused_gpu(Torch(None), None) is None and unused_gpu(Torch("13.0"), None) is None
+    assert (
+        unused_gpu_error(TorchBuild(None), None) is None
+        and unused_gpu_error(TorchBuild("13.0"), None) is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +160,7 @@ def test_the_build_is_the_newest_that_the_driver_and_the_best_gpu_run_fake_nvml(
         nvml.cuda, nvml.capability = cuda, [(3, 5), best]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(sys, "platform", "linux")
-    line = pip_line()
+    line = torch_install_command()
     assert line[:4] == ("pip", "install", "-c", str(constraints_file()))
     assert line[-4:-2] == ("--extra-index-url", f"https://download.pytorch.org/whl/{build}")
     assert all(wanted.endswith(f"+{build}") for wanted in line[-2:])
@@ -154,7 +168,7 @@ def test_the_build_is_the_newest_that_the_driver_and_the_best_gpu_run_fake_nvml(
     assert {wanted.partition("+")[0] for wanted in line[-2:]} <= set(pins)
     assert [wanted.partition("==")[0] for wanted in line[-2:]] == ["torch", "torchvision"]
     monkeypatch.setattr(sys, "platform", "darwin")  # which has one build, on PyPI
-    assert pip_line() == (*line[:4], *(wanted.partition("+")[0] for wanted in line[-2:]))
+    assert torch_install_command() == (*line[:4], *(wanted.partition("+")[0] for wanted in line[-2:]))
 
 
 def test_pytorch_without_a_pin_is_never_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,4 +176,4 @@ def test_pytorch_without_a_pin_is_never_left_out(tmp_path: Path, monkeypatch: py
     file.write_text("torch>=2.6\ntorchvision==0.21.0\n", encoding="utf-8")
     monkeypatch.setattr(doctor, "constraints_file", lambda: file)
     with pytest.raises(KeyError, match="torch"):
-        pip_line()
+        torch_install_command()

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.dataset.predictions import read_predictions
+from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome, Event, read_events
 from mmf_win.runs import attempts, fits, own_code

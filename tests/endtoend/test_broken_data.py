@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.integrity.verify import record_hashes
 from tests.endtoend.conftest import Tool, ids, probabilities
 from tests.worlds import pickles
@@ -169,13 +169,13 @@ def test_a_picture_is_not_taken_for_one_of_another_suffix(tool: Tool, own: Tool)
 def test_annotations_are_read_as_other_programs_write_them(own: Tool) -> None:
     """A JSON list, a byte order mark with Windows line ends and a blank line, and null for no label."""
     train, val, test = (annotations(own, split) for split in ("train", "dev_unseen", "test_unseen"))
-    read = {path: read_rows(path) for path in (train, val, test)}
+    read = {path: read_annotations(path) for path in (train, val, test)}
     train.write_text(json.dumps(rows(train), indent=2), encoding="utf-8")
     lines = "\r\n".join(val.read_text(encoding="utf-8").splitlines())
     val.write_text(f"{lines}\r\n\r\n", encoding="utf-8-sig", newline="")
     partly = [row | ({"label": None} if n % 2 else {}) for n, row in enumerate(rows(test))]
     test.write_text("".join(json.dumps(row) + "\n" for row in partly), encoding="utf-8")
-    assert [row.img for row in read_rows(train)] == [row.img for row in read[train]]
+    assert [row.img for row in read_annotations(train)] == [row.img for row in read[train]]
 
     assert own("train", own.preset("vilbert"), "--epochs", "1", "training.batch_size=7")["updates"] == 2
     predicted = own("predict")

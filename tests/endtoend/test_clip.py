@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, losses, probabilities, saved
 from tests.worlds import hostile
 
@@ -74,7 +74,7 @@ def test_training_is_the_same_with_any_cache_and_through_a_stop(
     rows = [
         row
         for name in ("train", "dev_unseen")
-        for row in read_rows(fresh.world.dataset / "annotations" / f"{name}.jsonl")
+        for row in read_annotations(fresh.world.dataset / "annotations" / f"{name}.jsonl")
     ]
     assert len(kept) == len(rows) + len({row.text for row in rows})
 
@@ -97,7 +97,7 @@ def test_a_prediction_does_not_depend_on_the_batch_and_takes_own_memes(tool: Too
     together = probabilities(tool("predict", "--no-report"))
     alone = probabilities(tool("predict", "--no-report", "--batch-size", "1"))
     assert alone == pytest.approx(together, abs=1e-6)
-    row = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0]
+    row = read_annotations(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0]
     image = tool.world.dataset / "images" / row.img
     meme = tool("predict", "--image", str(image), "--text", row.text)
     assert meme["proba"] == pytest.approx(together[0], abs=1e-6)

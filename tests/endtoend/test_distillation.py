@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.predictions import read_predictions, write_predictions
+from mmf_win.dataset.prediction_file import read_predictions, write_predictions
 from mmf_win.protocol import read_events
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, losses
 from tests.endtoend.test_memory import without_dropout

@@ -41,7 +41,7 @@ _MAKE_SMALLER_DEMO = """
 import json, sys
 from pathlib import Path
 from mmf_win.demo import make, synthetic
-synthetic.SIZES = json.loads(sys.argv[2])
+synthetic.SPLIT_SIZES = json.loads(sys.argv[2])
 for model in ("vilbert", "clip"):
     make.main(Path(sys.argv[1]), 1, model)
 """
@@ -80,7 +80,7 @@ def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     demo = DemoFolder(tmp_path / "mmfw-demo")
     demo.claim()
-    sizes = {split: size // 10 // 4 * 4 for split, size in synthetic.SIZES.items()}
+    sizes = {split: size // 10 // 4 * 4 for split, size in synthetic.SPLIT_SIZES.items()}
     subprocess.run([sys.executable, "-c", _MAKE_SMALLER_DEMO, str(demo.path), json.dumps(sizes)], check=True)
 
     monkeypatch.setenv("MMFW_PASSWORD", PASSWORD)  # it is asked for, where there is a terminal

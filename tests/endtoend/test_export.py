@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mmf_win.dataset.annotations import read_rows
-from mmf_win.dataset.predictions import read_predictions
-from mmf_win.export import running
+from mmf_win.dataset.annotations import read_annotations
+from mmf_win.dataset.prediction_file import read_predictions
+from mmf_win.export import exported_model
 from mmf_win.upstream import install
 from tests.endtoend.conftest import Faulty, Tool, probabilities
 from tests.endtoend.test_stopping import user
@@ -97,7 +97,7 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     assert probabilities(by_file) == pytest.approx(expected, abs=1e-4)
     assert by_file["auroc"] == pytest.approx(predicted["auroc"], abs=1e-3)
 
-    rows = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")
+    rows = read_annotations(tool.world.dataset / "annotations" / "test_unseen.jsonl")
     images = tool.world.dataset / "images"
     one = outside(tool, folder, "--image", str(images / rows[0].img), "--text", rows[0].text)
     assert float(one.splitlines()[1].split(",")[1]) == pytest.approx(expected[0], abs=1e-4)
@@ -172,7 +172,7 @@ def test_an_exported_model_predicts_by_mmfw_without_torch_and_mmf(tool: Tool, tm
     image = (
         tool.world.dataset
         / "images"
-        / read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0].img
+        / read_annotations(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0].img
     )
     table = tool.folder / "own.csv"
     table.write_text(f"img,text,label\n{image},cats,0\n{image},dogs,1\n", encoding="utf-8")
@@ -207,7 +207,7 @@ def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
     if sys.platform != "win32":
         stopping = tool.folder / "run.py"
         stopping.write_text(f"import os, signal\nos.kill({os.getpid()}, signal.SIGINT)\nsignal.pause()\n")
-        monkeypatch.setattr(running, "module_command", lambda *_: [sys.executable, str(stopping)])
+        monkeypatch.setattr(exported_model, "module_command", lambda *_: [sys.executable, str(stopping)])
         assert tool.code("export", run.id, "-o", str(folder)) == 130
         faulty({"at": "exporting", "do": "wait_to_be_stopped", "once": str(at)})
         with user(tool, "export", run.id, "-o", str(folder), "--trust") as somebody:

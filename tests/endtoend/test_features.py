@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.upstream.install import find_mmf
 from tests.endtoend.conftest import Tool, losses, probabilities
 from tests.worlds import hostile, npy, zoo
@@ -115,7 +115,10 @@ def test_mmf_believes_its_own_half_extraction_and_mmfw_finds_and_mends_it_withou
 
 
 def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop) -> None:
-    rows = {split: read_rows(shop.tool.world.dataset / "annotations" / f"{split}.jsonl") for split in SPLITS}
+    rows = {
+        split: read_annotations(shop.tool.world.dataset / "annotations" / f"{split}.jsonl")
+        for split in SPLITS
+    }
     gone = [rows["train"][1], rows["train"][2], rows["test_unseen"][0]]
     known = {Path(row.img).stem for of_split in rows.values() for row in of_split}
     build_features(shop.lmdb.parent, sorted(known - {Path(row.img).stem for row in gone}))
@@ -126,7 +129,7 @@ def test_rows_without_features_are_left_out_only_when_that_is_allowed(shop: Shop
     result = shop.tool("train", shop.preset, *_UPDATES, "--allow-missing")
     assert result["state"] == "done"
     own = shop.tool.run_of(result).path / "attempts" / "1" / "annotations" / "train.jsonl"
-    assert len(read_rows(own)) == SPLITS["train"] - 2
+    assert len(read_annotations(own)) == SPLITS["train"] - 2
     assert shop.tool.code("predict") == 3
     assert f"test_unseen 1 of {SPLITS['test_unseen']} ({gone[2].img})" in shop.tool.errors
     assert "a prediction needs every row" in shop.tool.errors

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.dataset.annotations import AnnotationRow, read_annotations
 from mmf_win.files import read_json
 from mmf_win.paths import DatasetPaths
 from tests.endtoend.conftest import Tool, events
@@ -20,7 +20,7 @@ PUBLISHED = {"val": {"auroc": 71.13}, "test": {"auroc": [70.45, 1.16]}}
 
 
 @pytest.fixture
-def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[Row]]]:
+def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[AnnotationRow]]]:
     """``mmfw`` beside a folder with annotations and not all of their images; and the rows of the whole set.
 
     One meme of ``train``, one of ``dev_unseen`` and two of ``test_unseen`` have no image, and one more of
@@ -28,7 +28,7 @@ def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[Row]]]:
     """
     beside = tool.in_a_copy("a world with a copy")
     own = DatasetPaths(beside.world.dataset)
-    rows = {split: read_rows(own.annotation_file(split)) for split in SPLITS}
+    rows = {split: read_annotations(own.annotation_file(split)) for split in SPLITS}
     for row in (rows["train"][5], rows["dev_unseen"][4], *rows["test_unseen"][3:]):
         (own.images / row.img).unlink()
     source = tmp_path / "copy"
@@ -42,7 +42,9 @@ def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[Row]]]:
     return beside, rows
 
 
-def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str, list[Row]]]) -> None:
+def test_each_score_says_how_many_rows_were_left_out(
+    copy: tuple[Tool, dict[str, list[AnnotationRow]]],
+) -> None:
     tool, rows = copy
     data = ["--data-dir", str(tool.world.data)]
     assert main(["convert", "--zip", str(tool.folder / "copy"), "--allow-missing", *data]) == 0
@@ -62,7 +64,7 @@ def test_each_score_says_how_many_rows_were_left_out(copy: tuple[Tool, dict[str,
     assert {(v["rows"], v["full_rows"]) for v in shown["validations"]} == {(3, 5)}
     run = tool.run_of(listed)
     fewer = run.path / "attempts" / "1" / "annotations" / "dev_unseen.jsonl"
-    assert len(read_rows(fewer)) == 3, "what MMF reads"
+    assert len(read_annotations(fewer)) == 3, "what MMF reads"
     assert {event["data"]["rows"] for event in events(run, "val")} == {3}
 
     words = ("--checkpoint", "best", "--checkpoint", "last", "--ensemble", "mean")

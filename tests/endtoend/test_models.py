@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.annotations import read_rows
-from mmf_win.dataset.predictions import read_predictions
+from mmf_win.dataset.annotations import read_annotations
+from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.paths import is_portable
 from tests.endtoend.conftest import Faulty, Tool, events, probabilities, starts
 from tests.worlds import tiny_mmf
@@ -29,7 +29,7 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
 
     predicted = tool("predict", "--no-report")
     assert not list(tool.run_of(resumed).reports.glob("*.html"))
-    rows = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")
+    rows = read_annotations(tool.world.dataset / "annotations" / "test_unseen.jsonl")
     written = read_predictions(Path(predicted["csv"]))
     assert [int(row.id) for row in written] == [row.id for row in rows]
     assert all(0 <= row.proba <= 1 and row.label in (0, 1) for row in written)

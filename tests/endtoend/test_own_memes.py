@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from tests.endtoend.conftest import Tool, ids, probabilities
 from tests.endtoend.test_predicting import predict
 from tests.worlds import hostile, npy, tiny_mmf
@@ -27,7 +27,7 @@ def table_of_the_split(tool: Tool, folder: Path) -> Path:
     with path.open("w", encoding="utf-8-sig", newline="") as file:
         table = csv.writer(file)
         table.writerow(["id", "text", "image"])
-        for row in read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl"):
+        for row in read_annotations(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl"):
             image = folder / Path(row.img).name
             shutil.copyfile(tool.world.dataset / "images" / row.img, image)
             table.writerow([f"мем {row.id}", row.text, image.name])
@@ -53,7 +53,7 @@ def test_own_memes_get_the_very_probabilities_that_they_get_as_a_split(recipe: s
 def test_one_image_and_its_text_get_a_probability_without_a_dataset_and_leave_no_file(tool: Tool) -> None:
     run = tool.trained("mmbt")
     table = table_of_the_split(tool, tool.folder / "mine")
-    first = read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")[0]
+    first = read_annotations(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")[0]
     image = table.parent / Path(first.img).name
     tool.world = tiny_mmf.TinyWorld(tool.folder / "bare")
     tool.world.data.mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
             "text": row.text,
             "label": row.label,
         }
-        for row in read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")
+        for row in read_annotations(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")
     ]
     table = tool.folder / "dev_seen.jsonl"  # called as a split, which it is not
     table.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

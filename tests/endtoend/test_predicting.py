@@ -16,8 +16,8 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.console import format_utc_time
-from mmf_win.dataset.annotations import read_rows
-from mmf_win.dataset.predictions import Prediction, read_predictions
+from mmf_win.dataset.annotations import read_annotations
+from mmf_win.dataset.prediction_file import Prediction, read_predictions
 from mmf_win.files import link_or_copy, read_json
 from mmf_win.integrity.verify import LOCK_NAME
 from mmf_win.protocol import AttemptOutcome, AttemptRequest
@@ -110,8 +110,8 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
 
     annotations = tool.world.dataset / "annotations"
     for result in results:
-        rows = read_rows(annotations / "test_unseen.jsonl")
-        assert ids(result) == [row.shown_id for row in rows]
+        rows = read_annotations(annotations / "test_unseen.jsonl")
+        assert ids(result) == [row.display_id for row in rows]
         assert result["annotations_sha256"] == sha256(annotations / "test_unseen.jsonl")
         beside = Path(result["csv"]).with_suffix(".metrics.json")
         record = json.loads(beside.read_text(encoding="utf-8"))
@@ -132,7 +132,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     assert all(run.id in page for run in runs)
     assert probabilities(blended) == blend("mean", [probabilities(first), probabilities(second)])
     val = [read_predictions(next(run.reports.glob("*_dev_unseen_*.csv"))) for run in runs]
-    labels = [int(row.label or 0) for row in read_rows(annotations / "dev_unseen.jsonl")]
+    labels = [int(row.label or 0) for row in read_annotations(annotations / "dev_unseen.jsonl")]
     threshold = best_accuracy(labels, blend("mean", [[row.proba for row in member] for member in val]))
     assert (blended["threshold"], blended["threshold_from"]) == (threshold, "best accuracy on dev_unseen")
     predictions = read_predictions(Path(blended["csv"]))
@@ -262,7 +262,7 @@ def test_a_run_and_data_that_may_only_be_read_predict_into_another_folder(tool: 
     run.readers.unlink(missing_ok=True)
     both = [shlex.quote(str(folder)) for folder in (tool.save_dir, tool.world.data)]
     mounts = " && ".join(f"mount --bind {at} {at} && mount -o remount,bind,ro {at}" for at in both)
-    row = read_rows(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0]
+    row = read_annotations(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0]
     places = [str(tool.save_dir), str(tool.world.data)]
     words = ["predict", run.id, "-o", str(output), "--split", "test_unseen"]
     words += ["--save-dir", places[0], "--data-dir", places[1]]

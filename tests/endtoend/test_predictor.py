@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mmf_win import Predictor
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.errors import (
     CheckpointError,
     ResourceError,
@@ -52,7 +52,7 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def memes(tool: Tool) -> list[tuple[Path, str]]:
     """Image and text of each row of a split."""
-    rows = read_rows(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")
+    rows = read_annotations(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")
     return [(tool.world.dataset / "images" / row.img, row.text) for row in rows]
 
 

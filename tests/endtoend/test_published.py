@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.integrity import torch_file
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.checkpoint_files import counts
@@ -124,7 +124,7 @@ def test_published_weights_are_scored_on_the_papers_splits_without_training(shop
     assert shop.run_named("крошка-published") == run, "the second call made another run"
     assert shop.server.asked == []
     assert shop.probas("крошка-published", "--split", "test_seen") == expected[1:2]
-    rows = read_rows(shop.tool.world.dataset / "annotations" / "dev_seen.jsonl")
+    rows = read_annotations(shop.tool.world.dataset / "annotations" / "dev_seen.jsonl")
     image = str(shop.tool.world.dataset / "images" / rows[0].img)
     [own] = predict(shop.tool, "--published", shop.preset, "--image", image, "--text", rows[0].text)
     assert own["proba"] == pytest.approx(expected[0][0], abs=1e-6)

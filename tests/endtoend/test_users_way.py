@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.demo.folder import PASSWORD
 from mmf_win.locking import file_lock
 from mmf_win.paths import DatasetPaths, MmfPaths
@@ -203,7 +203,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     rows = [
         row
         for split in ("train", "test_unseen")
-        for row in read_rows(demo.places.dataset.annotation_file(split))
+        for row in read_annotations(demo.places.dataset.annotation_file(split))
     ]
     assert [row.text for row in rows if row.text.encode() in told] == []
     written = b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())

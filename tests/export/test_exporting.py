@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.errors import CheckFailedError, UsageError
-from mmf_win.export import exporting
+from mmf_win.export import exporter
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import predicting
@@ -34,7 +34,7 @@ class StubModels:
         batches: the sizes of the batches that were predicted, and of how many rows.
     """
 
-    rows: list[Row]
+    rows: list[AnnotationRow]
     apart: dict[tuple[int, int], float] = field(default_factory=dict)
     batches: list[tuple[int, int]] = field(default_factory=list)
 
@@ -47,7 +47,7 @@ class StubModels:
         return [self._proba(row) for row in self.rows], []
 
     def run_model(
-        self, folder: Path, rows: Sequence[Row], _images: Path, *, batch: int, features: Path | None
+        self, folder: Path, rows: Sequence[AnnotationRow], _images: Path, *, batch: int, features: Path | None
     ) -> tuple[list[float], dict[str, float]]:
         """Predict rows as the exported model does."""
         assert features is None
@@ -57,7 +57,7 @@ class StubModels:
         apart = [self.apart.get((batch, row.id), self.apart.get((0, row.id), 0.0)) for row in rows]
         return [a + b for a, b in zip(probas, apart, strict=True)], {"p50_ms": 1.0, "p99_ms": 2.0}
 
-    def _proba(self, row: Row) -> float:
+    def _proba(self, row: AnnotationRow) -> float:
         return 0.75 if row.label else 0.25
 
 
@@ -75,13 +75,13 @@ class Exporter:
         display: Any = None  # the stub shows no progress
         self.run.checkpoints.mkdir(exist_ok=True)
         (self.run.checkpoints / "best.ckpt").touch()
-        return exporting.export(
+        return exporter.export_checkpoint(
             self.run,
             self.run.checkpoints / "best.ckpt",
             self.places,
             CommandOptions(),
             display,
-            exporting.ExportOptions(self.output, SPLIT, tolerance, int8, max_loss),
+            exporter.ExportOptions(self.output, SPLIT, tolerance, int8, max_loss),
         )
 
     def is_gone(self) -> bool:
@@ -97,7 +97,7 @@ def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
     places = MmfPaths.resolve(world.data, world.save)
     models = StubModels(Target.of_split(places, SPLIT).rows)
     monkeypatch.setattr(predicting, "predict", models.predict)
-    monkeypatch.setattr(exporting, "run_model", models.run_model)
+    monkeypatch.setattr(exporter, "run_model", models.run_model)
     return Exporter(world.run(), places, models, user_dir / "new" / "model")
 
 
@@ -121,7 +121,7 @@ def test_a_row_with_another_probability_is_named_and_nothing_is_written(
     row = export.models.rows[3]
     export.models.apart = {(batch, row.id): apart, (batch, export.models.rows[7].id): apart / 2}
     with pytest.raises(
-        CheckFailedError, match=f"row {row.shown_id} of {SPLIT}: in batches of {batch}"
+        CheckFailedError, match=f"row {row.display_id} of {SPLIT}: in batches of {batch}"
     ) as raised:
         export()
     assert "0.01" in str(raised.value) and export.is_gone()

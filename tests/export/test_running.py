@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.errors import MmfEnvironmentError, TrainingError
-from mmf_win.export import running
+from mmf_win.export import exported_model
 from mmf_win.files import write_json
 
-ROWS = [Row(1, "1.png", "text", None, 1)]
+ROWS = [AnnotationRow(1, "1.png", "text", None, 1)]
 
 
 def write_model(folder: Path) -> None:
@@ -27,12 +27,12 @@ def write_model(folder: Path) -> None:
 def test_a_damaged_model_is_named(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
     with pytest.raises(MmfEnvironmentError, match="^" + str(tmp_path / "model.json").replace("\\", ".")):
-        running.run_model(tmp_path, ROWS, tmp_path)
+        exported_model.run_model(tmp_path, ROWS, tmp_path)
     write_model(tmp_path)
     with pytest.raises(
         MmfEnvironmentError, match=r"^made with onnxruntime 1, this is [^:]*: .*model\.onnx: "
     ) as raised:
-        running.run_model(tmp_path, ROWS, tmp_path)
+        exported_model.run_model(tmp_path, ROWS, tmp_path)
     assert "\n" not in str(raised.value) and "error:" not in str(raised.value)
 
 
@@ -42,9 +42,9 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     expected = "^DLL load failed: pip install onnxruntime tokenizers pillow numpy$"
     with pytest.raises(MmfEnvironmentError, match=expected):
-        running.run_model(tmp_path, ROWS, tmp_path)
+        exported_model.run_model(tmp_path, ROWS, tmp_path)
     with pytest.raises(MmfEnvironmentError, match=expected):
-        running.ExportedModel(tmp_path, {}).serve(tmp_path)
+        exported_model.ExportedModel(tmp_path, {}).start_model_process(tmp_path)
 
 
 @pytest.mark.parametrize("script", ["print('error: none', flush=True); sys.exit(3)", "os._exit(4)"])
@@ -52,20 +52,20 @@ def test_a_process_that_died_is_told_apart_from_a_model_that_cannot_be_run(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = [sys.executable, "-c", f"import os, sys; {script}"]
-    monkeypatch.setattr(running, "module_command", lambda *_: command)
+    monkeypatch.setattr(exported_model, "module_command", lambda *_: command)
     with pytest.raises(TrainingError, match=r"run\.py ended unexpectedly \(code [34]\)"):
-        running.run_model(tmp_path, ROWS, tmp_path)
+        exported_model.run_model(tmp_path, ROWS, tmp_path)
 
 
 def test_an_image_that_cannot_be_read_is_named_without_its_row() -> None:
     pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
     pytest.importorskip("tokenizers", reason="could not import tokenizers")
-    from mmf_win.export.run import Unusable, opened
+    from mmf_win.export.run import UnusableInputError, read_file
 
     def refuse(_: Path) -> None:
         raise ValueError("it is\nnone")
 
-    with pytest.raises(Unusable) as raised:
-        opened(Path("a.png"), refuse, "m 5")
+    with pytest.raises(UnusableInputError) as raised:
+        read_file(Path("a.png"), refuse, "m 5")
     assert str(raised.value) == "meme m 5: a.png: it is"
     assert (raised.value.reason, str(raised.value)) == ("a.png: it is", "meme m 5: a.png: it is")

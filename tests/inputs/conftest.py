@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mmf_win.inputs.keys import add_features
-from mmf_win.inputs.unpacked import RegionFeatures
+from mmf_win.inputs.archive_input import RegionFeaturesInput
+from mmf_win.inputs.feature_lmdb import add_features
 from mmf_win.paths import MmfPaths
 from tests.worlds.memes import tar_gz
 from tests.worlds.web import WebServer
@@ -47,4 +47,4 @@ def zoo(places: MmfPaths) -> Iterator[Zoo]:
 def state_of(lmdb: Path, places: MmfPaths) -> str:
     """What a run would find that reads this LMDB."""
     names = (f"{lmdb.name}/data.mdb",)
-    return RegionFeatures("region features", lmdb.parent, places, names).verify(full=True).state
+    return RegionFeaturesInput("region features", lmdb.parent, places, names).verify(full=True).state

@@ -11,13 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.dataset.annotations import Row
-from mmf_win.dataset.features import extract_features
-from mmf_win.doctor.verify import repair, verify
+from mmf_win.dataset.annotations import AnnotationRow
+from mmf_win.dataset.region_features import extract_features
+from mmf_win.doctor.verify_all import repair_parts, verify_parts
 from mmf_win.errors import DamagedFeaturesError, DataError, DatasetError, ResourceError, UsageError
-from mmf_win.inputs.given import Mirror, fetch
-from mmf_win.inputs.keys import add_features, image_keys, remake_features, taken_from_another_image
-from mmf_win.inputs.unpacked import RegionFeatures
+from mmf_win.inputs.archive_input import RegionFeaturesInput
+from mmf_win.inputs.feature_lmdb import (
+    add_features,
+    find_mismatched_features,
+    read_image_keys,
+    rebuild_features_hint,
+)
+from mmf_win.inputs.input_files import Mirror, fetch_inputs
 from mmf_win.integrity.manifest import Manifest, ManifestEntry
 from mmf_win.paths import MmfPaths
 from mmf_win.unpacking.staging import is_install_incomplete, staging_folder
@@ -79,8 +84,8 @@ def test_it_has_the_format_that_mmf_documents_and_is_found_intact(
     assert state_of(lmdb, places) == "intact"
     sums = (lmdb.parent / "SHA256SUMS").read_text(encoding="utf-8")
     assert sums == f"{sha256(data.read_bytes())}  {lmdb.name}/data.mdb\n"
-    assert image_keys(lmdb) == records.keys()
-    (finding,) = verify(["features"], places)
+    assert read_image_keys(lmdb) == records.keys()
+    (finding,) = verify_parts(["features"], places)
     assert (finding.state, finding.verified_against) == ("intact", "what mmfw wrote")
     assert not staging_folder(lmdb.parent).exists()
 
@@ -88,11 +93,11 @@ def test_it_has_the_format_that_mmf_documents_and_is_found_intact(
 def test_what_is_there_is_replaced_only_by_force(
     user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
 ) -> None:
-    from mmf_win.demo.make import write_features
+    from mmf_win.demo.generate import write_features_archive
     from tests.demo.test_region_features import half_red_half_blue
 
     archive = user_dir / "features.tar.gz"
-    write_features(archive, [("01234", half_red_half_blue())])
+    write_features_archive(archive, [("01234", half_red_half_blue())])
     extract_features(archive, places, version=None)
     folder = npy.write_pairs(user_dir / "npy", ["00001"])
     with pytest.raises(DatasetError, match="already") as raised:
@@ -153,7 +158,7 @@ if when == "building":
     builder.read_record = lambda path, key: die() if key == "00004" else read(path, key)
     def answer_of(module, *words):  # in this process, so that both die together
         builder.main(*words)
-    keys.answer_of = answer_of
+    keys.run_lmdb_helper = answer_of
 if when == "built":
     keys.install = die
 if when == "moving":
@@ -170,7 +175,7 @@ def test_a_process_that_dies_while_it_builds_is_told_of(
     user_dir: Path, lmdb: Path, add: Add, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died = [sys.executable, "-c", "raise SystemExit(9)"]
-    monkeypatch.setattr("mmf_win.inputs.keys.module_command", lambda *_: died)
+    monkeypatch.setattr("mmf_win.inputs.feature_lmdb.module_command", lambda *_: died)
     with pytest.raises(DatasetError, match=r"could not be built.*exit code 9") as raised:
         add(npy.write_pairs(user_dir / "npy", ["00001"]))
     assert str(raised.value).startswith(f"{lmdb}: ") and raised.value.hint is None
@@ -238,7 +243,7 @@ def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
     content = npy.raw_records(lmdb)
     for damage in (lambda: hostile.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
         damage()
-        (finding,) = repair(["features"], places, (), Mirror())
+        (finding,) = repair_parts(["features"], places, (), Mirror())
         assert finding.state == "damaged" and isinstance(finding.error, DamagedFeaturesError)
         advice = finding.error.hint
         assert advice and str(one) in advice and str(two) in advice
@@ -257,12 +262,12 @@ def test_an_archive_beside_it_is_not_taken_for_its_origin(
     url, digest = "http://127.0.0.1:9/nothing", sha256(archive.read_bytes())
     entry = ZooEntry(lmdb.parent, "1", url, archive.name, digest)
     names = ("detectron.lmdb/data.mdb",)
-    features = RegionFeatures("region features", lmdb.parent, places, names, entry=entry)
-    assert fetch([features], places, Mirror())[0].state == "intact"
+    features = RegionFeaturesInput("region features", lmdb.parent, places, names, entry=entry)
+    assert fetch_inputs([features], places, Mirror())[0].state == "intact"
     hostile.flip_byte(lmdb / "data.mdb", 9000)
     with pytest.raises(DataError) as raised:
-        fetch([features], places, Mirror())
-    assert raised.value.hint == remake_features(lmdb)
+        fetch_inputs([features], places, Mirror())
+    assert raised.value.hint == rebuild_features_hint(lmdb)
     add(folder, force=True)
     assert set(npy.records(lmdb)) == {"00001"}
 
@@ -294,8 +299,8 @@ def test_each_split_says_how_much_of_it_has_features(user_dir: Path, places: Mmf
 def test_an_image_that_would_get_the_features_of_another_is_known(
     images: list[str], keys: list[str], expected: dict[str, str]
 ) -> None:
-    rows = [Row(n, name, "", None, n) for n, name in enumerate(images)]
-    assert taken_from_another_image(rows, keys) == expected
+    rows = [AnnotationRow(n, name, "", None, n) for n, name in enumerate(images)]
+    assert find_mismatched_features(rows, keys) == expected
 
 
 def test_a_broken_annotation_file_is_named_before_anything_is_written(

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.dataset.annotations import Row, read_rows
+from mmf_win.dataset.annotations import AnnotationRow, read_annotations
 from mmf_win.dataset.convert import convert
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.errors import DataError, DatasetError, MmfEnvironmentError, UnsafeFeaturesError
-from mmf_win.inputs.check import Inputs, check
-from mmf_win.inputs.keys import image_keys, without_features
+from mmf_win.inputs.feature_lmdb import read_image_keys, rows_without_features
+from mmf_win.inputs.verification import VerifiedInputs, verify_inputs
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile, tiny_mmf
@@ -49,11 +49,11 @@ class Dataset:
         """The region features."""
         return self.places.dataset.features / "detectron.lmdb"
 
-    def rows(self, split: str) -> list[Row]:
+    def rows(self, split: str) -> list[AnnotationRow]:
         """The rows of a split."""
-        return read_rows(self.places.dataset.annotation_file(split))
+        return read_annotations(self.places.dataset.annotation_file(split))
 
-    def features_without(self, *rows: Row) -> None:
+    def features_without(self, *rows: AnnotationRow) -> None:
         """Make features of all images but those of some rows."""
         gone = {Path(row.img).stem for row in rows}
         tiny_mmf.build_features(self.lmdb, [stem for stem in self.stems if stem not in gone])
@@ -73,7 +73,7 @@ class Dataset:
 
     def check(
         self, *slots: str, regions: bool = True, npy: Path | None = None, model: Any = None, **options: Any
-    ) -> Inputs:
+    ) -> VerifiedInputs:
         """Check what a run on these slots of MMF's, with this model, would read."""
         root = self.places.dataset.root
         splits = {"train": "train", "val": "dev", "test": "test"}
@@ -92,12 +92,12 @@ class Dataset:
             "dataset": dataset,
             "model": model or {},
         }
-        return check(Path("unused"), self.places, config, slots=slots or ("train", "val"), **options)
+        return verify_inputs(Path("unused"), self.places, config, slots=slots or ("train", "val"), **options)
 
 
-def read(inputs: Inputs) -> dict[str, Coverage | None]:
+def read(inputs: VerifiedInputs) -> dict[str, Coverage | None]:
     """How much of each split a run reads."""
-    return {slot: Coverage.read(data) for slot, data in inputs.data.items()}
+    return {slot: Coverage.from_json(data) for slot, data in inputs.splits_read.items()}
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_rows_that_may_be_missing_are_left_out_of_files_of_the_runs_own(
     assert "these rows are left out" in caplog.text
     assert read(found) == {"train": Coverage("train", 4, 6), "val": Coverage("dev", 3)}
     own = tmp_path / "annotations" / "train.jsonl"
-    assert found.settings(own.parent) == {
+    assert found.write_filtered_annotations(own.parent) == {
         "dataset_config": {"hateful_memes": {"annotations": {"train": [str(own)]}}}
     }
     original = dataset.places.dataset.annotation_file("train").read_bytes().splitlines(keepends=True)
@@ -154,7 +154,7 @@ def test_rows_left_out_at_conversion_and_now_are_counted_together(
         "val": Coverage("dev", 1, 3),
         "test": Coverage("test", 2, 2),
     }
-    assert dataset.check("train", "val", "test", regions=False).data["val"]["rows"] == 2
+    assert dataset.check("train", "val", "test", regions=False).splits_read["val"]["rows"] == 2
 
 
 def test_only_the_splits_that_are_read_count_and_a_prediction_needs_every_row(dataset: Dataset) -> None:
@@ -171,7 +171,7 @@ def test_features_are_read_once_for_all_trainings_of_a_dry_run_and_are_not_recor
 ) -> None:
     dataset.features_without()
     dataset.check(record=False)
-    monkeypatch.setattr("mmf_win.inputs.unpacked.image_keys", None)
+    monkeypatch.setattr("mmf_win.inputs.archive_input.read_image_keys", None)
     dataset.check(record=False)
     assert not [*dataset.lmdb.parent.glob("SHA256SUMS*")]
 
@@ -200,7 +200,7 @@ def test_missing_images_count_where_images_are_read(dataset: Dataset, tmp_path: 
         dataset.check(regions=False)
     dataset.features_without()
     found = dataset.check("train", "val", "test")  # regions are read, and not images
-    assert found.settings(tmp_path) == {}
+    assert found.write_filtered_annotations(tmp_path) == {}
 
 
 def test_missing_images_do_not_count_where_npy_files_are_read(dataset: Dataset, user_dir: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_record_that_would_run_code_is_named_and_not_run(
 ) -> None:
     """Also where a list of hashes says that the file is as it came; test_broken_data.py trains on one."""
     dataset.features_without()
-    key = min(image_keys(dataset.lmdb))
+    key = min(read_image_keys(dataset.lmdb))
     dataset.put(key.encode(), pickle.dumps({"features": Hostile(tmp_path / "done")}))
     record_hashes(dataset.lmdb.parent, ["detectron.lmdb/data.mdb"], title="Recording")
     refused = rf": not used.* the record {key}: it names .*mkdir"
@@ -320,7 +320,7 @@ def test_a_record_without_features_is_named(
 
     arrays = {"a row": np.ones(3), "text": np.ones((3, 4), "U1"), "a dictionary": np.array({"a": 1})}
     dataset.features_without()
-    key = min(image_keys(dataset.lmdb))
+    key = min(read_image_keys(dataset.lmdb))
     dataset.put(
         key.encode(), pickle.dumps({"features": arrays[record]} if isinstance(record, str) else record)
     )
@@ -393,6 +393,9 @@ def test_a_dataset_without_its_list_of_hashes_can_still_be_read(
 
 
 def test_features_are_found_by_the_names_that_mmf_asks_for() -> None:
-    rows = [Row(i, f"img/{name}.png", "", None, i) for i, name in enumerate(("01235", "7", "meme_042", "x"))]
-    assert without_features(rows, {"1235", "7", "42", "x"}) == []
-    assert without_features(rows, {"01235", "meme_042"}) == [rows[1], rows[3]]
+    rows = [
+        AnnotationRow(i, f"img/{name}.png", "", None, i)
+        for i, name in enumerate(("01235", "7", "meme_042", "x"))
+    ]
+    assert rows_without_features(rows, {"1235", "7", "42", "x"}) == []
+    assert rows_without_features(rows, {"01235", "meme_042"}) == [rows[1], rows[3]]

@@ -12,10 +12,10 @@ import pytest
 
 from mmf_win.errors import ArchiveError, MmfEnvironmentError, ResourceError, UsageError
 from mmf_win.files import free_space, read_json
-from mmf_win.inputs.given import Mirror, UrlFile, bytes_to_download
-from mmf_win.inputs.given import fetch as fetch_inputs
-from mmf_win.inputs.hub import WEIGHTS, model, snapshot_of
-from mmf_win.inputs.ledger import hash_in_name
+from mmf_win.inputs.hub import WEIGHTS, find_snapshot, make_model_input
+from mmf_win.inputs.input_files import Mirror, UrlInput, query_download_sizes
+from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
+from mmf_win.inputs.known_hashes import hash_in_name
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
@@ -110,7 +110,7 @@ def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by
     content = b"resnet" * 1000
     name = f"resnet152-{sha256(content)[:8]}.pth"
     url = f"{zoo.server.url}/{name}"
-    need = UrlFile("ResNet-152", user_dir / "torch", zoo.places, (name,), url)
+    need = UrlInput("ResNet-152", user_dir / "torch", zoo.places, (name,), url)
     stick = user_dir / "usb stick"
     stick.mkdir()
     (stick / name).write_bytes(content if by == "usb stick" else b"other")
@@ -126,7 +126,7 @@ def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by
 @pytest.mark.parametrize("where", ["nowhere", "C://no memes here"])
 def test_a_source_that_is_not_there_is_said(where: str) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
-        Mirror.of(where)
+        Mirror.from_source(where)
 
 
 def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> None:
@@ -134,7 +134,7 @@ def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> 
     zoo.server.files["features.tar.gz"] = features_archive(b"other")
     with pytest.raises(MmfEnvironmentError, match="not the file that was expected"):
         fetch(zoo, need)
-    assert need.state().state == "missing"
+    assert need.quick_check().state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
     assert not (zoo.places.dataset.features / "features.tar.gz").exists()
 
@@ -143,7 +143,7 @@ def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo
     zoo.server.files["features.tar.gz"] = tar_gz({"readme.txt": b""})
     with pytest.raises(ArchiveError, match="does not hold the region features"):
         fetch(zoo, zoo.features)
-    assert zoo.features.state().state == "missing"
+    assert zoo.features.quick_check().state == "missing"
     assert not (zoo.places.dataset.features / ".built.json").exists()
 
 
@@ -162,13 +162,13 @@ def test_free_space_is_that_of_the_disk_on_which_each_file_will_lie(zoo: Zoo, sm
     content = b"resnet" * 1000
     name = f"resnet152-{sha256(content)[:8]}.pth"
     zoo.server.files[name] = content
-    need = UrlFile("ResNet-152", small_disk / "torch", zoo.places, (name,), f"{zoo.server.url}/{name}")
+    need = UrlInput("ResNet-152", small_disk / "torch", zoo.places, (name,), f"{zoo.server.url}/{name}")
     with pytest.raises(ResourceError, match=r"small disk.*are needed") as raised:
         fetch(zoo, zoo.fc7, need)
     assert "TORCH_HOME" in (raised.value.hint or "")
     assert zoo.server.gets == []
     places = MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
-    elsewhere = UrlFile("ResNet-152", zoo.places.cache_dir, places, (name,), f"{zoo.server.url}/{name}")
+    elsewhere = UrlInput("ResNet-152", zoo.places.cache_dir, places, (name,), f"{zoo.server.url}/{name}")
     assert fetch_inputs([elsewhere], places, Mirror())[0].state == "intact"
 
 
@@ -177,13 +177,13 @@ def test_a_file_that_is_not_unpacked_needs_no_more_room_than_itself(zoo: Zoo, sm
     content = bytes((free_space(small_disk) - (64 << 20)) // 2)
     name = f"resnet152-{sha256(content)[:8]}.pth"
     zoo.server.files[name] = content
-    need = UrlFile("ResNet-152", small_disk / "torch", places, (name,), f"{zoo.server.url}/{name}")
+    need = UrlInput("ResNet-152", small_disk / "torch", places, (name,), f"{zoo.server.url}/{name}")
     assert fetch_inputs([need], places, Mirror())[0].state == "intact"
 
 
 def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
     length = len(zoo.server.files["features.tar.gz"])
-    assert bytes_to_download([zoo.features], Mirror()) == {zoo.features: length}
+    assert query_download_sizes([zoo.features], Mirror()) == {zoo.features: length}
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
@@ -227,7 +227,10 @@ def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
 ) -> None:
     lay_out({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
     for name, found in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
-        assert model(name, places, weights=WEIGHTS).copies(Mirror(path=user_dir / named)) == found
+        assert (
+            make_model_input(name, places, weights=WEIGHTS).find_copies(Mirror(path=user_dir / named))
+            == found
+        )
 
 
 def test_a_copy_in_the_place_of_a_download_is_not_held_to_its_hash(
@@ -238,12 +241,12 @@ def test_a_copy_in_the_place_of_a_download_is_not_held_to_its_hash(
     blob = user_dir / "hub" / "models--owner--tiny" / "blobs" / ("0" * 40)
     laid_out = {f"{SNAPSHOT}/vocab.txt": b"x", "hub/models--owner--tiny/refs/main": b"1234"}
     lay_out({**laid_out, **{f"own/{name}": content for name, content in BERT.items()}}, user_dir)
-    snapshot = snapshot_of("owner/tiny")
+    snapshot = find_snapshot("owner/tiny")
     assert snapshot is not None
     blob.parent.mkdir()
     blob.hardlink_to(snapshot / "vocab.txt")
     assert hash_in_name(snapshot / "vocab.txt") == blob.name
-    tiny = model("owner/tiny", places, weights=WEIGHTS)
+    tiny = make_model_input("owner/tiny", places, weights=WEIGHTS)
     (user_dir / "own").rename(user_dir / "tiny")
-    tiny.fetch(Mirror(path=user_dir), tiny.state())
+    tiny.fetch(Mirror(path=user_dir), tiny.quick_check())
     assert hash_in_name(snapshot / "vocab.txt") is None

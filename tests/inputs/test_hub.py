@@ -29,9 +29,9 @@ AGAINST = "the hash in its name"
 CODE = """
 import json, os, sys
 from pathlib import Path
-from mmf_win.inputs.given import fetch
+from mmf_win.inputs.input_files import fetch_inputs
 from mmf_win.inputs import hub
-from mmf_win.inputs.given import Mirror
+from mmf_win.inputs.input_files import Mirror
 from mmf_win.errors import MmfwError
 from mmf_win.paths import MmfPaths
 name, kind, data, links, published = sys.argv[1:]
@@ -40,11 +40,11 @@ if links == "False":
         raise OSError(22, "A required privilege is not held by the client", source, None, target)
     os.symlink = refuse
 places = MmfPaths(Path(data), Path(data), Path(data))
-hub._PUBLISHED.update({of: (tuple(names), sha256) for of, (names, sha256) in json.loads(published).items()})
+hub._PUBLISHED_WEIGHTS.update({of: (tuple(names), sha256) for of, (names, sha256) in json.loads(published).items()})
 weights = {"bert": hub.WEIGHTS, "clip": hub.SAFETENSORS, "tokenizer": ()}[kind]
-bert = hub.model(name, places, weights=weights, kind=kind)
+bert = hub.make_model_input(name, places, weights=weights, kind=kind)
 try:
-    [status] = fetch([bert], places, Mirror())
+    [status] = fetch_inputs([bert], places, Mirror())
 except MmfwError as error:
     sys.exit(f"{error} ({error.hint})")
 print(json.dumps([status.state, status.against, sorted(path.name for path in bert.files())]))

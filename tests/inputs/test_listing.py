@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.inputs.listing import inputs_of, paths_of
+from mmf_win.inputs.discovery import list_config_inputs, list_dataset_paths
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets
 from mmf_win.upstream.config import merge, resolve
@@ -59,7 +59,7 @@ def needs(mmf_root: Path, places: MmfPaths, name: str, *overrides: str, **settin
     preset = presets.load(name)
     asked = replace(preset, settings=merge(preset.settings, settings))
     config = resolve(mmf_root, places, asked, overrides)
-    return {each.title.split()[0]: each for each in inputs_of(mmf_root, places, config)}
+    return {each.title.split()[0]: each for each in list_config_inputs(mmf_root, places, config)}
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -142,4 +142,4 @@ def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(mmf_root: Pat
 def test_paths_that_one_text_sets_apart_with_commas_may_be_many(tmp_path: Path) -> None:
     names = [f"part_{number}.jsonl" for number in range(100)]
     dataset = {"data_dir": str(tmp_path), "annotations": {"train": ",".join(names)}}
-    assert paths_of(dataset, "annotations", ["train"]) == [tmp_path / name for name in names]
+    assert list_dataset_paths(dataset, "annotations", ["train"]) == [tmp_path / name for name in names]

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import read_rows
+from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.convert import convert
-from mmf_win.inputs.check import Inputs
-from mmf_win.inputs.memes import remarks
+from mmf_win.inputs.annotation_checks import check_annotations
+from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.integrity.manifest import MANIFEST_NAME
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol.check_result import CheckResult
@@ -33,7 +33,7 @@ def found(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> 
     slots = {"train": "annotations/train.jsonl", "val": f"annotations/{[*splits][1]}.jsonl"}
     config = {"data_dir": str(places.dataset.root), "annotations": slots, "images": {"train": "images"}}
     said: dict[str, list[CheckResult]] = {}
-    for each in remarks(places.dataset, config):
+    for each in check_annotations(places.dataset, config):
         said.setdefault(each.check, []).append(each)
     return said
 
@@ -67,12 +67,15 @@ def test_a_validation_on_memes_of_one_label_is_an_error_that_names_what_is_missi
     assert "annotations.val[0]=FILE" in str(told.advice)
     both = {"train": "annotations/train.jsonl", "val": ["annotations/dev.jsonl", "annotations/train.jsonl"]}
     config = {"data_dir": str(places.dataset.root), "annotations": both}
-    checks = {each.check for each in remarks(places.dataset, config)}
+    checks = {each.check for each in check_annotations(places.dataset, config)}
     assert "validation" not in checks, "the files together have both labels"
     path = places.dataset.annotation_file("train")
     config["annotations"] = {"train": str(path), "val": str(path)}
-    left = [row for row in read_rows(path) if row.label == 1]
-    checks = {each.check for each in remarks(places.dataset, config, Inputs({"val": (path, left)}))}
+    left = [row for row in read_annotations(path) if row.label == 1]
+    checks = {
+        each.check
+        for each in check_annotations(places.dataset, config, VerifiedInputs({"val": (path, left)}))
+    }
     assert "validation" in checks, "of what --allow-missing leaves"
 
 
@@ -94,7 +97,7 @@ def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_
         "val": "annotations/dev_unseen.jsonl",
     }
     config = {"data_dir": str(places.dataset.root), "annotations": both}
-    leaks = [each.text for each in remarks(places.dataset, config) if each.check == "splits"]
+    leaks = [each.text for each in check_annotations(places.dataset, config) if each.check == "splits"]
     assert leaks == ["memes both in dev_seen and in dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
 
 
@@ -111,7 +114,7 @@ def test_only_what_this_training_must_not_share_is_compared(places: MmfPaths, tm
 
     def told(train: str, val: object) -> list[str]:
         config = {"data_dir": str(places.dataset.root), "annotations": {"train": train, "val": str(val)}}
-        return [each.text for each in remarks(places.dataset, config)]
+        return [each.text for each in check_annotations(places.dataset, config)]
 
     *balance, sound = told("annotations/train.jsonl", "annotations/dev.jsonl")
     assert len(balance) == 2
@@ -144,9 +147,9 @@ def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_
     places.dataset.annotation_file("test_unseen").write_text(
         "{", encoding="utf-8"
     )  # which keeps nobody from training
-    assert warning in remarks(places.dataset, config)
+    assert warning in check_annotations(places.dataset, config)
     (places.dataset.root / MANIFEST_NAME).unlink()
-    assert warning not in remarks(places.dataset, config)
+    assert warning not in check_annotations(places.dataset, config)
     train = places.dataset.annotation_file("train")
     train.write_text(train.read_text(encoding="utf-8").replace("img/1.png", "img/20.png"), encoding="utf-8")
-    assert warning in remarks(places.dataset, config)
+    assert warning in check_annotations(places.dataset, config)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.features import built_version, extract_features
+from mmf_win.dataset.region_features import extract_features, read_built_version
 from mmf_win.errors import DamagedFeaturesError, DataError
-from mmf_win.inputs.given import Mirror
-from mmf_win.inputs.given import fetch as fetch_inputs
+from mmf_win.inputs.input_files import Mirror
+from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes
 from tests.worlds import hostile
@@ -28,7 +28,7 @@ def test_only_a_broken_file_is_written_again_from_its_archive_which_is_downloade
     bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
     hostile.cut(bias)
     untouched = weights.stat().st_mtime_ns
-    assert zoo.fc7.state().state == "damaged"
+    assert zoo.fc7.quick_check().state == "damaged"
     zoo.server.asked.clear()
     [finding] = fetch(zoo, zoo.fc7)
     assert (finding.state, len(finding.repaired)) == ("intact", 1) and "fc7_b.pkl" in finding.repaired[0]
@@ -73,12 +73,12 @@ def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
     zoo.features.verify()
     hostile.cut(data_of(zoo))
     assert zoo.features.verify().state == "damaged"
-    assert fetch_inputs([zoo.features], zoo.places, Mirror(), repairs=True)[0].state == "intact"
+    assert fetch_inputs([zoo.features], zoo.places, Mirror(), repair_only=True)[0].state == "intact"
     assert data_of(zoo).read_bytes() == own
     DAMAGES[damage](sums)
     hostile.cut(data_of(zoo))
     archive.unlink()
-    finding = fetch_inputs([zoo.features], zoo.places, Mirror(), repairs=True)[0]
+    finding = fetch_inputs([zoo.features], zoo.places, Mirror(), repair_only=True)[0]
     assert finding.state == "damaged"
     assert "own.tar.gz" in str(finding.error)
     assert zoo.server.gets == []
@@ -90,7 +90,7 @@ def test_what_mmf_has_unpacked_perhaps_in_part_is_unpacked_again_from_the_archiv
 ) -> None:
     unpacked_by_mmf(zoo)
     hostile.cut(data_of(zoo), share)
-    assert zoo.features.state().state == "not verified"
+    assert zoo.features.quick_check().state == "not verified"
     status = zoo.features.verify()
     assert status.state == "damaged"
     assert "MMF unpacked features.tar.gz here" in status.problems[0]
@@ -109,7 +109,7 @@ def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note:
     if note is not None:
         marker.write_text(note, encoding="utf-8")
     fetch(zoo, zoo.features)
-    assert built_version(marker) == "1.0"
+    assert read_built_version(marker) == "1.0"
     assert len(zoo.server.gets) == 1
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.inputs.given import Input, Mirror, fetch
-from mmf_win.inputs.hub import GivenModel
-from mmf_win.inputs.ledger import compare, read_ledger
-from mmf_win.inputs.unpacked import Unpacked
+from mmf_win.inputs.archive_input import ArchiveInput
+from mmf_win.inputs.hub import LocalModelInput
+from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs
+from mmf_win.inputs.known_hashes import load_known_hashes, verify_against_known
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths
 from tests.worlds import hostile
@@ -21,10 +21,10 @@ from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
 
 
 @pytest.fixture
-def bert(places: MmfPaths, user_dir: Path) -> Input:
+def bert(places: MmfPaths, user_dir: Path) -> InputFiles:
     """A BERT in a folder of the user's."""
     files = {name: name.encode() for name in ("config.json", "vocab.txt", "model.safetensors")}
-    return GivenModel("BERT my bert", lay_out(files, user_dir / "my bert"), places)
+    return LocalModelInput("BERT my bert", lay_out(files, user_dir / "my bert"), places)
 
 
 def age(path: Path) -> None:
@@ -34,7 +34,7 @@ def age(path: Path) -> None:
 
 def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
     old = zoo.features
-    fetch([old], zoo.places, Mirror())
+    fetch_inputs([old], zoo.places, Mirror())
     zoo.server.files["features_2020_10_01.tar.gz"] = features_archive(b"new" * 999)
     assert old.entry is not None
     name = "features_2020_10_01.tar.gz"
@@ -46,10 +46,10 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
         sha256=sha256(zoo.server.files[name]),
     )
     new = replace(old, entry=entry)
-    for status in (new.state(), new.verify()):
+    for status in (new.quick_check(), new.verify()):
         assert status.state == "damaged"
         assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")
-    assert fetch([new], zoo.places, Mirror())[0].state == "intact"
+    assert fetch_inputs([new], zoo.places, Mirror())[0].state == "intact"
     assert new.files()[0].read_bytes() == b"new" * 999
 
 
@@ -59,18 +59,18 @@ def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_our
     status = need.verify()
     assert status.state == "damaged"
     assert "version 0.9" in status.problems[0]
-    assert fetch([need], zoo.places, Mirror())[0].state == "intact"
+    assert fetch_inputs([need], zoo.places, Mirror())[0].state == "intact"
 
 
 def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_there_is_missing(
     zoo: Zoo,
 ) -> None:
-    fetch([zoo.features], zoo.places, Mirror())
+    fetch_inputs([zoo.features], zoo.places, Mirror())
     zoo.features.files()[0].unlink()
-    statuses = [need.state() for need in (zoo.features, zoo.fc7)]
+    statuses = [need.quick_check() for need in (zoo.features, zoo.fc7)]
     assert [status.state for status in statuses] == ["damaged", "missing"]
     assert statuses[0].problems == (f"missing: {zoo.features.files()[0]}",)
-    repaired, absent = fetch([zoo.features, zoo.fc7], zoo.places, Mirror(), repairs=True)
+    repaired, absent = fetch_inputs([zoo.features, zoo.fc7], zoo.places, Mirror(), repair_only=True)
     assert (repaired.state, absent.state) == ("intact", "missing")
     assert zoo.features.files()[0].read_bytes() == DATA
 
@@ -79,15 +79,15 @@ def test_weights_without_an_archive_are_held_to_their_own_checksums(places: MmfP
     folder = user_dir / "weights"
     folder.mkdir()
     file = folder / "model.ckpt"
-    need = Unpacked("pretrained weights", folder, places)
+    need = ArchiveInput("pretrained weights", folder, places)
     hostile.cut(laid_out_as_by_torch(file, {}), 0.7)
     assert need.verify().state == "damaged"
     laid_out_as_by_torch(file, {})
-    assert (need.verify().state, need.state().verified_against) == ("recorded", "its first reading")
+    assert (need.verify().state, need.quick_check().verified_against) == ("recorded", "its first reading")
 
 
 def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
-    places: MmfPaths, bert: Input, caplog: pytest.LogCaptureFixture
+    places: MmfPaths, bert: InputFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert bert.verify().state == "recorded"
     vocabulary = bert.folder / "vocab.txt"
@@ -98,10 +98,12 @@ def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
 
 def test_digits_in_the_name_of_a_file_of_the_users_are_no_hash(places: MmfPaths, user_dir: Path) -> None:
     (user_dir / "meme-20201001.npy").write_bytes(b"features")
-    assert Input("region features", user_dir, places, ("meme-20201001.npy",)).verify().state == "recorded"
+    assert (
+        InputFiles("region features", user_dir, places, ("meme-20201001.npy",)).verify().state == "recorded"
+    )
 
 
-def test_other_content_behind_an_old_time_is_damage(places: MmfPaths, bert: Input) -> None:
+def test_other_content_behind_an_old_time_is_damage(places: MmfPaths, bert: InputFiles) -> None:
     vocabulary = bert.folder / "vocab.txt"
     age(vocabulary)
     assert bert.verify().state == "recorded"
@@ -115,41 +117,43 @@ def test_other_content_behind_an_old_time_is_damage(places: MmfPaths, bert: Inpu
 
 
 def test_an_untouched_file_is_not_read_again(
-    places: MmfPaths, bert: Input, monkeypatch: pytest.MonkeyPatch
+    places: MmfPaths, bert: InputFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in bert.files():
         age(path)
-    assert bert.state().state == "not verified"
+    assert bert.quick_check().state == "not verified"
     assert bert.verify().state == "recorded"
-    monkeypatch.setattr("mmf_win.inputs.ledger.hash_files", None)
+    monkeypatch.setattr("mmf_win.inputs.known_hashes.hash_files", None)
     assert bert.verify().state == "recorded"
-    assert bert.state().verified_at is not None
+    assert bert.quick_check().verified_at is not None
 
 
 def test_two_that_read_other_files_at_the_same_time_remember_both(places: MmfPaths, user_dir: Path) -> None:
     files = lay_out({"a": b"a", "b": b"b"}, user_dir / "files")
-    paths, before = (files / "a", files / "b"), read_ledger(places.cache_dir)
+    paths, before = (files / "a", files / "b"), load_known_hashes(places.cache_dir)
     for path in paths:
-        compare([path], before, full=False, record=True, title="Verifying")
-    assert read_ledger(places.cache_dir).files.keys() == set(map(str, paths))
+        verify_against_known([path], before, full=False, record=True, title="Verifying")
+    assert load_known_hashes(places.cache_dir).files.keys() == set(map(str, paths))
 
 
 def test_what_was_read_is_not_written_beside_another_who_writes(
     places: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = lay_out({"a": b"a"}, user_dir / "files") / "a"
-    monkeypatch.setattr("mmf_win.inputs.ledger.file_lock", lambda path, patience: file_lock(path))
+    monkeypatch.setattr("mmf_win.inputs.known_hashes.file_lock", lambda path, patience: file_lock(path))
     places.cache_dir.mkdir()
     with file_lock(places.cache_dir / "mmfw-checked.json.lock"):
-        after, _ = compare([path], read_ledger(places.cache_dir), full=False, record=True, title="Verifying")
-    assert str(path) in after.files and not read_ledger(places.cache_dir).files
+        after, _ = verify_against_known(
+            [path], load_known_hashes(places.cache_dir), full=False, record=True, title="Verifying"
+        )
+    assert str(path) in after.files and not load_known_hashes(places.cache_dir).files
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
 def test_a_damaged_ledger_costs_no_more_than_reading_again(
-    places: MmfPaths, bert: Input, content: bytes
+    places: MmfPaths, bert: InputFiles, content: bytes
 ) -> None:
     places.cache_dir.mkdir()
     (places.cache_dir / "mmfw-checked.json").write_bytes(content)
-    assert bert.state().state == "not verified"
+    assert bert.quick_check().state == "not verified"
     assert bert.verify().state == "recorded"

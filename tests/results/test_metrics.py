@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.results.report.scored import Scored, ScoredMeme
 from tests.worlds.tools import LazyModule, requires_package
@@ -168,7 +168,7 @@ def test_a_model_is_no_better_than_itself_and_better_than_chance() -> None:
     assert metrics.auroc_difference([1, 1], [0.1, 0.2], [0.2, 0.1]).value is None
 
 
-def predicted(rows: Sequence[Row], probas: Sequence[float], kind: str | None = None) -> Scored:
+def predicted(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str | None = None) -> Scored:
     """Predictions in no file."""
     memes = tuple(ScoredMeme(row, proba, 0) for row, proba in zip(rows, probas, strict=True))
     return Scored(
@@ -178,7 +178,7 @@ def predicted(rows: Sequence[Row], probas: Sequence[float], kind: str | None = N
 
 def scored(labels: Sequence[int | None]) -> dict[str, Any]:
     """The scores of predictions that rise from row to row."""
-    rows = [Row(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
+    rows = [AnnotationRow(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
     found = predicted(rows, [(n + 1) / (len(labels) + 1) for n in range(len(labels))]).scores
     assert json.loads(json.dumps(found, allow_nan=False)) == found, "a NaN is no JSON"
     return found
@@ -193,7 +193,7 @@ def test_auroc_and_accuracy_have_intervals_around_them() -> None:
 
 
 def test_ranks_are_not_judged_as_probabilities() -> None:
-    rows = [Row(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
+    rows = [AnnotationRow(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
     found, of_mean = (predicted(rows, [n / 3 for n in range(4)], kind).metrics for kind in ("rank", "mean"))
     undefined = {name for name in saved_metrics.METRICS if found[name].value is None}
     assert undefined == {"brier", "calibration_error"}

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.dataset import annotations
-from mmf_win.dataset.predictions import read_predictions, write_predictions
+from mmf_win.dataset.prediction_file import read_predictions, write_predictions
 from mmf_win.errors import CheckpointError
 from mmf_win.results import prediction
 from mmf_win.results.prediction import PredictionOptions, RunCheckpoint
@@ -51,7 +51,7 @@ def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_la
     read: list[str] = []
     written: list[str] = []
 
-    def read_text(path: Path, shown: str, of: Any = annotations.read_text) -> tuple[str, str]:
+    def read_text(path: Path, shown: str, of: Any = annotations.read_text_and_sha256) -> tuple[str, str]:
         read.append(path.stem)
         found: tuple[str, str] = of(path, shown)
         return found
@@ -60,7 +60,7 @@ def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_la
         written.append(csv.name)
         write_predictions(csv, rows)
 
-    monkeypatch.setattr(annotations, "read_text", read_text)
+    monkeypatch.setattr(annotations, "read_text_and_sha256", read_text)
     monkeypatch.setattr(prediction, "write_predictions", write)
     member = checkpoint(small)
     options = PredictionOptions(split=[SPLIT, VALIDATION], threshold="best-accuracy", by=by)

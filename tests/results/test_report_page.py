@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from mmf_win.cli import main
-from mmf_win.dataset.annotations import read_rows
-from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.dataset.predictions import read_predictions
+from mmf_win.dataset.annotations import read_annotations
+from mmf_win.dataset.prediction_file import read_predictions
+from mmf_win.dataset.user_memes import user_annotations_path
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
 from mmf_win.locking import file_lock
@@ -178,7 +178,7 @@ def test_a_split_without_labels_gets_a_page_without_scores(world: World) -> None
 def test_own_memes_with_labels_have_a_gallery_beside_their_mistakes(world: World) -> None:
     run = world.run()
     csv = world.predict(run)
-    annotations_beside(csv).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
+    user_annotations_path(csv).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     page = pages.of_run(run).read_text(encoding="utf-8")
     assert page.count('class="card"', page.index('id="gallery"'), page.index("Worst mistakes")) == 24
     assert page.count('class="all"') == 1, "one button is for all pictures"
@@ -328,7 +328,7 @@ def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
     run = world.run()
     csv = world.predict(run)
     page = text_of(pages.of_run(run, images=False))
-    labels = [row.label for row in read_rows(world.dataset.annotation_file(SPLIT))]
+    labels = [row.label for row in read_annotations(world.dataset.annotation_file(SPLIT))]
     auroc = sklearn.roc_auc_score(labels, [row.proba for row in read_predictions(csv)])
     assert f"AUROC {auroc:.4f}" in page
     assert "Published 0.6792 ± 0.0087 on the 1,000 rows of test_seen" in page

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.demo.synthetic import Picture, draw
+from mmf_win.demo.synthetic import Picture, draw_meme
 from tests.worlds.tools import LazyModule, requires_package
 
 Image = LazyModule("PIL.Image")
@@ -72,7 +72,7 @@ def with_a_broken_colour_profile() -> bytes:
 BROKEN: dict[str, Callable[[], bytes]] = {
     "empty": lambda: b"",
     "no picture": lambda: b"no picture",
-    "torn": lambda: draw(Picture.random(Random(1), crowded=True), "a")[:200],
+    "torn": lambda: draw_meme(Picture.random(Random(1), crowded=True), "a")[:200],
     "no palette": without_its_palette,
     "profile": with_a_broken_colour_profile,
 }
@@ -122,7 +122,9 @@ def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_pat
     for n in range(40):
         picture = Picture.random(random, crowded=n % 2 == 0)
         for caption in range(2):
-            images[10 * n + caption] = draw(picture, f"caption {caption} that is long enough for two lines")
+            images[10 * n + caption] = draw_meme(
+                picture, f"caption {caption} that is long enough for two lines"
+            )
     found = pictures.alike(saved(tmp_path, images))
     assert {id_ - id_ % 10 for id_ in found} == {like - like % 10 for like in found.values()}
     assert all(like == id_ - id_ % 10 for id_, like in found.items()), "nothing else looks alike"
@@ -166,7 +168,7 @@ def test_pairs_need_no_attribute_that_pillow_may_change(
         object.__setattr__(image, name, value)
 
     monkeypatch.setattr(Image.Image, "__setattr__", set_by_pillow_alone)
-    images = {n: draw(Picture(True, 240, 200, 1), f"caption {n}") for n in (1, 2)}
+    images = {n: draw_meme(Picture(True, 240, 200, 1), f"caption {n}") for n in (1, 2)}
     assert pictures.alike(saved(tmp_path, images)) == {1: 1, 2: 1}
 
 

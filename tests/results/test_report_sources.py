@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.results.report.curves import read_curves
 from mmf_win.results.report.scored import ScoredMeme, pairs, worst
 from tests.worlds.report_world import attempt
@@ -85,7 +85,7 @@ def test_events_and_values_of_other_versions_are_skipped() -> None:
 
 
 def meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:
-    return ScoredMeme(Row(id_, f"img/{id_}.png", text, label, id_), proba, int(proba > 0.5))
+    return ScoredMeme(AnnotationRow(id_, f"img/{id_}.png", text, label, id_), proba, int(proba > 0.5))
 
 
 def test_same_text_and_other_label_make_a_pair() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.published_results import Published, published, why_none
+from mmf_win.dataset.published_results import PublishedScore, find_published_score, missing_score_reason
 from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets
@@ -107,16 +107,18 @@ def test_the_list_of_presets_names_the_split_of_each_number(mmfw: Mmfw) -> None:
 
 def test_the_papers_splits_are_the_seen_ones_and_those_of_the_first_phase() -> None:
     for split in ("dev_seen", "dev"):
-        assert published(NUMBERS, split, "auroc") == Published(pytest.approx(0.6857), None, split, 500)
+        assert find_published_score(NUMBERS, split, "auroc") == PublishedScore(
+            pytest.approx(0.6857), None, split, 500
+        )
     for split in ("test_seen", "test"):
-        paper = Published(pytest.approx(0.6792), pytest.approx(0.0087), split, 1000)
-        assert published(NUMBERS, split, "auroc") == paper
+        paper = PublishedScore(pytest.approx(0.6792), pytest.approx(0.0087), split, 1000)
+        assert find_published_score(NUMBERS, split, "auroc") == paper
 
 
 @pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine", "val", ""])
 def test_no_other_split_has_any(split: str) -> None:
-    assert published(NUMBERS, split, "auroc") is None
-    assert split in why_none(split) and "dev_seen and test_seen" in why_none(split)
+    assert find_published_score(NUMBERS, split, "auroc") is None
+    assert split in missing_score_reason(split) and "dev_seen and test_seen" in missing_score_reason(split)
 
 
 def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_dir: Path) -> None:
@@ -134,10 +136,10 @@ def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_
 
 @pytest.mark.parametrize("numbers", [{}, {"test": {}}, {"test": {"auroc": None}}, NUMBERS])
 def test_what_the_paper_does_not_report_is_not_there(numbers: dict[str, object]) -> None:
-    assert published(numbers, "test_seen", "accuracy") is None
+    assert find_published_score(numbers, "test_seen", "accuracy") is None
 
 
 @pytest.mark.parametrize("number", [-1, 101, 10**40, float("inf"), float("nan"), "1", None])
 def test_what_is_no_percentage_is_as_if_it_were_not_there(number: object) -> None:
     for value in (number, [50.0, number]):
-        assert published({"test": {"auroc": value}}, "test_seen", "auroc") is None
+        assert find_published_score({"test": {"auroc": value}}, "test_seen", "auroc") is None

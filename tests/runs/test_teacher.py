@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import DataError, UsageError
-from mmf_win.inputs.check import Inputs
+from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
@@ -43,7 +43,7 @@ def check(request: Request, train: Path, losses: object = LOSSES) -> tuple[Reque
     }
     data = {"train": {"split": "train", "sha256": file_digest(train).hex()}}
     first = AttemptRequest(TrainTask(), "mmbt", "mmf")
-    request, first = teacher.checked(request, first, config, Inputs(data=data))
+    request, first = teacher.checked(request, first, config, VerifiedInputs(splits_read=data))
     assert first.train_task.teacher_weight == request.ours.teacher_weight
     return request, first.train_task.teacher_probas
 

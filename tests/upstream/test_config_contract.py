@@ -19,7 +19,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mmf_win.errors import UsageError
-from mmf_win.inputs.listing import paths_of
+from mmf_win.inputs.discovery import list_dataset_paths
 from mmf_win.paths import MmfPaths, empty_zoo_file
 from mmf_win.runs import presets
 from mmf_win.upstream.config import ConfigParts, compose, load_yaml, merge, model_config, resolve
@@ -239,7 +239,7 @@ def test_paths_of_any_name_are_what_mmf_reads(mmf_root: Path, tmp_path: Path) ->
         assert theirs["training"]["seed"] == 2, own
         assert theirs["checkpoint"]["resume_file"] == str(own / "a.ckpt") == read["checkpoint"]["resume_file"]
         assert theirs["dataset_config"]["hateful_memes"]["features"] == read["dataset"]["features"]
-        assert paths_of(read["dataset"], "features", ["train"]) == [own / "x.lmdb"]
+        assert list_dataset_paths(read["dataset"], "features", ["train"]) == [own / "x.lmdb"]
         assert read["env"]["data_dir"] == str(own / "data")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.demo.synthetic import make
+from mmf_win.demo.synthetic import generate_memes
 from mmf_win.runs import presets
 
 pytestmark = pytest.mark.torch
@@ -18,9 +18,9 @@ pytestmark = pytest.mark.torch
 _WRITE_AND_LOAD = """
 import json, sys
 from pathlib import Path
-from mmf_win.demo.make import BERT
+from mmf_win.demo.generate import BERT_SIZES
 from mmf_win.worker.tiny_models import write_bert
-write_bert(Path(sys.argv[1]), ["love", "peace"], 1, **BERT)
+write_bert(Path(sys.argv[1]), ["love", "peace"], 1, **BERT_SIZES)
 from transformers import AutoTokenizer, BertModel
 _, loaded = BertModel.from_pretrained(sys.argv[1], output_loading_info=True)
 tokens = AutoTokenizer.from_pretrained(sys.argv[1], do_lower_case=True).tokenize("LOVE and peace")
@@ -42,8 +42,8 @@ def test_transformers_knows_every_weight_and_word_of_it_and_the_seed_decides_the
 
 
 def test_it_fits_the_preset_and_the_captions() -> None:
-    from mmf_win.demo.make import BERT
+    from mmf_win.demo.generate import BERT_SIZES
 
-    assert presets.load("demo").settings["model_config"]["vilbert"].items() >= BERT.items()
-    words = {word for split in make(1).values() for meme in split for word in meme.text.split()}
-    assert 5 + len(words) <= BERT["vocab_size"]
+    assert presets.load("demo").settings["model_config"]["vilbert"].items() >= BERT_SIZES.items()
+    words = {word for split in generate_memes(1).values() for meme in split for word in meme.text.split()}
+    assert 5 + len(words) <= BERT_SIZES["vocab_size"]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import convert
-from mmf_win.dataset.features import extract_features
-from mmf_win.doctor.verify import repair, verify
+from mmf_win.dataset.region_features import extract_features
+from mmf_win.doctor.verify_all import repair_parts, verify_parts
 from mmf_win.errors import DatasetError
-from mmf_win.inputs.given import Mirror
+from mmf_win.inputs.input_files import Mirror
 from mmf_win.paths import MmfPaths
 from mmf_win.unpacking.staging import is_install_incomplete, staging_folder
 from tests.worlds import hostile
@@ -107,14 +107,14 @@ class Installation:
             else:
                 assert not unfinished
         parts = ["dataset", "features"]
-        found = [finding for finding in verify(parts, self.places) if finding.folder == self.folder]
+        found = [finding for finding in verify_parts(parts, self.places) if finding.folder == self.folder]
         assert not unfinished or [finding.state for finding in found] == ["damaged"]
         if last % 2:
-            repair(parts, self.places, (), Mirror())
+            repair_parts(parts, self.places, (), Mirror())
             assert self.files() == self.new if unfinished else left in (old, self.new)
         self.again()
         assert self.files() == self.new
-        assert all(finding.is_usable for finding in verify(parts, self.places))
+        assert all(finding.is_usable for finding in verify_parts(parts, self.places))
         assert not staging_folder(self.folder).exists()
         return True
 

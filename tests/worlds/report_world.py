@@ -12,8 +12,8 @@ from random import Random
 from typing import Any
 
 from mmf_win.dataset.coverage import SplitSummary
-from mmf_win.dataset.predictions import Prediction, write_predictions
-from mmf_win.demo.synthetic import Picture, draw
+from mmf_win.dataset.prediction_file import Prediction, write_predictions
+from mmf_win.demo.synthetic import Picture, draw_meme
 from mmf_win.files import json_bytes
 from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource
 from mmf_win.paths import DatasetPaths, MmfPaths
@@ -102,7 +102,9 @@ def make(folder: Path, groups: int = 8, *, drawn: bool = True) -> World:
             label = (place % 2) ^ (place // 2)
             memes.append({"id": id_, "img": f"img/{id_}.png", "label": label, "text": text})
             if drawn:
-                world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(draw(pictures[place // 2], text))
+                world.dataset.images.joinpath(memes[-1]["img"]).write_bytes(
+                    draw_meme(pictures[place // 2], text)
+                )
     world.annotate(memes)
     return world
 

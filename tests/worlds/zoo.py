@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mmf_win.inputs.given import Input, Mirror
-from mmf_win.inputs.given import fetch as fetch_inputs
-from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
+from mmf_win.inputs.archive_input import ArchiveInput, RegionFeaturesInput
+from mmf_win.inputs.input_files import InputFiles, Mirror
+from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
 from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths
 from mmf_win.upstream.zoo import ZooEntry
@@ -41,18 +41,18 @@ class Zoo:
     places: MmfPaths
 
     @property
-    def features(self) -> RegionFeatures:
+    def features(self) -> RegionFeaturesInput:
         """An LMDB of region features, as far as its bytes go."""
         folder = self.places.dataset.features
         entry = self._entry(folder, "features.tar.gz")
-        return RegionFeatures("region features", folder, self.places, (_LMDB,), entry=entry)
+        return RegionFeaturesInput("region features", folder, self.places, (_LMDB,), entry=entry)
 
     @property
-    def fc7(self) -> Unpacked:
+    def fc7(self) -> ArchiveInput:
         """The detector's last layer, two files."""
         folder = self.places.data_dir / "models" / "detectron.defaults"
         entry = self._entry(folder, "fc7.tar.gz")
-        return Unpacked("detectron fc7", folder, self.places, tuple(FC7), entry=entry)
+        return ArchiveInput("detectron fc7", folder, self.places, tuple(FC7), entry=entry)
 
     def _entry(self, folder: Path, name: str) -> ZooEntry:
         url = f"{self.server.url}/{name}"
@@ -89,10 +89,10 @@ def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> 
 
 
 def fetch(
-    zoo: Zoo, *inputs: Input, source: str | Path | None = None, keep: bool = True
+    zoo: Zoo, *inputs: InputFiles, source: str | Path | None = None, keep: bool = True
 ) -> list[VerificationResult]:
     """Fetch what is needed."""
-    mirror = replace(Mirror.of(None if source is None else str(source)), keep_archives=keep)
+    mirror = replace(Mirror.from_source(None if source is None else str(source)), keep_archives=keep)
     return fetch_inputs(inputs, zoo.places, mirror)
 
 

@@ -10,7 +10,12 @@ from textwrap import shorten
 from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
-from mmf_win.dataset.published_results import PAPER, Published, published, why_none
+from mmf_win.dataset.published_results import (
+    PAPER,
+    PublishedScore,
+    find_published_score,
+    missing_score_reason,
+)
 from mmf_win.results.metrics import Score, auroc_difference
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
@@ -69,7 +74,7 @@ class Group:
         values = {getattr(entry, attribute) for entry in self.entries} - {None}
         return "different rows" if len(values) > 1 else next(iter(values), None)
 
-    def is_comparable(self, paper: Published) -> bool:
+    def is_comparable(self, paper: PublishedScore) -> bool:
         """Whether all of the runs predicted as many rows as the paper did."""
         return all(paper.rows == len(e.scored.memes) for e in self.entries if e.scored is not None)
 
@@ -101,14 +106,16 @@ def of_runs(
     roles = [colours.get(e.known.summary.id) or colours[group_of[e.known.run]] for e in shown]
     numbers = {group.name: group.entries[0].known.request.published for group in groups}
     varied = [(settings[e.known.run], e.best) for e in entries if e.known.run in settings]
-    papers = {name: split and published(of, split, "auroc") for name, of in numbers.items()}
+    papers = {name: split and find_published_score(of, split, "auroc") for name, of in numbers.items()}
     return {
         "groups": groups,
         "entries": entries,
         "split": split,
         "papers": papers if any(papers.values()) else {},
         "paper": PAPER,
-        "why_none": why_none(split) if split and any(e.known.request.published for e in entries) else None,
+        "why_none": missing_score_reason(split)
+        if split and any(e.known.request.published for e in entries)
+        else None,
         "contrasts": contrasts(contrasted),
         "best": _BEST,
         "all_predicted": len(contrasted) == len(predicted),
@@ -201,7 +208,7 @@ def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
         preset=f"{request.preset}, published weights" if request.published_weights else request.preset,
         configuration=_configuration(known, curves),
         best=summary.best_auroc,
-        best_on=None if on is None else on.brief,
+        best_on=None if on is None else on.split_label,
         scored=scored,
         rows=None if scored is None else scored.coverage.amount,
         auroc=metrics["auroc"].value if metrics else None,

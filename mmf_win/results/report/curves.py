@@ -131,7 +131,7 @@ def read_curves(events: Iterable[Event], outcome_of: Callable[[str], str | None]
                 micro_batch=event.get("micro_batch"),
                 device=event.get("device"),
                 why=why if attempts else "",
-                data=Coverage.read(event.get("data")),
+                data=Coverage.from_json(event.get("data")),
                 total=event.get("max_updates"),
             )
             attempts.append(attempt)
@@ -142,7 +142,7 @@ def read_curves(events: Iterable[Event], outcome_of: Callable[[str], str | None]
         elif values := series_values(event):
             seconds = spent + max(0.0, time - began)
             update = event.get("update", 0)
-            samples.append(Sample(update, seconds, values, Coverage.read(event.get("data"))))
+            samples.append(Sample(update, seconds, values, Coverage.from_json(event.get("data"))))
     undone.sort(key=lambda sample: sample.seconds)
     return TrainingCurves(tuple(attempts), tuple(samples), tuple(undone), versions)
 

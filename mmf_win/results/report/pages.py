@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from mmf_win.console import escape_controls, format_command, format_duration, format_local_time
 from mmf_win.dataset.annotations import splits_on_disk
-from mmf_win.dataset.published_results import PAPER, published, why_none
+from mmf_win.dataset.published_results import PAPER, find_published_score, missing_score_reason
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import atomic_replace
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments, reserve_file
@@ -217,7 +217,7 @@ def _predictions(
         shown |= {
             "metrics": metrics,
             "tiles": _tiles(metrics, scored, numbers),
-            "why_none": why_none(scored.coverage.split),
+            "why_none": missing_score_reason(scored.coverage.split),
             "kept": counts[0, 0],
             "false_alarms": counts[0, 1],
             "missed": counts[1, 0],
@@ -259,7 +259,7 @@ def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]
             "name": name[0].upper() + name[1:],
             "about": about.get(key, "less is better"),
             "score": metrics[key],
-            "published": published(numbers, scored.split, key),
+            "published": find_published_score(numbers, scored.split, key),
         }
         for key, name in METRICS.items()
         if metrics[key].value is not None or key in about
@@ -306,7 +306,7 @@ def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurve
             facts.append(Fact("Trained on", str(last.data), None if last.data.is_partial else ""))
     on = summary.validated_on
     is_all = on is not None and not on.is_partial
-    return [*facts, Fact("Validated on", on.brief if on else "unknown", "" if is_all else None)]
+    return [*facts, Fact("Validated on", on.split_label if on else "unknown", "" if is_all else None)]
 
 
 def _versions(versions: Mapping[str, str]) -> list[Fact]:

@@ -117,7 +117,7 @@ def training(curves: TrainingCurves) -> list[Plot]:
             _over_updates(axes, curves)
     if (top := curves.best_validation) is not None:
         best = top.values["val/auroc"]
-        on = f", on {top.data.brief}" if top.data else ""
+        on = f", on {top.data.split_label}" if top.data else ""
         caption = f"The best validation AUROC is {best:.4f}, at update {top.update:,}{on}."
         accuracies = curves.series("val/accuracy")
         legend = {"AUROC": "series-1", **({"accuracy": "series-2"} if accuracies else {})}

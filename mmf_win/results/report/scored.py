@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mmf_win.dataset.annotations import AnnotationFile, Row, labels_of, where_to_get
-from mmf_win.dataset.coverage import Coverage, coverage
-from mmf_win.dataset.own_memes import annotations_beside
-from mmf_win.dataset.predictions import in_order, read_predictions
+from mmf_win.dataset.annotations import AnnotationFile, AnnotationRow, labels_of, missing_dataset_hint
+from mmf_win.dataset.coverage import Coverage, load_coverage
+from mmf_win.dataset.prediction_file import order_by_ids, read_predictions
+from mmf_win.dataset.user_memes import user_annotations_path
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
 from mmf_win.results import saved_metrics
@@ -33,7 +33,7 @@ _MOST = 20  # what more memes have in common is a phrase or a placeholder; the c
 class ScoredMeme(NamedTuple):
     """A meme, the predicted probability that it is hateful, and the predicted label."""
 
-    row: Row
+    row: AnnotationRow
     proba: float
     decision: int
 
@@ -74,7 +74,7 @@ class Scored:
     @property
     def are_own(self) -> bool:
         """Whether these are memes of the user's own, not the dataset's."""
-        return self.annotations == annotations_beside(self.csv)
+        return self.annotations == user_annotations_path(self.csv)
 
     @property
     def labels(self) -> list[int] | None:
@@ -130,16 +130,16 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
 
     Raises DataError where one of the two cannot be read, or they do not fit each other.
     """
-    own = annotations_beside(csv)
+    own = user_annotations_path(csv)
     annotations = own if own.is_file() else dataset.annotation_file(split)
     if not annotations.is_file():
         message = f"{annotations}: there is no such file, and {csv.name} was predicted for it"
-        raise DatasetError(message, hint=where_to_get(dataset))
+        raise DatasetError(message, hint=missing_dataset_hint(dataset))
     if annotations != own:
         require_complete_install(dataset.root)
     file = AnnotationFile(annotations)
     try:
-        predictions = in_order(read_predictions(csv), [row.shown_id for row in file.rows])
+        predictions = order_by_ids(read_predictions(csv), [row.display_id for row in file.rows])
         if outside := [p.id for p in predictions if not 0 <= p.proba <= 1 or p.label not in (0, 1)]:
             raise DataError(f"{len(outside)} rows with impossible numbers (first id {outside[0]})")
     except DataError as error:
@@ -149,7 +149,7 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     if annotations == own:
         covered = Coverage(Path(str(record.get("annotations", split))).name, len(memes))
     else:
-        covered = coverage(dataset, file)
+        covered = load_coverage(dataset, file)
     return Scored(csv, split, annotations, file.sha256, memes, record, covered)
 
 

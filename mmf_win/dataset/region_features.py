@@ -17,7 +17,7 @@ from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import finish_installation
 from mmf_win.upstream.zoo import Version
 
-_DATA = "detectron.lmdb/data.mdb"
+_LMDB_DATA = "detectron.lmdb/data.mdb"
 
 
 def extract_features(
@@ -47,18 +47,18 @@ def extract_features(
     features = places.dataset.features
     marker = features / ".built.json"
     finish_installation(features)
-    if not force and (features / _DATA).exists():
+    if not force and (features / _LMDB_DATA).exists():
         manifest = Manifest.load(features)
         if manifest is None or manifest.source is None or not manifest.source.is_same(archive):
-            already = f"{features / _DATA}: there are features already"
+            already = f"{features / _LMDB_DATA}: there are features already"
             message = f"{already}, and not known to be made from this archive"
             raise DatasetError(message, hint="--force replaces it; --data-dir chooses another folder")
 
     def check(new: Path) -> None:
-        if not (new / _DATA).is_file():
+        if not (new / _LMDB_DATA).is_file():
             hint = "MMF's archive of region features is called features.tar.gz or features_2020_10_01.tar.gz"
-            raise DatasetError(f"{archive}: there is no {_DATA} in it", hint=hint)
-        lmdb = (new / _DATA).parent
+            raise DatasetError(f"{archive}: there is no {_LMDB_DATA} in it", hint=hint)
+        lmdb = (new / _LMDB_DATA).parent
         try:
             require_harmless(lmdb)
         except UnsafeFeaturesError as error:
@@ -74,7 +74,7 @@ def extract_features(
         raise
     if version is not None:
         mark_built(marker, version)
-    return (features / _DATA).parent
+    return (features / _LMDB_DATA).parent
 
 
 def choose_features(member: str) -> str | None:
@@ -82,7 +82,7 @@ def choose_features(member: str) -> str | None:
 
     Its other file, ``lock.mdb``, is LMDB's own business: it makes one when it wants it.
     """
-    return _DATA if f"/{member}".endswith(f"/{_DATA}") else None
+    return _LMDB_DATA if f"/{member}".endswith(f"/{_LMDB_DATA}") else None
 
 
 def find_lmdb(path: Path) -> Path:
@@ -106,11 +106,11 @@ def find_lmdb(path: Path) -> Path:
 
 def mark_built(marker: Path, version: Version | None) -> None:
     """Write what MMF's ``mark_done`` would (mmf/utils/download.py), unless it stands there."""
-    if not marker.is_file() or built_version(marker) != version:
+    if not marker.is_file() or read_built_version(marker) != version:
         write_json(marker, {"created_at": str(datetime.now()), "version": version})
 
 
-def built_version(marker: Path) -> Version | None:
+def read_built_version(marker: Path) -> Version | None:
     """The version in a ``.built.json``; None where there is none."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         if isinstance(version := read_json(marker)["version"], (str, float)):

@@ -9,9 +9,9 @@ from typing import Any
 
 from mmf_win.errors import DataError
 from mmf_win.inputs import hub
-from mmf_win.inputs.given import Input, UrlFile
-from mmf_win.inputs.ledger import read_ledger
-from mmf_win.inputs.unpacked import RegionFeatures, Unpacked
+from mmf_win.inputs.archive_input import ArchiveInput, RegionFeaturesInput
+from mmf_win.inputs.input_files import InputFiles, UrlInput
+from mmf_win.inputs.known_hashes import load_known_hashes
 from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_manifest_notes
 from mmf_win.paths import MmfPaths, expand_home, torch_home
 from mmf_win.unpacking.staging import is_install_incomplete, staging_folder
@@ -20,48 +20,50 @@ from mmf_win.upstream.overrides import parts
 from mmf_win.upstream.zoo import Zoo, ZooEntry
 
 # From where torchvision has got the weights that MMF asks for, by pretrained=True, since 0.13.
-_RESNET152 = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
+_RESNET152_URL = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
 
 
-def inputs_of(
+def list_config_inputs(
     root: Path, places: MmfPaths, config: Tree, slots: Sequence[str] = ("train", "val")
-) -> list[Input]:
+) -> list[InputFiles]:
     """The files that a run reads, beside the annotations, the images and its own checkpoints.
 
     Its ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it. Errors are those of :class:`Zoo`.
     """
     zoo = Zoo(root, places, config["env"]["dataset_zoo"], config["env"]["model_zoo"])
     found = [
-        *_features(zoo, config["dataset"], slots),
-        *_vocabularies(zoo, config),
-        *_pretrained(zoo, config["checkpoint"]),
-        *_encoders(zoo, config["model"]),
-        *_models(config, places),
+        *_feature_inputs(zoo, config["dataset"], slots),
+        *_vocabulary_inputs(zoo, config),
+        *_pretrained_inputs(zoo, config["checkpoint"]),
+        *_encoder_inputs(zoo, config["model"]),
+        *_model_inputs(config, places),
     ]
     return list(dict.fromkeys(found))
 
 
-def _features(zoo: Zoo, dataset: Tree, slots: Sequence[str]) -> Iterator[Input]:
+def _feature_inputs(zoo: Zoo, dataset: Tree, slots: Sequence[str]) -> Iterator[InputFiles]:
     places = zoo.places
-    for path in dict.fromkeys(paths_of(dataset, "features", slots) if dataset.get("use_features") else []):
+    for path in dict.fromkeys(
+        list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []
+    ):
         if path.suffix == ".lmdb":
             own = path.parent == places.dataset.features
             entry = zoo.dataset("features") if own else None
             data = f"{path.name}/data.mdb"
-            yield RegionFeatures("region features", path.parent, places, (data,), entry=entry)
+            yield RegionFeaturesInput("region features", path.parent, places, (data,), entry=entry)
         else:
             files = sorted(file.relative_to(path).as_posix() for file in path.rglob("*.npy"))
             folder, names = (path, tuple(files)) if files else (path.parent, (path.name,))
-            yield Input("region features", folder, places, names)
+            yield InputFiles("region features", folder, places, names)
 
 
-def lmdbs_of(dataset: Tree, slots: Sequence[str]) -> set[Path]:
-    """The LMDBs of region features that are read; arguments as for :func:`paths_of`."""
-    paths = paths_of(dataset, "features", slots) if dataset.get("use_features") else []
+def list_feature_lmdbs(dataset: Tree, slots: Sequence[str]) -> set[Path]:
+    """The LMDBs of region features that are read; arguments as for :func:`list_dataset_paths`."""
+    paths = list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []
     return {path for path in paths if path.suffix == ".lmdb"}
 
 
-def paths_of(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
+def list_dataset_paths(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
     """The paths of annotations, images or features that MMF would join (mmf.datasets.mmf_dataset)."""
     chosen = dataset.get(attribute) or {}
     listed = (chosen.get(slot) or [] for slot in slots)
@@ -70,99 +72,101 @@ def paths_of(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
     return [base / part for item in flat for part in parts(str(item), base)]
 
 
-def _vocabularies(zoo: Zoo, config: Tree) -> Iterator[Input]:
+def _vocabulary_inputs(zoo: Zoo, config: Tree) -> Iterator[InputFiles]:
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
     if text.get("type") == "vocab":
         base = str(config["dataset"].get("data_dir", ""))
-        yield from _vocabulary(zoo, (text.get("params") or {}).get("vocab") or {}, base)
-    for params in _params_of(config["model"], "embedding"):
+        yield from _inputs_of_vocab(zoo, (text.get("params") or {}).get("vocab") or {}, base)
+    for params in _iter_module_params(config["model"], "embedding"):
         embedding = params.get("embedding_params") or {}
         if embedding.get("type") == "vocab":
-            yield from _vocabulary(zoo, embedding.get("params") or {})
+            yield from _inputs_of_vocab(zoo, embedding.get("params") or {})
 
 
-def _vocabulary(zoo: Zoo, vocab: Tree, data_dir: str | None = None) -> Iterator[Input]:
+def _inputs_of_vocab(zoo: Zoo, vocab: Tree, data_dir: str | None = None) -> Iterator[InputFiles]:
     words, vectors = vocab.get("vocab_file"), vocab.get("embedding_name")
     if words:
         path = Path(data_dir or str(vocab.get("data_dir", "")), str(words))
         extras = zoo.places.dataset.root / "extras"
         if path.is_relative_to(extras):
             name = path.relative_to(extras).as_posix()
-            yield vocabularies(zoo.places, (name,), zoo.dataset("extras"))
+            yield extras_input(zoo.places, (name,), zoo.dataset("extras"))
         else:
-            yield Input("vocabulary", path.parent, zoo.places, (path.name,))
+            yield InputFiles("vocabulary", path.parent, zoo.places, (path.name,))
     if vocab.get("type") != "random" and str(vectors).startswith("glove."):
         hint = "put it there, or let each vocab of the configuration have the type random"
-        yield Input("GloVe word vectors", zoo.places.cache_dir, zoo.places, (f"{vectors}.txt",), hint=hint)
+        yield InputFiles(
+            "GloVe word vectors", zoo.places.cache_dir, zoo.places, (f"{vectors}.txt",), hint=hint
+        )
 
 
-def vocabularies(places: MmfPaths, names: Sequence[str], entry: ZooEntry | None = None) -> Unpacked:
+def extras_input(places: MmfPaths, names: Sequence[str], entry: ZooEntry | None = None) -> ArchiveInput:
     """The extras of the dataset, which hold vocabularies."""
     folder = places.dataset.root / "extras"
-    return Unpacked("vocabulary", folder, places, tuple(names), entry=entry, choose=_choose_extras)
+    return ArchiveInput("vocabulary", folder, places, tuple(names), entry=entry, choose=_choose_extras)
 
 
 def _choose_extras(member: str) -> str | None:
     return f"/{member}".partition("/extras/")[2] or None
 
 
-def _pretrained(zoo: Zoo, checkpoint: Tree) -> Iterator[Input]:
+def _pretrained_inputs(zoo: Zoo, checkpoint: Tree) -> Iterator[InputFiles]:
     key = checkpoint.get("resume_zoo")
     if not key or checkpoint.get("resume_file"):
         return
     local = expand_home(str(key))
     if local.is_file():
-        yield Unpacked("pretrained weights", local.parent, zoo.places, (local.name,))
+        yield ArchiveInput("pretrained weights", local.parent, zoo.places, (local.name,))
     elif local.is_dir():
-        yield Unpacked("pretrained weights", local, zoo.places)
+        yield ArchiveInput("pretrained weights", local, zoo.places)
     else:
-        yield zoo_weights(zoo, str(key))
+        yield zoo_weights_input(zoo, str(key))
 
 
-def zoo_weights(zoo: Zoo, key: str) -> Unpacked:
+def zoo_weights_input(zoo: Zoo, key: str) -> ArchiveInput:
     """The weights that a zoo has under a key; of one that it lacks, those that may lie there all the same."""
     title, entry = f"weights {key}", zoo.model(key)
     if entry:
-        return Unpacked(title, entry.folder, zoo.places, entry=entry)
+        return ArchiveInput(title, entry.folder, zoo.places, entry=entry)
     hint = f"checkpoint.resume_zoo={key} is neither a file nor a key of MMF's zoo ({zoo.models})"
-    return Unpacked(title, zoo.places.data_dir / "models" / key, zoo.places, hint=hint)
+    return ArchiveInput(title, zoo.places.data_dir / "models" / key, zoo.places, hint=hint)
 
 
-def _encoders(zoo: Zoo, model: Tree) -> Iterator[Input]:
-    for params in _params_of(model, "finetune_faster_rcnn_fpn_fc7"):
+def _encoder_inputs(zoo: Zoo, model: Tree) -> Iterator[InputFiles]:
+    for params in _iter_module_params(model, "finetune_faster_rcnn_fpn_fc7"):
         base = Path(str(params.get("model_data_dir", zoo.places.data_dir)))
         weights, bias = (base / str(params.get(f"{part}_file", "")) for part in ("weights", "bias"))
-        yield _fc7(zoo, weights, bias)
-    for params in _params_of(model, "resnet152"):
+        yield _fc7_input(zoo, weights, bias)
+    for params in _iter_module_params(model, "resnet152"):
         if params.get("pretrained", True):
-            yield resnet152(torch_home() / "hub" / "checkpoints", zoo.places)
+            yield resnet152_input(torch_home() / "hub" / "checkpoints", zoo.places)
 
 
-def resnet152(folder: Path, places: MmfPaths) -> UrlFile:
+def resnet152_input(folder: Path, places: MmfPaths) -> UrlInput:
     """The weights that torchvision would download, in a folder of PyTorch Hub's."""
-    name = _RESNET152.rpartition("/")[2]
-    return UrlFile("ResNet-152", folder, places, (name,), _RESNET152)
+    name = _RESNET152_URL.rpartition("/")[2]
+    return UrlInput("ResNet-152", folder, places, (name,), _RESNET152_URL)
 
 
-def _fc7(zoo: Zoo, weights: Path, bias: Path) -> Input:
+def _fc7_input(zoo: Zoo, weights: Path, bias: Path) -> InputFiles:
     """The detector's last layer, where the configuration has it, or where MMF would have put it."""
     title, names = "detectron fc7", (weights.name, bias.name)
     of_mmf = zoo.model("detectron.vmb_weights")
     configured = weights.is_file() and bias.is_file()
     if of_mmf and not configured and all((of_mmf.folder / name).is_file() for name in names):
-        return Unpacked(title, of_mmf.folder, zoo.places, names, entry=of_mmf)
+        return ArchiveInput(title, of_mmf.folder, zoo.places, names, entry=of_mmf)
     entry = zoo.model("detectron")
     own = entry if entry and entry.folder == weights.parent == bias.parent else None
-    return Unpacked(title, weights.parent, zoo.places, names, entry=own)
+    return ArchiveInput(title, weights.parent, zoo.places, names, entry=own)
 
 
-def _models(config: Tree, places: MmfPaths) -> Iterator[hub.GivenModel]:
+def _model_inputs(config: Tree, places: MmfPaths) -> Iterator[hub.LocalModelInput]:
     """The BERTs and CLIPs, with their weights or for the tokenizer alone."""
     model = config["model"]
     # With a text encoder of another type, a model leaves its own BERT unused.
     encoder = (model.get("text_encoder") or {}).get("type", "transformer")
     berts = [model.get("bert_model_name")] if encoder == "transformer" else []
-    berts += [params.get("bert_model_name") for params in _params_of(model, "transformer")]
+    berts += [params.get("bert_model_name") for params in _iter_module_params(model, "transformer")]
     berts += [model.get("transformer_base")]
     clip = model.get("clip_model_name")
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
@@ -170,28 +174,30 @@ def _models(config: Tree, places: MmfPaths) -> Iterator[hub.GivenModel]:
     tokenizers = [(params.get("tokenizer_config") or {}).get("type"), params.get("from_pretrained")]
     for name in dict.fromkeys(str(name) for name in (*berts, clip, *tokenizers) if name):
         if name == clip:
-            yield hub.model(name, places, weights=hub.SAFETENSORS, kind="CLIP")
+            yield hub.make_model_input(name, places, weights=hub.SAFETENSORS, kind="CLIP")
         else:
-            yield hub.model(name, places, weights=hub.WEIGHTS if name in berts else ())
+            yield hub.make_model_input(name, places, weights=hub.WEIGHTS if name in berts else ())
 
 
-def asks_hub(config: Tree, places: MmfPaths) -> bool:
+def may_query_hub(config: Tree, places: MmfPaths) -> bool:
     """Whether a run whose inputs are all there may read more of the Hugging Face Hub than these files."""
-    models = [hub.snapshot_of(each.source) for each in _models(config, places) if each.source]
-    unlisted = config["env"].get("user_dir") or list(_params_of(config["model"], "vit"))
-    return bool(unlisted) or not models or not all(model and hub.is_plain(model) for model in models)
+    models = [hub.find_snapshot(each.source) for each in _model_inputs(config, places) if each.source]
+    unlisted = config["env"].get("user_dir") or list(_iter_module_params(config["model"], "vit"))
+    return (
+        bool(unlisted) or not models or not all(model and hub.is_known_model_type(model) for model in models)
+    )
 
 
-def _params_of(tree: Any, kind: str) -> Iterator[Tree]:
+def _iter_module_params(tree: Any, module_type: str) -> Iterator[Tree]:
     """The ``params`` of every mapping below ``tree`` with this ``type``, as MMF describes its modules."""
-    if isinstance(tree, Mapping) and tree.get("type") == kind:
+    if isinstance(tree, Mapping) and tree.get("type") == module_type:
         yield dict(tree.get("params") or {})
     if isinstance(tree, (Mapping, list)):
         for value in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from _params_of(value, kind)
+            yield from _iter_module_params(value, module_type)
 
 
-def inputs_on_disk(places: MmfPaths) -> list[Input]:
+def inputs_on_disk(places: MmfPaths) -> list[InputFiles]:
     """What lies in the data folder, and what was read in the caches of others."""
     folders: set[Path] = set()
     for here, below, names in os.walk(places.data_dir):
@@ -202,20 +208,30 @@ def inputs_on_disk(places: MmfPaths) -> list[Input]:
             or is_install_incomplete(Path(here))
         ):
             folders.add(Path(here))
-    found = [each for folder in sorted(folders - {places.dataset.root}) for each in _listed(folder, places)]
-    elsewhere = (path for path in map(Path, read_ledger(places.cache_dir).files) if _is_here(path, places))
+    found = [
+        each for folder in sorted(folders - {places.dataset.root}) for each in _folder_inputs(folder, places)
+    ]
+    elsewhere = (
+        path
+        for path in map(Path, load_known_hashes(places.cache_dir).files)
+        if _is_in_this_data_dir(path, places)
+    )
     # Where a whole folder is gone, its owner has removed it.
-    shared = (each for each in _shared(elsewhere, places) if any(path.is_file() for path in each.files()))
+    shared = (
+        each
+        for each in _shared_cache_inputs(elsewhere, places)
+        if any(path.is_file() for path in each.files())
+    )
     return [*found, *shared]
 
 
-def _is_here(path: Path, places: MmfPaths) -> bool:
+def _is_in_this_data_dir(path: Path, places: MmfPaths) -> bool:
     """Whether a file lies in no other data folder; all share the cache folder, which lists what was read."""
     datasets = ((parent / "datasets" / "hateful_memes").is_dir() for parent in path.parents)
     return path.is_relative_to(places.data_dir) or not any(datasets)
 
 
-def _listed(folder: Path, places: MmfPaths) -> Iterator[Input]:
+def _folder_inputs(folder: Path, places: MmfPaths) -> Iterator[InputFiles]:
     """The files that the folder's manifest lists, and region features that have none."""
     data = "detectron.lmdb/data.mdb"
     names: tuple[str, ...] = (data,) if (folder / data).is_file() else ()
@@ -229,27 +245,29 @@ def _listed(folder: Path, places: MmfPaths) -> Iterator[Input]:
     if folder == places.dataset.features or (manifest and manifest.hash_origin == "built"):
         title = "region features" if folder == places.dataset.features else folder.name
         for name in names:
-            features = RegionFeatures(title, folder, places, (name,))
+            features = RegionFeaturesInput(title, folder, places, (name,))
             # Files without a list are taken as they are only where their archive is gone.
             yield features if manifest else features.with_source()
     elif folder == places.dataset.root / "extras":
-        yield vocabularies(places, names)
+        yield extras_input(places, names)
     else:
-        yield Unpacked(folder.relative_to(places.data_dir).as_posix(), folder, places, names)
+        yield ArchiveInput(folder.relative_to(places.data_dir).as_posix(), folder, places, names)
 
 
-def _shared(paths: Iterable[Path], places: MmfPaths) -> Iterator[Input]:
+def _shared_cache_inputs(paths: Iterable[Path], places: MmfPaths) -> Iterator[InputFiles]:
     """What was read in folders of others, by the folder."""
     by_folder: dict[Path, set[str]] = {}
     for path in paths:
         by_folder.setdefault(path.parent, set()).add(path.name)
     for folder, names in by_folder.items():
-        if (model := hub.name_of(folder)) is not None:
+        if (model := hub.name_from_snapshot(folder)) is not None:
             weights = hub.WEIGHTS if names & set(hub.WEIGHTS) else ()
-            yield hub.model(model, places, weights=weights, kind="CLIP" if "clip" in model else "BERT")
+            yield hub.make_model_input(
+                model, places, weights=weights, kind="CLIP" if "clip" in model else "BERT"
+            )
             continue
-        resnet = resnet152(folder, places)
+        resnet = resnet152_input(folder, places)
         if names & set(resnet.names):
             yield resnet
         if others := names - set(resnet.names):
-            yield Input(str(folder), folder, places, tuple(sorted(others)))
+            yield InputFiles(str(folder), folder, places, tuple(sorted(others)))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from mmf_win import errors
 from mmf_win.console import format_command, suggestion_hint
-from mmf_win.dataset.convert import archive_of, convert, repair_dataset, require_list
-from mmf_win.dataset.image_files import advise, find_unusable, list_judged_files
+from mmf_win.dataset.convert import convert, find_source_archive, load_dataset_manifest, repair_dataset
+from mmf_win.dataset.image_files import find_unusable_images, list_checked_images, most_common_hint
 from mmf_win.doctor.survey import survey_mmf
-from mmf_win.inputs.given import Input, Mirror, fetch
-from mmf_win.inputs.listing import inputs_on_disk
+from mmf_win.inputs.discovery import inputs_on_disk
+from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs
 from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_manifest_notes
 from mmf_win.integrity.verify import VerificationResult, VerificationState, find_damage
 from mmf_win.paths import MmfPaths, data_dir_arguments, mmfw_home
@@ -26,8 +26,8 @@ from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
 
-_NOTHING = "nothing"
-_OF_ONE = (
+_VERIFIED_AGAINST_NOTHING = "nothing"
+_PART_ERRORS = (
     errors.DataError,
     errors.InUseError,
     errors.MmfEnvironmentError,
@@ -36,9 +36,9 @@ _OF_ONE = (
 )
 
 
-def _meant(
+def _resolve_names(
     names: Sequence[str], places: MmfPaths, overrides: Sequence[str]
-) -> tuple[set[str], list[Input], list[Run]]:
+) -> tuple[set[str], list[InputFiles], list[Run]]:
     """What a user names: parts, features and the like, and runs; without a name, everything."""
     parts = set(names) & set(PARTS) if names or overrides else set(PARTS)
     others = [name for name in names if name not in PARTS]
@@ -46,19 +46,19 @@ def _meant(
     if overrides and not of_presets:
         message = f"{overrides[0]}: an override needs a preset"
         raise errors.UsageError(message, hint="name the preset before it")
-    inputs: list[Input] = []
+    inputs: list[InputFiles] = []
     if of_presets:
         inputs += inputs_of_presets(install.find_mmf(), of_presets, places, overrides)
     if "features" in parts:
         folders = {each.folder for each in inputs}
         inputs += [each for each in inputs_on_disk(places) if each.folder not in folders]
-    runs = [run for name in others if name not in of_presets for run in _runs(places.save_dir, name)]
+    runs = [run for name in others if name not in of_presets for run in _find_runs(places.save_dir, name)]
     if "runs" in parts:
         runs = lookup.with_sweeps(places.save_dir)
     return parts, inputs, runs
 
 
-def _runs(save_dir: Path, name: str) -> list[Run]:
+def _find_runs(save_dir: Path, name: str) -> list[Run]:
     """Return the run of a name, or all of a sweep."""
     try:
         return lookup.find_runs(save_dir, name)
@@ -69,7 +69,7 @@ def _runs(save_dir: Path, name: str) -> list[Run]:
         ) from None
 
 
-def verify(
+def verify_parts(
     names: Sequence[str], places: MmfPaths, overrides: Sequence[str] = (), *, full: bool = False
 ) -> list[VerificationResult]:
     """Verify one thing after the other, with a progress bar for each that takes a while.
@@ -79,68 +79,74 @@ def verify(
 
     Raises UsageError where a name stands for nothing, and MmfError for a preset where there is no MMF.
     """
-    parts, inputs, runs = _meant(names, places, overrides)
+    parts, inputs, runs = _resolve_names(names, places, overrides)
     found = [
-        _dataset(places, full) if "dataset" in parts else None,
-        *(_input(each, full) for each in inputs),
-        *(_checkpoints(run) for run in runs),
-        _mmf(full) if "mmf" in parts else None,
+        _verify_dataset(places, full) if "dataset" in parts else None,
+        *(_verify_input(each, full) for each in inputs),
+        *(_verify_checkpoints(run) for run in runs),
+        _verify_mmf(full) if "mmf" in parts else None,
     ]
     return [finding for finding in found if finding is not None]
 
 
-def repair(
+def repair_parts(
     names: Sequence[str], places: MmfPaths, overrides: Sequence[str], mirror: Mirror
 ) -> list[VerificationResult]:
     """Repair what is damaged, and nothing else; the findings are those afterwards.
 
     What cannot be repaired stays as it is, and its finding has the error. Raises ResourceError where there is
-    not enough room, and else as :func:`verify`.
+    not enough room, and else as :func:`verify_parts`.
     """
-    parts, inputs, runs = _meant(names, places, overrides)
+    parts, inputs, runs = _resolve_names(names, places, overrides)
     found = []
     if "mmf" in parts:  # first, for it knows where the others come from
-        found.append(_repaired(_mmf, install.set_up))
+        found.append(_repair_if_damaged(_verify_mmf, install.set_up))
     if "dataset" in parts:
         also: VerificationState | None = "not verified" if mirror.url or mirror.path else None
-        found.append(_repaired(lambda: _dataset(places), lambda: _repair_dataset(places, mirror), also))
-    found += [*_repaired_inputs(inputs, places, mirror), *map(_checkpoints, runs)]
+        found.append(
+            _repair_if_damaged(lambda: _verify_dataset(places), lambda: _repair_dataset(places, mirror), also)
+        )
+    found += [*_repair_inputs(inputs, places, mirror), *map(_verify_checkpoints, runs)]
     return [finding for finding in found if finding is not None]
 
 
-def _repaired(
-    look: Callable[[], VerificationResult | None],
-    repair: Callable[[], object],
-    also: VerificationState | None = None,
+def _repair_if_damaged(
+    verify_part: Callable[[], VerificationResult | None],
+    repair_part: Callable[[], object],
+    extra_state: VerificationState | None = None,
 ) -> VerificationResult | None:
-    before = look()
-    if before is None or before.state not in ("damaged", also):
+    before = verify_part()
+    if before is None or before.state not in ("damaged", extra_state):
         return before
     try:
-        repair()
-    except _OF_ONE as error:
+        repair_part()
+    except _PART_ERRORS as error:
         return replace(before, error=error)
-    after = look()
+    after = verify_part()
     return after and replace(after, repaired=before.problems if after.is_usable else ())
 
 
-def _repaired_inputs(inputs: Sequence[Input], places: MmfPaths, mirror: Mirror) -> list[VerificationResult]:
-    found = {each: _input(each) for each in inputs}
+def _repair_inputs(
+    inputs: Sequence[InputFiles], places: MmfPaths, mirror: Mirror
+) -> list[VerificationResult]:
+    found = {each: _verify_input(each) for each in inputs}
     damaged = [each for each, finding in found.items() if finding.state == "damaged"]
     if damaged:
         try:
-            repaired = fetch([each.with_source() for each in damaged], places, mirror, repairs=True)
+            repaired = fetch_inputs(
+                [each.with_source() for each in damaged], places, mirror, repair_only=True
+            )
         except (errors.UsageError, errors.InUseError) as error:  # the source has none of the archives
             repaired = [replace(found[each], error=error) for each in damaged]
         found |= dict(zip(damaged, repaired, strict=True))
     return list(found.values())
 
 
-def _dataset(places: MmfPaths, full: bool = False) -> VerificationResult | None:
+def _verify_dataset(places: MmfPaths, full: bool = False) -> VerificationResult | None:
     paths = places.dataset
-    finding = VerificationResult("dataset", "dataset", paths.root, "not verified", _NOTHING)
+    finding = VerificationResult("dataset", "dataset", paths.root, "not verified", _VERIFIED_AGAINST_NOTHING)
     try:
-        manifest = require_list(paths)
+        manifest = load_dataset_manifest(paths)
         if manifest is None:
             return finding if paths.annotations.is_dir() else None
         wrong = find_damage(manifest, full=full, title="Verifying the dataset")
@@ -148,13 +154,13 @@ def _dataset(places: MmfPaths, full: bool = False) -> VerificationResult | None:
         return replace(finding, state="damaged", problems=(str(error),))
     against = manifest.verified_against
     images = {name: manifest.folder / name for name in manifest.files if name.startswith("images/")}
-    if not wrong and (flaws := find_unusable(images, list_judged_files(manifest))):
+    if not wrong and (flaws := find_unusable_images(images, list_checked_images(manifest))):
         again = format_command(
             "mmfw", "convert", "--force", "--zip", "ARCHIVE", *data_dir_arguments(places.data_dir)
         )
-        hint = f"{advise(flaws)}, then `{again}`, with --allow-missing to go without them"
+        hint = f"{most_common_hint(flaws)}, then `{again}`, with --allow-missing to go without them"
         refusal = errors.DatasetError(f"{len(flaws)} of the images cannot be used", hint=hint)
-        problems = tuple(f"unusable: {name} ({flaw.what})" for name, flaw in flaws.items())
+        problems = tuple(f"unusable: {name} ({flaw.description})" for name, flaw in flaws.items())
         return replace(finding, state="damaged", verified_against=against, problems=problems, error=refusal)
     state: VerificationState = (
         "damaged" if wrong else "recorded" if manifest.hash_origin == "recorded" else "intact"
@@ -163,7 +169,7 @@ def _dataset(places: MmfPaths, full: bool = False) -> VerificationResult | None:
 
 
 def _repair_dataset(places: MmfPaths, mirror: Mirror) -> None:
-    root, archive = places.dataset.root, _archive(mirror, places)
+    root, archive = places.dataset.root, _find_archive(mirror, places)
     try:
         repair_dataset(places, archive, ask=mirror.ask)
         return
@@ -171,11 +177,11 @@ def _repair_dataset(places: MmfPaths, mirror: Mirror) -> None:
         other_way = None
     except errors.DamagedManifestError:  # so nothing tells which of the files are intact
         other_way = f"delete {root / MANIFEST_NAME} to take the files as they are"
-    archive = archive or archive_of(load_manifest_notes(root), other_way)
+    archive = archive or find_source_archive(load_manifest_notes(root), other_way)
     convert(archive, places, ask=mirror.ask, allow_missing=True)
 
 
-def _archive(mirror: Mirror, places: MmfPaths) -> Path | None:
+def _find_archive(mirror: Mirror, places: MmfPaths) -> Path | None:
     """What the dataset was converted from, as far as a source on this machine has it."""
     known, place = load_manifest_notes(places.dataset.root), mirror.path
     source = known.source if known else None
@@ -187,17 +193,21 @@ def _archive(mirror: Mirror, places: MmfPaths) -> Path | None:
     return place if is_of_kind else None
 
 
-def _input(each: Input, full: bool = False) -> VerificationResult:
+def _verify_input(input_files: InputFiles, full: bool = False) -> VerificationResult:
     """What is known of an input; of a damaged one, also the error that nothing can repair it."""
     try:
-        finding = each.verify(full=full)
+        finding = input_files.verify(full=full)
     except errors.MmfEnvironmentError as error:  # a package is missing that could read it
-        return replace(each.state(), error=error)
+        return replace(input_files.quick_check(), error=error)
     is_damaged = finding.state == "damaged" and finding.error is None
-    return replace(finding, error=each.with_source().no_source(finding)) if is_damaged else finding
+    return (
+        replace(finding, error=input_files.with_source().unrepairable_error(finding))
+        if is_damaged
+        else finding
+    )
 
 
-def _checkpoints(run: Run) -> VerificationResult | None:
+def _verify_checkpoints(run: Run) -> VerificationResult | None:
     finding = VerificationResult(
         "runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote"
     )
@@ -226,19 +236,25 @@ def _checkpoints(run: Run) -> VerificationResult | None:
     return replace(finding, state="damaged", problems=told, error=error)
 
 
-def _mmf(full: bool = False) -> VerificationResult | None:
+def _verify_mmf(full: bool = False) -> VerificationResult | None:
     mmf = survey_mmf(full=full)
     installed, problems = mmf.installed, mmf.problems
     if installed is None:
         return (
-            VerificationResult("mmf", "MMF", mmfw_home() / "mmf", "damaged", _NOTHING, problems)
+            VerificationResult(
+                "mmf", "MMF", mmfw_home() / "mmf", "damaged", _VERIFIED_AGAINST_NOTHING, problems
+            )
             if problems
             else None
         )
-    finding = VerificationResult("mmf", f"MMF {installed.version}", installed.root, "intact", _NOTHING)
+    finding = VerificationResult(
+        "mmf", f"MMF {installed.version}", installed.root, "intact", _VERIFIED_AGAINST_NOTHING
+    )
     if problems is None:
         return replace(finding, state="not verified", verified_against="nothing: it is a copy of your own")
     with suppress(errors.DataError):  # which is the problem then
         manifest = Manifest.load(installed.root)
-        finding = replace(finding, verified_against=manifest.verified_against if manifest else _NOTHING)
+        finding = replace(
+            finding, verified_against=manifest.verified_against if manifest else _VERIFIED_AGAINST_NOTHING
+        )
     return replace(finding, state="damaged", problems=problems) if problems else finding

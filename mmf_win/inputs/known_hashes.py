@@ -23,19 +23,19 @@ from mmf_win.integrity.verify import FileProblem, hash_files
 from mmf_win.locking import file_lock
 
 #: The name of a file in Hugging Face's cache, by its content.
-BLOB = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
+BLOB_NAME = re.compile(r"([0-9a-f]{40}|[0-9a-f]{64})")
 
-_NAME, _FORMAT = "mmfw-checked.json", 1
-_UNKNOWN = "0" * 64  # in place of the hash of a file that was never intact; no file has this one
-_GIT_ID = 40
+_FILE_NAME, _FORMAT = "mmfw-checked.json", 1
+_UNKNOWN_SHA256 = "0" * 64  # in place of the hash of a file that was never intact; no file has this one
+_GIT_ID_LENGTH = 40
 _HASH_IN_NAME = re.compile(r"-([0-9a-f]{8})\.pth$")
 _log = logging.getLogger(__name__)
 
 
-def read_ledger(cache_dir: Path) -> Manifest:
+def load_known_hashes(cache_dir: Path) -> Manifest:
     """What was read so far, each file by its absolute path."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-        value = read_json(cache_dir / _NAME)
+        value = read_json(cache_dir / _FILE_NAME)
         if value["format"] == _FORMAT:
             files = {path: ManifestEntry(str(sha256)) for path, (sha256, _) in value["files"].items()}
             checks = {path: FileStamp(*map(int, check)) for path, (_, check) in value["files"].items()}
@@ -43,8 +43,8 @@ def read_ledger(cache_dir: Path) -> Manifest:
     return Manifest(cache_dir, {})
 
 
-def compare(
-    files: Sequence[Path], ledger: Manifest, *, full: bool, record: bool, title: str
+def verify_against_known(
+    files: Sequence[Path], known_hashes: Manifest, *, full: bool, record: bool, title: str
 ) -> tuple[Manifest, list[FileProblem]]:
     """Verify files against the hash that is known of them, or else against an earlier reading.
 
@@ -53,38 +53,42 @@ def compare(
     touched, too; with ``record``, what was read is written. What is wrong is returned after the ledger, which
     then has what was read.
     """
-    listed, checks, wrong = ledger.files, ledger.stamps, list[FileProblem]()
+    listed, checks, wrong = known_hashes.files, known_hashes.stamps, list[FileProblem]()
     new, found = dict[str, ManifestEntry](), dict[str, FileStamp]()
     paths = {str(path): path for path in files}
     if not full:
         paths = {n: p for n, p in paths.items() if n not in checks or not checks[n].is_current(p.stat())}
     if not paths:
-        return ledger, []
+        return known_hashes, []
     sizes = {name: path.stat().st_size for name, path in paths.items()}
     for name, sha256, check in hash_files(paths, sizes, title):
-        if problem := _problem(paths[name], sha256, check, listed.get(name), checks.get(name)):
+        if problem := _find_problem(paths[name], sha256, check, listed.get(name), checks.get(name)):
             wrong.append(problem)
             if before := checks.get(name, check):
                 # So that it is read again the next time, and until it is repaired.
                 new[name], found[name] = (
-                    listed.get(name, ManifestEntry(_UNKNOWN)),
+                    listed.get(name, ManifestEntry(_UNKNOWN_SHA256)),
                     replace(before, checked_ns=0),
                 )
         elif check is not None:
             new[name], found[name] = ManifestEntry(str(sha256)), check
     if record:
         with suppress(OSError):  # where it cannot be remembered, everything is read again the next time
-            ledger.folder.mkdir(parents=True, exist_ok=True)
-            with file_lock(ledger.folder / f"{_NAME}.lock", timeout=5.0):
-                ledger = read_ledger(ledger.folder)  # others may have written it meanwhile
-                ledger = replace(ledger, files={**ledger.files, **new}, stamps=ledger.stamps | found)
-                states = {name: astuple(check) for name, check in ledger.stamps.items()}
-                kept = {name: (ledger.files[name].sha256, states[name]) for name in sorted(states)}
-                write_json(ledger.folder / _NAME, {"format": _FORMAT, "files": kept})
-    return replace(ledger, files={**ledger.files, **new}, stamps=ledger.stamps | found), wrong
+            known_hashes.folder.mkdir(parents=True, exist_ok=True)
+            with file_lock(known_hashes.folder / f"{_FILE_NAME}.lock", timeout=5.0):
+                known_hashes = load_known_hashes(known_hashes.folder)  # others may have written it meanwhile
+                known_hashes = replace(
+                    known_hashes, files={**known_hashes.files, **new}, stamps=known_hashes.stamps | found
+                )
+                states = {name: astuple(check) for name, check in known_hashes.stamps.items()}
+                kept = {name: (known_hashes.files[name].sha256, states[name]) for name in sorted(states)}
+                write_json(known_hashes.folder / _FILE_NAME, {"format": _FORMAT, "files": kept})
+    return replace(
+        known_hashes, files={**known_hashes.files, **new}, stamps=known_hashes.stamps | found
+    ), wrong
 
 
-def _problem(
+def _find_problem(
     path: Path,
     sha256: str | OSError,
     check: FileStamp | None,
@@ -108,7 +112,7 @@ def hash_in_name(path: Path) -> str | None:
     if path.is_file() and not path.is_symlink():
         blobs = (path.parent.parent.parent / "blobs").glob("*")
         names = [blob.name for blob in blobs if blob.is_file() and blob.samefile(path)]
-    found = next(filter(None, map(BLOB.fullmatch, names)), None) or _HASH_IN_NAME.search(path.name)
+    found = next(filter(None, map(BLOB_NAME.fullmatch, names)), None) or _HASH_IN_NAME.search(path.name)
     return found[1] if found else None
 
 
@@ -120,5 +124,9 @@ def contradicts_hash(path: Path, sha256: str | None = None) -> bool:
     known = hash_in_name(path)
     if known is None:
         return False
-    content = git_object_id(path.read_bytes()) if len(known) == _GIT_ID else sha256 or file_digest(path).hex()
+    content = (
+        git_object_id(path.read_bytes())
+        if len(known) == _GIT_ID_LENGTH
+        else sha256 or file_digest(path).hex()
+    )
     return not content.startswith(known)

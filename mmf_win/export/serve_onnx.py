@@ -1,4 +1,4 @@
-"""``python -m mmf_win.export.serving FOLDER REQUEST``: the process of an exported model."""
+"""``python -m mmf_win.export.serve_onnx FOLDER REQUEST``: the process of an exported model."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ if TYPE_CHECKING:
     from mmf_win.export.run import Model
 
 
-def main(folder: Path, asked: AttemptRequest) -> None:
+def main(folder: Path, request: AttemptRequest) -> None:
     """Load the model, and predict the rows of a file, or answer until the parent is gone."""
     try:
         from mmf_win.export import run
     except ImportError as error:  # a package is missing or broken
-        _fail(asked, str(error))
+        _exit_with_error(request, str(error))
     try:
         model = run.Model(folder)
-        if not isinstance(asked.task, ServeTask):
-            _predict_rows(model, asked)
+        if not isinstance(request.task, ServeTask):
+            _predict_rows(model, request)
             return
     except Exception as error:
-        _fail(asked, run.describe_error(error))
+        _exit_with_error(request, run.describe_error(error))
 
     def predict(rows: list[dict[str, Any]]) -> list[float]:
         try:
             return model.predict([{**row, "img": Path(row["img"])} for row in rows])
-        except run.Unusable as error:
+        except run.UnusableInputError as error:
             raise UnreadableImageError(error.reason) from None
 
-    serve_predictions(asked, predict)
+    serve_predictions(request, predict)
 
 
-def _fail(asked: AttemptRequest, reason: str) -> NoReturn:
-    AttemptOutcome("mmf", reason).save(asked.folder.outcome_file)
+def _exit_with_error(request: AttemptRequest, reason: str) -> NoReturn:
+    AttemptOutcome("mmf", reason).save(request.folder.outcome_file)
     sys.exit(f"error: {reason}")
 
 
-def _predict_rows(model: Model, asked: AttemptRequest) -> None:
-    assert isinstance(asked.task, PredictTask) and asked.task.predictions_file is not None
-    rows = read_json(Path(asked.task.annotations_file))
+def _predict_rows(model: Model, request: AttemptRequest) -> None:
+    assert isinstance(request.task, PredictTask) and request.task.predictions_file is not None
+    rows = read_json(Path(request.task.annotations_file))
 
-    def tell(done: int) -> None:
-        asked.write_event("predict", done=done, total=len(rows))
+    def write_progress(done: int) -> None:
+        request.write_event("predict", done=done, total=len(rows))
 
-    probas, timings = model.predict_all(rows, asked.eval_batch or len(rows), tell)
-    write_json(Path(asked.task.predictions_file), {"probas": probas, "timings": timings})
+    probas, timings = model.predict_all(rows, request.eval_batch or len(rows), write_progress)
+    write_json(Path(request.task.predictions_file), {"probas": probas, "timings": timings})
 
 
 if __name__ == "__main__":

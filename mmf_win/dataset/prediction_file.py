@@ -20,7 +20,7 @@ from mmf_win.files import atomic_replace, require_no_special_file
 
 COLUMNS = ("id", "proba", "label")
 #: A problem of those who read by place; whoever reads by id can score the file.
-ORDER = "its rows are in another order than the annotations"
+WRONG_ORDER = "its rows are in another order than the annotations"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def read_predictions(path: Path) -> list[Prediction]:
     return rows
 
 
-def in_order(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[Prediction]:
+def order_by_ids(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[Prediction]:
     """``predictions`` in the order of ``ids``, each exactly once.
 
     A repeated row is dropped when it says the same as the first. Raises DataError where an id is missing,
@@ -71,7 +71,7 @@ def in_order(predictions: Sequence[Prediction], ids: Sequence[str]) -> list[Pred
     return [by_id[i] for i in ids]
 
 
-def read_raw(folder: Path, ids: Sequence[str]) -> list[float]:
+def read_mmf_probabilities(folder: Path, ids: Sequence[str]) -> list[float]:
     """The probabilities in the one file of predictions that MMF wrote to a folder, in the order of ``ids``.
 
     MMF repeats and reorders rows when several GPUs predict (its sampler fills up the last batch), and names
@@ -81,7 +81,7 @@ def read_raw(folder: Path, ids: Sequence[str]) -> list[float]:
     raw = sorted(folder.glob("*.csv"))
     if len(raw) != 1:
         raise DataError(f"{folder.parent}: MMF wrote {len(raw)} prediction files instead of one")
-    return [row.proba for row in in_order(read_predictions(raw[0]), ids)]
+    return [row.proba for row in order_by_ids(read_predictions(raw[0]), ids)]
 
 
 def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
@@ -92,10 +92,10 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
         writer.writerows([row.id, repr(row.proba), row.label] for row in predictions)
 
 
-def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> list[str]:
+def find_submission_problems(path: Path, ids: Sequence[str], excluded_ids: Sequence[str] = ()) -> list[str]:
     """Everything that is wrong with a submission, a line each with the first places.
 
-    ``ids`` are those of the split's annotation file, in its order, as :attr:`Row.shown_id` has them, and
+    ``ids`` are those of the split's annotation file, in its order, as :attr:`AnnotationRow.display_id` has them, and
     ``left_out`` those of the full split that were left out when the dataset was converted. Raises DataError
     where the file cannot be read, or is no CSV file in UTF-8.
     """
@@ -110,7 +110,7 @@ def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> li
         raise DataError(f"{path}: cannot be read as CSV in UTF-8 ({error})") from None
     if header != list(COLUMNS):
         return [f"its first line must be {','.join(COLUMNS)}"]
-    needed = {*ids, *left_out}
+    needed = {*ids, *excluded_ids}
     found: list[str] = []
     wrong: dict[str, list[str]] = defaultdict(list)
     for line, row in rows:
@@ -123,12 +123,12 @@ def problems(path: Path, ids: Sequence[str], left_out: Sequence[str] = ()) -> li
         if row["label"] not in ("0", "1"):
             wrong["lines whose label is neither 0 nor 1"].append(line)
     counts = Counter(found)
-    wrong["missing ids"] = [id_ for id_ in [*ids, *left_out] if id_ not in counts]
+    wrong["missing ids"] = [id_ for id_ in [*ids, *excluded_ids] if id_ not in counts]
     wrong["ids that are not of this split"] = [id_ for id_ in counts if id_ not in needed]
     wrong["ids that are there more than once"] = [id_ for id_, count in counts.items() if count > 1]
     told = [f"{what} ({len(places)}): {summarize_list(places)}" for what, places in wrong.items() if places]
     # The place of those that were left out is not known.
-    return told or [ORDER] * ([id_ for id_ in found if id_ not in left_out] != list(ids))
+    return told or [WRONG_ORDER] * ([id_ for id_ in found if id_ not in excluded_ids] != list(ids))
 
 
 def _is_probability(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mmf_win.dataset.annotations import labels_of
 from mmf_win.errors import CheckFailedError, UsageError
-from mmf_win.export.running import SCRIPT, run_model, write_script
+from mmf_win.export.exported_model import RUN_SCRIPT, run_model, write_script
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import predicting
@@ -20,8 +20,8 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions
 from mmf_win.runs.targets import Target
 
-_BATCH, _SMALL_BATCHES = 8, (1, 3)
-_FEW = 64  # rows that are compared in small batches
+_BATCH_SIZE, _SMALL_BATCH_SIZES = 8, (1, 3)
+_SAMPLE_ROWS = 64  # rows that are compared in small batches
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,16 @@ class ExportOptions:
     split: str | None
     tolerance: float
     int8: bool
-    max_loss: float | None
+    max_auroc_drop: float | None
 
 
-def export(
+def export_checkpoint(
     run: Run,
     checkpoint: Path,
     places: MmfPaths,
-    asked: CommandOptions,
+    command_options: CommandOptions,
     display: Display,
-    wanted: ExportOptions,
+    export_options: ExportOptions,
 ) -> dict[str, Any]:
     """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
 
@@ -57,12 +57,12 @@ def export(
         UsageError: the folder is there, the model cannot be exported, or the split cannot judge ``int8``.
         CheckFailed: the exported model predicts something else, or its weights of 8 bits cost too much.
     """
-    output = wanted.output.absolute()
+    output = export_options.output.absolute()
     if output.exists():
         raise UsageError(f"{output} is there already", hint="name a new folder")
-    target = Target.of_split(places, wanted.split or run.request().splits["val"])
+    target = Target.of_split(places, export_options.split or run.request().splits["val"])
     labels = labels_of(target.rows)
-    if wanted.int8 and len(set(labels or ())) < 2:
+    if export_options.int8 and len(set(labels or ())) < 2:
         message = f"--int8 compares AUROCs, and {target.file.path} has no labels of both classes"
         raise UsageError(message, hint="name another by --split")
     disk = next(each for each in output.parents if each.exists())
@@ -73,25 +73,25 @@ def export(
         expected, _ = predicting.predict(
             run,
             places,
-            asked,
+            command_options,
             checkpoint=pin.path,
             target=target,
             features=None,
             display=display,
             export=made,
-            int8=wanted.int8,
+            int8=export_options.int8,
         )
         pin.require_unchanged()
         about = {"run": run.id, "checkpoint": checkpoint.name, **read_json(made / "model.json")}
         if about["features"]:
             rename(made / features.name, features)
-        write_script(made / SCRIPT.name)
-        model = _Model(made, target, places.dataset.images, features if about["features"] else None)
-        probas, times, about["parity"] = _compare_with_run(model, expected, wanted.tolerance)
-        if wanted.int8:
-            max_loss = 0.005 if wanted.max_loss is None else wanted.max_loss
-            probas, about["int8"] = _take_8_bits(model, labels or (), probas, times, max_loss)
-        about["auroc"] = _compared(labels, expected, probas) if labels else None
+        write_script(made / RUN_SCRIPT.name)
+        model = _ComparedModel(made, target, places.dataset.images, features if about["features"] else None)
+        probas, times, about["parity"] = _compare_with_run(model, expected, export_options.tolerance)
+        if export_options.int8:
+            max_loss = 0.005 if export_options.max_auroc_drop is None else export_options.max_auroc_drop
+            probas, about["int8"] = _switch_to_int8(model, labels or (), probas, times, max_loss)
+        about["auroc"] = _compare_aurocs(labels, expected, probas) if labels else None
         write_json(made / "model.json", about)
         output.parent.mkdir(parents=True, exist_ok=True)
         rename(made, output)
@@ -99,7 +99,7 @@ def export(
 
 
 @dataclass(frozen=True)
-class _Model:
+class _ComparedModel:
     """An exported model, and the split on which it is compared."""
 
     folder: Path
@@ -108,61 +108,74 @@ class _Model:
     features: Path | None
 
     @property
-    def few(self) -> list[int]:
+    def sample_numbers(self) -> list[int]:
         """Return the numbers of a few rows, from everywhere in the split."""
-        return sorted({number * len(self.target.rows) // _FEW for number in range(_FEW)})
+        return sorted({number * len(self.target.rows) // _SAMPLE_ROWS for number in range(_SAMPLE_ROWS)})
 
     def predict(self, numbers: Sequence[int], batch: int) -> tuple[list[float], dict[str, float]]:
         """Predict rows in batches; return their probabilities, and times."""
         rows = [self.target.rows[number] for number in numbers]
-        return run_model(self.folder, rows, self.images, batch=batch, features=self.features)
+        return run_model(self.folder, rows, self.images, batch_size=batch, features=self.features)
 
 
 def _compare_with_run(
-    model: _Model, expected: Sequence[float], tolerance: float
+    model: _ComparedModel, expected: Sequence[float], tolerance: float
 ) -> tuple[list[float], dict[str, float], dict[str, Any]]:
     """Return the probabilities of all rows, the times of single ones, and how far they differ."""
-    rows, name, count, few, worst = model.target.rows, model.target.name, len(expected), model.few, 0.0
+    rows, name, count, few, worst = (
+        model.target.rows,
+        model.target.name,
+        len(expected),
+        model.sample_numbers,
+        0.0,
+    )
     probas, times = {}, {}
-    for batch, numbers in ((_BATCH, range(count)), *((batch, few) for batch in _SMALL_BATCHES)):
+    for batch, numbers in ((_BATCH_SIZE, range(count)), *((batch, few) for batch in _SMALL_BATCH_SIZES)):
         probas[batch], times[batch] = model.predict(numbers, batch)
         pairs = zip(probas[batch], numbers, strict=True)
         apart, number = max((abs(proba - expected[of]), of) for proba, of in pairs)
         if apart > tolerance:
             raise CheckFailedError(
-                f"row {rows[number].shown_id} of {name}: in batches of {batch}, its probabilities "
+                f"row {rows[number].display_id} of {name}: in batches of {batch}, its probabilities "
                 f"by the exported model and `mmfw predict` differ by {apart:.2g}; nothing is written",
                 hint=f"--tolerance {2 * apart:.1g} allows that",
             )
         worst = max(worst, apart)
     compared = {"split": name, "rows": count, "rows_in_batches_of_1_and_3": len(few)}
-    return probas[_BATCH], times[1], {**compared, "precision": "fp32", "largest_difference": worst}
+    return probas[_BATCH_SIZE], times[1], {**compared, "precision": "fp32", "largest_difference": worst}
 
 
-def _take_8_bits(
-    model: _Model, labels: Sequence[int], before: Sequence[float], times: dict[str, float], max_loss: float
+def _switch_to_int8(
+    model: _ComparedModel,
+    labels: Sequence[int],
+    fp32_probas: Sequence[float],
+    fp32_times: dict[str, float],
+    max_auroc_drop: float,
 ) -> tuple[list[float], dict[str, Any]]:
     """Put the weights of 8 bits in the others' place; return their probabilities, and how both compare."""
     files = [model.folder / name for name in ("model.onnx", "int8.onnx")]
     sizes = [file.stat().st_size for file in files]
     rename(files[1], files[0])
-    after, (_, small_times) = model.predict(range(len(before)), _BATCH)[0], model.predict(model.few, 1)
-    judged = _compared(labels, before, after)
-    if -judged["difference"] > max_loss:
+    after, (_, small_times) = (
+        model.predict(range(len(fp32_probas)), _BATCH_SIZE)[0],
+        model.predict(model.sample_numbers, 1),
+    )
+    judged = _compare_aurocs(labels, fp32_probas, after)
+    if -judged["difference"] > max_auroc_drop:
         raise CheckFailedError(
             "with weights of 8 bits, the AUROC on {} goes from {before:.4f} to {after:.4f}, and may "
-            "fall by {:g}; nothing is written".format(model.target.name, max_loss, **judged),
+            "fall by {:g}; nothing is written".format(model.target.name, max_auroc_drop, **judged),
             hint="leave out --int8, or allow more by --max-loss",
         )
     return after, {
-        "before": {"bytes": sizes[0], **times},
+        "before": {"bytes": sizes[0], **fp32_times},
         "after": {"bytes": sizes[1], **small_times},
-        "largest_difference": max(abs(p - q) for p, q in zip(before, after, strict=True)),
+        "largest_difference": max(abs(p - q) for p, q in zip(fp32_probas, after, strict=True)),
         "auroc": judged,
     }
 
 
-def _compared(labels: Sequence[int], before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+def _compare_aurocs(labels: Sequence[int], before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
     """Both AUROCs, and by how much the second is higher, with its interval by DeLong's paired method."""
     from mmf_win.results.metrics import auroc_difference, measure
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from mmf_win import images
 from mmf_win.console import Progress
-from mmf_win.dataset.annotations import Row
+from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.errors import MmfEnvironmentError, StoppedByUserError, TrainingError, UsageError
 from mmf_win.files import read_json, write_bytes, write_json
 from mmf_win.paths import MmfPaths, module_command
@@ -26,20 +26,25 @@ from mmf_win.supervise import run_child
 from mmf_win.upstream.install import require_packages
 
 #: The program that runs a model; :func:`write_script` puts a copy into each folder.
-SCRIPT = Path(__file__).with_name("run.py")
+RUN_SCRIPT = Path(__file__).with_name("run.py")
 
-_IMPORT = "\n    from mmf_win.images import open_image\n"
+_IMAGES_IMPORT = "\n    from mmf_win.images import open_image\n"
 
 
 def write_script(path: Path) -> None:
     """Write ``run.py`` for a Python without mmfw: with the functions that open pictures, not their import."""
     functions = "\n\n".join(map(getsource, (images.open_image, images.to_rgb)))
-    script = SCRIPT.read_text(encoding="utf-8").replace(_IMPORT, "")
+    script = RUN_SCRIPT.read_text(encoding="utf-8").replace(_IMAGES_IMPORT, "")
     write_bytes(path, script.replace("class Model:", f"{functions}\n\nclass Model:", 1).encode())
 
 
 def run_model(
-    folder: Path, rows: Sequence[Row], images: Path, *, batch: int = 8, features: Path | None = None
+    folder: Path,
+    rows: Sequence[AnnotationRow],
+    images: Path,
+    *,
+    batch_size: int = 8,
+    features: Path | None = None,
 ) -> tuple[list[float], dict[str, float]]:
     """Return the probabilities of rows, in batches of that size, and ``p50_ms`` and ``p99_ms`` of a batch.
 
@@ -51,7 +56,7 @@ def run_model(
 
     Raises MmfError with the error that it told, TrainingError where it told none, and Interrupted.
     """
-    bar = Progress(f"running {folder.name}, batch {batch}", len(rows), "image")
+    bar = Progress(f"running {folder.name}, batch {batch_size}", len(rows), "image")
     with TemporaryDirectory(prefix="mmfw-run-", ignore_cleanup_errors=True) as scratch, bar:
         table, report = Path(scratch, "rows.json"), Path(scratch, "report.json")
         written = [
@@ -60,11 +65,11 @@ def run_model(
             for row in rows
         ]
         write_json(table, written)
-        wanted = AttemptRequest(PredictTask(str(table), str(report)), "", "", eval_batch=batch)
+        wanted = AttemptRequest(PredictTask(str(table), str(report)), "", "", eval_batch=batch_size)
         asked, command, environment = _prepare_process(folder, Path(scratch), wanted)
         events = EventReader(asked.events)
 
-        def watch() -> bool:
+        def poll_progress() -> bool:
             for event in events.poll():
                 bar.advance(event["done"] - bar.done)
             return False
@@ -74,7 +79,7 @@ def run_model(
             log=asked.log,
             environment=environment,
             stop_file=asked.folder.stop_file,
-            poll_progress=watch,
+            poll_progress=poll_progress,
             stop_timeout=1.0,
             terminate_after=0.0,
         )
@@ -83,19 +88,19 @@ def run_model(
         if end := AttemptOutcome.load(asked.folder.outcome_file):
             raise MmfEnvironmentError(end.message)
         if ended.exit_code:
-            raise TrainingError(f"{SCRIPT} ended unexpectedly (code {ended.exit_code})")
+            raise TrainingError(f"{RUN_SCRIPT} ended unexpectedly (code {ended.exit_code})")
         found = read_json(report)
         return found["probas"], found["timings"]
 
 
 def _prepare_process(
-    folder: Path, scratch: Path, asked: AttemptRequest
+    folder: Path, scratch: Path, request: AttemptRequest
 ) -> tuple[AttemptRequest, list[str], dict[str, str]]:
     """Save what a process with a model is asked for, and return that, its command and its environment."""
-    asked = replace(asked, attempt_dir=str(Run(scratch).new_attempt().path))
-    asked.save()
-    command = module_command("mmf_win.export.serving", str(folder), str(asked.folder.request_file))
-    return asked, command, {**os.environ, "PYTHONUTF8": "1"}
+    request = replace(request, attempt_dir=str(Run(scratch).new_attempt().path))
+    request.save()
+    command = module_command("mmf_win.export.serve_onnx", str(folder), str(request.folder.request_file))
+    return request, command, {**os.environ, "PYTHONUTF8": "1"}
 
 
 @dataclass(frozen=True)
@@ -103,10 +108,10 @@ class ExportedModel:
     """A folder that ``mmfw export`` has made, and its ``model.json``."""
 
     folder: Path
-    about: dict[str, Any]
+    metadata: dict[str, Any]
 
     @classmethod
-    def read(cls, folder: Path) -> ExportedModel:
+    def from_folder(cls, folder: Path) -> ExportedModel:
         """The model in a folder.
 
         Raises UsageError where there is none, or one that reads region features, and MmfError where a package
@@ -130,7 +135,7 @@ class ExportedModel:
         self,
         _run: Run,
         places: MmfPaths,
-        _once: object,
+        _command_options: object,
         *,
         target: Target,
         begin: Callable[[], object],
@@ -139,10 +144,10 @@ class ExportedModel:
         """As :func:`mmf_win.runs.predicting.predict`; of what a worker says, only precision and versions."""
         begin()
         probas, _timings = run_model(self.folder, target.rows, places.dataset.images)
-        precision = "int8" if self.about.get("int8") else "fp32"
-        versions = self.about["versions"] | {"onnxruntime": version("onnxruntime")}
+        precision = "int8" if self.metadata.get("int8") else "fp32"
+        versions = self.metadata["versions"] | {"onnxruntime": version("onnxruntime")}
         return probas, {"precision": precision, **versions}
 
-    def serve(self, scratch: Path) -> Server:
+    def start_model_process(self, scratch: Path) -> Server:
         """A child that has loaded the model, and answers; its files lie in ``scratch``."""
         return Server(*_prepare_process(self.folder, scratch, AttemptRequest(ServeTask(""), "", "")))

@@ -1,4 +1,4 @@
-"""Makes what ``mmfw demo`` starts from; run as ``python -m mmf_win.demo.make FOLDER SEED MODEL``."""
+"""Makes what ``mmfw demo`` starts from; run as ``python -m mmf_win.demo.generate FOLDER SEED MODEL``."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from mmf_win.features import lmdb_file
 from mmf_win.files import atomic_replace
 from mmf_win.worker.tiny_models import write_bert, write_clip
 
-_log = logging.getLogger("mmf_win.demo.make")  # run as a program, it is __main__
+_log = logging.getLogger("mmf_win.demo.generate")  # run as a program, it is __main__
 
-_CLASSES = 1601  # of Visual Genome, the first of them the background
-_LENGTH = 40.0  # ViLBERT was made for features of about this length
+_CLASS_COUNT = 1601  # of Visual Genome, the first of them the background
+_FEATURE_NORM = 40.0  # ViLBERT was made for features of about this length
 #: The sizes of the demo's BERT, which its preset repeats.
-BERT = {
+BERT_SIZES = {
     "vocab_size": 64,
     "hidden_size": 64,
     "num_hidden_layers": 1,
@@ -37,16 +37,18 @@ BERT = {
     "intermediate_size": 128,
     "max_position_embeddings": 32,
 }
-_TOWER = {name: BERT[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")}
-_TOWER |= {"num_hidden_layers": 1, "projection_dim": 32}
-_SEES = {"image_size": 64, "patch_size": 16}  # pixels, as the preset resizes images
+_CLIP_TOWER_SIZES = {
+    name: BERT_SIZES[name] for name in ("hidden_size", "num_attention_heads", "intermediate_size")
+}
+_CLIP_TOWER_SIZES |= {"num_hidden_layers": 1, "projection_dim": 32}
+_CLIP_IMAGE_SIZES = {"image_size": 64, "patch_size": 16}  # pixels, as the preset resizes images
 
 
 def main(path: Path, seed: int, model: str) -> int:
     """Make what is not there yet and return the exit code; what the system refuses is said in a line."""
     with show_log_messages():
         try:
-            _fill(DemoFolder(path), seed, model)
+            _generate_missing_files(DemoFolder(path), seed, model)
         except KeyboardInterrupt:
             return StoppedByUserError.exit_code
         except OSError as error:
@@ -55,39 +57,39 @@ def main(path: Path, seed: int, model: str) -> int:
     return 0
 
 
-def _fill(folder: DemoFolder, seed: int, model: str) -> None:
+def _generate_missing_files(folder: DemoFolder, seed: int, model: str) -> None:
     """Make the archive, and the features and the BERT or the CLIP, unless they are there.
 
     Each is complete or not there at all.
     """
-    splits = synthetic.make(seed)
+    splits = synthetic.generate_memes(seed)
     memes = [meme for split in splits.values() for meme in split]
     if not folder.archive.exists():
         _log.info("making a synthetic set of %d encrypted memes in %s …", len(memes), folder.path)
         count = len(memes) + len(splits) + 1
-        members = _shown("drawing and encrypting", count, synthetic.archive_members(splits))
+        members = _with_progress("drawing and encrypting", count, synthetic.archive_members(splits))
         write_encrypted_zip(folder.archive, members, PASSWORD)
     words = sorted({word for meme in memes for word in meme.text.split()})
     if model == "clip":
         if not (folder.clip / "tokenizer.json").exists():
-            text = {**_TOWER, "max_position_embeddings": BERT["max_position_embeddings"]}
-            write_clip(folder.clip, words, seed, text, {**_TOWER, **_SEES})
+            text = {**_CLIP_TOWER_SIZES, "max_position_embeddings": BERT_SIZES["max_position_embeddings"]}
+            write_clip(folder.clip, words, seed, text, {**_CLIP_TOWER_SIZES, **_CLIP_IMAGE_SIZES})
         return
     if not folder.features.exists():
         images = ((meme.stem, meme.png) for meme in memes)
-        write_features(folder.features, _shown("describing regions", len(memes), images))
+        write_features_archive(folder.features, _with_progress("describing regions", len(memes), images))
     if not (folder.bert / "vocab.txt").exists():
-        write_bert(folder.bert, words, seed, **BERT)
+        write_bert(folder.bert, words, seed, **BERT_SIZES)
 
 
-def _shown(title: str, total: int, items: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+def _with_progress(title: str, total: int, items: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
     with Progress(title, total, "image") as progress:
         for item in items:
             yield item
             progress.advance(1)
 
 
-def describe(stem: str, image: bytes) -> dict[str, Any]:
+def make_feature_record(stem: str, image: bytes) -> dict[str, Any]:
     """The dictionary that MMF keeps for an image, of its file and the name of that without its suffix.
 
     Its features stand in for those of Detectron, which needs a trained network and a GPU: the share of each
@@ -99,11 +101,11 @@ def describe(stem: str, image: bytes) -> dict[str, Any]:
     # The whole image first, since ViLBERT pools the first region; then its quarters.
     boxes = [(0, 0, width, height), (0, 0, x, y), (x, 0, width, y), (0, y, x, height), (x, y, width, height)]
     regions = [pixels[top:bottom, left:right] for left, top, right, bottom in boxes]
-    background = np.zeros((len(boxes), _CLASSES), dtype=np.float32)
+    background = np.zeros((len(boxes), _CLASS_COUNT), dtype=np.float32)
     background[:, 0] = 1
     return {
         "feature_path": stem,
-        "features": np.stack([_colours(region) for region in regions]),
+        "features": np.stack([_colour_histogram(region) for region in regions]),
         "bbox": np.array(boxes, dtype=np.float32),
         "num_boxes": len(boxes),
         "objects": np.zeros(len(boxes), dtype=np.int64),
@@ -113,12 +115,12 @@ def describe(stem: str, image: bytes) -> dict[str, Any]:
     }
 
 
-def write_features(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
+def write_features_archive(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
     """Write a ``features.tar.gz`` as MMF downloads it, holding ``detectron.lmdb``. It is complete or absent.
 
-    An archive that is there is replaced; ``images`` has arguments of :func:`describe`.
+    An archive that is there is replaced; ``images`` has arguments of :func:`make_feature_record`.
     """
-    records = [(stem, pickle.dumps(describe(stem, image))) for stem, image in images]
+    records = [(stem, pickle.dumps(make_feature_record(stem, image))) for stem, image in images]
     size = lmdb_file.min_map_size(len(records), sum(len(record) for _, record in records))
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".mmfw-") as staging:
         folder = Path(staging, "detectron.lmdb")
@@ -128,13 +130,13 @@ def write_features(path: Path, images: Iterable[tuple[str, bytes]]) -> None:
             archive.add(folder, folder.name)
 
 
-def _colours(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _colour_histogram(pixels: np.ndarray[Any, np.dtype[np.uint8]]) -> np.ndarray[Any, np.dtype[np.float32]]:
     """How often each of 2048 colours occurs: four bits of red, four of green, three of blue."""
     red, green, blue = (pixels[..., channel].astype(np.int64) for channel in range(3))
     counts = np.bincount(((red >> 4) << 7 | (green >> 4) << 3 | blue >> 5).ravel(), minlength=2048)
     # The root of a share counts a small thing for more than its size, and makes every vector equally long.
     colours: np.ndarray[Any, np.dtype[np.float32]] = np.sqrt(counts / counts.sum(), dtype=np.float32)
-    colours *= _LENGTH
+    colours *= _FEATURE_NORM
     return colours
 
 
