@@ -23,10 +23,10 @@ from mmf_win.files import remove_tree, to_mmfw_error
 from mmf_win.images import to_rgb
 from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.results.prediction import choose_checkpoints
-from mmf_win.runs import predicting
-from mmf_win.runs.checkpoints import pinned
+from mmf_win.runs import prediction
+from mmf_win.runs.checkpoints import pin_checkpoint
+from mmf_win.runs.model_process import ModelProcess
 from mmf_win.runs.request import CommandOptions
-from mmf_win.runs.serving import Server
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -158,12 +158,12 @@ class _RestartingModel:
         starting: while it is entered, yields what starts one, whose files lie in the folder that it gets.
     """
 
-    def __init__(self, starter: AbstractContextManager[Callable[[Path], Server]]) -> None:
+    def __init__(self, starter: AbstractContextManager[Callable[[Path], ModelProcess]]) -> None:
         self._lock, self._closed, self._owner_pid = Lock(), False, os.getpid()
         # The name of a socket has about a hundred bytes.
         short = sys.platform == "win32" or len(os.fsencode(gettempdir())) < _MAX_TEMP_DIR_BYTES
         self._folder = Path(mkdtemp(prefix="mmfw-", dir=None if short else "/tmp"))
-        self._server: Server | None = None
+        self._server: ModelProcess | None = None
         self._resources = ExitStack()
         try:
             with hide_progress():
@@ -185,10 +185,10 @@ class _RestartingModel:
                 self._folder.mkdir(exist_ok=True)  # somebody may have cleaned up
                 server = self._server = self._server or self._start(self._folder)
                 try:
-                    return server.ask(rows)
+                    return server.predict_rows(rows)
                 except (EOFError, OSError):
                     self._server = None
-                    died = server.error()
+                    died = server.exit_error()
                 except BaseException:  # Ctrl+C: the next request must not get the answer to this one
                     self._server = None
                     server.close()
@@ -221,7 +221,7 @@ def _translate_os_errors() -> Iterator[None]:
 @contextmanager
 def _model_starter(
     model: str, data_dir: str | Path | None, save_dir: str | Path | None, command_options: CommandOptions
-) -> Iterator[Callable[[Path], Server]]:
+) -> Iterator[Callable[[Path], ModelProcess]]:
     """Choose a model, which stays the same until the block ends; yield what starts a process that has it."""
     path, places = expand_home(model), MmfPaths.resolve(data_dir, save_dir)
     if (path / "model.json").is_file():
@@ -230,12 +230,12 @@ def _model_starter(
     named = ([], [model]) if path.is_file() else ([model], ["best"])
     [chosen] = choose_checkpoints(places.save_dir, *named)
     places = MmfPaths.resolve(data_dir or Path(chosen.run.request().data_dir), save_dir)
-    with pinned(chosen.run, chosen.checkpoint, checked=chosen.checked) as pin:
+    with pin_checkpoint(chosen.run, chosen.checkpoint, checked_file=chosen.checked) as pin:
 
         @hide_progress()
-        def start(scratch: Path) -> Server:
-            with pin.named():
-                server = predicting.serve(
+        def start(scratch: Path) -> ModelProcess:
+            with pin.restore_name_in_errors():
+                server = prediction.start_model_process(
                     chosen.run, places, command_options, checkpoint=pin.path, scratch=scratch
                 )
             try:

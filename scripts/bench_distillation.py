@@ -38,7 +38,7 @@ def main() -> None:
             made = [*run.reports.glob(f"*_{split}_*.csv")]
         return made[0]
 
-    if not any(lookup.named(demo.save_dir, "demo")):
+    if not any(lookup.iter_matching_runs(demo.save_dir, "demo")):
         call([*MMFW, "demo", "--dir", demo.path])
     teacher = lookup.find_run(demo.save_dir, "demo")
     lessons = predicted(teacher, "train")
@@ -46,7 +46,7 @@ def main() -> None:
     for seed in range(1, asked.runs + 1):
         for way, aurocs in found.items():
             name = f"{way}-{seed}"
-            if not any(lookup.named(demo.save_dir, name)):
+            if not any(lookup.iter_matching_runs(demo.save_dir, name)):
                 words = ["--teacher", lessons] if way == "teacher" else []
                 call([*MMFW, "train", "demo", *STUDENT, "--seed", str(seed), "--name", name, *words, *places])
             csv = predicted(lookup.find_run(demo.save_dir, name), "test_unseen")

@@ -36,7 +36,7 @@ from mmf_win.console import print_status
 from mmf_win.demo.folder import DemoFolder
 from mmf_win.protocol import Event, read_events
 from mmf_win.runs import history, lookup
-from mmf_win.runs.checkpoints import listed
+from mmf_win.runs.checkpoints import list_checkpoints
 from mmf_win.runs.folder import Run
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from mmf_win.upstream.install import usable_mmf
@@ -239,7 +239,7 @@ class Soak:
         """All are intact, the last one that was announced is among them, and a graceful stop has saved."""
         events = self._events()
         announced = max(event["update"] for event in events if event["kind"] == "checkpoint")
-        checkpoints = listed(self._run("soak"))
+        checkpoints = list_checkpoints(self._run("soak"))
         self.faults += [f"{kind}: {c.name}: {c.problem}" for c in checkpoints if c.problem]
         kept = max((c.update for c in checkpoints if c.update), default=0)
         if kept < announced:
@@ -257,7 +257,7 @@ class Soak:
         others = {update for update, loss in losses if loss != there[update]}
         self.faults += [f"update {update} is missing" for update in sorted(missing)]
         self.faults += [f"update {update} has another loss" for update in sorted(others)]
-        if history.Record.read(run).summary.updates != self._updates:
+        if history.RunRecord.read(run).summary.updates != self._updates:
             self.faults.append("it did not come to its end")
         self._compare_sent(run)
 

@@ -28,7 +28,7 @@ from mmf_win.files import (
 )
 from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Request
+from mmf_win.runs.request import RunRequest
 from tests.worlds.event_log import EventLog
 from tests.worlds.flushes import Flushes
 from tests.worlds.memes import SLOTS
@@ -159,7 +159,7 @@ def test_what_another_program_holds_is_changed_once_it_lets_go_and_else_named_wi
 ) -> None:
     run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    run.save_request(Request("mmbt", splits=SLOTS))
+    run.save_request(RunRequest("mmbt", splits=SLOTS))
     replaced, removed, inside = user_dir / "exit.json", user_dir / "old.json", user_dir / "runs" / "log.txt"
     inside.parent.mkdir()
     for path in (replaced, removed, inside):

@@ -68,7 +68,7 @@ def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, tabl
     temp = "\\\\?\\" + gettempdir() if sys.platform == "win32" else None
     with TemporaryDirectory(dir=temp) as folder:
         run = Run.create(Path(folder), name)
-        with run.new_report(short_portable_name(f"memes-{table}")) as csv:
+        with run.reserve_prediction_file(short_portable_name(f"memes-{table}")) as csv:
             beside = (user_annotations_path(csv), saved_metrics.path_beside(csv), csv.with_suffix(".html"))
             for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in beside)):
                 path.touch()

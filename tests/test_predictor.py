@@ -113,7 +113,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
             super().__init__(*args, **options)
             processes.append(self.process)
 
-    monkeypatch.setattr("mmf_win.runs.serving.ProcessTree", WatchedTree)
+    monkeypatch.setattr("mmf_win.runs.model_process.ProcessTree", WatchedTree)
     return processes
 
 

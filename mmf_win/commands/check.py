@@ -18,8 +18,8 @@ from mmf_win.files import write_json
 from mmf_win.paths import expand_home, require_new_file
 from mmf_win.protocol import Event
 from mmf_win.protocol.check_result import Verdict
-from mmf_win.runs.checking import check
-from mmf_win.runs.override_rules import require_trainable, split_words
+from mmf_win.runs.model_check import check_model
+from mmf_win.runs.override_rules import require_trainable, split_arguments
 from mmf_win.runs.request import CommandOptions
 
 
@@ -67,10 +67,10 @@ def command(
     if output is not None:
         output = expand_home(output).absolute()
         require_new_file(output)
-    names, overrides = split_words(words, names=1)
+    names, overrides = split_arguments(words, max_names=1)
     asked = replace(asked, overrides=overrides)
     require_trainable(asked, resumes=False)
-    name, found = check(next(iter(names), None), asked, data_dir, save_dir, display=_Display)
+    name, found = check_model(next(iter(names), None), asked, data_dir, save_dir, display=_Display)
     told = {"name": name, "findings": [asdict(each) for each in found]}
     counts = Counter(each.verdict for each in found)
     if as_json:

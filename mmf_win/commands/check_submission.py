@@ -13,7 +13,7 @@ from mmf_win.dataset.coverage import load_split_summary
 from mmf_win.dataset.prediction_file import WRONG_ORDER, find_submission_problems
 from mmf_win.errors import DataError
 from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
-from mmf_win.runs.lookup import owner
+from mmf_win.runs.lookup import run_containing
 
 
 @click.command("check-submission", epilog="Example: mmfw check-submission predictions.csv --split test_seen")
@@ -48,7 +48,7 @@ def command(file: Path, split: str, data_dir: Path | None, as_json: bool) -> Non
         lacking = f"{len(left_out)} memes of {split} have no image here"
         hint = f"{lacking}; convert a complete copy of the dataset and predict again: {convert}"
     else:
-        run = owner(expand_home(file).absolute())
+        run = run_containing(expand_home(file).absolute())
         predict = format_command("mmfw", "predict", *([run.path] if run else []), "--split", split, *where)
         hint = f"a run's prediction is written right by: {predict}"
     raise DataError(f"{file}: it cannot be scored on {split}", hint=hint)

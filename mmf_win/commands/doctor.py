@@ -27,7 +27,7 @@ from mmf_win.doctor import bug_report
 from mmf_win.doctor.survey import MmfState, survey
 from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.paths import MmfPaths, expand_home, module_command, require_new_file
-from mmf_win.runs.lookup import all_runs, find_run
+from mmf_win.runs.lookup import find_run, list_runs
 from mmf_win.upstream.install import find_mmf
 
 
@@ -92,7 +92,7 @@ def command(
 
 def _write_report(places: MmfPaths, path: Path, wanted: str | None, log: bool, as_json: bool) -> None:
     require_new_file(path)  # before the survey, which takes a while
-    newest = next(iter(all_runs(places.save_dir)), None)
+    newest = next(iter(list_runs(places.save_dir)), None)
     run = newest if wanted is None else find_run(places.save_dir, wanted)
     names = bug_report.write(run, _plain(survey(places)), path, include_logs=log)
     if as_json:

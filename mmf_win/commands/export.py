@@ -16,7 +16,7 @@ from mmf_win.errors import UsageError
 from mmf_win.export.exporter import ExportOptions, export_checkpoint
 from mmf_win.paths import MmfPaths
 from mmf_win.results.prediction import choose_checkpoints
-from mmf_win.runs.override_rules import require_predictable, split_words
+from mmf_win.runs.override_rules import require_predictable, split_arguments
 from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.install import require_packages
 
@@ -81,7 +81,7 @@ def command(
     if wanted.max_auroc_drop is not None and not wanted.int8:
         raise UsageError("--max-loss is for --int8", hint="leave it out, or add --int8")
     require_packages("onnx", "onnxscript", "onnxruntime", extra="[export]")
-    runs, overrides = split_words(words, names=1)
+    runs, overrides = split_arguments(words, max_names=1)
     asked = replace(asked, overrides=overrides)
     require_predictable(asked)
     [member] = choose_checkpoints(save_dir, runs, [checkpoint])

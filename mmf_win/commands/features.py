@@ -29,8 +29,8 @@ from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
 from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, data_dir_arguments, expand_home
 from mmf_win.runs import lookup, presets
-from mmf_win.runs.needs import inputs_of_presets, inputs_of_run, words_about_files
-from mmf_win.runs.override_rules import split_words
+from mmf_win.runs.override_rules import split_arguments
+from mmf_win.runs.preflight import file_overrides, find_preset_inputs, find_run_inputs
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import DATASETS, Zoo
 
@@ -188,23 +188,23 @@ class _Wanted(NamedTuple):
 
 def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _Wanted:
     """What the presets need, else the newest run, else all presets."""
-    named, overrides = split_words(words)
+    named, overrides = split_arguments(words)
     places, mmf = MmfPaths.resolve(data_dir, save_dir), find_mmf()
     try:
-        newest, request = lookup.newest(places.save_dir, None, lambda run: (run, run.request()))
+        newest, request = lookup.first_usable_run(places.save_dir, None, lambda run: (run, run.request()))
     except (RunNotFoundError, DataError):
         newest = None
     if named or newest is None:
         chosen = named or [name for name in presets.names() if name not in DEMO_PRESETS.values()]
-        return _Wanted(places, inputs_of_presets(mmf, chosen, places, overrides), overrides)
+        return _Wanted(places, find_preset_inputs(mmf, chosen, places, overrides), overrides)
     places = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
-        inputs = inputs_of_run(mmf, request, places, overrides)
+        inputs = find_run_inputs(mmf, request, places, overrides)
     except UsageError as error:  # it may have been trained with another MMF
         message = f"run {newest.id}, the newest, with its overrides: {error}"
         raise UsageError(message, hint="name presets instead") from None
     print_status(f"for preset {request.preset}, that of the newest run")
-    return _Wanted(places, inputs, [*words_about_files(request), *overrides])
+    return _Wanted(places, inputs, [*file_overrides(request), *overrides])
 
 
 def _show(

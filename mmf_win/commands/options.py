@@ -39,9 +39,9 @@ def _known(word: str, places: MmfPaths) -> Iterable[str]:
 
         return presets.names()
     if word == "RUN":
-        from mmf_win.runs.lookup import with_sweeps
+        from mmf_win.runs.lookup import list_runs_with_sweeps
 
-        runs = with_sweeps(places.save_dir)
+        runs = list_runs_with_sweeps(places.save_dir)
         return [*(run.path.parent.name for run in runs), *(run.id for run in runs)]
     return splits_on_disk(places.dataset) if word == "SPLIT" else [word]
 

@@ -25,8 +25,8 @@ from mmf_win.results.prediction import PredictionOptions, Result, RunCheckpoint
 from mmf_win.results.probabilities import KINDS
 from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs.lookup import find_run
-from mmf_win.runs.override_rules import require_predictable, split_words
-from mmf_win.runs.published_weights import run_of
+from mmf_win.runs.override_rules import require_predictable, split_arguments
+from mmf_win.runs.published_weights import get_or_create_run
 from mmf_win.runs.request import CommandOptions
 from mmf_win.sweeps.folder import find_sweep
 from mmf_win.sweeps.table import lines
@@ -173,7 +173,7 @@ def command(
     _require_one_kind(chosen)
     found = usable(trackers, what)
     follow = click.get_current_context().with_resource(following(found, what, sweep_of))
-    runs, overrides = split_words(words)
+    runs, overrides = split_arguments(words)
     asked, features = replace(chosen.asked, overrides=overrides), chosen.features
     require_predictable(asked, features=features, memes=chosen.memes, image=chosen.image)
     chosen = replace(chosen, asked=asked)
@@ -253,7 +253,7 @@ def _choose_members(
         split = chosen.split or (() if is_own else tuple(find_paper_splits(places.dataset).values()))
         for name in split:  # before a long download
             require_split(places.dataset, name)
-        run = run_of(weights.published, places, weights.source, without_dataset=is_own)
+        run = get_or_create_run(weights.published, places, weights.source, without_dataset=is_own)
         return [RunCheckpoint(run, run.checkpoints / "best.ckpt")], replace(chosen, split=split)
     if weights.best_of is not None:
         sweep = find_sweep(save_dir, weights.best_of)

@@ -13,8 +13,8 @@ from mmf_win.console import format_table, print_json, print_result
 from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.runs import lookup, presets
-from mmf_win.runs.plan import Start
-from mmf_win.runs.profiling import run_profile, start_of_run
+from mmf_win.runs.plan import RunJob
+from mmf_win.runs.profiling import job_from_run, run_profile
 from mmf_win.runs.request import CommandOptions
 
 _OF_RUNS = {"name", "keep", "trackers", "models", "pages", "nproc", "nnodes", "node_rank", "rdzv", "dry_run"}
@@ -31,7 +31,7 @@ def require_profilable(context: click.Context) -> None:
 
 def start_again(
     resume: str, preset: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
-) -> Start:
+) -> RunJob:
     """Return the training of the run that ``--resume`` names, from its beginning.
 
     Raises:
@@ -43,15 +43,15 @@ def start_again(
     wanted = None if resume in ("best", "last") else resume
     of_preset = None if preset is None else presets.load(preset).name
     places = MmfPaths.resolve(data_dir, save_dir)
-    run = lookup.newest(places.save_dir, wanted, lambda run: run, of_preset)
-    return start_of_run(run, options, data_dir, save_dir)
+    run = lookup.first_usable_run(places.save_dir, wanted, lambda run: run, of_preset)
+    return job_from_run(run, options, data_dir, save_dir)
 
 
-def print_profile(start: Start, updates: int, *, as_json: bool) -> None:
+def print_profile(start: RunJob, updates: int, *, as_json: bool) -> None:
     """Train some updates and print where their time goes."""
     start = replace(start, options=replace(start.options, nproc=None))  # which MMFW_NPROC may set
     profile, trace = run_profile(start, updates, display=RunDisplay)
-    seconds, shares = profile.seconds(), profile.shares()
+    seconds, shares = profile.seconds_by_phase(), profile.shares_by_phase()
     if as_json:
         told = {"shares": shares, "largest_cost": profile.largest_cost(), "trace": trace}
         print_json({**told, **vars(profile), "waiting": vars(profile.waiting)})

@@ -8,7 +8,7 @@ from mmf_win import machine
 from mmf_win.console import Progress, Unit, print_status
 from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
-from mmf_win.runs.history import weights_loaded
+from mmf_win.runs.history import describe_loaded_weights
 from mmf_win.runs.scores import val_auroc
 
 
@@ -43,7 +43,7 @@ class EventBar:
 
 
 class RunDisplay(EventBar):
-    """Shows the events of one attempt, as :data:`mmf_win.runs.attempts.Display` describes."""
+    """Shows the events of one attempt, as :data:`mmf_win.runs.attempts.DisplayFactory` describes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class RunDisplay(EventBar):
 
     def _on_loaded(self, event: Event) -> None:
         if event["copied"] < event["total"]:
-            print_status(weights_loaded(event))
+            print_status(describe_loaded_weights(event))
 
     def _on_train_started(self, event: Event) -> None:
         seed = "" if event["update"] else f", seed {event['seed']}"  # a run that goes on keeps its first

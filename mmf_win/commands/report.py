@@ -61,11 +61,11 @@ def command(
         output = expand_home(output).absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file, so the page cannot take its place")
-    found: list[Run] = [] if runs else [lookup.newest(save_dir, None, pages.with_something_to_show)]
+    found: list[Run] = [] if runs else [lookup.first_usable_run(save_dir, None, pages.with_something_to_show)]
     settings: dict[Run, dict[str, Any]] = {}
     beside = save_dir
     for wanted in runs:
-        if (folder := lookup.sweep_meant(save_dir, wanted)) is None:
+        if (folder := lookup.find_explicit_sweep_folder(save_dir, wanted)) is None:
             found += lookup.find_runs(save_dir, wanted)
             continue
         of_sweep = trained(sweep := SweepFolder(folder))

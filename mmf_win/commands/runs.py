@@ -31,12 +31,12 @@ from mmf_win.errors import UsageError
 from mmf_win.files import disk_usage
 from mmf_win.paths import make_portable
 from mmf_win.runs import presets
-from mmf_win.runs.checkpoints import SavedCheckpoint, listed
-from mmf_win.runs.folder import SWEEPS, Run, remove, require_unused
-from mmf_win.runs.history import Record, Summary, details, differences, summaries
-from mmf_win.runs.lookup import find_run, named, sweeps_in
-from mmf_win.runs.outcomes import use_intact
-from mmf_win.runs.request import as_typed
+from mmf_win.runs.checkpoints import SavedCheckpoint, list_checkpoints
+from mmf_win.runs.folder import SWEEPS_DIR, Run, remove_run, require_unused
+from mmf_win.runs.history import RunRecord, RunSummary, describe_run, diff_runs, summarize_runs
+from mmf_win.runs.lookup import find_run, iter_matching_runs, list_sweeps
+from mmf_win.runs.outcomes import intact_checkpoint_hint
+from mmf_win.runs.request import format_override_value
 from mmf_win.sweeps.folder import SweepFolder, begun, find_sweep
 
 _RUNS, _PRESETS = options.completed_by("RUN"), options.completed_by("PRESET")
@@ -83,16 +83,16 @@ def command(
     if form == "csv" and as_json:
         raise UsageError("--format csv and --json are two forms of the same list", hint="choose one")
     of_runs_alone |= as_json or form == "csv"
-    sweeps = [] if of_runs_alone else [_line_of_sweep(folder) for folder in sweeps_in(save_dir)]
+    sweeps = [] if of_runs_alone else [_line_of_sweep(folder) for folder in list_sweeps(save_dir)]
     save_dir = save_dir if sweep is None else find_sweep(save_dir, sweep).path
-    found = summaries(save_dir, preset=preset, state=state, limit=limit)
+    found = summarize_runs(save_dir, preset=preset, state=state, limit=limit)
     if preset is not None and not (found or state):
         presets.load(preset)  # refuses what is no preset
     if as_json:
         print_json([summary.columns() for summary in found])
     elif form == "csv":
         rows = [summary.columns() | {"started": format_utc_time(summary.started)} for summary in found]
-        print_csv(list(Summary("", "").columns()), rows)
+        print_csv(list(RunSummary("", "").columns()), rows)
     elif not found and of_runs_alone:
         print_status(f"there are no such runs in {save_dir}")
     elif not found and not sweeps:
@@ -108,7 +108,7 @@ def command(
 _LEFT_OUT = ("size", "time", "MMF", "seed", "preset", "updates")
 
 
-def _line(s: Summary) -> dict[str, object]:
+def _line(s: RunSummary) -> dict[str, object]:
     trained = s.state not in ("published", "unreadable")
     return {
         "run": s.id,
@@ -135,7 +135,7 @@ def _brief(on: Coverage | None) -> str | None:
 def _line_of_sweep(folder: Path) -> dict[str, object]:
     states = Counter(task.state for task in begun(SweepFolder(folder)))
     told = ", ".join(f"{count} {state}" for state, count in states.items())
-    return {"run": f"{SWEEPS}/{folder.name}", "state": told or "not begun"}
+    return {"run": f"{SWEEPS_DIR}/{folder.name}", "state": told or "not begun"}
 
 
 @command.command()
@@ -164,9 +164,9 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
             raise UsageError("--config prints the settings, and --verify checkpoints", hint="choose one")
         print_settings(chosen.request().settings, as_json)
         return
-    record = Record.read(chosen)
-    known = details(record)
-    found = listed(chosen) if verify else []
+    record = RunRecord.read(chosen)
+    known = describe_run(record)
+    found = list_checkpoints(chosen) if verify else []
     if verify:
         known["checkpoints"] = [asdict(each) for each in found]
     if as_json:
@@ -177,10 +177,12 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
         _show_checkpoints(chosen, found)
 
 
-def _described(summary: Summary, run: dict[str, Any]) -> Iterator[str]:
+def _described(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
     best = summary.best_auroc and f"{summary.best_auroc:.4f} on {summary.validated_on}"
     amount = f"{summary.updates or 0} of {summary.max_updates or '?'} updates in {format_duration(summary.seconds)}"
-    settings = [f"{key}={as_typed(value)}" for key, value in run["settings"].items() if value is not None]
+    settings = [
+        f"{key}={format_override_value(value)}" for key, value in run["settings"].items() if value is not None
+    ]
     splits = [f"{split} for {use.replace('val', 'validation')}" for use, split in run["splits"].items()]
     told = {
         "Run": f"{run['id']}, {run['state']}",
@@ -234,7 +236,7 @@ def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
     damaged = [c for c in found if c.problem]
     for c in damaged:
         print_status(f"{c.name}: {c.problem}")
-    if damaged and (use := use_intact(run, found)):
+    if damaged and (use := intact_checkpoint_hint(run, found)):
         print_status(use)
 
 
@@ -255,13 +257,13 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     found = sorted((find_run(save_dir, name) for name in runs), key=lambda run: run.path.is_symlink())
     chosen = list({run.path.resolve(): run for run in found}.values())  # of a run and a link to it, the link
     for name in runs:
-        several = [run.id for run in named(save_dir, name)]
+        several = [run.id for run in iter_matching_runs(save_dir, name)]
         if len(several) > 1:
             hint = f"name those that are meant: {format_command(*several)}"
             raise UsageError(f"there are {len(several)} runs named {name}", hint=hint)
     for run in chosen:
         require_unused(run)
-    remove_asked({run.id: run.path for run in chosen}, lambda: [*map(remove, chosen)], yes, as_json)
+    remove_asked({run.id: run.path for run in chosen}, lambda: [*map(remove_run, chosen)], yes, as_json)
 
 
 def remove_asked(folders: Mapping[str, Path], how: Callable[[], object], yes: bool, as_json: bool) -> None:
@@ -291,19 +293,19 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
       mmfw runs compare mmbt_grid/2026-01-31T12-00-00 mmbt_grid/2026-02-01T12-00-00 --json
     """
     runs = find_run(save_dir, first), find_run(save_dir, second)
-    differing = differences(*runs)
-    known = [Record.read(run) for run in runs]
+    differing = diff_runs(*runs)
+    known = [RunRecord.read(run) for run in runs]
     a, b = (each.summary for each in known)
     scores: dict[str, Any] = {
         **{name: (getattr(a, name), getattr(b, name)) for name in ("state", "updates", "best_auroc")},
         "validated_on": (_brief(a.validated_on), _brief(b.validated_on)),
         "seconds": (a.seconds, b.seconds),
     }
-    tested = [each.scores.scored for each in known]
+    tested = [each.scores.scored_by_split for each in known]
     for split in sorted(set().union(*tested)):
         both = [scored.get(split) for scored in tested]
         scores[f"{split}_auroc"] = [each and each.auroc for each in both]
-        scores[f"{split}_by"] = [each and f"{each.checkpoint}, {each.on}" for each in both]
+        scores[f"{split}_by"] = [each and f"{each.checkpoint}, {each.coverage}" for each in both]
     if as_json:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
         return

@@ -304,7 +304,7 @@ def _cells(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
 
 
 def _spread(values: Sequence[float], runs: int) -> str | None:
-    mean, sd, count = seeds.spread(values)
+    mean, sd, count = seeds.mean_and_std(values)
     deviation = "" if sd is None else f" ± {sd:.4f}"
     fewer = f" (of {count})" if count < runs else ""
     return None if mean is None else f"{mean:.4f}{deviation}{fewer}"

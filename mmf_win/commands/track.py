@@ -15,8 +15,8 @@ from mmf_win.console import Progress, format_command, format_table, print_json, 
 from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol import read_events
-from mmf_win.runs.folder import Run, is_task, reading
-from mmf_win.runs.lookup import find_runs, with_sweeps
+from mmf_win.runs.folder import Run, is_task_folder, usage_lock
+from mmf_win.runs.lookup import find_runs, list_runs_with_sweeps
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What, destinations, event_files
 from mmf_win.tracking.tracker import TRACKERS, Models, Tracker, require_no_id, tracker
 from mmf_win.upstream.install import require_packages
@@ -82,7 +82,7 @@ def write_page(run: Run) -> None:
 def sweep_of(run: Run) -> Sweep | None:
     """The sweep of a run, below which it lies there."""
     task = run.path.parent.parent
-    if not is_task(task):
+    if not is_task_folder(task):
         return None
     from mmf_win.sweeps.folder import SweepFolder  # here, as trainings import this module
 
@@ -137,7 +137,7 @@ def push(name: str | None, trackers: tuple[str, ...], what: What, save_dir: Path
 
 def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
     """Send what is missing, and tell what is there then."""
-    with Sent.of(run, to).alone(run), reading(run), to.asked():
+    with Sent.of(run, to).alone(run), usage_lock(run), to.asked():
         sender = Sender(run, to, what)
         new = sender.send()
         sender.close()
@@ -156,7 +156,7 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
       mmfw track status mmbt_grid --json
     """
     told = []
-    for run in find_runs(save_dir, name) if name else with_sweeps(save_dir):
+    for run in find_runs(save_dir, name) if name else list_runs_with_sweeps(save_dir):
         sends = destinations(run)
         counts = {name: len(read_events(file)) for name, file in event_files(run).items()} if sends else {}
         for sent in sends:

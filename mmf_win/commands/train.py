@@ -37,11 +37,11 @@ from mmf_win.dataset.published_results import (
 from mmf_win.errors import MmfEnvironmentError, MmfwError, UsageError
 from mmf_win.paths import DatasetPaths, MmfPaths, expand_home, short_portable_name
 from mmf_win.runs import presets, training
-from mmf_win.runs.folder import SWEEPS, Run, is_task
-from mmf_win.runs.history import Record
-from mmf_win.runs.lookup import named
-from mmf_win.runs.override_rules import require_optimizer_kept, require_trainable, split_words
-from mmf_win.runs.published_weights import weights_of
+from mmf_win.runs.folder import SWEEPS_DIR, Run, is_task_folder
+from mmf_win.runs.history import RunRecord
+from mmf_win.runs.lookup import iter_matching_runs
+from mmf_win.runs.override_rules import require_optimizer_kept, require_trainable, split_arguments
+from mmf_win.runs.published_weights import find_weights
 from mmf_win.runs.request import CommandOptions, MmfwSettings
 from mmf_win.tracking.follower import following
 from mmf_win.tracking.sending import What
@@ -174,26 +174,26 @@ def command(
     if profile is not None:
         require_profilable(click.get_current_context())
         trackers = ()  # which MMFW_TRACK may name
-    names, overrides = split_words(words, names=1)
+    names, overrides = split_arguments(words, max_names=1)
     preset, asked = next(iter(names), None), replace(asked, overrides=overrides)
     _require_one_start(preset, asked, resume, init, source)
     found = usable(trackers, what)
     places = MmfPaths.resolve(data_dir, save_dir)
-    if is_task(places.save_dir):  # of a sweep, whose other tasks are sent, too
+    if is_task_folder(places.save_dir):  # of a sweep, whose other tasks are sent, too
         require_no_id(found)
     _require_no_run(preset, places)
     if resume is not None and profile is not None:
         start = start_again(resume, preset, asked, data_dir, save_dir)
     elif resume is not None:
         require_optimizer_kept(overrides)
-        start = training.resumed(resume, preset, asked, name, data_dir, places)
+        start = training.job_to_resume(resume, preset, asked, name, data_dir, places)
     else:
-        start = training.new(str(preset), asked, places, name, init=init, source=source)
+        start = training.job_from_preset(str(preset), asked, places, name, init=init, source=source)
     if profile is not None:
         print_profile(start, profile, as_json=as_json)
         return None
     if asked.dry_run:
-        print_settings(training.prepare(start).first.settings, as_json)
+        print_settings(training.prepare_plan(start).first_attempt.settings, as_json)
         return None
     with following(found, what, sweep_of) as follow:
         run = training.train(start, RunDisplay, follow)
@@ -220,7 +220,7 @@ def _require_name(name: str | None) -> None:
     fit = short_portable_name(
         short_portable_name(escape_controls(name)).replace("=", "-").lstrip("-") or "run"
     )
-    fit = "run" if fit.casefold() == SWEEPS else fit
+    fit = "run" if fit.casefold() == SWEEPS_DIR else fit
     if name != fit:
         raise UsageError(f"a run cannot be named {name!r}", hint=format_command("--name", fit))
 
@@ -246,7 +246,7 @@ def _require_no_run(preset: str | None, places: MmfPaths) -> None:
     """Refuse the name of a run where a preset is meant."""
     if preset is None or preset in presets.names() or expand_home(preset).exists():
         return
-    if any(named(places.save_dir, preset)):
+    if any(iter_matching_runs(places.save_dir, preset)):
         again = format_command("mmfw", "train", "--resume", preset, "--save-dir", places.save_dir)
         raise UsageError(f"{preset} is a run, not a preset", hint=f"`{again}`")
 
@@ -288,7 +288,7 @@ def _print_presets(as_json: bool) -> None:
     version, weights = None, {}
     with suppress(MmfEnvironmentError, UsageError):  # the list is of use without MMF and its zoo, too
         mmf, places = find_mmf(), MmfPaths.resolve()
-        weights = {p.name: weights_of(p, mmf, places) is not None for p in loaded}
+        weights = {p.name: find_weights(p, mmf, places) is not None for p in loaded}
         version = mmf.version
     if as_json:
         told = []
@@ -341,7 +341,7 @@ def _beside(numbers: dict[str, Any], on: Coverage) -> str | None:
 
 
 def _print_result(run: Run, as_json: bool) -> None:
-    summary = Record.read(run).summary
+    summary = RunRecord.read(run).summary
     if as_json:
         print_json(summary.columns())
         return

@@ -24,7 +24,7 @@ from mmf_win.doctor.verify_all import PARTS, verify_parts
 from mmf_win.errors import DataError, UsageError
 from mmf_win.integrity.verify import VerificationResult
 from mmf_win.paths import MmfPaths, data_dir_arguments
-from mmf_win.runs.override_rules import split_words
+from mmf_win.runs.override_rules import split_arguments
 
 #: What to verify or repair.
 what = options.words("[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]", *PARTS, "PRESET", "RUN")
@@ -67,7 +67,7 @@ def meant(
     words: Sequence[str], data_dir: Path | None, save_dir: Path | None
 ) -> tuple[Sequence[str], Sequence[str], MmfPaths]:
     """The names and overrides among the words, and the folders. Raises UsageError where one is not there."""
-    names, overrides = split_words(words)
+    names, overrides = split_arguments(words)
     for folder in (data_dir, save_dir if "runs" in names else None):
         if folder is not None and not folder.is_dir():
             raise UsageError(f"{folder}: there is no such folder, so there is nothing to verify in it")

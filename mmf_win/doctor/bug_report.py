@@ -27,7 +27,7 @@ def write(run: Run | None, doctor_report: Mapping[str, Any], path: Path, *, incl
     """
     overrides: list[tuple[str, str]] = []  # MMF's log has their keys and values apart
     with suppress(DataError):
-        overrides = [(key, str(value)) for key, value in run.request().chosen.items()] if run else []
+        overrides = [(key, str(value)) for key, value in run.request().user_settings.items()] if run else []
     scrub = make_scrubber([*os.environ.items(), *overrides])
     records = {"doctor.json": json.dumps(doctor_report, default=str, indent=2, ensure_ascii=False)}
     records |= {f"run/{name}": _read_end(file) for name, file in _list_run_files(run, include_logs)}
@@ -40,7 +40,7 @@ def write(run: Run | None, doctor_report: Mapping[str, Any], path: Path, *, incl
 def _list_run_files(run: Run | None, include_logs: bool) -> Iterator[tuple[str, Path]]:
     if run is None:
         return
-    files = [run.request_file, run.events, run.earlier_exit_file, *([run.log] if include_logs else [])]
+    files = [run.request_file, run.events, run.legacy_outcome_file, *([run.log] if include_logs else [])]
     for each in map(AttemptFolder, sorted(run.path.glob("attempts/*"))):
         files += [each.request_file, each.config, each.outcome_file, each.helper_outcome_file, each.events]
         files += [each.log] if include_logs else []

@@ -24,7 +24,7 @@ from mmf_win.dataset.annotations import missing_dataset_hint, splits_on_disk
 from mmf_win.errors import DatasetError, InUseError, MmfEnvironmentError, MmfwError, ResourceError, UsageError
 from mmf_win.files import free_space
 from mmf_win.paths import MmfPaths, constraints_file, mmfw_home, presets_dir
-from mmf_win.runs import fits
+from mmf_win.runs import micro_batch_store
 from mmf_win.unpacking.staging import require_complete_install, require_creatable_folders
 from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
 from mmf_win.version import __version__
@@ -89,7 +89,7 @@ def survey(places: MmfPaths) -> dict[str, Any]:
         "torch": torch,
         "cuda": cuda and asdict(cuda),
         "decryption": decryption_engine(),
-        "fits": fits.load(),
+        "fits": micro_batch_store.load(),
     }
     return found | {"missing": list(_find_missing(found, unused_gpu_error(torch, cuda), places))}
 

@@ -18,10 +18,10 @@ from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_manifest_no
 from mmf_win.integrity.verify import VerificationResult, VerificationState, find_damage
 from mmf_win.paths import MmfPaths, data_dir_arguments, mmfw_home
 from mmf_win.runs import lookup, presets
-from mmf_win.runs.checkpoints import FOREIGN, listed
+from mmf_win.runs.checkpoints import FOREIGN_PROBLEM, list_checkpoints
 from mmf_win.runs.folder import Run
-from mmf_win.runs.needs import inputs_of_presets
-from mmf_win.runs.outcomes import use_intact
+from mmf_win.runs.outcomes import intact_checkpoint_hint
+from mmf_win.runs.preflight import find_preset_inputs
 from mmf_win.upstream import install
 
 PARTS = ("dataset", "features", "runs", "mmf")
@@ -48,13 +48,13 @@ def _resolve_names(
         raise errors.UsageError(message, hint="name the preset before it")
     inputs: list[InputFiles] = []
     if of_presets:
-        inputs += inputs_of_presets(install.find_mmf(), of_presets, places, overrides)
+        inputs += find_preset_inputs(install.find_mmf(), of_presets, places, overrides)
     if "features" in parts:
         folders = {each.folder for each in inputs}
         inputs += [each for each in inputs_on_disk(places) if each.folder not in folders]
     runs = [run for name in others if name not in of_presets for run in _find_runs(places.save_dir, name)]
     if "runs" in parts:
-        runs = lookup.with_sweeps(places.save_dir)
+        runs = lookup.list_runs_with_sweeps(places.save_dir)
     return parts, inputs, runs
 
 
@@ -212,7 +212,7 @@ def _verify_checkpoints(run: Run) -> VerificationResult | None:
         "runs", f"run {run.id}", run.checkpoints, "intact", "the checksums that torch wrote"
     )
     try:
-        found = listed(run)
+        found = list_checkpoints(run)
     except OSError as refused:
         return replace(finding, state="damaged", problems=(f"{refused.filename}: {refused.strerror}",))
     if not found:
@@ -220,8 +220,8 @@ def _verify_checkpoints(run: Run) -> VerificationResult | None:
     problems = {each.name: each.problem for each in found if each.problem}
     if not problems:
         return finding
-    use = use_intact(run, found)
-    if FOREIGN in problems.values():
+    use = intact_checkpoint_hint(run, found)
+    if FOREIGN_PROBLEM in problems.values():
         finding = replace(
             finding, verified_against=f"{finding.verified_against}, and the run's record of hashes"
         )

@@ -20,8 +20,8 @@ from mmf_win.paths import MmfPaths, module_command
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event, EventReader
 from mmf_win.protocol.attempt import PredictTask, ServeTask
 from mmf_win.runs.folder import Run
-from mmf_win.runs.serving import Server
-from mmf_win.runs.targets import Target
+from mmf_win.runs.model_process import ModelProcess
+from mmf_win.runs.targets import PredictionTarget
 from mmf_win.supervise import run_child
 from mmf_win.upstream.install import require_packages
 
@@ -97,7 +97,7 @@ def _prepare_process(
     folder: Path, scratch: Path, request: AttemptRequest
 ) -> tuple[AttemptRequest, list[str], dict[str, str]]:
     """Save what a process with a model is asked for, and return that, its command and its environment."""
-    request = replace(request, attempt_dir=str(Run(scratch).new_attempt().path))
+    request = replace(request, attempt_dir=str(Run(scratch).create_attempt().path))
     request.save()
     command = module_command("mmf_win.export.serve_onnx", str(folder), str(request.folder.request_file))
     return request, command, {**os.environ, "PYTHONUTF8": "1"}
@@ -137,17 +137,17 @@ class ExportedModel:
         places: MmfPaths,
         _command_options: object,
         *,
-        target: Target,
+        target: PredictionTarget,
         begin: Callable[[], object],
         **_: object,
     ) -> tuple[list[float], Event]:
-        """As :func:`mmf_win.runs.predicting.predict`; of what a worker says, only precision and versions."""
+        """As :func:`mmf_win.runs.prediction.predict_target`; of what a worker says, only precision and versions."""
         begin()
         probas, _timings = run_model(self.folder, target.rows, places.dataset.images)
         precision = "int8" if self.metadata.get("int8") else "fp32"
         versions = self.metadata["versions"] | {"onnxruntime": version("onnxruntime")}
         return probas, {"precision": precision, **versions}
 
-    def start_model_process(self, scratch: Path) -> Server:
+    def start_model_process(self, scratch: Path) -> ModelProcess:
         """A child that has loaded the model, and answers; its files lie in ``scratch``."""
-        return Server(*_prepare_process(self.folder, scratch, AttemptRequest(ServeTask(""), "", "")))
+        return ModelProcess(*_prepare_process(self.folder, scratch, AttemptRequest(ServeTask(""), "", "")))

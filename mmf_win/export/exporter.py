@@ -13,12 +13,12 @@ from mmf_win.errors import CheckFailedError, UsageError
 from mmf_win.export.exported_model import RUN_SCRIPT, run_model, write_script
 from mmf_win.files import read_json, rename, write_json
 from mmf_win.paths import MmfPaths
-from mmf_win.runs import predicting
-from mmf_win.runs.attempts import Display
-from mmf_win.runs.checkpoints import pinned
+from mmf_win.runs import prediction
+from mmf_win.runs.attempts import DisplayFactory
+from mmf_win.runs.checkpoints import pin_checkpoint
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions
-from mmf_win.runs.targets import Target
+from mmf_win.runs.targets import PredictionTarget
 
 _BATCH_SIZE, _SMALL_BATCH_SIZES = 8, (1, 3)
 _SAMPLE_ROWS = 64  # rows that are compared in small batches
@@ -48,7 +48,7 @@ def export_checkpoint(
     checkpoint: Path,
     places: MmfPaths,
     command_options: CommandOptions,
-    display: Display,
+    display: DisplayFactory,
     export_options: ExportOptions,
 ) -> dict[str, Any]:
     """Export a checkpoint of a run, compare it on a split, and return what ``model.json`` then holds.
@@ -60,17 +60,17 @@ def export_checkpoint(
     output = export_options.output.absolute()
     if output.exists():
         raise UsageError(f"{output} is there already", hint="name a new folder")
-    target = Target.of_split(places, export_options.split or run.request().splits["val"])
+    target = PredictionTarget.from_split(places, export_options.split or run.request().splits["val"])
     labels = labels_of(target.rows)
     if export_options.int8 and len(set(labels or ())) < 2:
-        message = f"--int8 compares AUROCs, and {target.file.path} has no labels of both classes"
+        message = f"--int8 compares AUROCs, and {target.annotation_file.path} has no labels of both classes"
         raise UsageError(message, hint="name another by --split")
     disk = next(each for each in output.parents if each.exists())
     staged = TemporaryDirectory(prefix=".mmfw-export-", dir=disk, ignore_cleanup_errors=True)
-    with pinned(run, checkpoint) as pin, staged as scratch:
+    with pin_checkpoint(run, checkpoint) as pin, staged as scratch:
         made, features = Path(scratch, output.name), Path(scratch, "features")
         made.mkdir()
-        expected, _ = predicting.predict(
+        expected, _ = prediction.predict_target(
             run,
             places,
             command_options,
@@ -103,7 +103,7 @@ class _ComparedModel:
     """An exported model, and the split on which it is compared."""
 
     folder: Path
-    target: Target
+    target: PredictionTarget
     images: Path
     features: Path | None
 

@@ -25,17 +25,17 @@ from mmf_win.protocol import Event
 from mmf_win.results import probabilities, saved_metrics
 from mmf_win.results.probabilities import DEFAULT_THRESHOLD, best_accuracy, label
 from mmf_win.results.report.scored import Scored, ScoredMeme
-from mmf_win.runs import checkpoints, lookup, predicting
-from mmf_win.runs.attempts import Display
-from mmf_win.runs.checkpoints import CheckedFile, PinnedCheckpoint, pinned
-from mmf_win.runs.folder import Run, reading
+from mmf_win.runs import checkpoints, lookup, prediction
+from mmf_win.runs.attempts import DisplayFactory
+from mmf_win.runs.checkpoints import CheckedFile, PinnedCheckpoint, pin_checkpoint
+from mmf_win.runs.folder import Run, usage_lock
 from mmf_win.runs.request import CommandOptions
-from mmf_win.runs.targets import Target
+from mmf_win.runs.targets import PredictionTarget
 from mmf_win.upstream.install import usable_mmf
 
 _log = logging.getLogger(__name__)
 
-#: What predicts, called as :func:`mmf_win.runs.predicting.predict` is.
+#: What predicts, called as :func:`mmf_win.runs.prediction.predict_target` is.
 Predict: TypeAlias = Callable[..., tuple[list[float], Event]]
 
 
@@ -100,7 +100,7 @@ class PredictionOptions:
     threshold: str = "0.5"
     data_dir: Path | None = None
     asked: CommandOptions = field(default_factory=CommandOptions)
-    by: Predict = predicting.predict
+    by: Predict = prediction.predict_target
 
 
 def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str]) -> list[RunCheckpoint]:
@@ -125,17 +125,17 @@ def choose_checkpoints(save_dir: Path, runs: Sequence[str], wanted: Sequence[str
 def _choose(save_dir: Path, name: str | None, which: str) -> RunCheckpoint:
     def of(run: Run) -> RunCheckpoint:
         run.request()  # tells how the model is made
-        file = checkpoints.choose(run, which)
+        file = checkpoints.select_checkpoint(run, which)
         return RunCheckpoint(run, file.path, file)
 
-    own = lookup.owner(expand_home(which).absolute()) if name is None else None
+    own = lookup.run_containing(expand_home(which).absolute()) if name is None else None
     if own is None and which in ("best", "last"):
-        return lookup.newest(save_dir, name, of)
+        return lookup.first_usable_run(save_dir, name, of)
     return of(own or lookup.find_run(save_dir, name))
 
 
 def predict(
-    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: Display
+    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: DisplayFactory
 ) -> Iterator[Result]:
     """The results for each split, or for own memes: of every member, then of the ensemble.
 
@@ -151,7 +151,7 @@ def predict(
         if validation is not None:
             team.require_split(validation)
         if options.memes:
-            team.take(Target.of_table(options.memes[0], Path(scratch)))
+            team.take(PredictionTarget.from_table(options.memes[0], Path(scratch)))
         else:
             team.asked = list(dict.fromkeys(options.split)) or [splits["test"]]
             for split in team.asked:
@@ -167,7 +167,7 @@ def predict(
 
 
 def predict_one(
-    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: Display
+    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: DisplayFactory
 ) -> list[float]:
     """The probability that one meme is hateful: of each member, or of the ensemble alone. Leaves no files."""
     kind = options.ensemble
@@ -177,7 +177,7 @@ def predict_one(
         TemporaryDirectory(prefix="mmfw-memes-", ignore_cleanup_errors=True) as scratch,
         _held(members, save_dir, replace(options, output=Path(scratch)), display) as team,
     ):
-        team.take(Target.of_image(options.image[0], options.text or "", Path(scratch)))
+        team.take(PredictionTarget.from_image(options.image[0], options.text or "", Path(scratch)))
         probas = [team.predict(member, *team.asked).probas for member in team.members]
     return [of_one[0] for of_one in probas] if kind is None else probabilities.blend(kind, probas)
 
@@ -206,7 +206,7 @@ class _Member:
 
 @contextmanager
 def _held(
-    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: Display
+    members: Sequence[RunCheckpoint], save_dir: Path, options: PredictionOptions, display: DisplayFactory
 ) -> Iterator[_Team]:
     """Keep the members' checkpoints as they are, and the runs that have them from being removed.
 
@@ -215,15 +215,15 @@ def _held(
     if options.ensemble is not None and len(members) < 2:
         hint = "name several runs, or several checkpoints of one"
         raise UsageError("an ensemble needs two members or more", hint=hint)
-    by_name = options.by is predicting.predict  # an exported model is read from its own folder
+    by_name = options.by is prediction.predict_target  # an exported model is read from its own folder
     with ExitStack() as stack:
         held = []
         for each in members:
-            pin = pinned(each.run, each.checkpoint, by_name=by_name, checked=each.checked)
+            pin = pin_checkpoint(each.run, each.checkpoint, use_link=by_name, checked_file=each.checked)
             data_dir = options.data_dir or Path(each.run.request().data_dir)
             held.append(_Member(each, stack.enter_context(pin), MmfPaths.resolve(data_dir, save_dir)))
-            if other := lookup.owner(each.checkpoint):
-                stack.enter_context(reading(other))
+            if other := lookup.run_containing(each.checkpoint):
+                stack.enter_context(usage_lock(other))
         yield _Team(held, save_dir, options, display, stack)
 
 
@@ -240,17 +240,19 @@ class _Team:
     members: list[_Member]
     save_dir: Path
     options: PredictionOptions
-    display: Display
+    display: DisplayFactory
     stack: ExitStack
     asked: list[str] = field(default_factory=list)
-    own: Target | None = None
-    _of_split: Callable[[MmfPaths, str], Target] = field(default_factory=lambda: cache(Target.of_split))
+    own: PredictionTarget | None = None
+    _of_split: Callable[[MmfPaths, str], PredictionTarget] = field(
+        default_factory=lambda: cache(PredictionTarget.from_split)
+    )
 
-    def take(self, own: Target) -> None:
+    def take(self, own: PredictionTarget) -> None:
         """Let all members predict own memes."""
         self.own, self.asked = own, [own.name]
 
-    def target(self, member: _Member, name: str) -> Target:
+    def target(self, member: _Member, name: str) -> PredictionTarget:
         """A target as a member has it: a split lies in its own data folder."""
         own = self.own
         return own if own is not None and own.name == name else self._of_split(member.places, name)
@@ -261,7 +263,7 @@ class _Team:
         Raises DatasetError where it is not there, without memes, or not the same everywhere.
         """
         targets = [self.target(member, split) for member in self.members]
-        files = {target.file.path: target.sha256 for target in targets}
+        files = {target.annotation_file.path: target.sha256 for target in targets}
         if self.options.ensemble and len(set(files.values())) > 1:
             message = f"the runs have different files for {split}: {', '.join(sorted(map(str, files)))}"
             raise DatasetError(message, hint="name one data folder for all")
@@ -285,7 +287,7 @@ class _Team:
         if name in member.made:
             return member.made[name]
         target, options, csvs = self.target(member, name), self.options, list[Path]()
-        report = member.of.run.new_report(name, options.output)
+        report = member.of.run.reserve_prediction_file(name, options.output)
         _log.info("predicting %s with %s", target.title, member.of.name)
         probas, began = options.by(
             member.of.run,
@@ -294,7 +296,7 @@ class _Team:
             checkpoint=member.pin.path,
             target=target,
             # The validation split beside own memes has the dataset's features.
-            features=options.features if target.is_own or not options.memes else None,
+            features=options.features if target.is_user_data or not options.memes else None,
             display=self.display,
             begin=lambda: csvs.append(self.stack.enter_context(report)),
         )
@@ -316,8 +318,8 @@ class _Team:
         memes = _labelled(target, probas, threshold)
         _write(csv, target, memes)
         covered = Coverage(target.title, len(memes))
-        if not target.is_own:
-            covered = load_coverage(first.places.dataset, target.file)
+        if not target.is_user_data:
+            covered = load_coverage(first.places.dataset, target.annotation_file)
         began = made[0].began
         versions = {} if "mmf" in began else {"mmf": usable_mmf().version}  # the same for all members
         packages = ("mmfw", "python", "torch", "transformers", "mmf", "onnxruntime")
@@ -343,8 +345,8 @@ class _Team:
         }
         if len({member["checkpoint_sha256"] for member in facts["members"]}) < len(members):
             _log.warning("some of the members have the same weights, and count as often as they are named")
-        annotations = user_annotations_path(csv) if target.is_own else target.file.path
-        scored = Scored(csv, name, annotations, target.file.sha256, memes, facts, covered)
+        annotations = user_annotations_path(csv) if target.is_user_data else target.annotation_file.path
+        scored = Scored(csv, name, annotations, target.annotation_file.sha256, memes, facts, covered)
         record = scored.scores | facts
         write_json(saved_metrics.path_beside(csv), record)
         title = first.of.name if kind is None else f"{kind} of {len(members)}"
@@ -355,15 +357,15 @@ class _Team:
         return columns[0] if kind is None or len(made) == 1 else probabilities.blend(kind, columns)
 
 
-def _labelled(target: Target, probas: Sequence[float], threshold: float) -> tuple[ScoredMeme, ...]:
+def _labelled(target: PredictionTarget, probas: Sequence[float], threshold: float) -> tuple[ScoredMeme, ...]:
     return tuple(ScoredMeme(row, p, label(p, threshold)) for row, p in zip(target.rows, probas, strict=True))
 
 
-def _write(csv: Path, target: Target, memes: Sequence[ScoredMeme]) -> None:
+def _write(csv: Path, target: PredictionTarget, memes: Sequence[ScoredMeme]) -> None:
     """Write a submission, and beside it a copy of the annotations of own memes, which are nowhere else."""
     try:
-        if target.is_own:
-            shutil.copyfile(target.file.path, user_annotations_path(csv))
+        if target.is_user_data:
+            shutil.copyfile(target.annotation_file.path, user_annotations_path(csv))
         write_predictions(csv, [Prediction(meme.row.display_id, meme.proba, meme.decision) for meme in memes])
     except BaseException:
         remove(user_annotations_path(csv))

@@ -4,6 +4,6 @@ In a notebook, ``mmf_win.runs.frame()`` is a table of all runs, ``find()`` the n
 page, and ``events()`` a table of what happened in it.
 """
 
-from mmf_win.runs.notebook import events, find, frame
+from mmf_win.runs.notebook import events_dataframe, find_run, runs_dataframe
 
-__all__ = ["events", "find", "frame"]
+__all__ = ["events_dataframe", "find_run", "runs_dataframe"]

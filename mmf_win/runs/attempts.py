@@ -18,28 +18,28 @@ from mmf_win.paths import module_command
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event, EventReader, read_events
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import attempt_started
-from mmf_win.runs.outcomes import as_error, exit_of
-from mmf_win.runs.plan import Plan, following, limit_to_lower
+from mmf_win.runs.history import attempt_start_event
+from mmf_win.runs.outcomes import determine_outcome, outcome_error
+from mmf_win.runs.plan import Plan, choose_reduction, next_attempt
 from mmf_win.supervise import count_oom_kills, run_child
 from mmf_win.upstream import settings
 
 _log = logging.getLogger(__name__)
 
-_MOST = 6
+_MAX_ATTEMPTS = 6
 #: The seconds between two looks at a GPU whose memory is to become free.
-PAUSE = 0.5
-_PATIENCE = 20.0
-_LITTLE = 512 << 20  # bytes of a GPU that come and go with its other uses
+GPU_POLL_SECONDS = 0.5
+_GPU_WAIT_SECONDS = 20.0
+_GPU_SLACK_BYTES = 512 << 20  # bytes of a GPU that come and go with its other uses
 
-_SHRINKING = {
+_RETRY_MESSAGES = {
     "workers": "memory ran out with %d DataLoader workers; trying %d",
     "eval_batch": "out of GPU memory evaluating a micro-batch of %d; trying %d, with metrics on the CPU",
     "micro_batch": "out of GPU memory with a micro-batch of %d; trying %d, which does not change the batch",
 }
 
 #: Makes what shows an attempt's events while it runs; it is entered when the worker starts.
-Display = Callable[[], AbstractContextManager[Callable[[Event], None]]]
+DisplayFactory = Callable[[], AbstractContextManager[Callable[[Event], None]]]
 
 #: The command that starts a worker, without the path of its request.
 #:
@@ -47,10 +47,10 @@ Display = Callable[[], AbstractContextManager[Callable[[Event], None]]]
 WORKER_COMMAND = module_command("mmf_win.worker.entry")
 
 
-def until_it_fits(
+def run_with_retries(
     run: Run,
-    first: AttemptRequest,
-    attempt: Callable[[AttemptRequest], AttemptOutcome],
+    first_attempt: AttemptRequest,
+    run_attempt: Callable[[AttemptRequest], AttemptOutcome],
     *,
     retry: bool = True,
 ) -> AttemptRequest:
@@ -60,41 +60,43 @@ def until_it_fits(
     there is but one. What the one that succeeded did is returned; else the class of an MmfwError tells how
     the last one ended.
     """
-    asked = first
+    asked = first_attempt
     free = machine.free_gpu_memory() if retry else []
-    for number in range(1, _MOST + 1):
-        asked = replace(asked, attempt_dir=str(run.new_attempt().path))
-        end = attempt(asked)
+    for number in range(1, _MAX_ATTEMPTS + 1):
+        asked = replace(asked, attempt_dir=str(run.create_attempt().path))
+        end = run_attempt(asked)
         if end.kind == "ok":
             return asked
         try:
-            events = events_of_attempt(asked)
-            started = attempt_started(events)
-            less = limit_to_lower(asked, end, started) if retry and number < _MOST else None
+            events = read_attempt_events(asked)
+            started = attempt_start_event(events)
+            less = choose_reduction(asked, end, started) if retry and number < _MAX_ATTEMPTS else None
             if less is None or started is None:
-                raise as_error(end, asked)
+                raise outcome_error(end, asked)
             failed, (name, had, fewer) = asked, less
             failed.write_event("attempt_failed", next={name: fewer})
-            asked = following(failed, name, fewer, started, _newest_saved(run, events, failed))
-            _log.info(_SHRINKING[name], had, fewer)
+            asked = next_attempt(failed, name, fewer, started, _find_saved_checkpoint(run, events, failed))
+            _log.info(_RETRY_MESSAGES[name], had, fewer)
             if asked.is_training:
                 origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
                 _log.info("training from %s", origin)
-            _wait_until_free(free)
+            _wait_for_gpu_memory(free)
         except KeyboardInterrupt:
-            raise as_error(AttemptOutcome("interrupted", "stopped between two attempts"), asked) from None
+            raise outcome_error(
+                AttemptOutcome("interrupted", "stopped between two attempts"), asked
+            ) from None
     raise AssertionError("the last attempt returns or raises")
 
 
 @contextmanager
-def place_of_attempts(run: Run) -> Iterator[Run]:
+def writable_run(run: Run) -> Iterator[Run]:
     """Yield the run whose folder the attempts of a prediction go to.
 
     For a run that this user may only read, that is a temporary folder. It stays after an error, for its log.
     """
     place = run
     try:
-        run.new_attempt().path.rmdir()
+        run.create_attempt().path.rmdir()
     except OSError as error:
         if error.errno not in PERMISSION_ERRNOS:
             raise
@@ -110,33 +112,37 @@ def place_of_attempts(run: Run) -> Iterator[Run]:
             remove_tree(place.path)
 
 
-def events_of_attempt(asked: AttemptRequest) -> list[Event]:
+def read_attempt_events(attempt: AttemptRequest) -> list[Event]:
     """What happened in one attempt."""
-    return [event for event in read_events(asked.events) if event.get("attempt") == asked.folder.path.name]
+    return [
+        event for event in read_events(attempt.events) if event.get("attempt") == attempt.folder.path.name
+    ]
 
 
-def worker_of(asked: AttemptRequest, plan: Plan) -> tuple[list[str], dict[str, str]]:
+def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict[str, str]]:
     """The command that starts a worker, and its environment; what it is to do is saved for it."""
-    run, files = Run(asked.run_dir), asked.folder
+    run, files = Run(attempt.run_dir), attempt.folder
     write_bytes(files.reserve_file, os.urandom(16 << 10))  # a block for each file that it may need
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
-    save_dir, logs = (run.checkpoints, run.logs) if asked.is_training else (files.raw_predictions, files.logs)
+    save_dir, logs = (
+        (run.checkpoints, run.logs) if attempt.is_training else (files.raw_predictions, files.logs)
+    )
     save_dir.mkdir(exist_ok=True)
-    asked.save()  # last, as the outcome of this attempt is the run's from here on
+    attempt.save()  # last, as the outcome of this attempt is the run's from here on
     environment = settings.environment(
-        plan.start.places,
+        plan.job.mmf_paths,
         save_dir,
         logs,
         files.raw_predictions,
         offline=plan.request.offline,
-        asks_hub=asked.may_query_hub,
+        asks_hub=attempt.may_query_hub,
     )
-    environment = settings.on_gpus(environment, 0 if plan.start.options.cpu else asked.train_task.nproc)
+    environment = settings.on_gpus(environment, 0 if plan.job.options.cpu else attempt.train_task.nproc)
     return [*WORKER_COMMAND, str(files.request_file)], environment
 
 
 def run_worker(
-    run: Run, asked: AttemptRequest, plan: Plan, display: Display, *, lock: int | None = None
+    run: Run, attempt: AttemptRequest, plan: Plan, display: DisplayFactory, *, lock_fd: int | None = None
 ) -> AttemptOutcome:
     """Run one worker to its end, and say how it ended; the attempt's folder says so too.
 
@@ -145,17 +151,17 @@ def run_worker(
     Raises:
         Interrupted: the user asked for a stop in the last moment of what is no training.
     """
-    files = asked.folder
-    command, environment = worker_of(asked, plan)
-    saves = asked.is_training and not asked.discards_weights
-    if asked.is_training:
-        remove(run.earlier_exit_file)
+    files = attempt.folder
+    command, environment = prepare_worker(attempt, plan)
+    saves = attempt.is_training and not attempt.discards_weights
+    if attempt.is_training:
+        remove(run.legacy_outcome_file)
     kills = count_oom_kills()
-    reader = EventReader(asked.events, from_end=True)
+    reader = EventReader(attempt.events, from_end=True)
     saving = False
     stopping = f"\n{'saving' if saves else 'stopping'}… press Ctrl+C again to end at once"
 
-    def progressed() -> bool:
+    def poll_events() -> bool:
         """Whether there is a new event; a checkpoint that is being written counts as one."""
         nonlocal saving
         events = list(reader.poll())
@@ -170,16 +176,16 @@ def run_worker(
     with display() as show:
         ended = run_child(
             command,
-            log=asked.log,
+            log=attempt.log,
             environment=environment,
             stop_file=files.stop_file,
             outcome_file=files.outcome_file,
-            poll_progress=progressed,
+            poll_progress=poll_events,
             on_stop=lambda: _log.info(stopping),
-            stop_timeout=plan.start.options.stop_timeout,
-            inherited_fds=[] if lock is None else [lock],
+            stop_timeout=plan.job.options.stop_timeout,
+            inherited_fds=[] if lock_fd is None else [lock_fd],
         )
-    end = exit_of(asked, ended, memory_ran_out=count_oom_kills() != kills)
+    end = determine_outcome(attempt, ended, memory_ran_out=count_oom_kills() != kills)
     if ended.stop_requested and end.kind == "ok":
         if not saves:  # the next split, or what else follows, must not begin
             raise StoppedByUserError("stopped")
@@ -187,15 +193,15 @@ def run_worker(
     return end
 
 
-def _newest_saved(run: Run, events: list[Event], failed: AttemptRequest) -> Path | None:
+def _find_saved_checkpoint(run: Run, events: list[Event], failed_attempt: AttemptRequest) -> Path | None:
     """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
-    if not failed.discards_weights and any(event["kind"] == "checkpoint" for event in events):
+    if not failed_attempt.discards_weights and any(event["kind"] == "checkpoint" for event in events):
         with suppress(CheckpointError):
-            return checkpoints.choose(run, "last").path
+            return checkpoints.select_checkpoint(run, "last").path
     return None
 
 
-def _wait_until_free(before: list[int]) -> None:
+def _wait_for_gpu_memory(initial_free_bytes: list[int]) -> None:
     """Wait, but not for long, until each GPU has the memory back that the dead worker had of it.
 
     ``before`` are the free bytes of each GPU before there was a worker; nothing where nobody knows them.
@@ -203,11 +209,11 @@ def _wait_until_free(before: list[int]) -> None:
 
     def is_free() -> bool:
         free = machine.free_gpu_memory()
-        return all(now >= was - _LITTLE for now, was in zip(free, before, strict=False))
+        return all(now >= was - _GPU_SLACK_BYTES for now, was in zip(free, initial_free_bytes, strict=False))
 
-    if not before or is_free():
+    if not initial_free_bytes or is_free():
         return
     _log.info("waiting until the GPU's memory is free again …")
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _GPU_WAIT_SECONDS
     while time.monotonic() < deadline and not is_free():
-        time.sleep(PAUSE)
+        time.sleep(GPU_POLL_SECONDS)

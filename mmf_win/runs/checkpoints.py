@@ -25,7 +25,7 @@ from mmf_win.integrity.digest import file_digest, hash_file
 from mmf_win.locking import file_lock
 from mmf_win.paths import expand_home
 from mmf_win.protocol import Event, read_events
-from mmf_win.runs.folder import Run, is_task, reading
+from mmf_win.runs.folder import Run, is_task_folder, usage_lock
 from mmf_win.runs.scores import val_auroc
 from mmf_win.threads import AdvanceCallback
 from mmf_win.upstream.checkpoint_files import counts, kept_aside, numbered, set_aside
@@ -33,7 +33,7 @@ from mmf_win.upstream.checkpoint_files import counts, kept_aside, numbered, set_
 _log = logging.getLogger(__name__)
 
 #: The problem of a file that is whole, but not the run's own.
-FOREIGN = "it is whole, but this run has not saved it, by its record of hashes"
+FOREIGN_PROBLEM = "it is whole, but this run has not saved it, by its record of hashes"
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class SavedCheckpoint:
         size: bytes.
         written: seconds since the epoch.
         same_as: other names of the same bytes, which take no space of their own.
-        problem: why it does not open, or :data:`FOREIGN`; None when it is intact.
+        problem: why it does not open, or :data:`FOREIGN_PROBLEM`; None when it is intact.
     """
 
     name: str
@@ -74,43 +74,43 @@ class CheckedFile(NamedTuple):
     path: Path
     problem: str | None
     sha256: str
-    state: tuple[int, ...]
+    file_stamp: tuple[int, ...]
 
     @classmethod
     def read(cls, path: Path, advance: AdvanceCallback) -> CheckedFile:
         """Read a checkpoint, of which every byte is checked."""
-        state, digest = _state(path) if path.is_file() else (), hashlib.sha256()
+        state, digest = _file_stamp(path) if path.is_file() else (), hashlib.sha256()
         problem = torch_file.find_problem(path, advance, digest.update)
         return cls(path, problem, digest.hexdigest(), state)
 
 
-def _state(path: Path) -> tuple[int, ...]:
+def _file_stamp(path: Path) -> tuple[int, ...]:
     stat = path.stat()
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
-def check(path: Path) -> CheckedFile:
+def check_file(path: Path) -> CheckedFile:
     """Read a checkpoint, and show how far that is."""
     with Progress(f"checking {path.name}", path.stat().st_size if path.is_file() else 0) as progress:
         return CheckedFile.read(path, progress.advance)
 
 
-def choose(run: Run, wanted: str) -> CheckedFile:
+def select_checkpoint(run: Run, checkpoint_spec: str) -> CheckedFile:
     """The checkpoint that ``best``, ``last`` or a path stands for.
 
     A broken ``last``, or one that is not the run's own, falls back to the newest intact one, and ``best`` to
     ``last`` in a run too short to have a best; a note names what is passed over. Raises CheckpointError where
     there is none, or the only ones are broken.
     """
-    if wanted not in ("best", "last"):
-        file = checked(wanted, "give best, last, or the file of an intact checkpoint")
-        note_foreign(run, file)
+    if checkpoint_spec not in ("best", "last"):
+        file = require_intact(checkpoint_spec, "give best, last, or the file of an intact checkpoint")
+        warn_if_foreign(run, file)
         return file
     broken: list[tuple[Path, str]] = []
     events = read_events(run.events)
-    for path in _candidates(run, wanted, events):
-        file = check(path)
-        reason = file.problem or _foreign(run, file, events)
+    for path in _candidates(run, checkpoint_spec, events):
+        file = check_file(path)
+        reason = file.problem or _foreign_problem(run, file, events)
         if reason is None:
             for other, why in broken:
                 _log.warning("%s: %s; using %s instead", other, why, path.name)
@@ -123,7 +123,7 @@ def choose(run: Run, wanted: str) -> CheckedFile:
     raise CheckpointError("has no checkpoint", hint=hint, prefix=f"run {run.id}")
 
 
-def _foreign(run: Run, file: CheckedFile, events: Sequence[Event]) -> str | None:
+def _foreign_problem(run: Run, file: CheckedFile, events: Sequence[Event]) -> str | None:
     """Why an intact checkpoint is not the run's own, by the hashes in its events; None where it may be.
 
     Nobody knows where a hash is missing, as of earlier versions, or the worker died before it told one. A run
@@ -137,27 +137,27 @@ def _foreign(run: Run, file: CheckedFile, events: Sequence[Event]) -> str | None
     updates = Counter(event.get("update") for event in saved)
     if counted.update in begun - updates:
         return None
-    own = "/".join(("", *run.checkpoints.parts[-4 if is_task(run.path.parent.parent) else -3 :]))
+    own = "/".join(("", *run.checkpoints.parts[-4 if is_task_folder(run.path.parent.parent) else -3 :]))
     if counted.update not in updates and PureWindowsPath(counted.save_dir).as_posix().endswith(own):
         told = "%s: intact at update %d; the run's record is older and lacks it"
         _log.warning(told, file.path, counted.update)
         return None
-    return FOREIGN
+    return FOREIGN_PROBLEM
 
 
-def note_foreign(run: Run, file: CheckedFile) -> None:
+def warn_if_foreign(run: Run, file: CheckedFile) -> None:
     """Say so where a checkpoint that is used as the run's is not its own."""
-    if reason := _foreign(run, file, read_events(run.events)):
+    if reason := _foreign_problem(run, file, read_events(run.events)):
         _log.warning("%s: %s (%s)", file.path, reason, run.id)
 
 
-def require_own_best(run: Run) -> None:
+def require_no_foreign_best(run: Run) -> None:
     """Refuse to train with another run's ``best.ckpt``, which MMF would take as the run's own in the end.
 
     The hint of the CheckpointError names a file that is the run's own, if there is one.
     """
     best, events = run.checkpoints / "best.ckpt", read_events(run.events)
-    if (reason := _foreign(run, check(best), events)) is None:
+    if (reason := _foreign_problem(run, check_file(best), events)) is None:
         return
     told = [event["sha256"] for event in events if event["kind"] == "checkpoint" and event.get("best")]
     own = (path for path in numbered(run.checkpoints) if file_digest(path).hex() in told[-1:])
@@ -166,7 +166,7 @@ def require_own_best(run: Run) -> None:
     raise CheckpointError(f"{best}: {reason}", hint=f"move it away; {then}")
 
 
-def require_names(run: Run) -> None:
+def require_no_blocking_folders(run: Run) -> None:
     """Raise CheckpointError where a folder has the name under which the run would save a checkpoint."""
     for path in filter(Path.is_dir, _candidates(run, "last", read_events(run.events))):
         raise CheckpointError(f"{path}: it is a folder", hint="move it away: a checkpoint is saved there")
@@ -175,19 +175,19 @@ def require_names(run: Run) -> None:
 def can_resume(run: Run) -> bool:
     """Whether the run has an intact checkpoint of its own."""
     events = read_events(run.events)
-    files = map(check, _candidates(run, "last", events))
-    return any((file.problem or _foreign(run, file, events)) is None for file in files)
+    files = map(check_file, _candidates(run, "last", events))
+    return any((file.problem or _foreign_problem(run, file, events)) is None for file in files)
 
 
-def checked(name: str, hint: str = "give the file of an intact checkpoint") -> CheckedFile:
+def require_intact(name: str, hint: str = "give the file of an intact checkpoint") -> CheckedFile:
     """The intact checkpoint that a user names by its file; else a CheckpointError with ``hint``."""
-    file = check(expand_home(name).absolute())
+    file = check_file(expand_home(name).absolute())
     if file.problem:
         raise CheckpointError(f"{file.path}: {file.problem}", hint=hint)
     return file
 
 
-def keep_last(run: Run, checkpoint: Path) -> str:
+def preserve_last_checkpoint(run: Run, checkpoint: Path) -> str:
     """Keep the last checkpoint of a run that goes on from an earlier one, and say what is set aside."""
     last = run.checkpoints / "current.ckpt"
     here, there = counts(checkpoint), counts(last)
@@ -204,7 +204,7 @@ def keep_last(run: Run, checkpoint: Path) -> str:
     return f", update {here.update}; {updates} after it {'is' if after == 1 else 'are'} set aside as {kept}"
 
 
-def _candidates(run: Run, wanted: str, events: Sequence[Event]) -> list[Path]:
+def _candidates(run: Run, checkpoint_spec: str, events: Sequence[Event]) -> list[Path]:
     """Existing files, the preferred one first; none that a resume from an earlier one has set aside."""
     folder, aside = run.checkpoints, set_aside(events)
     current, best = folder / "current.ckpt", folder / "best.ckpt"
@@ -212,11 +212,11 @@ def _candidates(run: Run, wanted: str, events: Sequence[Event]) -> list[Path]:
     counted = counts(current) if aside else None
     if counted is None or counted.update not in aside:
         last.insert(0, current)
-    ordered = [best, *last] if wanted == "best" else [*last, best]
+    ordered = [best, *last] if checkpoint_spec == "best" else [*last, best]
     return [path for path in ordered if path.exists()]
 
 
-def listed(run: Run) -> list[SavedCheckpoint]:
+def list_checkpoints(run: Run) -> list[SavedCheckpoint]:
     """Every checkpoint of a run, each read from its first byte to its last; links are read once.
 
     One that is removed meanwhile, in a run that is being trained, is left out.
@@ -239,7 +239,7 @@ def listed(run: Run) -> list[SavedCheckpoint]:
     with Progress("checking checkpoints", total) as progress:
         for paths in names.values():
             file = CheckedFile.read(paths[0], progress.advance)
-            problem = file.problem or _foreign(run, file, events)
+            problem = file.problem or _foreign_problem(run, file, events)
             counted = None if problem else counts(paths[0])
             shown = {path: path.relative_to(folder).as_posix() for path in paths}
             for path in paths:
@@ -269,10 +269,10 @@ class PinnedCheckpoint:
 
     original: Path
     path: Path
-    hashed: str | None = None
+    known_sha256: str | None = None
 
     @contextmanager
-    def named(self) -> Iterator[None]:
+    def restore_name_in_errors(self) -> Iterator[None]:
         """Let an error of a worker, which knows the pin only, name the original file."""
         try:
             yield
@@ -293,16 +293,16 @@ class PinnedCheckpoint:
 
     def sha256(self) -> str:
         """Return the hash of the bytes, in hexadecimal digits."""
-        self.hashed = self.hashed or self._hash()
-        return self.hashed
+        self.known_sha256 = self.known_sha256 or self._hash()
+        return self.known_sha256
 
     def _hash(self) -> str:
         return hash_file(self.path, f"hashing {self.path.name}")
 
 
 @contextmanager
-def pinned(
-    run: Run, checkpoint: Path, *, by_name: bool = True, checked: CheckedFile | None = None
+def pin_checkpoint(
+    run: Run, checkpoint: Path, *, use_link: bool = True, checked_file: CheckedFile | None = None
 ) -> Iterator[PinnedCheckpoint]:
     """Pin a checkpoint in the folder of a run, which is not removed meanwhile.
 
@@ -315,23 +315,26 @@ def pinned(
         checked: what was read of it before; its hash is taken where the file is the same still.
     """
     if run.pins.is_dir():
-        with suppress(MmfwError, OSError), file_lock(run.readers):  # nobody reads, so these are left over
+        with (
+            suppress(MmfwError, OSError),
+            file_lock(run.usage_lock_file),
+        ):  # nobody reads, so these are left over
             remove_tree(run.pins)
-    with reading(run):
+    with usage_lock(run):
         pin, owner = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()
         folder = run.pins / f"{owner}-{os.urandom(4).hex()}"
         try:
             with suppress(OSError):
-                if by_name:
+                if use_link:
                     run.pins.mkdir(exist_ok=True)
                     folder.mkdir()
                     link_or_copy(checkpoint, folder / checkpoint.name)
                     pin.path = folder / checkpoint.name
-            if checked is not None and checked.state == _state(pin.path):
-                pin.hashed = checked.sha256
+            if checked_file is not None and checked_file.file_stamp == _file_stamp(pin.path):
+                pin.known_sha256 = checked_file.sha256
             elif pin.path == checkpoint:
                 pin.sha256()
-            with pin.named():
+            with pin.restore_name_in_errors():
                 yield pin
         finally:
             if os.getpid() == owner:  # not a fork, which may end before

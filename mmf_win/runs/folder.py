@@ -45,16 +45,16 @@ from mmf_win.paths import (
 from mmf_win.protocol import MAX_TIMESTAMP, AttemptFolder
 from mmf_win.protocol.attempt import EVENTS, LOG
 from mmf_win.records import convert_to, decode_json, read_record
-from mmf_win.runs.request import Request, lasting
+from mmf_win.runs.request import RunRequest, drop_start_settings
 
 #: Where sweeps lie in the save dir, each a folder with one for every task, in which its runs lie.
-SWEEPS = "sweeps"
+SWEEPS_DIR = "sweeps"
 #: The file that makes a folder that of a sweep, and those that make one that of a task.
-SPECIFICATION, PARAMETERS, RECORD = "sweep.yaml", "param", "task.json"
-_FOR_PINS = 2.0  # seconds in which another command removes pins that a killed one has left
+SPECIFICATION_FILE, PARAMETERS_FILE, TASK_RECORD_FILE = "sweep.yaml", "param", "task.json"
+_PIN_CLEANUP_SECONDS = 2.0  # seconds in which another command removes pins that a killed one has left
 
 
-class _Created(TypedDict):
+class _CreationRecord(TypedDict):
     created: float
 
 
@@ -69,13 +69,13 @@ class Run:
     #: Events of all attempts to train.
     events = ChildPath(EVENTS)
     #: Held while the run is being trained.
-    lock = ChildPath("lock")
+    training_lock_file = ChildPath("lock")
     #: The whole output of the workers that trained.
     log = ChildPath(LOG)
     #: How the last training ended, in runs that an earlier version trained last.
-    earlier_exit_file = ChildPath("exit.json")
+    legacy_outcome_file = ChildPath("exit.json")
     #: The lock of those who read its checkpoints.
-    readers = ChildPath("readers")
+    usage_lock_file = ChildPath("readers")
     #: MMF's own logs.
     logs = ChildPath("logs")
     #: MMF's save_dir.
@@ -96,7 +96,7 @@ class Run:
     def id(self) -> str:
         """``<name>/<time>``, or that of its task for the only run of one; every command understands it."""
         own, task = "/".join(self.path.parts[-2:]), self.path.parent.parent
-        if not is_task(task):
+        if not is_task_folder(task):
             return own
         return f"{task_id(task)}/{own}" if len([*task.glob("*/*/request.json")]) > 1 else task_id(task)
 
@@ -109,22 +109,22 @@ class Run:
         page = escape(pages[-1].read_text(encoding="utf-8", errors="replace"))
         return f'<iframe sandbox="allow-scripts" srcdoc="{page}" width="100%" height="800"></iframe>'
 
-    def new_report(self, split: str, folder: Path | None = None) -> AbstractContextManager[Path]:
+    def reserve_prediction_file(self, split: str, folder: Path | None = None) -> AbstractContextManager[Path]:
         """The name of a new prediction file for ``split``, which the block makes; by default in the run."""
         return reserve_file(folder or self.reports, f"hateful_memes_{self.path.parent.name}_{split}_", ".csv")
 
-    def new_attempt(self) -> AttemptFolder:
+    def create_attempt(self) -> AttemptFolder:
         """A new folder under ``attempts``, numbered on from the last."""
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
-        following = count(max(self._attempts(), default=0) + 1)
+        following = count(max(self._attempt_numbers(), default=0) + 1)
         return AttemptFolder(create_first_free((attempts / str(n) for n in following), Path.mkdir))
 
     def attempt(self, name: int | str) -> AttemptFolder:
         """Return the folder of an attempt, by its number or its name in events."""
         return AttemptFolder(self.path / "attempts" / str(name))
 
-    def _attempts(self) -> list[int]:
+    def _attempt_numbers(self) -> list[int]:
         """Return the numbers of the attempts, the newest first."""
         numbers: list[int] = []
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -133,22 +133,24 @@ class Run:
         return numbers
 
     @property
-    def exit_file(self) -> Path:
+    def outcome_file(self) -> Path:
         """The record of how the last training ended, in the folder of its attempt.
 
         It is absent while the training runs, and if mmfw was killed with it. The file of an earlier version
         is the record until the next training removes it. Raises OSError if the attempts cannot be listed.
         """
-        if self.earlier_exit_file.exists():
-            return self.earlier_exit_file
-        trainings = (each for each in map(self.attempt, self._attempts()) if each.is_training())
-        return next((each.outcome_file for each in trainings), self.earlier_exit_file)
+        if self.legacy_outcome_file.exists():
+            return self.legacy_outcome_file
+        trainings = (each for each in map(self.attempt, self._attempt_numbers()) if each.is_training())
+        return next((each.outcome_file for each in trainings), self.legacy_outcome_file)
 
-    def save_request(self, request: Request) -> None:
+    def save_request(self, request: RunRequest) -> None:
         """Remember what was asked for, but for what holds for the start alone."""
-        write_json(self.request_file, asdict(replace(request, settings=lasting(request.settings))))
+        write_json(
+            self.request_file, asdict(replace(request, settings=drop_start_settings(request.settings)))
+        )
 
-    def created(self) -> tuple[float, bool] | None:
+    def creation_time(self) -> tuple[float, bool] | None:
         """Return when the run was asked for, in seconds since the epoch, and whether its request says so.
 
         If not, that is when the file was written last. None if the folder is no run. Times in names of
@@ -164,17 +166,17 @@ class Run:
         with suppress(OSError, ValueError, LookupError):
             if stat.S_ISREG(about.st_mode):
                 with open(file, "rb") as opened:  # noqa: PTH123
-                    created = decode_json(opened.read(), _Created)["created"]
+                    created = decode_json(opened.read(), _CreationRecord)["created"]
                 if 0 <= created < MAX_TIMESTAMP:
                     return created, True
         return about.st_mtime, False
 
-    def request(self) -> Request:
+    def request(self) -> RunRequest:
         """What was asked for. Raises DataError where that cannot be read."""
         try:
             values = read_record(self.request_file, dict[str, Any])
-            request = convert_to({"created": self.request_file.stat().st_mtime, **values}, Request)
-            request.ours  # noqa: B018 - refuses what is of another type
+            request = convert_to({"created": self.request_file.stat().st_mtime, **values}, RunRequest)
+            request.mmfw_settings  # noqa: B018 - refuses what is of another type
             if "overrides" in values:
                 raise ValueError("its overrides are not among its settings, so it is not of this version")
             if not request.model:
@@ -194,49 +196,49 @@ class Run:
             raise DataError(message, hint=hint) from None
 
 
-def is_task(folder: Path) -> bool:
+def is_task_folder(folder: Path) -> bool:
     """Whether a folder is that of a task, which may have lost one of its files."""
-    return (folder / PARAMETERS).is_file() or (folder / RECORD).is_file()
+    return (folder / PARAMETERS_FILE).is_file() or (folder / TASK_RECORD_FILE).is_file()
 
 
 def task_id(folder: Path) -> str:
     """``sweeps/<sweep>/<task>``, or the folder of a task elsewhere: for every command its newest run."""
-    return "/".join(folder.parts[-3:]) if folder.parts[-3:-2] == (SWEEPS,) else str(folder)
+    return "/".join(folder.parts[-3:]) if folder.parts[-3:-2] == (SWEEPS_DIR,) else str(folder)
 
 
-def require_idle(run: Run) -> None:
+def require_not_training(run: Run) -> None:
     """Raise InUseError where some process trains the run."""
-    if is_locked(run.lock):
-        raise _being_trained(run)
+    if is_locked(run.training_lock_file):
+        raise _in_training_error(run)
 
 
-def training_alone(run: Run) -> AbstractContextManager[int]:
+def training_lock(run: Run) -> AbstractContextManager[int]:
     """Hold the run's lock: its descriptor is for the worker, which keeps it when this process is killed.
 
     The block raises InUseError where another process trains the run.
     """
-    return file_lock(run.lock, in_use_error=_being_trained(run))
+    return file_lock(run.training_lock_file, in_use_error=_in_training_error(run))
 
 
 def require_unused(run: Run) -> None:
     """Raise InUseError where some process trains the run, predicts with it or sends it to a tracker."""
-    require_idle(run)
+    require_not_training(run)
     refused = InUseError(f"run {run.id} is predicting, or is being sent to a tracker")
-    with file_lock(run.readers, in_use_error=refused):
+    with file_lock(run.usage_lock_file, in_use_error=refused):
         pass
 
 
-def reading(run: Run) -> AbstractContextManager[int]:
+def usage_lock(run: Run) -> AbstractContextManager[int]:
     """Keep the run from being removed meanwhile. The block raises InUseError where that has begun."""
     refused = InUseError(f"run {run.id} is being removed")
-    return file_lock(run.readers, _FOR_PINS, shared=True, in_use_error=refused)
+    return file_lock(run.usage_lock_file, _PIN_CLEANUP_SECONDS, shared=True, in_use_error=refused)
 
 
-def _being_trained(run: Run) -> InUseError:
+def _in_training_error(run: Run) -> InUseError:
     return InUseError(f"run {run.id} is being trained")
 
 
-def discard(folder: Path, marker: str) -> None:
+def discard_folder(folder: Path, marker: str) -> None:
     """Remove a folder, or what a link leads to. What an interruption leaves lacks its name and ``marker``."""
     folder = folder.resolve()
     doomed = folder.with_name(f"{folder.name}.removed")
@@ -250,13 +252,13 @@ def discard(folder: Path, marker: str) -> None:
     files.remove_tree(doomed)
 
 
-def remove(run: Run) -> None:
+def remove_run(run: Run) -> None:
     """Remove the run's folder, and its name's where that was the last run of the name.
 
     Raises as :func:`require_unused`, or an OSError: Windows refuses it for files that are open.
     """
     require_unused(run)
-    discard(run.path, run.request_file.name)
+    discard_folder(run.path, run.request_file.name)
     with suppress(OSError):
         if os.path.lexists(run.path):  # a link, or a junction of Windows, which now leads nowhere
             run.path.unlink()

@@ -19,26 +19,26 @@ from mmf_win.files import disk_usage
 from mmf_win.locking import is_locked
 from mmf_win.protocol import AttemptOutcome, Event, read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import all_runs, note_odd_time
-from mmf_win.runs.request import Request, as_typed
-from mmf_win.runs.scores import Scores, common_split, is_test, read_scores, val_auroc
+from mmf_win.runs.lookup import list_runs, warn_if_time_uncertain
+from mmf_win.runs.request import RunRequest, format_override_value
+from mmf_win.runs.scores import RunScores, common_split, is_test_split, read_scores, val_auroc
 from mmf_win.upstream.config import OURS, parse_yaml
 from mmf_win.upstream.overrides import leaves
 
 _log = logging.getLogger(__name__)
 
-_ASKED = {"model", "config", "start", "init", "mmf", "published_weights", "splits", "data_dir"}
+_REQUEST_KEYS = {"model", "config", "start", "init", "mmf", "published_weights", "splits", "data_dir"}
 # What the user chose, and other columns tell, or is a matter of this machine.
-_TOLD_ELSEWHERE = {"training.seed", "training.max_updates", "training.max_epochs", "env.user_dir"}
-_TOLD_ELSEWHERE |= {f"{OURS}.updates", f"{OURS}.keep", f"{OURS}.teacher_sha256"}
-_SLOTS = {"validated_on": "val", "tested_on": "test"}
+_KEYS_IN_OTHER_COLUMNS = {"training.seed", "training.max_updates", "training.max_epochs", "env.user_dir"}
+_KEYS_IN_OTHER_COLUMNS |= {f"{OURS}.updates", f"{OURS}.keep", f"{OURS}.teacher_sha256"}
+_COVERAGE_COLUMNS = {"validated_on": "val", "tested_on": "test"}
 # What tells every run from every other, or one place from another, and nothing about the result.
-_NOT_COMPARED = {f"request.{key}" for key in ("created", "published", "preset_settings")}
-_NOT_COMPARED |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}
+_UNCOMPARED_KEYS = {f"request.{key}" for key in ("created", "published", "preset_settings")}
+_UNCOMPARED_KEYS |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """One line about a run.
 
     Attributes:
@@ -84,30 +84,30 @@ class Summary:
         """Return the values by their names in JSON and tables, where a Coverage has three: ``val_split`` …"""
         columns: dict[str, Any] = {}
         for name, value in vars(self).items():
-            slot = _SLOTS.get(name)
+            slot = _COVERAGE_COLUMNS.get(name)
             parts = {f"{slot}_{part.name}": getattr(value, part.name, None) for part in fields(Coverage)}
             columns |= parts if slot else {name: value}
         return columns
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """What the files of a run say, each read once."""
 
     run: Run
-    request: Request
+    request: RunRequest
     events: Sequence[Event]
-    scores: Scores
+    scores: RunScores
     state: str
 
     @classmethod
-    def read(cls, run: Run) -> Record:
+    def read(cls, run: Run) -> RunRecord:
         """Read them. Raises DataError or OSError where its request, events, exit or lock cannot be read."""
-        request, events = run.request(), events_of(run)
+        request, events = run.request(), read_run_events(run)
         scores = read_scores(run, events, request.published_sha256)
-        return cls(run, request, events, scores, "published" if request.published_weights else state(run))
+        return cls(run, request, events, scores, "published" if request.published_weights else run_state(run))
 
-    def outcome_of(self, attempt: str) -> str | None:
+    def attempt_outcome(self, attempt: str) -> str | None:
         """Return how an attempt ended; None if it was killed, or where its record cannot be read."""
         with suppress(DataError):
             end = AttemptOutcome.load(self.run.attempt(attempt).outcome_file)
@@ -115,36 +115,38 @@ class Record:
         return None
 
     @cached_property
-    def summary(self) -> Summary:
+    def summary(self) -> RunSummary:
         """One line about the run; of what ``differs``, all that was chosen."""
-        return _lines([self])[self.run]
+        return _summarize_records([self])[self.run]
 
 
-def summaries(
+def summarize_runs(
     save_dir: Path, *, preset: str | None = None, state: str | None = None, limit: int | None = None
-) -> list[Summary]:
+) -> list[RunSummary]:
     """One line about each run under ``save_dir``, the newest first; a note says why one cannot be read.
 
     Only ``limit`` of them, of this preset, in this state: ``failed`` whatever the class.
     """
-    found: dict[Run, Record | None] = {}
-    for run in all_runs(save_dir):
+    found: dict[Run, RunRecord | None] = {}
+    for run in list_runs(save_dir):
         if len(found) == limit:
             break
         known = None
         try:
-            known = Record.read(run)
+            known = RunRecord.read(run)
         except (DataError, OSError) as error:
             _log.warning("run %s cannot be read: %s", run.id, error)
         what, how = (known.request.preset, known.state) if known else ("", "unreadable")
         if preset in (None, what) and state in (None, how.partition(":")[0]):
-            note_odd_time(run)
+            warn_if_time_uncertain(run)
             found[run] = known
-    lines = _lines([known for known in found.values() if known])
-    return [lines.get(run) or Summary(run.id, str(run.path), size=disk_usage(run.path)[0]) for run in found]
+    lines = _summarize_records([known for known in found.values() if known])
+    return [
+        lines.get(run) or RunSummary(run.id, str(run.path), size=disk_usage(run.path)[0]) for run in found
+    ]
 
 
-def how_far(events: Sequence[Event]) -> tuple[int | None, int | None]:
+def training_progress(events: Sequence[Event]) -> tuple[int | None, int | None]:
     """How many updates a training came, and was to go, by its events; None where these do not tell."""
     # The final validation is of the best checkpoint, which may lie behind.
     counted = [event["update"] for event in events if "update" in event and not event.get("final")]
@@ -152,70 +154,74 @@ def how_far(events: Sequence[Event]) -> tuple[int | None, int | None]:
     return counted[-1] if counted else None, limits[-1] if limits else None
 
 
-def _lines(runs: Sequence[Record]) -> dict[Run, Summary]:
+def _summarize_records(records: Sequence[RunRecord]) -> dict[Run, RunSummary]:
     """One line about each, with tests of one split, and with what was not chosen for all of them."""
-    split = common_split(filter(is_test, known.scores.scored) for known in runs)
-    chosen = [_chosen(known.request) for known in runs]
-    common = set.intersection(*map(set, chosen)) if len(runs) > 1 else set()
+    split = common_split(filter(is_test_split, known.scores.scored_by_split) for known in records)
+    chosen = [_format_user_settings(known.request) for known in records]
+    common = set.intersection(*map(set, chosen)) if len(records) > 1 else set()
     differ = [" ".join(word for word in words if word not in common) for words in chosen]
-    return {known.run: _line(known, split, words or None) for known, words in zip(runs, differ, strict=True)}
+    return {
+        known.run: _summarize_record(known, split, words or None)
+        for known, words in zip(records, differ, strict=True)
+    }
 
 
-def _line(known: Record, test_split: str | None, differs: str | None) -> Summary:
-    run, request, events, scores = known.run, known.request, known.events, known.scores
-    update, limit = how_far(events)
+def _summarize_record(record: RunRecord, test_split: str | None, differs: str | None) -> RunSummary:
+    run, request, events, scores = record.run, record.request, record.events, record.scores
+    update, limit = training_progress(events)
     val = request.splits.get("val")
     begun = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
-    test = scores.scored.get(test_split or "")
-    return Summary(
+    test = scores.scored_by_split.get(test_split or "")
+    return RunSummary(
         id=run.id,
         path=str(run.path),
         preset=request.preset,
-        state=known.state,
+        state=record.state,
         updates=update,
-        max_updates=limit or (None if request.number("max_epochs") else request.number("max_updates")),
+        max_updates=limit
+        or (None if request.training_number("max_epochs") else request.training_number("max_updates")),
         best_auroc=scores.best_auroc,
         validated_on=scores.validated_on or (Coverage(val) if val else None),
         test_auroc=test.auroc if test else None,
         test_checkpoint=test.checkpoint if test else None,
-        tested_on=test.on if test else None,
-        seed=next(begun, request.number("seed")),
+        tested_on=test.coverage if test else None,
+        seed=next(begun, request.training_number("seed")),
         mmf=request.mmf or None,
         differs=differs,
         started=Timestamp(request.created),
-        seconds=round(_seconds(events), 1),
+        seconds=round(_training_seconds(events), 1),
         size=disk_usage(run.path)[0],
     )
 
 
-def _chosen(request: Request) -> list[str]:
+def _format_user_settings(request: RunRequest) -> list[str]:
     """What the user chose, as ``KEY=VALUE``."""
     started = {"init": request.init, "start": request.start}
     chosen: dict[str, Any] = {name: Path(file).name for name, file in started.items() if file}
     ours = f"{OURS}."
     chosen |= {
         key.removeprefix(ours): value
-        for key, value in request.chosen.items()
-        if key not in _TOLD_ELSEWHERE and not (key.startswith(ours) and value in (None, False))
+        for key, value in request.user_settings.items()
+        if key not in _KEYS_IN_OTHER_COLUMNS and not (key.startswith(ours) and value in (None, False))
     }
-    return [f"{key}={as_typed(value)}" for key, value in chosen.items()]
+    return [f"{key}={format_override_value(value)}" for key, value in chosen.items()]
 
 
-def details(known: Record) -> dict[str, Any]:
+def describe_run(record: RunRecord) -> dict[str, Any]:
     """All that a run's files say about it: its summary, what was asked for, attempts, scores and predictions.
 
     Raises DataError or OSError where how it ended cannot be read.
     """
-    run, request, events = known.run, known.request, known.events
+    run, request, events = record.run, record.request, record.events
     asked = asdict(request)
     trained = [event.get("data") for event in reversed(events) if event["kind"] == "train_started"]
-    end = AttemptOutcome.load(run.exit_file)
+    end = AttemptOutcome.load(run.outcome_file)
     return {
-        **known.summary.columns(),
+        **record.summary.columns(),
         "why": end.message or None if end else None,
-        **{key: asked[key] for key in asked if key in _ASKED},
-        "settings": request.chosen,
-        "loaded": [weights_loaded(event) for event in events if event["kind"] == "loaded"],
+        **{key: asked[key] for key in asked if key in _REQUEST_KEYS},
+        "settings": request.user_settings,
+        "loaded": [describe_loaded_weights(event) for event in events if event["kind"] == "loaded"],
         "trained_on": next((asdict(on) for on in map(Coverage.from_json, trained) if on is not None), None),
         "attempts": [
             {key: kind(event[key]) for key, kind in (("attempt", str), ("t", Timestamp)) if key in event}
@@ -223,32 +229,36 @@ def details(known: Record) -> dict[str, Any]:
             if event["kind"] == "run_started"
         ],
         "validations": [
-            {"update": event.get("update"), "auroc": score, **_covered(Coverage.from_json(event.get("data")))}
+            {
+                "update": event.get("update"),
+                "auroc": score,
+                **_coverage_columns(Coverage.from_json(event.get("data"))),
+            }
             for event in events
             if (score := val_auroc(event)) is not None and not event.get("final")
         ],
         "checkpoints": [str(path) for path in sorted(run.checkpoints.glob("*.ckpt"))],
         "predictions": [
-            {"csv": str(p.csv), "checkpoint": p.checkpoint, "auroc": p.auroc, **_covered(p.on)}
-            for p in sorted(known.scores.made, key=lambda p: p.csv)
+            {"csv": str(p.csv), "checkpoint": p.checkpoint, "auroc": p.auroc, **_coverage_columns(p.coverage)}
+            for p in sorted(record.scores.predictions, key=lambda p: p.csv)
         ],
     }
 
 
-def differences(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
+def diff_runs(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
     """What two runs were asked for differently: key → both values; None stands for a key that is not there.
 
     ``request.`` keys are what mmfw was asked for, ``mmf.`` keys the configuration that MMF made of it, where
-    both runs came so far. Raises as :func:`configuration`.
+    both runs came so far. Raises as :func:`comparable_config`.
     """
-    one, other = configuration(first), configuration(second)
+    one, other = comparable_config(first), comparable_config(second)
     resolved = all(any(key.startswith("mmf.") for key in known) for known in (one, other))
     keys = (key for key in sorted(one.keys() | other.keys()) if resolved or not key.startswith("mmf."))
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 
-def configuration(run: Run) -> dict[str, Any]:
-    """What :func:`differences` compares of a run, by key. Raises DataError where it cannot be read."""
+def comparable_config(run: Run) -> dict[str, Any]:
+    """What :func:`diff_runs` compares of a run, by key. Raises DataError where it cannot be read."""
     known, config = dict(leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
     if config.is_file():
         from omegaconf import OmegaConf
@@ -261,42 +271,46 @@ def configuration(run: Run) -> dict[str, Any]:
     return {
         key: value
         for key, value in known.items()
-        if ".".join(key.split(".")[:2]) not in _NOT_COMPARED
+        if ".".join(key.split(".")[:2]) not in _UNCOMPARED_KEYS
         and not (key.startswith(f"request.settings.{OURS}.") and value in (None, False))  # as if not there
     }
 
 
-def state(run: Run) -> str:
+def run_state(run: Run) -> str:
     """The state of a trained run; where there are no locks, it does not run.
 
     Raises DataError or OSError where its exit or its lock cannot be read.
     """
     try:
-        if is_locked(run.lock):
+        if is_locked(run.training_lock_file):
             return "running"
     except OSError as error:
         if error.errno != errno.ENOLCK:
             raise
-    end = AttemptOutcome.load(run.exit_file)
+    end = AttemptOutcome.load(run.outcome_file)
     if end is None:
         return "killed"
     return {"ok": "done", "interrupted": "interrupted"}.get(end.kind, f"failed: {end.kind}")
 
 
-def changed_splits(run: Run, now: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def changed_splits(run: Run, current_data: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The annotation files, by their stems, that are others than at the run's last training and validation.
 
     ``now`` has for ``train`` and ``val`` what is read of them now, with its ``sha256``.
     """
-    changed, events = [], events_of(run)
+    changed, events = [], read_run_events(run)
     for slot, kind in (("train", "train_started"), ("val", "val")):
         read = [event["data"] for event in events if event["kind"] == kind and event.get("data")]
-        if read and slot in now and read[-1].get("sha256") not in (None, now[slot]["sha256"]):
+        if (
+            read
+            and slot in current_data
+            and read[-1].get("sha256") not in (None, current_data[slot]["sha256"])
+        ):
             changed.append(str(read[-1].get("split")))
     return changed
 
 
-def events_of(run: Run) -> list[Event]:
+def read_run_events(run: Run) -> list[Event]:
     """What happened in a run. Raises DataError where nothing can be read, though the file is not empty."""
     events = read_events(run.events)
     if not events and run.events.exists() and run.events.stat().st_size:
@@ -304,7 +318,7 @@ def events_of(run: Run) -> list[Event]:
     return events
 
 
-def attempt_started(events: list[Event]) -> Event | None:
+def attempt_start_event(events: list[Event]) -> Event | None:
     """The event that tells how an attempt's training or prediction began, with the micro-batch it came to."""
     started: Event | None = None
     for event in events:
@@ -315,18 +329,18 @@ def attempt_started(events: list[Event]) -> Event | None:
     return started
 
 
-def weights_loaded(event: Event) -> str:
+def describe_loaded_weights(event: Event) -> str:
     """What an event of the kind ``loaded`` tells."""
     shown = f"{event['source']}: {event['copied']:,} of the model's {event['total']:,} tensors"
     missing = event["missing"]
     return f"{shown}; not in the file: {summarize_list(missing)}" if missing else shown
 
 
-def _covered(on: Coverage | None) -> dict[str, Any]:
-    return {} if on is None else asdict(on)
+def _coverage_columns(coverage: Coverage | None) -> dict[str, Any]:
+    return {} if coverage is None else asdict(coverage)
 
 
-def _seconds(events: Sequence[Event]) -> float:
+def _training_seconds(events: Sequence[Event]) -> float:
     """Time between the first and the last event of each attempt, summed."""
     times: defaultdict[str | None, list[float]] = defaultdict(list)
     for event in events:

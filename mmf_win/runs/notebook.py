@@ -10,14 +10,14 @@ from mmf_win.paths import MmfPaths
 from mmf_win.protocol import read_events
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import Summary, summaries
+from mmf_win.runs.history import RunSummary, summarize_runs
 from mmf_win.upstream.install import require_packages
 
 if TYPE_CHECKING:
     import pandas
 
 
-def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
+def runs_dataframe(save_dir: Path | str | None = None) -> pandas.DataFrame:
     """One row a run, the newest first; the columns are those of ``mmfw runs --json``, ``started`` in UTC.
 
     Args:
@@ -29,13 +29,13 @@ def frame(save_dir: Path | str | None = None) -> pandas.DataFrame:
     require_packages("pandas", extra="[notebook]")
     import pandas
 
-    lines = [summary.columns() for summary in summaries(MmfPaths.resolve(save_dir=save_dir).save_dir)]
-    table = pandas.DataFrame(lines, columns=list(Summary("", "").columns()))
+    lines = [summary.columns() for summary in summarize_runs(MmfPaths.resolve(save_dir=save_dir).save_dir)]
+    table = pandas.DataFrame(lines, columns=list(RunSummary("", "").columns()))
     table["started"] = pandas.to_datetime(table["started"], unit="s", utc=True)
     return table
 
 
-def find(run: str | None = None, save_dir: Path | str | None = None) -> Run:
+def find_run(run: str | None = None, save_dir: Path | str | None = None) -> Run:
     """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
 
     As the last line of a cell, it shows its page.
@@ -46,10 +46,10 @@ def find(run: str | None = None, save_dir: Path | str | None = None) -> Run:
     Raises:
         NoRun: there is none.
     """
-    return lookup.newest(MmfPaths.resolve(save_dir=save_dir).save_dir, run, lambda found: found)
+    return lookup.first_usable_run(MmfPaths.resolve(save_dir=save_dir).save_dir, run, lambda found: found)
 
 
-def events(run: Run, kind: str = "train") -> pandas.DataFrame:
+def events_dataframe(run: Run, kind: str = "train") -> pandas.DataFrame:
     """What happened in a run, one row an event; it may still be training.
 
     ``t`` is in UTC. Of ``train`` there are ``loss``, ``lr`` and more, of ``val`` the ``metrics``, such as

@@ -13,13 +13,13 @@ from mmf_win.protocol import AttemptOutcome, AttemptRequest, OutcomeKind, read_e
 from mmf_win.protocol.attempt import CheckTask
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import Record, attempt_started
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.history import RunRecord, attempt_start_event
+from mmf_win.runs.lookup import list_runs
 from mmf_win.signals import STOP_SIGNALS
 from mmf_win.supervise import ChildExit
 
 # All others are errors of training.
-_ERRORS: dict[OutcomeKind, type[errors.MmfwError]] = {
+_ERROR_CLASSES: dict[OutcomeKind, type[errors.MmfwError]] = {
     "interrupted": errors.StoppedByUserError,
     "host_oom": errors.ResourceError,
     "disk": errors.ResourceError,
@@ -31,11 +31,15 @@ _ERRORS: dict[OutcomeKind, type[errors.MmfwError]] = {
     "network": errors.MmfEnvironmentError,
 }
 
-_STOPPED = {-number for number in STOP_SIGNALS}  # sent to every process, before the worker can handle it
+_STOP_SIGNAL_CODES = {
+    -number for number in STOP_SIGNALS
+}  # sent to every process, before the worker can handle it
 
-_NO_MEMORY = re.compile(rb"std::bad_alloc|failed to map segment|MemoryError|[Cc]annot allocate memory")
+_OUT_OF_MEMORY_PATTERN = re.compile(
+    rb"std::bad_alloc|failed to map segment|MemoryError|[Cc]annot allocate memory"
+)
 
-_BEGIN = "the same command begins again"
+_START_OVER_HINT = "the same command begins again"
 
 # {resume}: how to resume the training, or to begin again where nothing is saved; {again}: the command for it.
 _HINTS = {
@@ -54,26 +58,30 @@ _HINTS = {
 }
 
 
-def exit_of(asked: AttemptRequest, ended: ChildExit, *, memory_ran_out: bool) -> AttemptOutcome:
+def determine_outcome(
+    attempt: AttemptRequest, child_exit: ChildExit, *, memory_ran_out: bool
+) -> AttemptOutcome:
     """What the worker said about its end, or else what its death tells; saved where it is not what it said.
 
     ``memory_ran_out``: the system killed a process meanwhile because it did.
     """
     said = None
     with suppress(errors.DataError):  # one that cannot be read says nothing
-        said = AttemptOutcome.load(asked.folder.outcome_file)
-    end = said or _died(asked, ended, memory_ran_out)
+        said = AttemptOutcome.load(attempt.folder.outcome_file)
+    end = said or _outcome_of_death(attempt, child_exit, memory_ran_out)
     if end.kind == "killed" and memory_ran_out:
         end = AttemptOutcome("host_oom", "memory ran out, and the system killed a process")
-    if ended.stop_requested and end.kind in ("cuda_oom", "host_oom"):
+    if child_exit.stop_requested and end.kind in ("cuda_oom", "host_oom"):
         # Whoever asked for the prompt must not get another attempt.
         end = AttemptOutcome("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
     if end is not said:
-        end.record(asked)
+        end.record(attempt)
     return end
 
 
-def as_error(end: AttemptOutcome, asked: AttemptRequest, output: str | None = None) -> errors.MmfwError:
+def outcome_error(
+    outcome: AttemptOutcome, attempt: AttemptRequest, output_hint: str | None = None
+) -> errors.MmfwError:
     """Return the outcome of an attempt as an error whose class gives the exit code, with what to do next.
 
     Args:
@@ -81,78 +89,82 @@ def as_error(end: AttemptOutcome, asked: AttemptRequest, output: str | None = No
         asked: the attempt.
         output: the sentence of the hint about the output, if not that it is in the log.
     """
-    if output is None:
-        output = "" if asked.profile_updates else f"the whole output is in {asked.log}"  # a profile moves it
-        if isinstance(asked.task, CheckTask):
-            output = "`mmfw train` keeps the whole output"
-    message = end.message or end.kind
-    if end.kind == "internal" and end.source_location:
-        message += f" (at {end.source_location})"
-    hint = _hint_after(end.kind, asked, output)
-    if end.hint:
+    if output_hint is None:
+        output_hint = (
+            "" if attempt.profile_updates else f"the whole output is in {attempt.log}"
+        )  # a profile moves it
+        if isinstance(attempt.task, CheckTask):
+            output_hint = "`mmfw train` keeps the whole output"
+    message = outcome.message or outcome.kind
+    if outcome.kind == "internal" and outcome.source_location:
+        message += f" (at {outcome.source_location})"
+    hint = _outcome_hint(outcome.kind, attempt, output_hint)
+    if outcome.hint:
         # Of "internal" it is only where the output is.
-        more = _hint_after("killed" if end.kind == "disk" else "internal", asked, output)
-        hint = "; ".join(filter(None, (end.hint, more)))
-    return _ERRORS.get(end.kind, errors.TrainingError)(message, hint=hint, log=asked.log)
+        more = _outcome_hint("killed" if outcome.kind == "disk" else "internal", attempt, output_hint)
+        hint = "; ".join(filter(None, (outcome.hint, more)))
+    return _ERROR_CLASSES.get(outcome.kind, errors.TrainingError)(message, hint=hint, log=attempt.log)
 
 
-def _hint_after(outcome: str, asked: AttemptRequest, output: str) -> str | None:
-    run, resumes = Run(asked.run_dir), asked.is_training and not asked.discards_weights
-    resumes = resumes and not asked.train_task.node_rank  # the first machine keeps the run
-    if outcome == "interrupted":
+def _outcome_hint(kind: str, attempt: AttemptRequest, output_hint: str) -> str | None:
+    run, resumes = Run(attempt.run_dir), attempt.is_training and not attempt.discards_weights
+    resumes = resumes and not attempt.train_task.node_rank  # the first machine keeps the run
+    if kind == "interrupted":
         if not resumes:
             return None
         saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
-        return f"resume with: {resume(run)}" if saved else f"nothing is saved yet; {_BEGIN}"
-    if outcome == "nan" and (attempt_started(read_events(asked.events)) or {}).get("precision") == "fp16":
-        outcome = "nan in fp16"
-    elif outcome == "nan" and asked.settings.get("training", {}).get("detect_anomaly"):
-        outcome = "nan of an operation"
-    hint = _HINTS.get(outcome, "")
+        return f"resume with: {resume_command(run)}" if saved else f"nothing is saved yet; {_START_OVER_HINT}"
+    if kind == "nan" and (attempt_start_event(read_events(attempt.events)) or {}).get("precision") == "fp16":
+        kind = "nan in fp16"
+    elif kind == "nan" and attempt.settings.get("training", {}).get("detect_anomaly"):
+        kind = "nan of an operation"
+    hint = _HINTS.get(kind, "")
     if "{again}" in hint and not resumes:
         hint = ""
     elif "{" in hint and resumes and checkpoints.can_resume(run):
-        command = resume(run)
+        command = resume_command(run)
         hint = hint.format(resume=f"{command} resumes from the last intact checkpoint", again=command)
     else:
-        hint = hint.format(resume=_BEGIN, again="the same command")
-    return "; ".join(filter(None, (hint, output)))
+        hint = hint.format(resume=_START_OVER_HINT, again="the same command")
+    return "; ".join(filter(None, (hint, output_hint)))
 
 
-def resume(run: Run) -> str:
+def resume_command(run: Run) -> str:
     """The command that resumes this very run, which need not be the newest."""
     save_dir = run.path.parent.parent
-    newest = next(iter(all_runs(save_dir)), run)
+    newest = next(iter(list_runs(save_dir)), run)
     which = "last" if newest.path == run.path else run.id
     return format_command("mmfw", "train", "--resume", which, "--save-dir", save_dir)
 
 
-def use_intact(run: Run, found: Iterable[checkpoints.SavedCheckpoint]) -> str | None:
+def intact_checkpoint_hint(run: Run, saved_checkpoints: Iterable[checkpoints.SavedCheckpoint]) -> str | None:
     """Which checkpoint of a run is the newest intact one, and the command that goes on; None without one."""
-    resumable = (checkpoint for checkpoint in found if checkpoint.update is not None)  # not weights alone
+    resumable = (
+        checkpoint for checkpoint in saved_checkpoints if checkpoint.update is not None
+    )  # not weights alone
     newest = max(resumable, key=lambda checkpoint: checkpoint.written, default=None)
     if newest is None:
         return None
-    use = f"`{resume(run)}` resumes from what is intact"
+    use = f"`{resume_command(run)}` resumes from what is intact"
     with suppress(errors.DataError):
-        known = Record.read(run).summary
+        known = RunRecord.read(run).summary
         if known.state == "done" and known.updates == newest.update:  # nothing is left to train
             predict = format_command("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
             use = f"`{predict}` predicts with what is intact"
     return f"the newest intact one is {newest.name}; {use}"
 
 
-def _died(asked: AttemptRequest, ended: ChildExit, memory_ran_out: bool) -> AttemptOutcome:
-    if ended.killed or (ended.stop_requested and ended.exit_code in _STOPPED):
+def _outcome_of_death(attempt: AttemptRequest, child_exit: ChildExit, memory_ran_out: bool) -> AttemptOutcome:
+    if child_exit.killed or (child_exit.stop_requested and child_exit.exit_code in _STOP_SIGNAL_CODES):
         return AttemptOutcome(
             "interrupted", "ended at once, or for lack of progress; updates not yet saved are lost"
         )
-    if ended.exit_code == -9 and memory_ran_out:
+    if child_exit.exit_code == -9 and memory_ran_out:
         return AttemptOutcome("host_oom", "memory ran out, and the system killed the worker")
     with suppress(OSError):
         # C++ aborts, and Python may not even start; earlier workers may have written before.
-        if _NO_MEMORY.search(read_tail(asked.log, 300)):
+        if _OUT_OF_MEMORY_PATTERN.search(read_tail(attempt.log, 300)):
             return AttemptOutcome(
-                "host_oom", f"there is too little memory for the worker (code {ended.exit_code})"
+                "host_oom", f"there is too little memory for the worker (code {child_exit.exit_code})"
             )
-    return AttemptOutcome.from_exit_code(ended.exit_code, "the worker")
+    return AttemptOutcome.from_exit_code(child_exit.exit_code, "the worker")

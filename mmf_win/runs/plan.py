@@ -1,7 +1,7 @@
 """Plans the attempts of a run: what the first one does, and what the next one does after memory ran out.
 
 That includes the processes that train together: how many, on which machines, and whether they can.
-The order in which attempts shrink is in :func:`limit_to_lower`.
+The order in which attempts shrink is in :func:`choose_reduction`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event
 from mmf_win.protocol.attempt import AttemptTask, PredictTask, TrainTask
-from mmf_win.runs import fits, own_code
+from mmf_win.runs import micro_batch_store, user_code
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import CommandOptions, Request, lasting
-from mmf_win.runs.targets import Target
+from mmf_win.runs.request import CommandOptions, RunRequest, drop_start_settings
+from mmf_win.runs.targets import PredictionTarget
 from mmf_win.unpacking.staging import require_creatable_folders
 from mmf_win.upstream import settings
 from mmf_win.upstream.config import Tree, merge, resolve
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Start:
+class RunJob:
     """The beginning of a training or a prediction.
 
     Attributes:
@@ -49,13 +49,13 @@ class Start:
         weights_alone: of the checkpoint, take only the weights, and begin at update 0.
     """
 
-    request: Request
+    request: RunRequest
     options: CommandOptions
-    places: MmfPaths
+    mmf_paths: MmfPaths
     run: Run | None = None
     name: str | None = None
     checkpoint: Path | None = None
-    weights_alone: bool = False
+    only_weights: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,49 +70,49 @@ class Plan:
         inputs: what a training reads, checked.
     """
 
-    start: Start
-    request: Request
-    first: AttemptRequest
+    job: RunJob
+    request: RunRequest
+    first_attempt: AttemptRequest
     config: Tree
     inputs: VerifiedInputs = field(default_factory=VerifiedInputs)
 
 
-def plan_training(start: Start) -> Plan:
+def plan_training(job: RunJob) -> Plan:
     """Plan a training, which is not checked yet. Raises as :func:`plan_attempt`."""
-    options, mmf, together = start.options, mmf_for(start.request), processes(start.options)
-    request = start.request.over(options.settings)
-    ours = request.ours
+    options, mmf, together = job.options, require_mmf_for(job.request), plan_processes(job.options)
+    request = job.request.merged_with(options.settings)
+    ours = request.mmfw_settings
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
     detect_anomaly = options.detect_anomaly and ours.precision != "fp16"
     if options.detect_anomaly and not detect_anomaly:
         _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
     # MMF loads the test set before it trains, and fails without one.
-    has_test = start.places.dataset.annotation_file(request.splits["test"]).is_file()
+    has_test = job.mmf_paths.dataset.annotation_file(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
     tree = merge(
         settings.common(request.model, splits, mmf.version, together["nproc"]),
         settings.train(ours.updates),
         request.of_mmf,
         {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
-        settings.resume(start.checkpoint) if start.checkpoint else {},
+        settings.resume(job.checkpoint) if job.checkpoint else {},
     )
     task = TrainTask(
-        only_weights=start.weights_alone,
+        only_weights=job.only_weights,
         keep_checkpoints=1 if ours.keep is None else ours.keep,
         find_micro_batch=bool(ours.auto_batch),
-        known_micro_batches=fits.load() if options.use_known_fits else {},
+        known_micro_batches=micro_batch_store.load() if options.use_known_fits else {},
         **together,
     )
-    return plan_attempt(task, mmf, start, request, tree)
+    return plan_attempt(task, mmf, job, request, tree)
 
 
-def plan_prediction(start: Start, checkpoint: Path, target: Target, features: Path | None) -> Plan:
+def plan_prediction(job: RunJob, checkpoint: Path, target: PredictionTarget, features: Path | None) -> Plan:
     """Plan a prediction; ``features`` is an LMDB of region features to read instead of the dataset's.
 
     Raises as :func:`plan_attempt`.
     """
-    mmf, request = mmf_for(start.request), start.request.over(start.options.settings)
-    start = replace(start, checkpoint=checkpoint)
+    mmf, request = require_mmf_for(job.request), job.request.merged_with(job.options.settings)
+    job = replace(job, checkpoint=checkpoint)
     tree = merge(
         settings.common(request.model, request.splits, mmf.version),
         request.of_mmf,
@@ -120,48 +120,50 @@ def plan_prediction(start: Start, checkpoint: Path, target: Target, features: Pa
         target.settings,
         settings.for_every_split(features=features) if features else {},
     )
-    return plan_attempt(PredictTask(str(target.file.path)), mmf, start, request, tree)
+    return plan_attempt(PredictTask(str(target.annotation_file.path)), mmf, job, request, tree)
 
 
-def plan_attempt(task: AttemptTask, mmf: Installed, start: Start, request: Request, tree: Tree) -> Plan:
+def plan_attempt(
+    task: AttemptTask, mmf: Installed, job: RunJob, request: RunRequest, base_settings: Tree
+) -> Plan:
     """Merge the command's overrides over the settings in ``tree``.
 
     Raises UsageError where the configuration cannot be put together, and as
-    :func:`mmf_win.runs.own_code.folder_of`.
+    :func:`mmf_win.runs.user_code.resolve_user_dir`.
     """
-    options, places, checkpoint = start.options, start.places, start.checkpoint
+    options, places, checkpoint = job.options, job.mmf_paths, job.checkpoint
     require_creatable_folders(places)
     for path in (places.data_dir, places.save_dir, places.cache_dir, checkpoint):
         if not is_valid_unicode(str(path)):
             raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")
-    tree = settings.with_hooks(tree, mmf.version, request.ours.precision)
-    asked = replace(request, settings=tree)
-    config = resolve(mmf.root, places, asked, options.overrides, checked=request.checked)
+    base_settings = settings.with_hooks(base_settings, mmf.version, request.mmfw_settings.precision)
+    asked = replace(request, settings=base_settings)
+    config = resolve(mmf.root, places, asked, options.overrides, checked=request.settings_to_validate)
     typed = config["typed"]
-    whose = f"run {start.run.id}" if start.run else f"preset {request.preset}"
-    code = own_code.folder_of(config["user_dir"], options, whose)
+    whose = f"run {job.run.id}" if job.run else f"preset {request.preset}"
+    code = user_code.resolve_user_dir(config["user_dir"], options, whose)
     if code is not None:
         typed = merge(typed, {"env": {"user_dir": literal(code)}})
-    request = request.over(typed)  # an override of MMF's own precision takes the place of an option's
+    request = request.merged_with(typed)  # an override of MMF's own precision takes the place of an option's
     first = AttemptRequest(
         task,
         request.model,
         str(mmf.root),
-        settings=merge(tree, typed),
+        settings=merge(base_settings, typed),
         base_config=request.config,
         checkpoint=str(checkpoint) if checkpoint else None,
-        precision=request.ours.precision,
-        fast=bool(request.ours.fast),
+        precision=request.mmfw_settings.precision,
+        fast=bool(request.mmfw_settings.fast),
         trust=options.trust,
         image_cache_dir=str(places.image_cache_dir) if places.image_cache_dir else None,
     )
-    return Plan(start, request, first, config)
+    return Plan(job, request, first, config)
 
 
-def mmf_for(request: Request) -> Installed:
+def require_mmf_for(request: RunRequest) -> Installed:
     """The MMF that runs, or an MmfError; a UsageError where it lacks the configuration that is asked for."""
     mmf = usable_mmf()
-    _note_changes(mmf)
+    _warn_about_environment(mmf)
     if request.config is not None:
         try:
             config_path(mmf.root, request.config)
@@ -171,7 +173,7 @@ def mmf_for(request: Request) -> Installed:
 
 
 @cache
-def _note_changes(mmf: Installed) -> None:
+def _warn_about_environment(mmf: Installed) -> None:
     """Say once, however many predictions follow, what is not as usual: MMF, and variables of Python."""
     if ignored := [name for name in settings.HARMFUL if os.environ.get(name)]:
         _log.warning("ignoring %s, which would break or slow the training", ", ".join(ignored))
@@ -179,7 +181,7 @@ def _note_changes(mmf: Installed) -> None:
         _log.warning("changed or missing files of MMF: %d", len(changed))
 
 
-def processes(options: CommandOptions) -> dict[str, Any]:
+def plan_processes(options: CommandOptions) -> dict[str, Any]:
     """What an :class:`~mmf_win.protocol.AttemptRequest` says of them. Raises UsageError where they cannot begin."""
     found = 0 if options.cpu else machine.count_gpus()
     nproc = max(1, found) if options.nproc == "auto" else int(options.nproc or 1)
@@ -206,20 +208,20 @@ def processes(options: CommandOptions) -> dict[str, Any]:
     }
 
 
-def require_even(config: Tree, count: int) -> None:
+def require_divisible_batch(config: Tree, process_count: int) -> None:
     """Raise UsageError where a batch cannot be divided among ``count`` processes."""
     batch = config["training"]["batch_size"]
-    if not isinstance(batch, int) or batch % count == 0:
+    if not isinstance(batch, int) or batch % process_count == 0:
         return
     even = [str(number) for number in range(1, batch + 1) if batch % number == 0]
     raise UsageError(
-        f"a batch of {batch} rows cannot be divided evenly among {count} processes",
+        f"a batch of {batch} rows cannot be divided evenly among {process_count} processes",
         hint=f"as many as divide it: {', '.join(even)}; or another --batch-size",
     )
 
 
-def limit_to_lower(
-    failed: AttemptRequest, end: AttemptOutcome, started: Event | None
+def choose_reduction(
+    failed_attempt: AttemptRequest, outcome: AttemptOutcome, start_event: Event | None
 ) -> tuple[str, int, int] | None:
     """What the next attempt has less of, as name, old and new number.
 
@@ -229,58 +231,64 @@ def limit_to_lower(
 
     ``started`` is the event that tells what the failed one really had; without it, not even the model fitted.
     """
-    if started is None:
+    if start_event is None:
         return None
-    workers, batch = started["workers"], started["batch"]
-    if end.kind == "host_oom":
+    workers, batch = start_event["workers"], start_event["batch"]
+    if outcome.kind == "host_oom":
         return ("workers", workers, workers // 2) if workers else None
-    if end.kind != "cuda_oom":
+    if outcome.kind != "cuda_oom":
         return None
-    if end.during_validation or not failed.is_training:
-        name, had = "eval_batch", failed.eval_batch or batch
+    if outcome.during_validation or not failed_attempt.is_training:
+        name, had = "eval_batch", failed_attempt.eval_batch or batch
     else:
-        name, had = "micro_batch", started["micro_batch"]
-    fewer = smaller_rows(batch, had)
+        name, had = "micro_batch", start_event["micro_batch"]
+    fewer = smaller_micro_batch(batch, had)
     return (name, had, fewer) if fewer else None
 
 
-def smaller_rows(batch: int, failed: int) -> int | None:
+def smaller_micro_batch(batch_rows: int, failed_rows: int) -> int | None:
     """The rows at which a batch is cut into twice as many parts as with ``failed``; None at one row.
 
     A batch is cut into parts that are as equal as can be, so a limit of 23 rows would divide 31 as one of 16
     does.
     """
-    parts = 2 * math.ceil(batch / failed)
-    return math.ceil(batch / parts) if failed > 1 else None
+    parts = 2 * math.ceil(batch_rows / failed_rows)
+    return math.ceil(batch_rows / parts) if failed_rows > 1 else None
 
 
-def following(
-    failed: AttemptRequest, name: str, number: int, started: Event, saved: Path | None
+def next_attempt(
+    failed_attempt: AttemptRequest,
+    limit_name: str,
+    limit_value: int,
+    start_event: Event,
+    checkpoint: Path | None,
 ) -> AttemptRequest:
     """The attempt after one for which memory did not suffice.
 
     Args:
         failed: what was asked of that one.
-        name, number: what this one has less of, as :func:`limit_to_lower` says, and how many of it.
+        name, number: what this one has less of, as :func:`choose_reduction` says, and how many of it.
         started: the event that tells with which seed that one began.
         saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.
     """
-    following = failed
+    following = failed_attempt
     needed: Tree = {}
-    if saved is not None:
+    if checkpoint is not None:
         # What says where a run starts must not send a later attempt back there.
-        tree = merge(lasting(failed.settings), settings.resume(saved))
-        task = replace(failed.train_task, only_weights=False)
-        following = replace(failed, task=task, settings=tree, checkpoint=str(saved))
-    elif failed.is_training and (failed.checkpoint is None or failed.train_task.only_weights):
-        needed["training"] = {"seed": started["seed"]}
-    if name == "workers":
-        needed = merge(needed, {"training": {"num_workers": number}})
-    elif name == "eval_batch":
-        following = replace(following, eval_batch=number)
+        tree = merge(drop_start_settings(failed_attempt.settings), settings.resume(checkpoint))
+        task = replace(failed_attempt.train_task, only_weights=False)
+        following = replace(failed_attempt, task=task, settings=tree, checkpoint=str(checkpoint))
+    elif failed_attempt.is_training and (
+        failed_attempt.checkpoint is None or failed_attempt.train_task.only_weights
+    ):
+        needed["training"] = {"seed": start_event["seed"]}
+    if limit_name == "workers":
+        needed = merge(needed, {"training": {"num_workers": limit_value}})
+    elif limit_name == "eval_batch":
+        following = replace(following, eval_batch=limit_value)
         # It keeps the scores of a full set off the GPU; where MMF has no such key, a hook does.
-        if has_key(read_version(Path(failed.mmf_root)), "evaluation.use_cpu"):
+        if has_key(read_version(Path(failed_attempt.mmf_root)), "evaluation.use_cpu"):
             needed["evaluation"] = {"use_cpu": True}
     else:
-        following = replace(following, task=replace(following.train_task, micro_batch=number))
+        following = replace(following, task=replace(following.train_task, micro_batch=limit_value))
     return replace(following, settings=merge(following.settings, needed))

@@ -24,20 +24,28 @@ from mmf_win.console import format_command, suggestion_hint
 from mmf_win.dataset.coverage import is_user_dataset
 from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths, expand_home, presets_dir, short_portable_name
-from mmf_win.runs.request import Request
+from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
 from mmf_win.upstream.overrides import literal
 
 #: What helps where a preset is not there, or lacks something.
-LIST = "`mmfw train --list` shows the presets, and which have published weights"
+LIST_HINT = "`mmfw train --list` shows the presets, and which have published weights"
 
-_KEYS: dict[str, type] = {
+_KEY_TYPES: dict[str, type] = {
     **dict.fromkeys(("title", "model", "config", "extends", "zoo"), str),
     **dict.fromkeys(("settings", "published"), dict),
     "offline": bool,
 }
-_NAMES = {str: "a text", bool: "true or false", dict: "a mapping of keys"}
-_OF_MMF = ("includes", "model_config", "dataset_config", "optimizer", "scheduler", "training", "evaluation")
+_TYPE_NAMES = {str: "a text", bool: "true or false", dict: "a mapping of keys"}
+_MMF_GROUPS = (
+    "includes",
+    "model_config",
+    "dataset_config",
+    "optimizer",
+    "scheduler",
+    "training",
+    "evaluation",
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +69,8 @@ def names() -> list[str]:
 
 def load(name: str) -> Preset:
     """A preset by its name, or the user's own by its path. Raises UsageError where that is none."""
-    path = _find(name)
-    values = _read(path)
+    path = _find_preset_file(name)
+    values = _read_preset(path)
     if "model" not in values:
         hint = "a file in MMF's own format goes into a preset's 'config:', beside 'model:'"
         raise UsageError(f"{path}: a preset needs the key 'model'", hint=hint)
@@ -71,9 +79,9 @@ def load(name: str) -> Preset:
     return Preset(name=short_portable_name(path.stem), file=file, **values)
 
 
-def request(preset: Preset, splits: dict[str, str], places: MmfPaths) -> Request:
-    """What a run of a preset is asked for, before any option; ``splits`` as in :class:`Request`."""
-    return Request(
+def build_request(preset: Preset, splits: dict[str, str], mmf_paths: MmfPaths) -> RunRequest:
+    """What a run of a preset is asked for, before any option; ``splits`` as in :class:`RunRequest`."""
+    return RunRequest(
         preset=preset.name,
         preset_file=preset.file,
         model=preset.model,
@@ -81,13 +89,13 @@ def request(preset: Preset, splits: dict[str, str], places: MmfPaths) -> Request
         settings=preset.settings,
         preset_settings=preset.settings,
         splits=splits,
-        data_dir=str(places.data_dir),
+        data_dir=str(mmf_paths.data_dir),
         offline=preset.offline,
-        published={} if is_user_dataset(places.dataset) else preset.published,  # of such a set, nothing is
+        published={} if is_user_dataset(mmf_paths.dataset) else preset.published,  # of such a set, nothing is
     )
 
 
-def _find(name: str) -> Path:
+def _find_preset_file(name: str) -> Path:
     shipped = presets_dir() / f"{name}.yaml"
     if shipped.parent == presets_dir() and shipped.is_file():
         return shipped
@@ -98,25 +106,25 @@ def _find(name: str) -> Path:
         resume = format_command("mmfw", "train", "--resume", name)
         raise UsageError(f"{name} is a run, not a preset", hint=f"`{resume}`")
     if own.is_dir():
-        raise UsageError(f"{name} is a folder, not a preset", hint=LIST)
+        raise UsageError(f"{name} is a folder, not a preset", hint=LIST_HINT)
     is_file = own.suffix in (".yaml", ".yml")
     missing = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"
-    raise UsageError(missing, hint=suggestion_hint(own.stem, names(), 0.4) + LIST)
+    raise UsageError(missing, hint=suggestion_hint(own.stem, names(), 0.4) + LIST_HINT)
 
 
-def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
+def _read_preset(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The keys of a preset and of those that it extends; ``below`` are the presets that extend it."""
-    if path in below:
+    if path in extended_by:
         raise UsageError(f"{path}: the preset extends itself")
     values = _load_yaml(path)
     if not isinstance(values, dict):
         raise UsageError(f"{path}: a preset is a mapping of keys")
     own = {str(key): value for key, value in values.items()}
     for key, value in own.items():
-        if key not in _KEYS:
-            raise UsageError(f"{path}: unknown key '{key}'", hint=_meant(path, own, key))
-        if not isinstance(value, (_KEYS[key], NoneType)):
-            raise UsageError(f"{path}: '{key}' must be {_NAMES[_KEYS[key]]}")
+        if key not in _KEY_TYPES:
+            raise UsageError(f"{path}: unknown key '{key}'", hint=_unknown_key_hint(path, own, key))
+        if not isinstance(value, (_KEY_TYPES[key], NoneType)):
+            raise UsageError(f"{path}: '{key}' must be {_TYPE_NAMES[_KEY_TYPES[key]]}")
     for key in ("settings", "published"):
         own[key] = own.get(key) or {}
     if OURS in own["settings"]:
@@ -125,7 +133,7 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     dotted = next((key for key in own["settings"] if "." in str(key)), None)
     if dotted is not None:
         raise UsageError(f"{path}: 'settings' is a tree; write {dotted} as nested keys")
-    flat = next((k for k in _OF_MMF if not isinstance(own["settings"].get(k, {}), (dict, list))), None)
+    flat = next((k for k in _MMF_GROUPS if not isinstance(own["settings"].get(k, {}), (dict, list))), None)
     if flat is not None:
         raise UsageError(f"{path}: '{flat}' in 'settings' must be a mapping of keys")
     config = own.get("config")
@@ -139,7 +147,7 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
         return own
     other = str(own["extends"])
     beside = path.parent / other
-    base = _read(beside if beside.is_file() else _find(other), (*below, path))
+    base = _read_preset(beside if beside.is_file() else _find_preset_file(other), (*extended_by, path))
     own = {key: value for key, value in own.items() if value not in (None, {})}
     try:
         settings = merge(base["settings"], own.get("settings", {}))
@@ -148,18 +156,18 @@ def _read(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
     return {**base, **own, "settings": settings}
 
 
-def _meant(path: Path, own: Mapping[str, Any], key: str) -> str:
+def _unknown_key_hint(path: Path, values: Mapping[str, Any], key: str) -> str:
     """What to write instead of an unknown key."""
-    if own.keys() & set(_OF_MMF):
-        if own.keys() & {"model", "extends"}:
+    if values.keys() & set(_MMF_GROUPS):
+        if values.keys() & {"model", "extends"}:
             return f"MMF's keys stand below 'settings', as in settings: {{ {key}: ... }}"
-        models = own.get("model_config")
+        models = values.get("model_config")
         model = next(iter(models), "MODEL") if isinstance(models, Mapping) else "MODEL"
         return (
             "this is a configuration of MMF's own; a preset is a file of its own that names it, with the "
             f"lines\n  model: {model}\n  config: {path}"
         )
-    return f"{suggestion_hint(key, _KEYS)}a preset has the keys {', '.join(_KEYS)}"
+    return f"{suggestion_hint(key, _KEY_TYPES)}a preset has the keys {', '.join(_KEY_TYPES)}"
 
 
 def _load_yaml(path: Path) -> Any:

@@ -14,18 +14,18 @@ from mmf_win.protocol import read_events
 from mmf_win.protocol.attempt import ProfileTask
 from mmf_win.records import convert_to
 from mmf_win.runs import checkpoints, lookup, presets, training
-from mmf_win.runs.attempts import Display
+from mmf_win.runs.attempts import DisplayFactory
 from mmf_win.runs.folder import Run
-from mmf_win.runs.plan import Start
-from mmf_win.runs.profile import Profile
+from mmf_win.runs.plan import RunJob
+from mmf_win.runs.profile_advice import TrainingProfile
 from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import Tree, merge
 
 _log = logging.getLogger(__name__)
-_OF_CONFIG = ("batch_size", "checkpoint_interval", "evaluation_interval")
+_TRAINING_KEYS = ("batch_size", "checkpoint_interval", "evaluation_interval")
 
 
-def run_profile(start: Start, updates: int, *, display: Display) -> tuple[Profile, Path]:
+def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[TrainingProfile, Path]:
     """Train some updates from the beginning, and measure them.
 
     A validation comes after half of them and at the end, and MMF saves after each, and in the end once more.
@@ -42,15 +42,19 @@ def run_profile(start: Start, updates: int, *, display: Display) -> tuple[Profil
     Raises:
         MmfwError: its class says why the training failed.
     """
-    plan = training.prepare(start)
-    place = start.places.save_dir / "profiles"
+    plan = training.prepare_plan(job)
+    place = job.mmf_paths.save_dir / "profiles"
     disk = next(each for each in (place, *place.parents) if each.exists())  # whose speed checkpoints have
     with TemporaryDirectory(prefix=".mmfw-profile-", dir=disk, ignore_cleanup_errors=True) as scratch:
-        task = ProfileTask(**vars(plan.first.train_task), updates=updates)
-        first = replace(plan.first, task=task, settings=merge(plan.first.settings, _shortened(updates)))
-        here = replace(start, places=replace(start.places, save_dir=Path(scratch)))
+        task = ProfileTask(**vars(plan.first_attempt.train_task), updates=updates)
+        first = replace(
+            plan.first_attempt,
+            task=task,
+            settings=merge(plan.first_attempt.settings, _short_training_settings(updates)),
+        )
+        here = replace(job, mmf_paths=replace(job.mmf_paths, save_dir=Path(scratch)))
         try:
-            trained = training.carry_out(replace(plan, start=here, first=first), display)
+            trained = training.execute_plan(replace(plan, job=here, first_attempt=first), display)
         except (StoppedByUserError, KeyboardInterrupt):
             raise StoppedByUserError("interrupted; nothing is kept") from None
         except MmfwError as error:
@@ -61,15 +65,15 @@ def run_profile(start: Start, updates: int, *, display: Display) -> tuple[Profil
         *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
         written = trained.attempt(profiled["attempt"]).trace
         trace = Path(shutil.move(written, create_timestamped_dir(place)))
-    config = {key: plan.config["training"][key] for key in _OF_CONFIG}
+    config = {key: plan.config["training"][key] for key in _TRAINING_KEYS}
     return convert_to(
-        {**profiled, **config, "max_updates": plan.first.train_task.total_updates}, Profile
+        {**profiled, **config, "max_updates": plan.first_attempt.train_task.total_updates}, TrainingProfile
     ), trace
 
 
-def start_of(
-    wanted: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
-) -> tuple[str, Start]:
+def job_from_preset_or_run(
+    preset_or_run: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
+) -> tuple[str, RunJob]:
     """Return the training of a preset, or that of a run from its beginning, and its name.
 
     Args:
@@ -79,27 +83,31 @@ def start_of(
         save_dir: where runs are; None for the default.
     """
     places = MmfPaths.resolve(data_dir, save_dir)
-    if wanted is not None and (wanted in presets.names() or expand_home(wanted).is_file()):
-        start = training.new(wanted, options, places)  # even where a run has the preset's name
+    if preset_or_run is not None and (
+        preset_or_run in presets.names() or expand_home(preset_or_run).is_file()
+    ):
+        start = training.job_from_preset(
+            preset_or_run, options, places
+        )  # even where a run has the preset's name
         return start.request.preset, start
-    run = lookup.find_run(places.save_dir, wanted)
-    return run.id, start_of_run(run, options, data_dir, save_dir)
+    run = lookup.find_run(places.save_dir, preset_or_run)
+    return run.id, job_from_run(run, options, data_dir, save_dir)
 
 
-def start_of_run(run: Run, options: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> Start:
-    """Return the training of a run from its beginning; see :func:`start_of`."""
-    start = training.of_request(run.request(), options, data_dir, save_dir)
+def job_from_run(run: Run, options: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> RunJob:
+    """Return the training of a run from its beginning; see :func:`job_from_preset_or_run`."""
+    start = training.job_from_request(run.request(), options, data_dir, save_dir)
     if (weights := start.request.init or start.request.start) is None:
         return start
     if not Path(weights).is_file():
         _log.warning("run %s began with %s, which is no file here; this begins without it", run.id, weights)
         return start
     request = replace(start.request, start=None)  # of which the counts are left out
-    checkpoint = checkpoints.checked(weights).path
+    checkpoint = checkpoints.require_intact(weights).path
     return replace(start, request=request, checkpoint=checkpoint, only_weights=True)
 
 
-def _shortened(updates: int) -> Tree:
+def _short_training_settings(updates: int) -> Tree:
     """Return MMF's keys for a training of so few updates."""
     training = {
         "max_updates": updates,

@@ -22,27 +22,27 @@ from mmf_win.paths import MmfPaths, short_portable_name
 from mmf_win.runs import lookup, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.presets import Preset
-from mmf_win.runs.request import Request, lasting
+from mmf_win.runs.request import RunRequest, drop_start_settings
 from mmf_win.upstream.install import Installed, usable_mmf
 from mmf_win.upstream.zoo import Zoo
 
 _log = logging.getLogger(__name__)
 
 
-def weights_of(preset: Preset, mmf: Installed, places: MmfPaths) -> ArchiveInput | None:
+def find_weights(preset: Preset, mmf: Installed, mmf_paths: MmfPaths) -> ArchiveInput | None:
     """The published weights of a preset; None where it has none in the zoo of this MMF.
 
     Raises UsageError where the zoo that the user chose is none, MmfError where MMF's own cannot be read.
     """
     if preset.zoo is None:
         return None
-    zoo = Zoo(mmf.root, places)
+    zoo = Zoo(mmf.root, mmf_paths)
     models = (preset.settings.get("env") or {}).get("model_zoo") or zoo.models
     weights = zoo_weights_input(replace(zoo, models=models), preset.zoo)
     return weights if weights.entry else None
 
 
-def fetch(preset: Preset, places: MmfPaths, source: str | None, *, offline: bool = False) -> Path:
+def fetch(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: bool = False) -> Path:
     """The file of a preset's published weights, downloaded if it is missing and verified.
 
     A preset, too, may say that nothing may be downloaded.
@@ -57,15 +57,15 @@ def fetch(preset: Preset, places: MmfPaths, source: str | None, *, offline: bool
         DataError: what came is not what it should be.
     """
     mmf = usable_mmf()
-    published = weights_of(preset, mmf, places)
+    published = find_weights(preset, mmf, mmf_paths)
     if published is None:
         lacking = f"preset {preset.name} has no published weights"
         if preset.zoo is not None:
             lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
-        raise UsageError(lacking, hint=presets.LIST)
+        raise UsageError(lacking, hint=presets.LIST_HINT)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
     mirror = replace(Mirror.from_source(source), offline=preset.offline or offline)
-    [finding] = fetch_inputs([published], places, mirror)
+    [finding] = fetch_inputs([published], mmf_paths, mirror)
     if not finding.is_usable:
         raise DataError("; ".join(finding.problems) or f"{published.title}: {finding.state}")
     files = published.files()
@@ -75,8 +75,8 @@ def fetch(preset: Preset, places: MmfPaths, source: str | None, *, offline: bool
     return files[0]
 
 
-def run_of(
-    preset_name: str, places: MmfPaths, source: str | None = None, *, without_dataset: bool = False
+def get_or_create_run(
+    preset_name: str, mmf_paths: MmfPaths, source: str | None = None, *, without_dataset: bool = False
 ) -> Run:
     """The run of a preset's published weights, which was never trained; made when it is first asked for.
 
@@ -88,24 +88,24 @@ def run_of(
     """
     preset = presets.load(preset_name)
     try:  # before a long download
-        splits = choose_splits(places.dataset)
+        splits = choose_splits(mmf_paths.dataset)
     except (DatasetError, InUseError):
         if not without_dataset:
             raise
         splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
-    splits |= find_paper_splits(places.dataset)
-    weights = fetch(preset, places, source)
+    splits |= find_paper_splits(mmf_paths.dataset)
+    weights = fetch(preset, mmf_paths, source)
     manifest = Manifest.load(weights.parent)  # by which it was verified just now, if there could be one
     entry = manifest.files.get(weights.name) if manifest else None
     sha256 = entry.sha256 if entry else file_digest(weights).hex()
     request = replace(
-        presets.request(preset, splits, places),
-        settings=lasting(preset.settings),
+        presets.build_request(preset, splits, mmf_paths),
+        settings=drop_start_settings(preset.settings),
         published_weights=preset.zoo,
         published_sha256=sha256,
     )
     name = short_portable_name(preset.name, "-published")
-    run = _earlier(places.save_dir, name, request) or Run.create(places.save_dir, name)
+    run = _find_existing_run(mmf_paths.save_dir, name, request) or Run.create(mmf_paths.save_dir, name)
     best = run.checkpoints / "best.ckpt"
     if not best.is_file() or (not best.samefile(weights) and file_digest(best).hex() != sha256):
         run.checkpoints.mkdir(exist_ok=True)
@@ -129,9 +129,9 @@ def require_trained(run: Run, checkpoint: Path | None = None) -> None:
         raise UsageError(message, hint=f"`{train}` trains on from them")
 
 
-def _earlier(save_dir: Path, name: str, request: Request) -> Run | None:
+def _find_existing_run(save_dir: Path, name: str, request: RunRequest) -> Run | None:
     """The newest run of the same weights, configuration and data."""
-    for run in lookup.named(save_dir, name):
+    for run in lookup.iter_matching_runs(save_dir, name):
         with suppress(DataError):
             if replace(run.request(), created=request.created) == request:
                 return run

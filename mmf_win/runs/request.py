@@ -15,8 +15,8 @@ from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge, put
 from mmf_win.upstream.overrides import leaves, literal
 
 # What starts a run must not steer where it resumes from.
-_OF_THE_START = ("resume", "reset", "zoo_config_override")
-_TOTAL = {"max_updates", "max_epochs"}
+_START_KEY_PREFIXES = ("resume", "reset", "zoo_config_override")
+_TOTAL_KEYS = {"max_updates", "max_epochs"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class MmfwSettings:
 
 
 @dataclass(frozen=True)
-class Request(ConfigParts):
+class RunRequest(ConfigParts):
     """What a run was asked for; saved as ``<run>/request.json``.
 
     ``settings`` are all that differ from MMF's defaults: those of the preset, and merged over them the
@@ -84,18 +84,18 @@ class Request(ConfigParts):
     created: float = field(default_factory=time.time)
 
     @property
-    def ours(self) -> MmfwSettings:
+    def mmfw_settings(self) -> MmfwSettings:
         """What MMF has no key for. Raises ValueError where a value is not of its type."""
         return convert_to(self.settings.get(OURS, {}), MmfwSettings)
 
-    def number(self, name: str) -> int | None:
+    def training_number(self, name: str) -> int | None:
         """What was chosen of ``training``, such as ``seed`` or ``max_updates``, where that is a number."""
         training = self.settings.get("training")
         value = training.get(name) if isinstance(training, dict) else None
         return value if isinstance(value, int) else None
 
     @property
-    def chosen(self) -> dict[str, Any]:
+    def user_settings(self) -> dict[str, Any]:
         """Key → value of the settings that are not the preset's."""
         of_preset = dict(leaves(self.preset_settings))
         none = object()
@@ -103,7 +103,7 @@ class Request(ConfigParts):
         return {key: value for key, value in known if key and of_preset.get(key, none) != value}
 
     @property
-    def checked(self) -> Tree:
+    def settings_to_validate(self) -> Tree:
         """The settings that MMF must know.
 
         Of a run that was trained, these are what the user chose: what MMF drops of its preset must not keep
@@ -112,24 +112,24 @@ class Request(ConfigParts):
         if not self.mmf:
             return self.of_mmf
         checked: Tree = {}
-        for key, value in self.chosen.items():
+        for key, value in self.user_settings.items():
             put(checked, key, value)
         checked.pop(OURS, None)
         return checked
 
-    def over(self, changes: Tree) -> Request:
+    def merged_with(self, overrides: Tree) -> RunRequest:
         """This request with changes over its settings; what says the same in another way gives way."""
-        training, settings = changes.get("training") or {}, self.settings
+        training, settings = overrides.get("training") or {}, self.settings
         if "fp16" in training:
             settings = merge(settings, {OURS: {"precision": None}})
-        if not _TOTAL.isdisjoint(training):
+        if not _TOTAL_KEYS.isdisjoint(training):
             settings = merge(settings, {OURS: {"epochs": None}})
-        if "teacher" in changes.get(OURS, {}):
+        if "teacher" in overrides.get(OURS, {}):
             settings = merge(settings, {OURS: {"teacher_sha256": None}})
-        by_option = "auto_batch" in changes.get(OURS, {})  # beside an override, MMF decides which holds
+        by_option = "auto_batch" in overrides.get(OURS, {})  # beside an override, MMF decides which holds
         if by_option and "batch_size" in training and "batch_size_per_device" in settings.get("training", {}):
             settings = merge(settings, {"training": {"batch_size_per_device": None}})
-        return replace(self, settings=merge(settings, changes))
+        return replace(self, settings=merge(settings, overrides))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,27 +180,27 @@ class CommandOptions(MmfwSettings):
         ours |= {"allow_missing": self.allow_missing or None}
         if self.teacher is not None:  # it may be empty, as an unset variable of the shell is
             ours["teacher"] = literal(str(expand_home(self.teacher).absolute()))
-        chosen = {"training": _given(training), OURS: _given(ours)}
+        chosen = {"training": _drop_unset(training), OURS: _drop_unset(ours)}
         if self.updates or self.epochs:
             chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
             chosen[OURS] |= {"updates": self.updates, "epochs": self.epochs}
-        return _given(chosen)
+        return _drop_unset(chosen)
 
 
-def lasting(settings: Tree) -> Tree:
+def drop_start_settings(settings: Tree) -> Tree:
     """The settings without those that hold for the start alone; a run keeps no others."""
     checkpoint = settings.get("checkpoint")
     if not isinstance(checkpoint, dict):
         return settings
-    kept = {key: value for key, value in checkpoint.items() if not key.startswith(_OF_THE_START)}
+    kept = {key: value for key, value in checkpoint.items() if not key.startswith(_START_KEY_PREFIXES)}
     others = {key: value for key, value in settings.items() if key != "checkpoint"}
     return {**others, "checkpoint": kept} if kept else others
 
 
-def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_unset(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None and value != {}}
 
 
-def as_typed(value: Any) -> str:
+def format_override_value(value: Any) -> str:
     """A value as one types it after ``KEY=``."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

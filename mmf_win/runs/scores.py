@@ -21,11 +21,11 @@ from mmf_win.runs.folder import Run
 
 BEST, UNKNOWN = "best", "unknown"
 
-_STAMP = r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d+)?"
+_TIMESTAMP_PATTERN = r"\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d(?:-\d+)?"
 
 
 @dataclass(frozen=True)
-class Predicted:
+class ScoredPrediction:
     """A prediction file of a run.
 
     Attributes:
@@ -40,27 +40,27 @@ class Predicted:
     split: str
     checkpoint: str
     auroc: float | None
-    on: Coverage | None
+    coverage: Coverage | None
 
 
 @dataclass(frozen=True)
-class Scores:
+class RunScores:
     """What was measured of a run.
 
     Attributes:
         validation: the event of the validation of the best checkpoint, or the one with the best AUROC where
             nothing tells which checkpoint that is.
-        names: what :class:`Predicted` calls the checkpoints, by their hashes.
+        names: what :class:`ScoredPrediction` calls the checkpoints, by their hashes.
         counted: the one that tables and tests take: ``best``, the last until there is one, or ``unknown``.
         made: all predictions of the run, the newest first.
         newest: by their splits, the newest predictions by the checkpoint that is counted.
     """
 
     validation: Event | None = None
-    names: Mapping[str | None, str] = field(default_factory=dict)
-    counted: str = UNKNOWN
-    made: Sequence[Predicted] = ()
-    newest: Mapping[str, Predicted] = field(default_factory=dict)
+    checkpoint_names: Mapping[str | None, str] = field(default_factory=dict)
+    scored_checkpoint: str = UNKNOWN
+    predictions: Sequence[ScoredPrediction] = ()
+    newest_by_split: Mapping[str, ScoredPrediction] = field(default_factory=dict)
 
     @property
     def best_auroc(self) -> float | None:
@@ -73,58 +73,60 @@ class Scores:
         return Coverage.from_json(self.validation and self.validation.get("data"))
 
     @property
-    def scored(self) -> dict[str, Predicted]:
+    def scored_by_split(self) -> dict[str, ScoredPrediction]:
         """Those of ``newest`` that have an AUROC, but for memes of the user's own."""
-        scored = ((split, each) for split, each in self.newest.items() if each.auroc is not None)
+        scored = ((split, each) for split, each in self.newest_by_split.items() if each.auroc is not None)
         return {split: each for split, each in scored if not user_annotations_path(each.csv).is_file()}
 
 
-def read_scores(run: Run, events: Sequence[Event], published: str | None = None) -> Scores:
+def read_scores(run: Run, events: Sequence[Event], published_sha256: str | None = None) -> RunScores:
     """The scores of a run; ``published`` is the hash of its weights where it was never trained."""
     saves = [event for event in events if event["kind"] == "checkpoint"]
     names = {event.get("sha256"): f"update {event.get('update')}" for event in saves}
     best = next((event for event in reversed(saves) if event.get("best") and "sha256" in event), None)
     counted = UNKNOWN
-    if best is not None or published is not None:
-        counted = names[published if best is None else best["sha256"]] = BEST
+    if best is not None or published_sha256 is not None:
+        counted = names[published_sha256 if best is None else best["sha256"]] = BEST
     elif saves and None not in names:
         counted = names[saves[-1]["sha256"]]
-    made = _made(run, names)
+    made = _find_predictions(run, names)
     newest = {each.split: each for each in reversed(made) if each.checkpoint == counted}
-    return Scores(_validation(events, best), names, counted, made, newest)
+    return RunScores(_find_best_validation(events, best), names, counted, made, newest)
 
 
 def common_split(splits: Iterable[Iterable[str]]) -> str | None:
     """The split that most of the runs have, each with its ``splits``; a test set before another."""
     counted = Counter(split for of_run in splits for split in set(of_run))
-    return max(counted, key=lambda split: (counted[split], is_test(split), split), default=None)
+    return max(counted, key=lambda split: (counted[split], is_test_split(split), split), default=None)
 
 
-def is_test(split: str) -> bool:
+def is_test_split(split: str) -> bool:
     """Whether a split is a test set, by its name."""
     return f"{split}_".startswith("test_")
 
 
 def val_auroc(event: Event) -> float | None:
     """The validation AUROC that an event reports, if it does."""
-    return _share((event.get("metrics") or {}).get("auroc")) if event["kind"] == "val" else None
+    return _share_or_none((event.get("metrics") or {}).get("auroc")) if event["kind"] == "val" else None
 
 
-def _validation(events: Sequence[Event], best: Event | None) -> Event | None:
+def _find_best_validation(events: Sequence[Event], best_save: Event | None) -> Event | None:
     scored = [event for event in events if val_auroc(event) is not None]
-    if best is None:
+    if best_save is None:
         return max(scored, key=lambda event: val_auroc(event) or 0.0, default=None)
     # The final validation is of the best checkpoint, and may be all that is left of it after a kill.
-    later = [event for event in scored if event.get("final") and event.get("t", 0) >= best.get("t", 0)]
-    when = (best.get("update"), best.get("attempt"))
+    later = [event for event in scored if event.get("final") and event.get("t", 0) >= best_save.get("t", 0)]
+    when = (best_save.get("update"), best_save.get("attempt"))
     own = [e for e in scored if not e.get("final") and (e.get("update"), e.get("attempt")) == when]
     return next(reversed([*later, *own]), None)
 
 
-def _made(run: Run, names: Mapping[str | None, str]) -> list[Predicted]:
+def _find_predictions(run: Run, checkpoint_names: Mapping[str | None, str]) -> list[ScoredPrediction]:
     # As Run.new_report names them; the split is the stem of an annotation file.
-    name = re.compile(f"hateful_memes_{re.escape(run.path.parent.name)}_(.*)_({_STAMP})", re.DOTALL)
-    found: list[tuple[float, str, Predicted]] = []
+    name = re.compile(
+        f"hateful_memes_{re.escape(run.path.parent.name)}_(.*)_({_TIMESTAMP_PATTERN})", re.DOTALL
+    )
+    found: list[tuple[float, str, ScoredPrediction]] = []
     for csv in run.reports.glob("*.csv"):
         if (match := name.fullmatch(csv.stem)) is None:
             continue
@@ -135,13 +137,13 @@ def _made(run: Run, names: Mapping[str | None, str]) -> list[Predicted]:
             record = read_json(csv.with_suffix(".metrics.json"))
             created = float(record.get("created", created))
             on = Coverage.from_json(record)
-            auroc = _share(record["auroc"]) if on else None
+            auroc = _share_or_none(record["auroc"]) if on else None
             [member] = record["members"]
             sha256 = str(member["checkpoint_sha256"])
-        by = UNKNOWN if sha256 is None else names.get(sha256, UNKNOWN)
-        found.append((created, stamp, Predicted(csv, split, by, auroc, on)))
+        by = UNKNOWN if sha256 is None else checkpoint_names.get(sha256, UNKNOWN)
+        found.append((created, stamp, ScoredPrediction(csv, split, by, auroc, on)))
     return [each for *_, each in sorted(found, key=lambda each: each[:2], reverse=True)]
 
 
-def _share(value: object) -> float | None:
+def _share_or_none(value: object) -> float | None:
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else None

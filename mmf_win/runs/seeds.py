@@ -10,7 +10,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-def grouped(trainings: Iterable[tuple[_T, Hashable, Hashable]]) -> list[list[_T]]:
+def group_by_config(trainings: Iterable[tuple[_T, Hashable, Hashable]]) -> list[list[_T]]:
     """Those that are alike together, in the order in which they come.
 
     Args:
@@ -26,7 +26,7 @@ def grouped(trainings: Iterable[tuple[_T, Hashable, Hashable]]) -> list[list[_T]
     return list(groups.values())
 
 
-def spread(values: Sequence[float]) -> tuple[float | None, float | None, int]:
+def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None, int]:
     """Mean, standard deviation where there are two or more values, and how many there are."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return (statistics.mean(values) if values else None, deviation, len(values))

@@ -18,7 +18,7 @@ from mmf_win.upstream.config import Tree
 
 
 @dataclass(frozen=True)
-class Target:
+class PredictionTarget:
     """Memes to predict.
 
     Attributes:
@@ -28,27 +28,29 @@ class Target:
     """
 
     name: str
-    file: AnnotationFile
-    table: Path | None = None
+    annotation_file: AnnotationFile
+    user_file: Path | None = None
 
     @classmethod
-    def of_split(cls, places: MmfPaths, split: str) -> Target:
+    def from_split(cls, mmf_paths: MmfPaths, split: str) -> PredictionTarget:
         """A split on disk. Raises DatasetError where it is not there, or without memes."""
-        file = AnnotationFile(require_split(places.dataset, split))
+        file = AnnotationFile(require_split(mmf_paths.dataset, split))
         if not file.lines:
             raise DatasetError(f"{file.path}: there are no memes in it")
         return cls(split, file)
 
     @classmethod
-    def of_table(cls, table: Path, scratch: Path) -> Target:
+    def from_table(cls, table: Path, scratch: Path) -> PredictionTarget:
         """The memes of a user's table; the annotations that MMF reads are written to ``scratch``.
 
         Raises DatasetError where the table cannot be used, or images are missing.
         """
-        return cls._own(table, resolve_image_paths(assign_custom_ids(read_table(table)), table), scratch)
+        return cls._from_rows(
+            table, resolve_image_paths(assign_custom_ids(read_table(table)), table), scratch
+        )
 
     @classmethod
-    def of_image(cls, image: Path, text: str, scratch: Path) -> Target:
+    def from_image(cls, image: Path, text: str, scratch: Path) -> PredictionTarget:
         """One image and its text; a DatasetError where the image is none, a UsageError where the text is."""
         if not image.is_file():
             raise DatasetError(f"{image}: there is no such image")
@@ -59,12 +61,12 @@ class Target:
         except Exception as error:  # Pillow raises whatever a broken file leads it to
             hint = "--image takes a picture, and --memes a table of memes"
             raise UnreadableImageError(f"{image}: cannot be read as a picture ({error})", hint=hint) from None
-        return cls._own(
+        return cls._from_rows(
             image, [AnnotationRow(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch
         )
 
     @classmethod
-    def _own(cls, source: Path, rows: Sequence[AnnotationRow], scratch: Path) -> Target:
+    def _from_rows(cls, source: Path, rows: Sequence[AnnotationRow], scratch: Path) -> PredictionTarget:
         annotations, table = scratch / "memes.jsonl", source.absolute()
         write_annotations(annotations, rows)
         return cls(
@@ -72,33 +74,35 @@ class Target:
         )
 
     @property
-    def is_own(self) -> bool:
+    def is_user_data(self) -> bool:
         """Whether these are memes of the user's own."""
-        return self.table is not None
+        return self.user_file is not None
 
     @property
     def title(self) -> str:
         """What the user calls them."""
-        return self.name if self.table is None else self.table.name
+        return self.name if self.user_file is None else self.user_file.name
 
     @property
     def source(self) -> Path:
         """The file that the user knows."""
-        return self.table or self.file.path
+        return self.user_file or self.annotation_file.path
 
     @cached_property
     def sha256(self) -> str:
         """The hash of that file."""
-        return self.file.sha256 if self.table is None else file_digest(self.table).hex()
+        return self.annotation_file.sha256 if self.user_file is None else file_digest(self.user_file).hex()
 
     @property
     def rows(self) -> list[AnnotationRow]:
         """The memes. Raises DatasetError where the annotations cannot be used."""
-        return self.file.rows
+        return self.annotation_file.rows
 
     @property
     def settings(self) -> Tree:
         """MMF's keys that name these memes, in place of the run's own splits, which need not be there."""
-        if self.is_own:  # their images are named by absolute paths
-            return settings.for_every_split(annotations=self.file.path, images=self.file.path.parent)
+        if self.is_user_data:  # their images are named by absolute paths
+            return settings.for_every_split(
+                annotations=self.annotation_file.path, images=self.annotation_file.path.parent
+            )
         return settings.for_every_split(annotations=settings.ANNOTATIONS.format(self.name))

@@ -14,13 +14,21 @@ from mmf_win.errors import UsageError
 from mmf_win.inputs import annotation_checks
 from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, read_events
-from mmf_win.runs import checkpoints, fits, lookup, needs, presets, published_weights, teacher
-from mmf_win.runs.attempts import Display, events_of_attempt, run_worker, until_it_fits
-from mmf_win.runs.folder import Run, require_idle, training_alone
-from mmf_win.runs.history import changed_splits, events_of, how_far
-from mmf_win.runs.plan import Plan, Start, plan_training
+from mmf_win.runs import (
+    checkpoints,
+    distillation,
+    lookup,
+    micro_batch_store,
+    preflight,
+    presets,
+    published_weights,
+)
+from mmf_win.runs.attempts import DisplayFactory, read_attempt_events, run_with_retries, run_worker
+from mmf_win.runs.folder import Run, require_not_training, training_lock
+from mmf_win.runs.history import changed_splits, read_run_events, training_progress
+from mmf_win.runs.plan import Plan, RunJob, plan_training
 from mmf_win.runs.presets import Preset
-from mmf_win.runs.request import CommandOptions, Request
+from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.unpacking.staging import shared_read_lock
 from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import OURS, merge
@@ -31,18 +39,18 @@ _log = logging.getLogger(__name__)
 #: What stands for a preset's published weights.
 PUBLISHED = "published"
 
-_SUFFIXES = (".ckpt", ".pth", ".pt")
+_CHECKPOINT_SUFFIXES = (".ckpt", ".pth", ".pt")
 
 
-def new(
+def job_from_preset(
     preset_name: str,
     options: CommandOptions,
-    places: MmfPaths,
+    mmf_paths: MmfPaths,
     name: str | None = None,
     *,
     init: str | None = None,
     source: str | None = None,
-) -> Start:
+) -> RunJob:
     """A training of a preset from update 0; an MmfwError where it, the dataset or the weights cannot be used.
 
     Args:
@@ -52,20 +60,20 @@ def new(
         source: where to look first for published weights.
     """
     preset, weights = presets.load(preset_name), None
-    request = _of_preset(preset, places)
+    request = _request_from_preset(preset, mmf_paths)
     if init == PUBLISHED:
-        weights = published_weights.fetch(preset, places, source, offline=options.dry_run)
+        weights = published_weights.fetch(preset, mmf_paths, source, offline=options.dry_run)
         init = preset.zoo
     elif init is not None:
-        weights = checkpoints.checked(init).path
+        weights = checkpoints.require_intact(init).path
         init = str(weights)
     request, alone = replace(request, init=init), weights is not None
-    return Start(request, options, places, name=name, checkpoint=weights, weights_alone=alone)
+    return RunJob(request, options, mmf_paths, name=name, checkpoint=weights, only_weights=alone)
 
 
-def of_request(
-    request: Request, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
-) -> Start:
+def job_from_request(
+    request: RunRequest, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
+) -> RunJob:
     """A training as a run was trained, from update 0; an MmfwError where the dataset cannot be read.
 
     The run then remembers ``data_dir``, MMF's data folder; None is for the one that it used.
@@ -74,17 +82,17 @@ def of_request(
     splits = choose_splits(places.dataset)
     if data_dir is not None:
         request = replace(request, data_dir=str(places.data_dir), splits=splits)
-    return Start(request, options, places)
+    return RunJob(request, options, places)
 
 
-def resumed(
-    wanted: str,
+def job_to_resume(
+    resume_spec: str,
     preset_name: str | None,
     options: CommandOptions,
     name: str | None,
     data_dir: Path | None,
-    places: MmfPaths,
-) -> Start:
+    mmf_paths: MmfPaths,
+) -> RunJob:
     """A training that goes on.
 
     ``best`` and ``last`` resume the newest run (of the preset, if one is named) in its folder; a run's id,
@@ -97,35 +105,35 @@ def resumed(
         wanted: ``best``, ``last``, a checkpoint's path, or a run's id, name or folder.
         preset_name: the preset, or its file.
         name: the new run's folder, when ``wanted`` is a file; None for the preset's name.
-        data_dir: as for :func:`of_request`.
+        data_dir: as for :func:`job_from_request`.
         places: with ``data_dir``, or its default.
     """
     preset = None if preset_name is None else presets.load(preset_name)
-    found = _run_to_resume(wanted, preset, places.save_dir)
+    found = _find_run_to_resume(resume_spec, preset, mmf_paths.save_dir)
     if found is not None:
         run, checkpoint = found
-        checkpoints.require_own_best(run)
+        checkpoints.require_no_foreign_best(run)
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
-        _require_seed_kept(options, checkpoint, run.request().number("seed"))
-        start = of_request(run.request(), options, data_dir, places.save_dir)
-        begun = [event for event in events_of(run) if event["kind"] == "train_started"]
+        _require_seed_kept(options, checkpoint, run.request().training_number("seed"))
+        start = job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
+        begun = [event for event in read_run_events(run) if event["kind"] == "train_started"]
         now = options.settings.get(OURS, {}).get("precision")
         if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
             _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
-    file = checkpoints.checked(wanted)
+    file = checkpoints.require_intact(resume_spec)
     checkpoint = file.path
     _require_seed_kept(options, checkpoint)
-    owner = lookup.owner(checkpoint)
+    owner = lookup.run_containing(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
-        checkpoints.note_foreign(owner, file)
+        checkpoints.warn_if_foreign(owner, file)
     if preset is not None:
-        start = Start(_of_preset(preset, places), options, places)
+        start = RunJob(_request_from_preset(preset, mmf_paths), options, mmf_paths)
     elif owner is not None:
         request = replace(owner.request(), init=None, created=time.time())
-        start = of_request(request, options, data_dir, places.save_dir)
+        start = job_from_request(request, options, data_dir, mmf_paths.save_dir)
     else:
         raise UsageError(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
@@ -135,27 +143,29 @@ def resumed(
     return replace(start, request=request, name=name, checkpoint=checkpoint)
 
 
-def _run_to_resume(wanted: str, preset: Preset | None, save_dir: Path) -> tuple[Run, Path] | None:
+def _find_run_to_resume(resume_spec: str, preset: Preset | None, save_dir: Path) -> tuple[Run, Path] | None:
     """The run to resume in its folder, and from which of its checkpoints; None for a checkpoint's file."""
-    newest, path = wanted in ("best", "last"), expand_home(wanted)
-    if not newest and (path.is_file() or (path.suffix in _SUFFIXES and not path.is_dir())):
+    newest, path = resume_spec in ("best", "last"), expand_home(resume_spec)
+    if not newest and (path.is_file() or (path.suffix in _CHECKPOINT_SUFFIXES and not path.is_dir())):
         return None
 
-    def of(run: Run) -> tuple[Run, Path] | None:
+    def checkpoint_to_resume(run: Run) -> tuple[Run, Path] | None:
         if newest and run.request().published_weights:
             return None
         published_weights.require_trained(run)
-        require_idle(run)
-        checkpoints.require_names(run)
-        return run, checkpoints.choose(run, wanted if newest else "last").path
+        require_not_training(run)
+        checkpoints.require_no_blocking_folders(run)
+        return run, checkpoints.select_checkpoint(run, resume_spec if newest else "last").path
 
-    return lookup.newest(save_dir, None if newest else wanted, of, preset.name if preset else None)
+    return lookup.first_usable_run(
+        save_dir, None if newest else resume_spec, checkpoint_to_resume, preset.name if preset else None
+    )
 
 
-def _require_seed_kept(options: CommandOptions, checkpoint: Path, known: int | None = None) -> None:
+def _require_seed_kept(options: CommandOptions, checkpoint: Path, run_seed: int | None = None) -> None:
     """Refuse a seed, other than the run's, beside a checkpoint whose random state would take its place."""
     seed = options.settings.get("training", {}).get("seed")
-    typed = [f"--seed {seed}"] if seed not in (None, known) else []
+    typed = [f"--seed {seed}"] if seed not in (None, run_seed) else []
     typed += [word for word in options.overrides if word.startswith("training.seed=")]
     resets = ("checkpoint.reset.all=", "checkpoint.reset.counts=")
     if not typed or any(word.startswith(resets) for word in options.overrides):
@@ -165,83 +175,89 @@ def _require_seed_kept(options: CommandOptions, checkpoint: Path, known: int | N
         raise UsageError(message, hint="leave it out")
 
 
-def _of_preset(preset: Preset, places: MmfPaths) -> Request:
-    return presets.request(preset, choose_splits(places.dataset), places)
+def _request_from_preset(preset: Preset, mmf_paths: MmfPaths) -> RunRequest:
+    return presets.build_request(preset, choose_splits(mmf_paths.dataset), mmf_paths)
 
 
-def prepare(start: Start) -> Plan:
+def prepare_plan(job: RunJob) -> Plan:
     """Compose the configuration of a training, and check what it reads. Raises MmfError where it fails."""
-    plan = plan_training(start)
-    inputs, total = needs.check_training(plan)
-    request, first, version = plan.request, plan.first, read_version(Path(plan.first.mmf_root))
-    if request.ours.teacher or request.ours.teacher_weight:
-        request, first = teacher.checked(request, first, plan.config, inputs)
-    if request.ours.epochs and total is not None:
+    plan = plan_training(job)
+    inputs, total = preflight.check_training(plan)
+    request, first, version = (
+        plan.request,
+        plan.first_attempt,
+        read_version(Path(plan.first_attempt.mmf_root)),
+    )
+    if request.mmfw_settings.teacher or request.mmfw_settings.teacher_weight:
+        request, first = distillation.attach_teacher(request, first, plan.config, inputs)
+    if request.mmfw_settings.epochs and total is not None:
         in_updates = {"training": {"max_updates": total, "max_epochs": None}}
         first = replace(first, settings=merge(first.settings, in_updates))
     if request.mmf and request.mmf != version:
         _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, version)
     task = replace(first.train_task, splits_read=dict(inputs.splits_read), total_updates=total)
-    first = replace(first, task=task, may_query_hub=inputs.may_query_hub or start.options.trust)
-    return replace(plan, request=replace(request, mmf=version), first=first, inputs=inputs)
+    first = replace(first, task=task, may_query_hub=inputs.may_query_hub or job.options.trust)
+    return replace(plan, request=replace(request, mmf=version), first_attempt=first, inputs=inputs)
 
 
-def train(start: Start, display: Display, begun: Callable[[Run], None] = lambda _: None) -> Run:
+def train(job: RunJob, display: DisplayFactory, on_start: Callable[[Run], None] = lambda _: None) -> Run:
     """Train to the end of a run, which is returned; ``begun`` is called with it before its first attempt.
 
     Raises an MmfwError whose class says how it ended.
     """
-    with nullcontext() if start.run is None else training_alone(start.run) as lock:
-        plan = prepare(start)
+    with nullcontext() if job.run is None else training_lock(job.run) as lock:
+        plan = prepare_plan(job)
         for each in annotation_checks.check_annotations(
-            start.places.dataset, plan.config["dataset"], plan.inputs
+            job.mmf_paths.dataset, plan.config["dataset"], plan.inputs
         ):
             if each.verdict != "ok":
                 _log.warning("%s; %s", each.text, each.advice)
-        return carry_out(plan, display, lock, begun)
+        return execute_plan(plan, display, lock, on_start)
 
 
-def carry_out(
+def execute_plan(
     plan: Plan,
-    display: Display,
-    lock: int | None = None,
-    begun: Callable[[Run], None] = lambda _: None,
+    display: DisplayFactory,
+    lock_fd: int | None = None,
+    on_start: Callable[[Run], None] = lambda _: None,
 ) -> Run:
     """Train what is prepared, as :func:`train` does; ``lock`` is that of the run that is resumed."""
-    start, request, inputs = plan.start, plan.request, plan.inputs
-    run, places, checkpoint = start.run, start.places, start.checkpoint
+    start, request, inputs = plan.job, plan.request, plan.inputs
+    run, places, checkpoint = start.run, start.mmf_paths, start.checkpoint
     with ExitStack() as stack:
         stack.enter_context(shared_read_lock(places.dataset.root))
         if run is not None and checkpoint is not None:
-            aside = checkpoints.keep_last(run, checkpoint)
+            aside = checkpoints.preserve_last_checkpoint(run, checkpoint)
             _log.info("resuming run %s from %s%s", run.id, checkpoint.name, aside)
             for name in changed_splits(run, inputs.splits_read):
                 _log.warning(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
-        origin = run or (request.start and lookup.owner(Path(request.start)))
-        total = plan.first.train_task.total_updates
-        before = how_far(read_events(origin.events))[1] if origin else None
+        origin = run or (request.start and lookup.run_containing(Path(request.start)))
+        total = plan.first_attempt.train_task.total_updates
+        before = training_progress(read_events(origin.events))[1] if origin else None
         if total and before not in (None, total):
             text = "the total is %d updates instead of %d, so learning-rate schedule and result change"
             _log.warning(text, total, before)
         if run is None:
             run = Run.create(places.save_dir, start.name or request.preset)
-            lock = stack.enter_context(training_alone(run))
+            lock_fd = stack.enter_context(training_lock(run))
             if request.start and (counted := counts(Path(request.start))):
                 _log.info("run %s starts from %s, update %d", run.id, request.start, counted.update)
 
-        def attempt(asked: AttemptRequest) -> AttemptOutcome:
-            annotations = inputs.write_filtered_annotations(asked.folder.path / "annotations")
-            asked = replace(asked, settings=merge(asked.settings, annotations))
-            end = run_worker(run, asked, plan, display, lock=lock)
+        def run_attempt(attempt: AttemptRequest) -> AttemptOutcome:
+            annotations = inputs.write_filtered_annotations(attempt.folder.path / "annotations")
+            attempt = replace(attempt, settings=merge(attempt.settings, annotations))
+            end = run_worker(run, attempt, plan, display, lock_fd=lock_fd)
             if end.kind in ("ok", "interrupted"):
-                fits.remember(events_of_attempt(asked))
+                micro_batch_store.remember(read_attempt_events(attempt))
             return end
 
         if not run.request_file.exists():
             run.save_request(request)
-        begun(run)
+        on_start(run)
         # Another attempt would have to begin on all machines.
-        until_it_fits(run, plan.first, attempt, retry=start.options.retry and start.options.nnodes == 1)
+        run_with_retries(
+            run, plan.first_attempt, run_attempt, retry=start.options.retry and start.options.nnodes == 1
+        )
     return run

@@ -46,8 +46,16 @@ from mmf_win.files import write_bytes, write_json
 from mmf_win.locking import file_lock, is_locked
 from mmf_win.paths import ChildPath, portable_name
 from mmf_win.records import optional_fields_of, read_record
-from mmf_win.runs.folder import PARAMETERS, RECORD, SPECIFICATION, SWEEPS, Run, discard, require_unused
-from mmf_win.runs.lookup import all_runs, sweep_named, sweeps_in
+from mmf_win.runs.folder import (
+    PARAMETERS_FILE,
+    SPECIFICATION_FILE,
+    SWEEPS_DIR,
+    TASK_RECORD_FILE,
+    Run,
+    discard_folder,
+    require_unused,
+)
+from mmf_win.runs.lookup import find_sweep_folder, list_runs, list_sweeps
 from mmf_win.sweeps.specification import RESERVED, SCRIPTS, Specification, Values, parse, read_text
 
 State = Literal["queued", "running", "success", "failed", "pruned"]
@@ -64,7 +72,7 @@ class SweepFolder:
     """The folder of a sweep, and the files in it; one without ``specification`` is no sweep."""
 
     path: Path
-    specification = ChildPath(SPECIFICATION)
+    specification = ChildPath(SPECIFICATION_FILE)
     drivers = ChildPath("drivers.lock")
     study = ChildPath("optuna.sqlite")
     study_lock = ChildPath("optuna.lock")
@@ -88,15 +96,15 @@ class TaskFolder:
     """The folder of a task, and the files in it; one without ``param`` has not begun."""
 
     path: Path
-    param = ChildPath(PARAMETERS)
+    param = ChildPath(PARAMETERS_FILE)
     stat = ChildPath("stat")
-    record = ChildPath(RECORD)
+    record = ChildPath(TASK_RECORD_FILE)
     lock = ChildPath("lock")
     stop = ChildPath("stop")
 
     def newest_run(self) -> Run | None:
         """The newest run of mmfw's in it."""
-        return next(iter(all_runs(self.path)), None)
+        return next(iter(list_runs(self.path)), None)
 
 
 @dataclass(frozen=True)
@@ -188,19 +196,19 @@ def load(sweep: SweepFolder) -> Specification | None:
 
 def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
     """A sweep by its folder or its name in the save dir; without one, the newest. UsageError for none."""
-    known = sweeps_in(save_dir)
-    newest = max(known, key=lambda sweep: (sweep / SPECIFICATION).stat().st_mtime, default=None)
-    if found := newest if wanted is None else sweep_named(save_dir, wanted):
+    known = list_sweeps(save_dir)
+    newest = max(known, key=lambda sweep: (sweep / SPECIFICATION_FILE).stat().st_mtime, default=None)
+    if found := newest if wanted is None else find_sweep_folder(save_dir, wanted):
         return SweepFolder(found)
     makes = format_command("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-    missing = f"sweep in {save_dir / SWEEPS}" if wanted is None else f"such sweep: {wanted}"
+    missing = f"sweep in {save_dir / SWEEPS_DIR}" if wanted is None else f"such sweep: {wanted}"
     meant = suggestion_hint(wanted or "", [path.name for path in known])
     raise UsageError(f"there is no {missing}", hint=f"{meant}`{makes}` makes one")
 
 
 def remove_sweep(sweep: SweepFolder) -> None:
     """Remove a sweep's folder. Raises InUseError or, where something else lies in it, UsageError."""
-    own = (SPECIFICATION, sweep.drivers.name, "optuna.", "tracking.", "comparison_", "ensembles")
+    own = (SPECIFICATION_FILE, sweep.drivers.name, "optuna.", "tracking.", "comparison_", "ensembles")
     with file_lock(sweep.drivers, in_use_error=InUseError(f"{sweep.path}: mmfw sweep run still works on it")):
         pass
     for path in sweep.path.iterdir():
@@ -209,9 +217,9 @@ def remove_sweep(sweep: SweepFolder) -> None:
             raise UsageError(f"{path} is not the sweep's; move it out of the folder that is to be removed")
         if task.lock.is_file() and is_locked(task.lock):
             raise InUseError(f"{path} is running")
-    for run in all_runs(sweep.path):
+    for run in list_runs(sweep.path):
         require_unused(run)
-    discard(sweep.path, SPECIFICATION)
+    discard_folder(sweep.path, SPECIFICATION_FILE)
 
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:

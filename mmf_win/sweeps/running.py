@@ -22,7 +22,7 @@ from mmf_win.paths import module_command
 from mmf_win.protocol import Event, EventReader
 from mmf_win.runs import checkpoints, history
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.lookup import list_runs
 from mmf_win.runs.request import CommandOptions
 from mmf_win.supervise import ChildExit, run_child
 from mmf_win.sweeps.folder import State, SweepFolder, Task, TaskFolder, recorded, write_yaml
@@ -181,7 +181,7 @@ class _Turn:
             values = {**self.task.values, **dict.fromkeys(RESERVED, "")}
             script = format_command(*fill_words(self.how.template[name], values))
             begun = self._begun(name, script) if list(words[:2]) == ["mmfw", "train"] else None
-            if begun is None or history.state(begun) != "done":  # else all had died just after its end
+            if begun is None or history.run_state(begun) != "done":  # else all had died just after its end
                 if begun is not None and checkpoints.can_resume(begun):
                     self._note(command=name)
                     words = self.how.resume(words, begun)
@@ -227,7 +227,9 @@ class _Turn:
             return None
         run = Run(self.folder.path / known["run"])
         with suppress(DataError):
-            if run in all_runs(self.folder.path) and history.state(run):  # no folder outside, nor a lost one
+            if run in list_runs(self.folder.path) and history.run_state(
+                run
+            ):  # no folder outside, nor a lost one
                 return run
         return None
 

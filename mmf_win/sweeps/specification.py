@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args, get_type_hints
 from mmf_win.console import format_command
 from mmf_win.errors import UsageError
 from mmf_win.records import has_type
-from mmf_win.runs.scores import is_test
+from mmf_win.runs.scores import is_test_split
 from mmf_win.scrub import SECRET_NAME_PATTERN
 
 Values = dict[str, Any]
@@ -218,7 +218,7 @@ def _search(document: Any, path: Path) -> Search:
 
 def require_validation(metric: str, where: str = "") -> None:
     """Raise UsageError for a metric that nothing is ranked by."""
-    if is_test(metric):
+    if is_test_split(metric):
         message = f"{where}{metric} is measured on a test set, which must not choose a model"
         raise UsageError(message, hint="rank by a validation metric")
 

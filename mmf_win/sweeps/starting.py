@@ -18,9 +18,9 @@ from mmf_win.files import write_bytes
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths, expand_home, short_portable_name
 from mmf_win.runs import presets, training
-from mmf_win.runs.folder import SPECIFICATION, SWEEPS
-from mmf_win.runs.lookup import sweep_named, sweeps_in
-from mmf_win.runs.override_rules import require_trainable, split_words
+from mmf_win.runs.folder import SPECIFICATION_FILE, SWEEPS_DIR
+from mmf_win.runs.lookup import find_sweep_folder, list_sweeps
+from mmf_win.runs.override_rules import require_trainable, split_arguments
 from mmf_win.runs.request import CommandOptions
 from mmf_win.sweeps import grid, on_ray, specification
 from mmf_win.sweeps.driver import Driver
@@ -200,7 +200,7 @@ def run_sweep(
         known = [*sweep.tasks, *sweep.before]
         search = None if sweep.trials is None else OptunaSearch(sweep.asked, folder, known)
         # Another command may have added choices meanwhile.
-        with file_lock(folder.path / f"{SPECIFICATION}.lock", timeout=60.0):
+        with file_lock(folder.path / f"{SPECIFICATION_FILE}.lock", timeout=60.0):
             text = _read(replace(options, failed=True, dry_run=True))[1]
             write_bytes(folder.specification, text.encode())
         for task in sweep.tasks if force else ():
@@ -236,30 +236,30 @@ def _read(options: SweepOptions) -> tuple[Specification, str, SweepFolder]:
     Returns what is asked for now, its text with what was asked for before in the same folder, and the folder.
     """
     what, save_dir = options.words[0], options.save_dir
-    path, earlier = expand_home(what), sweep_named(save_dir, what)
+    path, earlier = expand_home(what), find_sweep_folder(save_dir, what)
     if what in presets.names() and earlier != path.absolute():
         earlier = None  # the preset is meant
     if earlier is not None or (path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE)):
         return _read_file(options, path, earlier)
     if what not in presets.names() and not path.is_file():
-        if lost := next((place for place in (path, save_dir / SWEEPS / what) if place.is_dir()), None):
+        if lost := next((place for place in (path, save_dir / SWEEPS_DIR / what) if place.is_dir()), None):
             hint = "run the file that it was made of again, with -o and this folder"
             raise UsageError(f"{lost}: no sweep, or one that has lost its sweep.yaml", hint=hint)
-        known = [*presets.names(), *(folder.name for folder in sweeps_in(save_dir))]
+        known = [*presets.names(), *(folder.name for folder in list_sweeps(save_dir))]
         hint = f"{suggestion_hint(path.stem, known)}`mmfw sweep run --help` has examples"
         raise UsageError(f"{what}: there is no such preset, file or sweep", hint=hint)
     preset = presets.load(what)
-    _, overrides = split_words(options.words[1:], names=0)
+    _, overrides = split_arguments(options.words[1:], max_names=0)
     words = ["--updates", str(options.updates)] if options.updates else []
     words += ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
-    folder = SweepFolder(options.output or save_dir / SWEEPS / preset.name)
+    folder = SweepFolder(options.output or save_dir / SWEEPS_DIR / preset.name)
     text = grid.of_preset(preset.file or preset.name, options.seeds, overrides, [*words, *options.track])
     asked, text = join_specifications(text, folder)
     for each in [] if options.failed else _one_by_one(overrides):  # one error now instead of one a task
         once = CommandOptions(overrides=each, updates=options.updates, dry_run=options.dry_run)
         require_trainable(once, resumes=False, seeds=options.seeds)
         once = replace(once, seed=min(options.seeds, default=None))
-        training.prepare(training.new(what, once, options.places))
+        training.prepare_plan(training.job_from_preset(what, once, options.places))
     return asked, text, folder
 
 
@@ -271,11 +271,11 @@ def _read_file(
     of_preset |= {"KEY=VALUE": options.words[1:], "--track": options.track}
     if (given := next((name for name, value in of_preset.items() if value), None)) is not None:
         raise UsageError(f"{given} is for a preset; {what} says which values to combine")
-    file = path if earlier is None else earlier / SPECIFICATION
+    file = path if earlier is None else earlier / SPECIFICATION_FILE
     if earlier is not None and output is not None:
         raise UsageError(f"{what} is a sweep, which goes on in its own folder, not in {output}")
     text = read_text(file)
-    folder = SweepFolder(earlier or output or options.save_dir / SWEEPS / short_portable_name(path.stem))
+    folder = SweepFolder(earlier or output or options.save_dir / SWEEPS_DIR / short_portable_name(path.stem))
     asked = specification.parse(text, file)
     if options.data_dir and any("--data-dir" in command for command in asked.template.values()):
         raise UsageError(f"{file}: its commands have a --data-dir of their own", hint="change it there")

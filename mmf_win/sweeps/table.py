@@ -21,8 +21,8 @@ from mmf_win.protocol import Event, read_events
 from mmf_win.protocol.metrics import is_number
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run, task_id
-from mmf_win.runs.history import how_far, summaries
-from mmf_win.runs.scores import UNKNOWN, Scores, is_test, read_scores
+from mmf_win.runs.history import summarize_runs, training_progress
+from mmf_win.runs.scores import UNKNOWN, RunScores, is_test_split, read_scores
 from mmf_win.sweeps.folder import SweepFolder, Task, TaskFolder, load
 from mmf_win.sweeps.grid import SEEDS, number
 from mmf_win.sweeps.planning import all_tasks
@@ -78,7 +78,7 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     done = [task for task in all_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
     shown = ((task, json.dumps([task.values.get(name) for name in differing]), _seed(task)) for task in done)
-    found = [_line(folder, tasks, differing, metric, search) for tasks in seeds.grouped(shown)]
+    found = [_line(folder, tasks, differing, metric, search) for tasks in seeds.group_by_config(shown)]
     found = [line for line in found if line.runs]
     known = {name for line in found for name in line.metrics}
     if known and metric not in known:
@@ -115,7 +115,7 @@ def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
     told = {"runs": line.runs, "tasks": list(line.tasks), "validated_on": line.validated_on}
     columns: dict[str, Any] = {**line.parameters, **told}
     for name, values in line.metrics.items():
-        columns[name], columns[f"{name}_sd"], _ = seeds.spread([*values.values()])
+        columns[name], columns[f"{name}_sd"], _ = seeds.mean_and_std([*values.values()])
     return columns | ({"difference": line.difference, "p": line.p} if compared else {})
 
 
@@ -147,7 +147,7 @@ def position(folder: TaskFolder) -> dict[str, Any]:
     """
     scores, events = measured(folder)
     last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
-    (update, total), speed = how_far(events), last.get("updates_per_s")
+    (update, total), speed = training_progress(events), last.get("updates_per_s")
     left = (total - update) / speed if update and total and speed else None
     on = scores.validated_on
     known = {"update": update, "max_updates": total, "loss": last.get("loss")}
@@ -165,20 +165,20 @@ def cost(
     seconds = [task.seconds for task in done]
     sizes = [disk_usage(sweep.task(task.name).path)[0] for task in done[:_SAMPLE]]
     if not done and preset:
-        runs = summaries(save_dir, preset=preset, state="done")
+        runs = summarize_runs(save_dir, preset=preset, state="done")
         seconds, sizes = [run.seconds for run in runs], [run.size for run in runs]
     return (len(seconds), statistics.mean(seconds), statistics.mean(sizes)) if seconds else None
 
 
-def metrics_of(scores: Scores) -> dict[str, float]:
+def metrics_of(scores: RunScores) -> dict[str, float]:
     """The metrics of a run's best checkpoint: of the validation, and the AUROC of each test set.
 
     Where no record tells which checkpoint predicted a test set, the metric's name does.
     """
     found = {} if scores.validation is None else validation(scores.validation)
-    by = " (unknown checkpoint)" if scores.counted == UNKNOWN else ""
-    for split, test in sorted(scores.scored.items()):
-        if is_test(split) and test.auroc is not None:
+    by = " (unknown checkpoint)" if scores.scored_checkpoint == UNKNOWN else ""
+    for split, test in sorted(scores.scored_by_split.items()):
+        if is_test_split(split) and test.auroc is not None:
             found[f"{split}_auroc{by}"] = test.auroc
     return found
 
@@ -201,14 +201,14 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
     return None
 
 
-def measured(folder: TaskFolder) -> tuple[Scores, Sequence[Event]]:
+def measured(folder: TaskFolder) -> tuple[RunScores, Sequence[Event]]:
     """The scores and events of a task's newest run; none where there is none that can be read."""
     with suppress(DataError, OSError):
         run = folder.newest_run()
         if run is not None:
             events = read_events(run.events)
             return read_scores(run, events), events
-    return Scores(), ()
+    return RunScores(), ()
 
 
 def _seed(task: Task) -> str:

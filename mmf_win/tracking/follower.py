@@ -24,7 +24,7 @@ from mmf_win.console import format_command, show_log_messages
 from mmf_win.errors import StoppedByUserError
 from mmf_win.locking import is_locked
 from mmf_win.paths import module_command
-from mmf_win.runs.folder import Run, reading
+from mmf_win.runs.folder import Run, usage_lock
 from mmf_win.scrub import redact_urls
 from mmf_win.signals import block_stop_signals
 from mmf_win.tracking.sending import Sender, Sent, Sweep, What
@@ -139,11 +139,11 @@ def follow(run: Run, to: Tracker, what: What) -> int:
     Thread(target=listen, daemon=True).start()
     between, sender = POLL_INTERVAL, None
     alone = Sent.of(run, to).alone(run, patience=float("inf"))  # another one may follow an earlier command
-    with alone, reading(run):
+    with alone, usage_lock(run):
         is_alone.set()
         while True:
             # A worker outlives only a mmfw that was killed, and so says nothing; another one is no concern.
-            is_over = mmfw_ended.is_set() and (said != b"" or not is_locked(run.lock))
+            is_over = mmfw_ended.is_set() and (said != b"" or not is_locked(run.training_lock_file))
             try:
                 sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
                 # A tracker's package may wait for ever.

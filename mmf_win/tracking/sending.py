@@ -22,8 +22,8 @@ from mmf_win.protocol import Event, EventReader
 from mmf_win.protocol.metrics import is_number, series_values
 from mmf_win.records import read_record
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import state
-from mmf_win.runs.request import as_typed
+from mmf_win.runs.history import run_state
+from mmf_win.runs.request import format_override_value
 from mmf_win.scrub import is_secret, make_scrubber
 from mmf_win.tracking.tracker import About, Models, Point, Tracker
 from mmf_win.upstream.overrides import leaves
@@ -152,7 +152,7 @@ class Sender:
         run, sent, request = self._run, self.sent, self._run.request()
         secrets = [*os.environ.items(), *((key, str(value)) for key, value in leaves(request.settings))]
         self._request, self._scrub = request, make_scrubber(secrets)
-        now = "done" if request.published_weights else state(run)
+        now = "done" if request.published_weights else run_state(run)
         new = [*self._new_events()]
         settings, tags = self._settings(), {"mmfw.outcome": now}
         if self._resumed_at:
@@ -306,5 +306,5 @@ class Sender:
         told |= {f"split.{slot}": split for slot, split in request.splits.items()}
         told |= {key: value for key, value in leaves(request.settings) if key}
         told |= {name: self._started[name] for name in _FACTS if name in self._started}
-        shown = {key: as_typed(value) for key, value in told.items() if value is not None}
+        shown = {key: format_override_value(value) for key, value in told.items() if value is not None}
         return {key: "<secret>" if is_secret(key) else self._scrub(value) for key, value in shown.items()}

@@ -169,7 +169,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def state(self, state: str, t: float) -> None:
-        """How it is since ``t``; see :func:`mmf_win.runs.history.state`."""
+        """How it is since ``t``; see :func:`mmf_win.runs.history.run_state`."""
 
     def close(self) -> None:  # noqa: B027 - most have waited for each answer
         """See to it that all has arrived."""

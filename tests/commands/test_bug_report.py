@@ -29,7 +29,7 @@ def run(empty: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run
     run = Run.create(empty.save_dir, "mmbt_grid")
     overrides = [f"training.tracker.api_key={SECRETS[2]}", "training.max_updates=3"]
     run.save_request(request(model="mmbt", splits=SLOTS, overrides=overrides))
-    attempt = run.new_attempt()
+    attempt = run.create_attempt()
     AttemptRequest(TrainTask(), "mmbt", "mmf", str(attempt.path)).save()
     attempt.config.write_text(f"training: {{tracker: {{api_key: {SECRETS[2]}}}}}\n", encoding="utf-8")
     EventLog(run.events, "1").write("note", text=f"password: {SECRETS[0]}")

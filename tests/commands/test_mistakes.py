@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Request
+from mmf_win.runs.request import RunRequest
 from tests.worlds.memes import encrypted_zip, lay_out, memes
 from tests.worlds.tools import Mmfw, typed
 
@@ -27,7 +27,7 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
     (run.checkpoints).mkdir(parents=True)
     (run.checkpoints / "best.ckpt").write_bytes(b"cut off")
-    run.save_request(Request("mmbt", preset="mmbt_grid", splits=splits, data_dir=str(user_dir / "data")))
+    run.save_request(RunRequest("mmbt", preset="mmbt_grid", splits=splits, data_dir=str(user_dir / "data")))
     return user_dir
 
 

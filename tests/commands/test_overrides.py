@@ -9,25 +9,25 @@ import pytest
 
 from mmf_win.errors import UsageError
 from mmf_win.runs.override_rules import (
-    ANNOTATIONS,
+    ANNOTATIONS_KEY,
     require_optimizer_kept,
     require_predictable,
     require_trainable,
-    split_words,
+    split_arguments,
 )
 from mmf_win.runs.request import CommandOptions
 
 
 def test_names_may_come_first_and_a_file_may_have_an_equals_sign_in_its_name(tmp_path: Path) -> None:
-    assert split_words(("mmbt", "a=b")) == (("mmbt",), ("a=b",))
-    assert split_words(("a=b", "c=d=e")) == ((), ("a=b", "c=d=e"))
-    assert split_words(()) == ((), ())
-    assert split_words(("a", "b", "c=d")) == (("a", "b"), ("c=d",))
+    assert split_arguments(("mmbt", "a=b")) == (("mmbt",), ("a=b",))
+    assert split_arguments(("a=b", "c=d=e")) == ((), ("a=b", "c=d=e"))
+    assert split_arguments(()) == ((), ())
+    assert split_arguments(("a", "b", "c=d")) == (("a", "b"), ("c=d",))
     with pytest.raises(UsageError, match="b: not a KEY=VALUE"):
-        split_words(("a", "b", "c=d"), names=1)
+        split_arguments(("a", "b", "c=d"), max_names=1)
     path = tmp_path / "lr=high.yaml"
     path.touch()
-    assert split_words((str(path), "a=b")) == ((str(path),), ("a=b",))
+    assert split_arguments((str(path), "a=b")) == ((str(path),), ("a=b",))
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_names_may_come_first_and_a_file_may_have_an_equals_sign_in_its_name(tmp
 )
 def test_a_word_that_cannot_be_handed_on_is_refused(word: str) -> None:
     with pytest.raises(UsageError):
-        split_words(("mmbt", word), names=1)
+        split_arguments(("mmbt", word), max_names=1)
 
 
 def test_of_a_word_that_is_given_twice_the_user_is_told_which_holds(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     words = ("mmbt", "training.seed=1", "a.b=c", "training.seed=2")
-    assert split_words(words)[1] == words[1:]
+    assert split_arguments(words)[1] == words[1:]
     assert "training.seed=2" in caplog.text
 
 
@@ -64,9 +64,9 @@ def test_an_optimizer_that_a_checkpoint_would_put_back_is_refused(word: str) -> 
 @pytest.mark.parametrize(
     ("word", "instead"),
     [
-        (f"{ANNOTATIONS}.test[0]=own.jsonl", "--memes FILE"),
-        (f"{ANNOTATIONS}.test=['own.jsonl']", "--split NAME"),
-        (f"{ANNOTATIONS}={{}}", "--split NAME"),
+        (f"{ANNOTATIONS_KEY}.test[0]=own.jsonl", "--memes FILE"),
+        (f"{ANNOTATIONS_KEY}.test=['own.jsonl']", "--split NAME"),
+        (f"{ANNOTATIONS_KEY}={{}}", "--split NAME"),
         ("checkpoint.resume_file=x.ckpt", "--checkpoint"),
         ("checkpoint.reset.all=True", "--checkpoint"),
         ("run_type=val", "mmfw predict"),

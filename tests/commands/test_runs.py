@@ -50,7 +50,7 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
     log.write("run_started", torch="2")
     for final in (False, True):  # at the end the best checkpoint is validated once more
         log.write("val", update=10, metrics={"auroc": 0.7}, final=final)
-    AttemptOutcome(outcome, "" if outcome == "ok" else "why it failed").save(run.exit_file)  # type: ignore[arg-type]
+    AttemptOutcome(outcome, "" if outcome == "ok" else "why it failed").save(run.outcome_file)  # type: ignore[arg-type]
     return run
 
 
@@ -309,17 +309,17 @@ def test_a_link_to_the_runs_of_a_name_stays(mmfw: Mmfw, save: Path, tmp_path: Pa
 
 def test_a_run_that_is_being_trained_is_not_removed(mmfw: Mmfw, save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
-    with file_lock(run.lock):
+    with file_lock(run.training_lock_file):
         assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=8)
     assert (save / "a/2026-01-02T00-00-00").is_dir(), "nothing is removed when one is refused"
 
 
 def test_a_notebook_gets_a_table(save: Path, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    table = mmf_win.runs.frame(save)
+    table = mmf_win.runs.runs_dataframe(save)
     assert list(table["preset"]) == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
     assert str(table["started"].dt.tz) == "UTC"
-    assert list(mmf_win.runs.frame(tmp_path / "nowhere").columns) == list(table.columns)
+    assert list(mmf_win.runs.runs_dataframe(tmp_path / "nowhere").columns) == list(table.columns)
 
 
 @pytest.fixture

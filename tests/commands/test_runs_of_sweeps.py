@@ -12,7 +12,7 @@ import pytest
 from mmf_win.files import link_or_copy, write_json
 from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import find_run, find_runs, named
+from mmf_win.runs.lookup import find_run, find_runs, iter_matching_runs
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import all_tasks, plan
 from mmf_win.sweeps.table import cost
@@ -165,7 +165,7 @@ def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: Mmfw, save: Pa
     second.path.mkdir()
     second.request_file.write_text("{}", encoding="utf-8")
     told = mmfw("runs", "rm", TASK, "--yes", code=2)
-    assert "2 runs" in told and all(run.id in told for run in named(save, TASK))
+    assert "2 runs" in told and all(run.id in told for run in iter_matching_runs(save, TASK))
     mmfw("runs", "rm", second.id, "--yes")
     assert not second.path.exists() and find_run(save, TASK).id == TASK
 
@@ -242,7 +242,7 @@ def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is
 ) -> None:
     sweep, run = save / "sweeps" / "grid", find_run(save, TASK)
     rm = ("sweep", "rm", "grid", "--yes")
-    for lock in (save / TASK / "lock", run.lock, run.readers):
+    for lock in (save / TASK / "lock", run.training_lock_file, run.usage_lock_file):
         with file_lock(lock):
             mmfw(*rm, code=8)
     mine = sweep / "notes"

@@ -18,7 +18,7 @@ from mmf_win.cli import main
 from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome, Event, read_events
-from mmf_win.runs import attempts, fits, own_code
+from mmf_win.runs import attempts, micro_batch_store, user_code
 from mmf_win.runs.folder import Run
 from tests.worlds import tiny_mmf, warm
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
@@ -258,8 +258,8 @@ def tool(
 ) -> Tool:
     """``mmfw`` with the tiny dataset, and one thread a process."""
     monkeypatch.setattr(attempts, "WORKER_COMMAND", worker)
-    monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
-    monkeypatch.setattr(own_code, "file", lambda: tmp_path / "trusted.json")
+    monkeypatch.setattr(micro_batch_store, "store_path", lambda: tmp_path / "fits.json")
+    monkeypatch.setattr(user_code, "trusted_folders_path", lambda: tmp_path / "trusted.json")
     monkeypatch.setenv("MMF_USER_DIR", str(Path(tiny_mmf.__file__).with_name("faults")))
     for name in ("MMF_CACHE_DIR", "HF_HOME", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, world.environment[name])

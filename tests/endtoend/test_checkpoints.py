@@ -16,7 +16,7 @@ from mmf_win.integrity import torch_file
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.lookup import list_runs
 from mmf_win.upstream.checkpoint_files import Counts, counts
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds import hostile
@@ -67,7 +67,7 @@ def test_a_save_is_one_write_and_old_ones_are_removed(tool: Tool) -> None:
     assert found["current.ckpt"]["auroc"] is not None
     tool("train", "--resume", "last", "--updates", "6", "--keep-checkpoints", "0")
     assert {name for name in files(run) if name.startswith("models")} == {"models/model_6.ckpt"}
-    assert run.request().ours.keep == 0, "the run remembers it"
+    assert run.request().mmfw_settings.keep == 0, "the run remembers it"
 
 
 def test_the_best_is_remembered_when_a_run_goes_on(tool: Tool) -> None:
@@ -281,7 +281,7 @@ def test_a_disk_that_fills_up_to_its_last_byte_is_the_reason_that_is_told_and_li
     ballast.unlink()
     faulty()
     assert main(["train", "--resume", "last", *save]) == 0
-    [run] = all_runs(small_disk)
+    [run] = list_runs(small_disk)
     assert starts(run) == [0, 2]
     assert not list(run.path.glob("attempts/*/reserve"))
 

@@ -20,7 +20,7 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.demo import synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
-from mmf_win.runs import attempts, fits
+from mmf_win.runs import attempts, micro_batch_store
 from tests.worlds.tools import typed
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
     worker: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempts, "WORKER_COMMAND", worker)
-    monkeypatch.setattr(fits, "file", lambda: tmp_path / "fits.json")
+    monkeypatch.setattr(micro_batch_store, "store_path", lambda: tmp_path / "fits.json")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     demo = DemoFolder(tmp_path / "mmfw-demo")
     demo.claim()

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from mmf_win.runs import attempts, fits
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs import attempts, micro_batch_store
+from mmf_win.runs.lookup import list_runs
 from tests.endtoend.conftest import (
     Faulty,
     Tool,
@@ -127,7 +127,7 @@ def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, 
 
     faulty({"at": "step", "do": "cuda_oom", "above": 2})
     assert tool.code("train", tool.preset("vilbert"), "--updates", "1", "--no-retry") == 7
-    (run,) = all_runs(tool.save_dir)
+    (run,) = list_runs(tool.save_dir)
     assert [path.name for path in (run.path / "attempts").iterdir()] == ["1"]
     faulty({"at": "backward", "do": "cuda_oom", "above": 2})
     assert micro_batches("--name", "first") == [4, 2]
@@ -136,7 +136,7 @@ def test_the_next_run_starts_with_what_fitted_until_it_is_forgotten(tool: Tool, 
     faulty()
     assert micro_batches("--name", "third", "--ignore-known-fits", "--batch-size", "auto") == [4]
     assert "micro-batch 4 (on a CPU there is no limit to look for)" in tool.errors
-    assert fits.load() == {}, "the whole batch fits, so there is nothing to remember"
+    assert micro_batch_store.load() == {}, "the whole batch fits, so there is nothing to remember"
 
 
 @pytest.mark.usefixtures("only_rc12")
@@ -165,7 +165,7 @@ def test_auto_takes_the_rows_that_a_fake_gpus_memory_holds(tool: Tool, faulty: F
     rows = [(event["rows"], event["found"]) for event in events(run, "micro_batch")]
     assert rows == [(2, False), (12 if fitting > 12 else 6, True)]
     assert events(run, "train_started")[0]["micro_batch"] == 1
-    assert list(fits.load().values()) == ([] if fitting > 12 else [6])
+    assert list(micro_batch_store.load().values()) == ([] if fitting > 12 else [6])
 
 
 @pytest.mark.wide
@@ -174,9 +174,9 @@ def test_a_search_that_was_stopped_is_not_remembered(tool: Tool, faulty: Faulty)
     faulty({"at": "meter", "above": 13}, {"at": "stepped", "do": "stop", "update": 2})
     words = ("--updates", "5", "--batch-size", "auto", "training.batch_size=12", "training.log_interval=1")
     assert tool.code("train", tool.preset("vilbert"), *words) == 130
-    (run,) = all_runs(tool.save_dir)
+    (run,) = list_runs(tool.save_dir)
     assert [event["update"] for event in events(run, "train")] == [1, 2]
-    assert fits.load() == {}
+    assert micro_batch_store.load() == {}
 
 
 @pytest.mark.gpu
@@ -197,4 +197,4 @@ def test_a_gpu_that_is_full_is_trained_on_with_fewer_rows(
     assert [event["micro_batch"] for event in events(run, "train_started")] == [14, 7]
     (failed,) = events(run, "attempt_failed")
     assert failed["next"] == {"micro_batch": 7} and outcomes(run) == ["cuda_oom", "ok"]
-    assert list(fits.load().values()) == [7]
+    assert list(micro_batch_store.load().values()) == [7]

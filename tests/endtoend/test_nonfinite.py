@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.lookup import list_runs
 from tests.endtoend.conftest import Faulty, Tool, events, saved, starts
 from tests.endtoend.test_precision import HALF
 from tests.endtoend.test_processes import TWO
@@ -101,7 +101,7 @@ def planted(tool: Tool, where: str, share: float = 0.1, **training: Any) -> tupl
 def place(tool: Tool, *words: str) -> tuple[Run, dict[str, Any]]:
     """The run that fails, and what it says about where."""
     assert tool.code(*words) == 7
-    (run,) = all_runs(tool.save_dir)
+    (run,) = list_runs(tool.save_dir)
     [event] = events(run, "nonfinite")
     assert event["text"] in tool.errors
     return run, event

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.runs import own_code
+from mmf_win.runs import user_code
 from mmf_win.upstream.config import merge
 from tests.endtoend.conftest import Tool
 from tests.worlds.tiny_mmf import SPLITS
@@ -43,7 +43,7 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
     assert tool.code("train", "small_cnn.yaml", "--updates", "1") == 3
     assert "--trust" in tool.errors
     assert tool.code("sweep", "run", "small_cnn.yaml", "env.user_dir=my_models", "--dry-run") == 0
-    assert not own_code.file().exists()  # it would be trusted from then on
+    assert not user_code.trusted_folders_path().exists()  # it would be trusted from then on
     run = tool.train("small_cnn.yaml", "--trust", "--updates", "1")
     monkeypatch.chdir(tmp_path)
     assert phase_1("predict", "--split", "test")["rows"] == SPLITS["test_seen"]
@@ -77,7 +77,7 @@ def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this
     assert tool("predict", "--split", "test_unseen")["rows"] == SPLITS["test_unseen"]
     assert phase_1("train", "--resume", "last", "--updates", "2")["updates"] == 2
 
-    own_code.file().unlink()  # as where the run's folder was copied to
+    user_code.trusted_folders_path().unlink()  # as where the run's folder was copied to
     for words in (["predict"], ["train", "--resume", "last", "--updates", "3"]):
         assert phase_1.code(*words) == 3
         assert str(guide / "my_models") in phase_1.errors and "--trust" in phase_1.errors

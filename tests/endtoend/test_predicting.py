@@ -213,7 +213,7 @@ def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Too
         assert f"error: {folder}" in done.stderr and "has no locks" in done.stderr
         assert "--save-dir or MMF_SAVE_DIR" in done.stderr
     made = set(run.path.rglob("*")).difference(before)
-    assert made <= {run.lock, run.readers}
+    assert made <= {run.training_lock_file, run.usage_lock_file}
     assert {path.name for path in tool.save_dir.glob("sweeps/text/*/*")} <= {"lock"}, "no task has begun"
     shown = [sys.executable, "-m", "mmf_win", "runs", "show", run.id, *places[2:]]
     subprocess.run(shown, env={**environment, "NO_LOCKS": str(tool.save_dir)}, check=True)
@@ -230,7 +230,7 @@ def test_a_run_predicts_where_locks_are_those_of_nfs(tool: Tool, tmp_path: Path)
         encoding="utf-8",
     )
     assert done.returncode == 0, done.stderr
-    assert run.readers.exists() and (tool.world.dataset / LOCK_NAME).exists()
+    assert run.usage_lock_file.exists() and (tool.world.dataset / LOCK_NAME).exists()
 
 
 @requires_tool("setpriv", on_windows=False)
@@ -243,7 +243,7 @@ def test_a_checkpoint_of_a_run_that_may_only_be_read_predicts(tool: Tool) -> Non
     )
     other.path.chmod(0o755)
     assert done.returncode == 0, done.stderr
-    assert not other.readers.exists()
+    assert not other.usage_lock_file.exists()
 
 
 # Prints the probability of a meme by a predictor: run, save dir, data folder, image and text.
@@ -259,7 +259,7 @@ with Predictor(run, save_dir=save_dir, data_dir=data_dir) as predictor:
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows mounts no folder read-only")
 def test_a_run_and_data_that_may_only_be_read_predict_into_another_folder(tool: Tool) -> None:
     run, output = tool.trained("mmbt"), tool.folder / "elsewhere"
-    run.readers.unlink(missing_ok=True)
+    run.usage_lock_file.unlink(missing_ok=True)
     both = [shlex.quote(str(folder)) for folder in (tool.save_dir, tool.world.data)]
     mounts = " && ".join(f"mount --bind {at} {at} && mount -o remount,bind,ro {at}" for at in both)
     row = read_annotations(tool.world.dataset / "annotations" / "test_unseen.jsonl")[0]
@@ -277,7 +277,7 @@ def test_a_run_and_data_that_may_only_be_read_predict_into_another_folder(tool: 
         assert done.returncode == 0, done.stderr
     [csv] = output.glob("*.csv")
     assert read_predictions(csv)[0].proba == pytest.approx(float(done.stdout), abs=1e-6)
-    assert csv.with_suffix(".html").exists() and not run.readers.exists()
+    assert csv.with_suffix(".html").exists() and not run.usage_lock_file.exists()
 
 
 def predicted_by_mmf(tool: Tool, run: Path, split: str) -> list[Prediction]:

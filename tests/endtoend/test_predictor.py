@@ -70,7 +70,7 @@ def newest_worker(temporary: Path) -> int:
 
 def files_of(run: Run) -> dict[Path, int]:
     """The files of a run but the lock of its readers, and when they were written."""
-    return {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path != run.readers}
+    return {path: path.stat().st_mtime_ns for path in run.path.rglob("*") if path != run.usage_lock_file}
 
 
 def test_one_meme_gets_the_number_of_mmfw_predict_and_a_bad_one_is_named(tool: Tool, temporary: Path) -> None:
@@ -140,7 +140,7 @@ def test_what_cannot_be_loaded_is_refused_as_by_mmfw_predict(
 ) -> None:
     features, run = tool.trained("visual_bert"), tool.trained("mmbt")
     with monkeypatch.context() as patched:
-        patched.setattr("mmf_win.runs.predicting.Server", None)  # nothing is started
+        patched.setattr("mmf_win.runs.prediction.ModelProcess", None)  # nothing is started
         with pytest.raises(UsageError, match="reads region features") as raised:
             predictor_of(tool, features.id)
         assert "mmfw predict --memes" in str(raised.value.hint)

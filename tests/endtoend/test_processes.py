@@ -21,7 +21,7 @@ import pytest
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import Record
+from mmf_win.runs.history import RunRecord
 from tests.endtoend.conftest import (
     Faulty,
     Tool,
@@ -92,7 +92,7 @@ def test_several_processes_stop_early_together(tool: Tool) -> None:
     early = ("training.early_stop.enabled=True", "training.early_stop.patience=2")
     zero = (*WORDS[:-1], "optimizer.params.lr=0.0")
     run = tool.train(tool.preset("vilbert"), "--updates", "40", *TWO, *zero, *early)
-    assert Record.read(run).summary.updates == 6
+    assert RunRecord.read(run).summary.updates == 6
     assert len([event for event in events(run, "val") if event["final"]]) == 1
 
 
@@ -214,9 +214,9 @@ def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: 
             somebody.process.kill()
         both.accept(2)
         assert both.all_dead()
-    while not run.exit_file.exists():  # the launcher writes it after they have left
+    while not run.outcome_file.exists():  # the launcher writes it after they have left
         time.sleep(0.02)
-    end = AttemptOutcome.load(run.exit_file)
+    end = AttemptOutcome.load(run.outcome_file)
     assert end is not None and end.kind == "interrupted"
     assert (run.checkpoints / "current.ckpt").is_file()
 
@@ -230,7 +230,7 @@ def test_ctrl_c_or_a_signal_to_every_process_saves_and_all_leave(
         run = somebody.sees("train")
         send(somebody.process.pid, signal.SIGINT if send is os.kill else signal.SIGTERM)
         assert somebody.gets_the_prompt_back() == 130
-    updates = Record.read(run).summary.updates
+    updates = RunRecord.read(run).summary.updates
     assert f"stopped at update {updates}, which is saved" in somebody.read
     tool.train("--resume", "last", "--updates", str(updates + 1), *TWO)
     assert starts(run) == [0, updates]

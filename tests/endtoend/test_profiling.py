@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.runs import own_code
+from mmf_win.runs import user_code
 from tests.endtoend.conftest import Faulty, Tool, events
 from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
 from tests.worlds.tools import requires_console_events
@@ -109,7 +109,7 @@ def test_a_mistake_is_named_at_once(tool: Tool) -> None:
     before = set(tool.folder.rglob("*"))
     assert tool.code("train", preset, "--profile", "6", "training.checkpoint_interval=0") == 2
     assert "training.checkpoint_interval: 0" in tool.errors
-    trusted = {own_code.file(), own_code.file().with_suffix(".lock")}
+    trusted = {user_code.trusted_folders_path(), user_code.trusted_folders_path().with_suffix(".lock")}
     assert set(tool.folder.rglob("*")) - before <= trusted, "the tests' own code is trusted"
 
 

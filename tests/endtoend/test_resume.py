@@ -71,9 +71,11 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(tool: Tool
     run = Run.create(tool.save_dir, "bert")
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     places = MmfPaths.resolve(tool.world.data, tool.save_dir)
-    run.save_request(presets.request(preset, splits, places).over(CommandOptions(updates=100).settings))
+    run.save_request(
+        presets.build_request(preset, splits, places).merged_with(CommandOptions(updates=100).settings)
+    )
     saved = checkpoint(run.checkpoints / "current.ckpt", 80)
-    AttemptOutcome("ok").save(run.exit_file)
+    AttemptOutcome("ok").save(run.outcome_file)
     totals = ("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",), ("training.max_epochs=2",)
     for wanted, total in (("last", totals[0]), *((str(saved), total) for total in totals)):
         assert tool.code("train", "--resume", wanted, *total) == 2

@@ -50,7 +50,7 @@ def mmf_alone(tool: Tool, run: Run, tmp_path: Path) -> list[float]:
     again.checkpoints.mkdir()
     asked = replace(
         first,
-        attempt_dir=str(again.new_attempt().path),
+        attempt_dir=str(again.create_attempt().path),
         settings={**first.settings, "training": training},
     )
     asked.save()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.runs.history import Record, state
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.history import RunRecord, run_state
+from mmf_win.runs.lookup import list_runs
 from tests.endtoend.conftest import Faulty, Tool, starts
 from tests.worlds.slurm import Cluster
 from tests.worlds.tools import requires_tool
@@ -41,13 +41,13 @@ def test_a_job_of_a_stub_that_gets_a_signal_is_saved_and_requeued_and_resumes(
             time.sleep(0.02)
         (os.kill if to == "shell" else os.killpg)(job.pid, getattr(signal, number))
         assert job.wait() == 130
-    [run] = all_runs(tool.save_dir)
-    assert state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()
+    [run] = list_runs(tool.save_dir)
+    assert run_state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()
     assert cluster.asked() == ["requeue 7"]
     with cluster.start(*words, restarts=1) as job:
         assert job.wait() == 0
-    assert [run] == all_runs(tool.save_dir) and run.path.parent.name == "vilbert-1"
-    assert (state(run), Record.read(run).summary.updates, starts(run)) == ("done", _UPDATES, [0, 3])
+    assert [run] == list_runs(tool.save_dir) and run.path.parent.name == "vilbert-1"
+    assert (run_state(run), RunRecord.read(run).summary.updates, starts(run)) == ("done", _UPDATES, [0, 3])
     assert cluster.asked() == ["requeue 7"], "only once"
 
 
@@ -55,5 +55,5 @@ def test_a_job_of_a_stub_that_had_saved_nothing_begins_again(tool: Tool) -> None
     cluster, words = cluster_of(tool)
     with cluster.start(*words, restarts=1) as job:
         assert job.wait() == 0
-    [run] = all_runs(tool.save_dir)
-    assert (state(run), starts(run)) == ("done", [0])
+    [run] = list_runs(tool.save_dir)
+    assert (run_state(run), starts(run)) == ("done", [0])

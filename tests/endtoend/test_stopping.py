@@ -20,8 +20,8 @@ import pytest
 from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome, read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import Record, state
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.history import RunRecord, run_state
+from mmf_win.runs.lookup import list_runs
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds.held import Witness, witness
@@ -45,7 +45,7 @@ class User:
     def sees(self, kind: str) -> Run:
         """Wait until the run has told of something."""
         told: list[Run] = self.waits_for(
-            lambda: [r for r in all_runs(self._tool.save_dir) if events(r, kind)]
+            lambda: [r for r in list_runs(self._tool.save_dir) if events(r, kind)]
         )
         return told[0]
 
@@ -95,7 +95,7 @@ def endless(tool: Tool, workers: int = 0) -> list[str]:
 
 def goes_on(tool: Tool, run: Run) -> None:
     """The run can be resumed, and counts on from what it had."""
-    reached = Record.read(run).summary.updates
+    reached = RunRecord.read(run).summary.updates
     result = tool("train", "--resume", "last", "--updates", str(reached + 1), "training.num_workers=0")
     assert (result["state"], result["updates"]) == ("done", reached + 1)
     assert starts(run) == [0, reached]
@@ -109,10 +109,10 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
         somebody.process.send_signal(number)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "saving… press Ctrl+C again to end at once" in somebody.read
-    updates = Record.read(run).summary.updates
+    updates = RunRecord.read(run).summary.updates
     assert f"stopped at update {updates}, which is saved\nresume with: mmfw train" in somebody.read
     assert "--resume last" in somebody.read and "error" not in somebody.read
-    assert state(run) == "interrupted"
+    assert run_state(run) == "interrupted"
     goes_on(tool, run)
 
 
@@ -165,12 +165,12 @@ def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
     often = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
     with user(tool, *endless(tool), *often) as somebody:
         somebody.waits_for(here.exists)
-        (run,) = all_runs(tool.save_dir)
+        (run,) = list_runs(tool.save_dir)
         somebody.process.send_signal(_CTRL_C)
         somebody.reads("press Ctrl+C again")
         here.with_name("here.go").touch()
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert Record.read(run).summary.updates >= 2
+    assert RunRecord.read(run).summary.updates >= 2
     goes_on(tool, run)
 
 
@@ -185,7 +185,7 @@ def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Fa
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     assert "stopping" in somebody.read and "--resume" not in somebody.read
     assert not list(run.reports.glob("*.csv"))
-    assert state(run) == "done", "an interrupted prediction is not an interrupted training"
+    assert run_state(run) == "done", "an interrupted prediction is not an interrupted training"
 
 
 @requires_console_events
@@ -258,13 +258,13 @@ def test_nothing_of_a_worker_that_hangs_survives(
 @pytest.mark.skipif(_WINDOWS, reason="on Windows the worker ends with its parent, as the test above shows")
 def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
-        runs = somebody.waits_for(lambda: all_runs(tool.save_dir))
-        assert state(runs[0]) == "running", "from the moment that it is listed"
+        runs = somebody.waits_for(lambda: list_runs(tool.save_dir))
+        assert run_state(runs[0]) == "running", "from the moment that it is listed"
         run = somebody.sees("train")
         dies(somebody)
-    with file_lock(run.lock, timeout=120):
-        assert AttemptOutcome.load(run.exit_file), "the lock is held until the worker has ended"
-    assert state(run) == "interrupted"
+    with file_lock(run.training_lock_file, timeout=120):
+        assert AttemptOutcome.load(run.outcome_file), "the lock is held until the worker has ended"
+    assert run_state(run) == "interrupted"
     goes_on(tool, run)
 
 
@@ -295,9 +295,9 @@ def test_a_signal_to_every_process_of_a_training_saves(tool: Tool, name: str, wo
         run = somebody.sees("train")
         signal_all(somebody.process.pid, getattr(signal, name))
         assert somebody.gets_the_prompt_back() == _INTERRUPTED, somebody.read
-    updates = Record.read(run).summary.updates
+    updates = RunRecord.read(run).summary.updates
     assert f"stopped at update {updates}, which is saved" in somebody.read
-    assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted"
+    assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted"
 
 
 @requires_console_events
@@ -314,7 +314,7 @@ def test_a_loader_that_hangs_or_dies_after_a_stop_request_does_not_keep_a_traini
         somebody.reads("press Ctrl+C again")
         waits.with_name("waits.go").touch()
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted", somebody.read
+    assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted", somebody.read
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows has no such signals")
@@ -326,7 +326,7 @@ def test_a_signal_that_comes_twice_is_one_request(tool: Tool, name: str) -> None
         somebody.reads("press Ctrl+C again")
         somebody.process.send_signal(getattr(signal, name))
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
-    assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted", somebody.read
+    assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted", somebody.read
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows does not let a process start with ignored signals")
@@ -339,4 +339,4 @@ def test_ctrl_c_that_was_ignored_when_training_began_does_not_stop_it(tool: Tool
             assert somebody.gets_the_prompt_back() == 0
     finally:
         signal.signal(signal.SIGINT, before)
-    assert (state(run), Record.read(run).summary.updates) == ("done", 6)
+    assert (run_state(run), RunRecord.read(run).summary.updates) == ("done", 6)

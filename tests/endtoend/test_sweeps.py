@@ -15,8 +15,8 @@ from mmf_win.commands.sweep_display import SweepDisplay
 from mmf_win.commands.train import resumed
 from mmf_win.protocol import Event
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import state
-from mmf_win.runs.lookup import all_runs
+from mmf_win.runs.history import run_state
+from mmf_win.runs.lookup import list_runs
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import State, SweepFolder, Task
 from mmf_win.sweeps.planning import plan
@@ -37,7 +37,7 @@ def _sweep(tool: Tool, *words: str) -> subprocess.Popen[str]:
 
 
 def _runs(output: Path) -> list[Run]:
-    return [run for task in sorted(output.iterdir()) if task.is_dir() for run in all_runs(task)]
+    return [run for task in sorted(output.iterdir()) if task.is_dir() for run in list_runs(task)]
 
 
 def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
@@ -52,8 +52,8 @@ def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
     result = json.loads(printed)
     [line] = result["table"]
     assert line["runs"] == 3 and 0 <= line["auroc"] <= 1 and line["auroc_sd"] is not None
-    assert [run.request().number("seed") for run in _runs(output)] == [1, 2, 3]
-    assert all(state(run) == "done" for run in _runs(output))
+    assert [run.request().training_number("seed") for run in _runs(output)] == [1, 2, 3]
+    assert all(run_state(run) == "done" for run in _runs(output))
     with _sweep(tool, *words) as process:  # there is nothing left to run
         printed, said = process.communicate()
     assert "±" in printed and len(_runs(output)) == 3
@@ -104,7 +104,7 @@ def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
     with mmfw("run", output, "--slots", "1") as process:
         process.communicate()
     first, second = _runs(output)
-    assert state(first) == state(second) == "done"
+    assert run_state(first) == run_state(second) == "done"
     assert starts(first) == [0, 2]
 
 
@@ -122,7 +122,7 @@ def test_a_signal_to_every_process_of_a_sweep_saves_the_running_task(tool: Tool,
     assert process.returncode == 130, said
     assert [task.state for task in tasks(output).values()] == ["queued", "queued"]
     [run] = _runs(output)
-    assert (run.checkpoints / "current.ckpt").is_file() and state(run) == "interrupted"
+    assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted"
 
 
 class _PrunesAtOnce(OptunaSearch):
@@ -158,4 +158,4 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
     assert search.told == ["pruned"]
     assert [task.state for task in tasks(sweep.path).values()] == ["pruned"]
     [run] = _runs(sweep.path)
-    assert state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()
+    assert run_state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()

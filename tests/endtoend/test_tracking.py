@@ -13,7 +13,7 @@ import pytest
 
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import state
+from mmf_win.runs.history import run_state
 from tests.endtoend.conftest import Tool, assert_same_weights, losses
 from tests.endtoend.test_stopping import user
 from tests.tracking.conftest import mlflow, server  # noqa: F401
@@ -99,4 +99,4 @@ def test_a_follower_ends_when_mmfw_was_killed_and_its_worker_has_left(tool: Tool
         who.process.wait()
     while followers(run):
         time.sleep(0.05)
-    assert state(run) == "interrupted"
+    assert run_state(run) == "interrupted"

@@ -77,11 +77,15 @@ def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None
     run = tool.run_of(result)
     assert run.path.parent == tool.save_dir / "проба"
     request = run.request()
-    assert (request.preset, request.number("seed"), request.number("max_updates")) == ("vilbert", 3, 4)
+    assert (request.preset, request.training_number("seed"), request.training_number("max_updates")) == (
+        "vilbert",
+        3,
+        4,
+    )
     kinds = [event["kind"] for event in read_events(run.events)]
     assert kinds[:2] == ["run_started", "train_started"] and kinds[-1] == "run_ended"
     assert {"train", "val", "checkpoint"} <= set(kinds)
-    assert read_json(run.exit_file)["outcome"] == "ok"
+    assert read_json(run.outcome_file)["outcome"] == "ok"
     assert "Finished run" in run.log.read_text(encoding="utf-8")
     scores = [s for e in read_events(run.events) if (s := val_auroc(e)) is not None]
     assert result["best_auroc"] == max(scores)
@@ -234,7 +238,7 @@ def test_variables_of_python_that_break_the_worker_are_ignored(
     harmful = {"PYTHONOPTIMIZE": "2", "PYTHONWARNINGS": "error", "PYTHONTRACEMALLOC": "5"}
     for name, value in harmful.items():
         monkeypatch.setenv(name, value)
-    plan._note_changes.cache_clear()
+    plan._warn_about_environment.cache_clear()
     monkeypatch.setattr(attempts, "WORKER_COMMAND", module_command("mmf_win.worker.entry"))
     assert tool.code("train", tool.preset("vilbert"), "--updates", "1") == 0
     assert "ignoring PYTHONOPTIMIZE, PYTHONTRACEMALLOC, PYTHONWARNINGS" in tool.errors

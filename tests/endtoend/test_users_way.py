@@ -169,7 +169,7 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
             wait_for_updates(run, training, stopped["updates"] + 1)
             training.kill()
         assert held.all_dead(), "the worker and its two loader workers"
-    with file_lock(run.lock, timeout=120):
+    with file_lock(run.training_lock_file, timeout=120):
         killed = demo.mmfw("runs", "show", run.id)
 
     total = killed["updates"] + 5

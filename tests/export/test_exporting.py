@@ -14,10 +14,10 @@ from mmf_win.errors import CheckFailedError, UsageError
 from mmf_win.export import exporter
 from mmf_win.files import read_json, write_json
 from mmf_win.paths import MmfPaths
-from mmf_win.runs import predicting
+from mmf_win.runs import prediction
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions
-from mmf_win.runs.targets import Target
+from mmf_win.runs.targets import PredictionTarget
 from tests.worlds import report_world
 from tests.worlds.report_world import SPLIT
 
@@ -95,8 +95,8 @@ def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
     """An export of a run to a folder whose parent is missing."""
     world = report_world.make(user_dir, drawn=False)
     places = MmfPaths.resolve(world.data, world.save)
-    models = StubModels(Target.of_split(places, SPLIT).rows)
-    monkeypatch.setattr(predicting, "predict", models.predict)
+    models = StubModels(PredictionTarget.from_split(places, SPLIT).rows)
+    monkeypatch.setattr(prediction, "predict_target", models.predict)
     monkeypatch.setattr(exporter, "run_model", models.run_model)
     return Exporter(world.run(), places, models, user_dir / "new" / "model")
 

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.errors import RunNotFoundError, UsageError
-from mmf_win.runs import events, find
+from mmf_win.runs import events_dataframe, find_run
 from tests.worlds.report_world import World
 from tests.worlds.tools import requires_package, typed
 
@@ -25,7 +25,7 @@ def world(tmp_path: Path) -> World:
 
 def test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it(world: World) -> None:
     run = world.run()
-    assert find(save_dir=world.save) == find("mmbt_grid", str(world.save)) == run
+    assert find_run(save_dir=world.save) == find_run("mmbt_grid", str(world.save)) == run
     told = run._repr_html_()
     assert "<iframe" not in told
     (command,) = re.findall("<code>mmfw (.*)</code>", told)
@@ -37,12 +37,12 @@ def test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it(
 
 def test_events_are_a_table_of_one_kind(world: World) -> None:
     run = world.run()
-    table = events(run)
+    table = events_dataframe(run)
     assert {"t", "update", "loss"} <= set(table.columns) and "kind" not in table.columns
     assert str(table["t"].dt.tz) == "UTC"
-    assert "metrics.auroc" in events(run, "val").columns
+    assert "metrics.auroc" in events_dataframe(run, "val").columns
     with pytest.raises(UsageError, match="no event of the kind 'trian'") as error:
-        events(run, "trian")
+        events_dataframe(run, "trian")
     assert "train" in str(error.value.hint)
     with pytest.raises(RunNotFoundError):
-        find("another", world.save)
+        find_run("another", world.save)

@@ -14,7 +14,7 @@ from mmf_win.dataset.prediction_file import read_predictions, write_predictions
 from mmf_win.errors import CheckpointError
 from mmf_win.results import prediction
 from mmf_win.results.prediction import PredictionOptions, RunCheckpoint
-from mmf_win.runs.targets import Target
+from mmf_win.runs.targets import PredictionTarget
 from tests.worlds import report_world
 from tests.worlds.report_world import SPLIT, World
 from tests.worlds.tools import requires_package
@@ -39,7 +39,9 @@ def checkpoint(world: World) -> RunCheckpoint:
     return RunCheckpoint(run, best)
 
 
-def by(*_: Any, target: Target, begin: Callable[[], object], **__: Any) -> tuple[list[float], dict[str, Any]]:
+def by(
+    *_: Any, target: PredictionTarget, begin: Callable[[], object], **__: Any
+) -> tuple[list[float], dict[str, Any]]:
     """Predict 0.6 for benign memes and 0.8 for hateful ones."""
     begin()
     return [0.8 if row.label else 0.6 for row in target.rows], {"mmf": "1.0.0rc12"}

@@ -17,7 +17,7 @@ from mmf_win.errors import UsageError
 from mmf_win.files import write_json
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.results.report.scored import read_scored
-from mmf_win.runs.history import Record
+from mmf_win.runs.history import RunRecord
 from tests.worlds.event_log import EventLog
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, sweep, tell, text_of
 from tests.worlds.tools import LazyModule
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.torch, requires_pages]
 def entries(runs: list[Any]) -> list[Any]:
     return [
         comparison.entry_of(known, pages.scored_by_best(known, SPLIT, None))
-        for known in map(Record.read, runs)
+        for known in map(RunRecord.read, runs)
     ]
 
 
@@ -50,7 +50,7 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
 
 def grouped(*runs: Any) -> dict[str, list[Any]]:
     """The runs of each group, by its name."""
-    groups = comparison.grouped([comparison.entry_of(Record.read(run), None) for run in runs])
+    groups = comparison.grouped([comparison.entry_of(RunRecord.read(run), None) for run in runs])
     return {group.name: [entry.known.run for entry in group.entries] for group in groups}
 
 
@@ -101,8 +101,8 @@ def test_a_seed_counts_however_it_was_given(world: World, given: Callable[[int],
 
 def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
     runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3, 4)]
-    AttemptOutcome("interrupted").save(runs[2].exit_file)
-    AttemptOutcome("interrupted").save(runs[3].exit_file)
+    AttemptOutcome("interrupted").save(runs[2].outcome_file)
+    AttemptOutcome("interrupted").save(runs[3].outcome_file)
     assert grouped(*runs) == {
         "mmbt_grid": runs[:2],
         f"mmbt_grid, state=interrupted ({runs[2].id})": [runs[2]],
@@ -122,7 +122,10 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
     runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
     for run, rate in zip(runs, (0.1, 0.2, 0.2), strict=True):
         run.checkpoints.mkdir()
-        config = {"optimizer": {"params": {"lr": rate}}, "training": {"seed": run.request().number("seed")}}
+        config = {
+            "optimizer": {"params": {"lr": rate}},
+            "training": {"seed": run.request().training_number("seed")},
+        }
         (run.checkpoints / "config.yaml").write_text(json.dumps(config), encoding="utf-8")
     assert grouped(*runs) == {
         "mmbt_grid, mmf.optimizer.params.lr=0.1": runs[:1],
@@ -134,7 +137,7 @@ def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: Wo
     runs = [world.run("first"), world.run("second", seed=2), world.run("third", preset="visual_bert")]
     for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
         assert (
-            list(comparison.of_runs([(Record.read(run), None) for run in shown], None, {})["colours"])
+            list(comparison.of_runs([(RunRecord.read(run), None) for run in shown], None, {})["colours"])
             == apart
         )
     page = pages.of_runs(runs[:2], world.save).read_text(encoding="utf-8")
@@ -167,7 +170,7 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None
         by(csv, sha256)
     for each in (run, last):
         EventLog(each.events, "1").write("checkpoint", update=60, best=True, sha256="best")
-    known = [Record.read(each) for each in (run, old, last)]
+    known = [RunRecord.read(each) for each in (run, old, last)]
     about = comparison.of_runs([(each, pages.scored_by_best(each, SPLIT, None)) for each in known], SPLIT, {})
     assert [entry.known.scores.counted for entry in about["entries"]] == ["best", "unknown", "best"]
     assert [entry.rows for entry in about["entries"]] == ["32", "32", None]
@@ -248,7 +251,7 @@ def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
     runs = [world.predicted("a"), world.predicted("b", seed=2), world.predicted("c", preset="vilbert")]
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
-        tell(run, attempt("1", 0, 120, validated=data, seed=run.request().number("seed")))
+        tell(run, attempt("1", 0, 120, validated=data, seed=run.request().training_number("seed")))
     page = text_of(pages.of_runs(runs, world.save))
     assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
     assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
@@ -327,7 +330,7 @@ def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
 
 def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World) -> None:
     runs, settings = sweep(world, 12, predicted=10)
-    known = [Record.read(run) for run in runs]
+    known = [RunRecord.read(run) for run in runs]
     about = comparison.of_runs(
         [(each, pages.scored_by_best(each, SPLIT, None)) for each in known], None, settings
     )

@@ -204,7 +204,7 @@ def test_published_weights_are_said_to_be_untrained(world: World) -> None:
     asked = {"published_weights": "mmbt.hateful_memes.images", "seed": None}
     run = world.predicted("mmbt_grid-published", **asked)
     run.events.unlink()
-    run.exit_file.unlink()
+    run.outcome_file.unlink()
     page = pages.of_run(run).read_text(encoding="utf-8")
     assert "mmbt.hateful_memes.images" in page and "nothing was trained here" in page
     assert 'id="training-title"' not in page and "Training took" not in page
@@ -213,8 +213,8 @@ def test_published_weights_are_said_to_be_untrained(world: World) -> None:
 
 def test_a_run_that_is_still_going_says_so(world: World) -> None:
     run = world.run()
-    run.exit_file.unlink()
-    with file_lock(run.lock):
+    run.outcome_file.unlink()
+    with file_lock(run.training_lock_file):
         assert "still going; this page shows it up to update 120" in text_of(pages.of_run(run))
 
 

@@ -18,12 +18,12 @@ from mmf_win.paths import MmfPaths
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, Event, read_events
 from mmf_win.protocol.attempt import PredictTask, TrainTask
 from mmf_win.runs import attempts as attempts_module
-from mmf_win.runs import fits
-from mmf_win.runs.attempts import until_it_fits
+from mmf_win.runs import micro_batch_store
+from mmf_win.runs.attempts import run_with_retries
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import state
-from mmf_win.runs.plan import Plan, Start, following, limit_to_lower, smaller_rows
-from mmf_win.runs.request import CommandOptions, Request
+from mmf_win.runs.history import run_state
+from mmf_win.runs.plan import Plan, RunJob, choose_reduction, next_attempt, smaller_micro_batch
+from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.supervise import ChildExit
 from tests.worlds.memes import SLOTS, lay_out
 from tests.worlds.tools import Mmfw
@@ -37,14 +37,14 @@ STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "work
     [(32, 32, 16), (31, 31, 16), (31, 23, 8), (12, 3, 2), (7, 7, 4), (32, 1, None)],
 )
 def test_the_next_attempt_has_twice_as_many_parts(batch: int, failed: int, rows: int | None) -> None:
-    assert smaller_rows(batch, failed) == rows
+    assert smaller_micro_batch(batch, failed) == rows
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 30, 31, 480])
 def test_the_largest_part_shrinks_by_a_quarter_or_more_down_to_one_row(batch: int) -> None:
     for first in range(1, batch + 1):
         failed = first
-        while (rows := smaller_rows(batch, failed)) is not None:
+        while (rows := smaller_micro_batch(batch, failed)) is not None:
             largest, before = (math.ceil(batch / math.ceil(batch / limit)) for limit in (rows, failed))
             assert rows <= 3 / 4 * failed and largest <= 3 / 4 * before
             failed = rows
@@ -76,13 +76,13 @@ def test_each_shortage_has_its_own_remedy(
     started = STARTED
     if not failed.is_training:
         started = {"kind": "predict_started", "batch": 32, "workers": 4}
-    assert limit_to_lower(failed, end, started) == less
-    assert limit_to_lower(failed, end, None) is None, "not even the model fitted"
+    assert choose_reduction(failed, end, started) == less
+    assert choose_reduction(failed, end, None) is None, "not even the model fitted"
 
 
 def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
     tried = [4]
-    while less := limit_to_lower(asked(), AttemptOutcome("host_oom"), {**STARTED, "workers": tried[-1]}):
+    while less := choose_reduction(asked(), AttemptOutcome("host_oom"), {**STARTED, "workers": tried[-1]}):
         tried.append(less[2])
     assert tried == [4, 2, 1, 0]
 
@@ -100,7 +100,7 @@ def test_what_the_next_attempt_needs_wins_over_the_users_settings(
 ) -> None:
     mmf = lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path)  # it has evaluation.use_cpu
     failed = asked(mmf=str(mmf), settings={group: {key: chosen, "other": 1}})
-    settings = following(failed, name, 2, STARTED, None).settings
+    settings = next_attempt(failed, name, 2, STARTED, None).settings
     assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
 
 
@@ -153,7 +153,7 @@ class Attempts:
 def test_attempts_shrink_until_one_fits_and_each_is_told(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 8)
-    until_it_fits(run, asked(eval_batch=4), attempts)
+    run_with_retries(run, asked(eval_batch=4), attempts)
     assert attempts.rows == [None, 16, 8]
     assert {asked.eval_batch for asked in attempts.begun} == {4}, "what was made smaller before stays so"
     assert attempts.checkpoints == [None, None, None]
@@ -170,7 +170,7 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
     attempts.saves = [True]
     started = {"checkpoint": {"reset": {"all": True}, "resume_zoo": "x"}, "a": {"b": "c"}}
     first = asked(settings=started, weights_alone=True, trust=True)
-    until_it_fits(run, replace(first, checkpoint="old.ckpt"), attempts)
+    run_with_retries(run, replace(first, checkpoint="old.ckpt"), attempts)
     last = attempts.begun[-1]
     assert last.checkpoint == str(run.checkpoints / "current.ckpt")
     assert last.settings["checkpoint"]["resume_file"] == last.checkpoint
@@ -185,7 +185,7 @@ def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began
     checkpoint(run.checkpoints / "current.ckpt", 100)
     attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
     best = str(checkpoint(run.checkpoints / "best.ckpt", 20))
-    until_it_fits(run, asked(checkpoint=best), attempts)
+    run_with_retries(run, asked(checkpoint=best), attempts)
     assert attempts.checkpoints == [best, best]
     assert attempts.seeds == [None, None]
 
@@ -193,7 +193,7 @@ def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began
 def test_an_attempt_that_saved_nothing_loses_nothing_of_the_one_before(run: Run) -> None:
     attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 4)
     attempts.saves = [True, False, False]
-    until_it_fits(run, asked(), attempts)
+    run_with_retries(run, asked(), attempts)
     assert attempts.checkpoints == [None, *[str(run.checkpoints / "current.ckpt")] * 3]
 
 
@@ -201,14 +201,14 @@ def test_there_are_six_attempts_at_most(run: Run) -> None:
     attempts = Attempts(run, lambda asked: False, message="CUDA out of memory")
     attempts.batch = 64  # the sixth attempt could still be made smaller
     with pytest.raises(TrainingError, match="CUDA out of memory"):
-        until_it_fits(run, asked(), attempts)
+        run_with_retries(run, asked(), attempts)
     assert attempts.rows == [None, 32, 16, 8, 4, 2]
 
 
 def test_no_retry_means_one_attempt(run: Run) -> None:
     attempts = Attempts(run, lambda asked: False, outcome="host_oom")
     with pytest.raises(ResourceError):
-        until_it_fits(run, asked(), attempts, retry=False)
+        run_with_retries(run, asked(), attempts, retry=False)
     assert len(attempts.begun) == 1
 
 
@@ -218,8 +218,8 @@ def test_the_next_attempt_waits_until_the_memory_of_a_fake_gpu_is_free_again(
     caplog.set_level("INFO")
     free = iter([[40 << 30], [2 << 30], [9 << 30], [40 << 30]])
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free))
-    monkeypatch.setattr(attempts_module, "PAUSE", 0)
-    until_it_fits(run, asked(), Attempts(run, lambda asked: asked.train_task.micro_batch == 16))
+    monkeypatch.setattr(attempts_module, "GPU_POLL_SECONDS", 0)
+    run_with_retries(run, asked(), Attempts(run, lambda asked: asked.train_task.micro_batch == 16))
     assert list(free) == []
     assert len([message for message in caplog.messages if "waiting" in message]) == 1
 
@@ -229,10 +229,10 @@ def test_it_does_not_wait_for_ever_for_the_memory_of_a_fake_gpu_that_somebody_el
 ) -> None:
     free, clock = iter([[40 << 30]]), iter(range(100))
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free, [0]))
-    monkeypatch.setattr(attempts_module, "PAUSE", 0)
+    monkeypatch.setattr(attempts_module, "GPU_POLL_SECONDS", 0)
     monkeypatch.setattr(attempts_module.time, "monotonic", clock.__next__)
     attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
-    until_it_fits(run, asked(), attempts)
+    run_with_retries(run, asked(), attempts)
     assert len(attempts.begun) == 2
 
 
@@ -240,7 +240,7 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After Ctrl+C, a worker that makes no progress is killed; one that writes a large file is not."""
-    training = asked(attempt_dir=str(run.new_attempt().path))
+    training = asked(attempt_dir=str(run.create_attempt().path))
     progress: list[bool] = []
 
     def run_child(_command: object, *, watch: Callable[[], bool], **_options: object) -> ChildExit:
@@ -250,12 +250,12 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
             progress.append(watch())
         return ChildExit(exit_code=0, stop_requested=True, killed=False)
 
-    monkeypatch.setattr(attempts_module, "worker_of", lambda _asked, _plan: ([], {}))
+    monkeypatch.setattr(attempts_module, "prepare_worker", lambda _asked, _plan: ([], {}))
     monkeypatch.setattr(attempts_module, "run_child", run_child)
     shown: list[Event] = []
     places = MmfPaths(run.path, run.path, run.path)
-    of_run = Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
-    plan = Plan(Start(of_run, CommandOptions(), places), of_run, training, {})
+    of_run = RunRequest(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
+    plan = Plan(RunJob(of_run, CommandOptions(), places), of_run, training, {})
     attempts_module.run_worker(run, training, plan, lambda: nullcontext(shown.append))
     assert progress == [False, True, True, True, True, False]
     assert [event["kind"] for event in shown] == ["saving", "checkpoint"]
@@ -263,20 +263,20 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
 
 def test_a_worker_that_cannot_be_prepared_leaves_the_state_of_the_run(run: Run) -> None:
     def prepare() -> None:
-        training = asked(attempt_dir=str(run.new_attempt().path))
+        training = asked(attempt_dir=str(run.create_attempt().path))
         plan = Plan(
-            Start(of_run, CommandOptions(), MmfPaths(run.path, run.path, run.path)), of_run, training, {}
+            RunJob(of_run, CommandOptions(), MmfPaths(run.path, run.path, run.path)), of_run, training, {}
         )
-        attempts_module.worker_of(training, plan)
+        attempts_module.prepare_worker(training, plan)
 
-    of_run = Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
+    of_run = RunRequest(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
     prepare()
     AttemptOutcome("ok").save(run.attempt(1).outcome_file)
     run.checkpoints.rmdir()
     run.checkpoints.touch()
     with pytest.raises(FileExistsError):
         prepare()
-    assert state(run) == "done"
+    assert run_state(run) == "done"
 
 
 def test_a_fake_gpu_that_no_longer_tells_its_memory_is_not_waited_for(
@@ -285,7 +285,7 @@ def test_a_fake_gpu_that_no_longer_tells_its_memory_is_not_waited_for(
     free = iter([[40 << 30, 40 << 30], [40 << 30]])
     monkeypatch.setattr(machine, "free_gpu_memory", lambda: next(free))
     attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
-    until_it_fits(run, asked(), attempts)
+    run_with_retries(run, asked(), attempts)
     assert len(attempts.begun) == 2
 
 
@@ -294,9 +294,9 @@ def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: py
         raise KeyboardInterrupt
 
     checkpoint(run.checkpoints / "current.ckpt", 3)
-    monkeypatch.setattr(attempts_module, "_wait_until_free", pressed)
+    monkeypatch.setattr(attempts_module, "_wait_for_gpu_memory", pressed)
     with pytest.raises(StoppedByUserError) as caught:
-        until_it_fits(run, asked(), Attempts(run, lambda asked: False))
+        run_with_retries(run, asked(), Attempts(run, lambda asked: False))
     assert "--resume last" in str(caught.value.hint)
 
 
@@ -307,25 +307,25 @@ def trained(fit: str, rows: int) -> list[Event]:
 
 
 def test_what_fitted_is_remembered_and_shown_until_the_whole_batch_does(home: Path, mmfw: Mmfw) -> None:
-    assert fits.load() == {}
-    fits.remember(trained("mmbt on a GPU", 8))
-    fits.remember(trained("vilbert on a GPU", 4))
-    assert fits.load() == {"mmbt on a GPU": 8, "vilbert on a GPU": 4}
+    assert micro_batch_store.load() == {}
+    micro_batch_store.remember(trained("mmbt on a GPU", 8))
+    micro_batch_store.remember(trained("vilbert on a GPU", 4))
+    assert micro_batch_store.load() == {"mmbt on a GPU": 8, "vilbert on a GPU": 4}
     assert "mmbt on a GPU" in mmfw("doctor")
-    fits.remember(trained("mmbt on a GPU", 16))
-    assert fits.load() == {"vilbert on a GPU": 4}
+    micro_batch_store.remember(trained("mmbt on a GPU", 16))
+    assert micro_batch_store.load() == {"vilbert on a GPU": 4}
 
 
 @pytest.mark.parametrize("content", ["{half a", "[1]", '{"a": "many"}', '{"a": -1}'])
 def test_a_file_that_is_no_memory_holds_nothing_and_is_replaced(home: Path, content: str) -> None:
     home.mkdir()
-    fits.file().write_text(content, encoding="utf-8")
-    assert fits.load() == {}
-    fits.remember(trained("a", 2))
-    assert fits.load() == {"a": 2}
+    micro_batch_store.store_path().write_text(content, encoding="utf-8")
+    assert micro_batch_store.load() == {}
+    micro_batch_store.remember(trained("a", 2))
+    assert micro_batch_store.load() == {"a": 2}
 
 
 def test_only_the_newest_are_kept(home: Path) -> None:
     for number in range(203):
-        fits.remember(trained(f"kind {number}", 1))
-    assert list(fits.load()) == [f"kind {number}" for number in range(3, 203)]
+        micro_batch_store.remember(trained(f"kind {number}", 1))
+    assert list(micro_batch_store.load()) == [f"kind {number}" for number in range(3, 203)]

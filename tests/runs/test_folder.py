@@ -22,9 +22,9 @@ def predict_fake(folder: Path) -> list[str]:
     names = []
     for turn in range(ROUNDS):
         rivals.meet()
-        attempt = run.new_attempt()
+        attempt = run.create_attempt()
         attempt.request_file.write_text("{}", encoding="utf-8")
-        with run.new_report("test_seen") as csv:
+        with run.reserve_prediction_file("test_seen") as csv:
             if turn % 2:
                 rivals.meet()
             assert not csv.exists()
@@ -61,7 +61,7 @@ def test_folders_made_in_the_same_second_by_several_processes_have_names_of_thei
 
 def test_a_prediction_that_fails_leaves_no_name_behind(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    with pytest.raises(ValueError, match="diverged"), run.new_report("test_seen"):
+    with pytest.raises(ValueError, match="diverged"), run.reserve_prediction_file("test_seen"):
         assert list(run.reports.glob("*.csv")) == [], "nobody may take the name for a prediction"
         raise ValueError("diverged")
     assert list(run.reports.iterdir()) == []

@@ -14,7 +14,7 @@ from mmf_win.protocol import AttemptOutcome, AttemptRequest, OutcomeKind
 from mmf_win.protocol.attempt import PredictTask, TrainTask
 from mmf_win.runs import checkpoints, history, lookup
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Request
+from mmf_win.runs.request import RunRequest
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 from tests.worlds.tools import Mmfw
@@ -24,7 +24,9 @@ from tests.worlds.torch_files import checkpoint
 def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
-    run.save_request(Request(preset=preset, model="mmbt", splits=SLOTS, data_dir="data", created=1_000_000.0))
+    run.save_request(
+        RunRequest(preset=preset, model="mmbt", splits=SLOTS, data_dir="data", created=1_000_000.0)
+    )
     return run
 
 
@@ -39,7 +41,7 @@ def test_runs_are_listed_newest_first_whatever_their_names(tmp_path: Path) -> No
     make(tmp_path, "b/2026-01-03T00-00-00")
     make(tmp_path, "c/2026-01-01T00-00-00")
     (tmp_path / "d" / "no run").mkdir(parents=True)
-    assert [run.path.parent.name for run in lookup.all_runs(tmp_path)] == ["b", "a", "c"]
+    assert [run.path.parent.name for run in lookup.list_runs(tmp_path)] == ["b", "a", "c"]
 
 
 def test_a_run_is_found_by_its_name_id_or_time_and_without_one_the_newest_is_meant(tmp_path: Path) -> None:
@@ -49,13 +51,13 @@ def test_a_run_is_found_by_its_name_id_or_time_and_without_one_the_newest_is_mea
     for wanted in ("a", "a/2026-01-02T00-00-00", "2026-01-02T00-00-00"):
         assert lookup.find_run(tmp_path, wanted) == newest_of_a
     assert lookup.find_run(tmp_path, None) == newest
-    assert lookup.newest(tmp_path, None, lambda run: run, "mmbt_grid") == newest
+    assert lookup.first_usable_run(tmp_path, None, lambda run: run, "mmbt_grid") == newest
 
 
 def test_the_times_of_a_run_are_dates_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     events(run, {"kind": "run_started", "t": 1e9})
-    print_json(history.details(history.Record.read(run)))
+    print_json(history.describe_run(history.RunRecord.read(run)))
     told = json.loads(capsys.readouterr().out)
     assert told["started"] == "1970-01-12T13:46:40+00:00"
     assert told["attempts"] == [{"attempt": "1", "t": "2001-09-09T01:46:40+00:00"}]
@@ -78,13 +80,13 @@ def test_a_run_on_a_fake_disk_without_locks_is_read(tmp_path: Path, monkeypatch:
         monkeypatch.setattr("fcntl.flock", flock)
 
     run = make(tmp_path, "a/2026-01-01T00-00-00")
-    run.lock.touch()
-    AttemptOutcome("ok").save(run.exit_file)
+    run.training_lock_file.touch()
+    AttemptOutcome("ok").save(run.outcome_file)
     refuses(errno.ENOLCK)
-    assert history.state(run) == "done"
+    assert history.run_state(run) == "done"
     refuses(errno.EIO)
     with pytest.raises(OSError, match="refused"):
-        history.state(run)
+        history.run_state(run)
 
 
 @pytest.mark.parametrize("wanted", [None, "a"])
@@ -100,13 +102,13 @@ def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
 
     def use(run: Run) -> Path:
         run.request()
-        return checkpoints.choose(run, "last").path
+        return checkpoints.select_checkpoint(run, "last").path
 
-    assert lookup.newest(tmp_path, wanted, use) == usable.checkpoints / "best.ckpt"
+    assert lookup.first_usable_run(tmp_path, wanted, use) == usable.checkpoints / "best.ckpt"
     assert all(run.id in caplog.text for run in (usable, empty, broken))
     assert f"skipping run {empty.id}: has no checkpoint" in caplog.text and "request.json" in caplog.text
     with pytest.raises(CheckpointError, match="has no checkpoint"):
-        lookup.newest(tmp_path, empty.id, use)
+        lookup.first_usable_run(tmp_path, empty.id, use)
 
 
 def test_a_run_whose_files_cannot_be_opened_is_skipped(
@@ -120,7 +122,7 @@ def test_a_run_whose_files_cannot_be_opened_is_skipped(
             raise PermissionError(errno.EACCES, "Permission denied", str(run.events))
         return run
 
-    assert lookup.newest(tmp_path, None, use) == usable
+    assert lookup.first_usable_run(tmp_path, None, use) == usable
     assert f"skipping run {unreadable.id}" in caplog.text and "Permission denied" in caplog.text
 
 
@@ -132,7 +134,7 @@ def test_if_no_run_can_be_used_the_error_is_that_of_the_newest(tmp_path: Path) -
         raise DataError(f"{run.id} is damaged")
 
     with pytest.raises(DataError, match="2026-01-01T00-00-02 is damaged"):
-        lookup.newest(tmp_path, None, use)
+        lookup.first_usable_run(tmp_path, None, use)
 
 
 def test_a_run_that_is_not_there_is_an_error_with_the_next_step(tmp_path: Path) -> None:
@@ -153,8 +155,8 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
         {"kind": "val", "update": 20, "metrics": {"auroc": 0.6, "unheard of": 1}},
         {"kind": "of a later version", "whatever": True},
     )
-    with file_lock(run.lock):
-        summary = history.Record.read(run).summary
+    with file_lock(run.training_lock_file):
+        summary = history.RunRecord.read(run).summary
     assert (summary.state, summary.updates, summary.max_updates) == ("running", 20, 30)
     assert summary.best_auroc == 0.7
 
@@ -178,8 +180,8 @@ def test_the_state_of_a_run_that_no_process_holds_comes_from_its_exit(
 ) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     if outcome is not None:
-        AttemptOutcome(outcome).save(run.exit_file)
-    assert history.Record.read(run).summary.state == state
+        AttemptOutcome(outcome).save(run.outcome_file)
+    assert history.RunRecord.read(run).summary.state == state
 
 
 def test_the_outcome_of_a_run_is_that_of_its_last_attempt_to_train(tmp_path: Path) -> None:
@@ -187,7 +189,7 @@ def test_the_outcome_of_a_run_is_that_of_its_last_attempt_to_train(tmp_path: Pat
     AttemptOutcome("nan").save(run.path / "exit.json")  # of an earlier version, whose requests name no kind
     run.attempt(1).path.mkdir(parents=True)
     write_json(run.attempt(1).request_file, {"action": "train"})
-    states = [history.state(run)]
+    states = [history.run_state(run)]
     tasks = [TrainTask(), PredictTask("test.jsonl"), TrainTask()]
     for number, (task, outcome) in enumerate(zip(tasks, ("interrupted", "ok", None), strict=True), 9):
         run.attempt(number).path.mkdir()
@@ -195,10 +197,10 @@ def test_the_outcome_of_a_run_is_that_of_its_last_attempt_to_train(tmp_path: Pat
         (run.path / "exit.json").unlink(missing_ok=True)  # as the next training does
         if outcome is not None:
             AttemptOutcome(outcome).save(run.attempt(number).outcome_file)  # type: ignore[arg-type]
-        states.append(history.state(run))
+        states.append(history.run_state(run))
     assert states == ["failed: nan", "interrupted", "interrupted", "killed"]
-    known = history.Record.read(run)
-    assert [known.outcome_of(str(number)) for number in (9, 10, 11)] == ["interrupted", "ok", None]
+    known = history.RunRecord.read(run)
+    assert [known.attempt_outcome(str(number)) for number in (9, 10, 11)] == ["interrupted", "ok", None]
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b'{"kind": 5}', b"\x00\xff"])
@@ -214,7 +216,7 @@ def test_a_damaged_request_of_an_attempt_does_not_change_the_outcome_of_the_run(
             files.raw_predictions.mkdir()
         files.request_file.write_bytes(damaged)
         AttemptOutcome(outcome).save(files.outcome_file)  # type: ignore[arg-type]
-        states.append(history.state(run))
+        states.append(history.run_state(run))
     assert states == ["failed: nan", "failed: nan"]
 
 
@@ -227,18 +229,18 @@ def test_the_outcome_that_an_earlier_version_left_in_the_folder_of_the_run_is_th
     AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
     run.attempt(1).outcome_file.write_text("{", encoding="utf-8")
     AttemptOutcome("interrupted").save(run.path / "exit.json")
-    assert history.state(run) == "interrupted"
+    assert history.run_state(run) == "interrupted"
 
 
 def test_an_outcome_of_a_wrong_type_is_named_and_the_run_is_killed_without_it_as_the_hint_says(
     tmp_path: Path, mmfw: Mmfw
 ) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
-    run.exit_file.write_text('{"outcome": 3}', encoding="utf-8")
+    run.outcome_file.write_text('{"outcome": 3}', encoding="utf-8")
     mmfw("runs", "show", str(run.path), code=3)
-    assert f"error: {run.exit_file}: " in mmfw.err and "$.outcome" in mmfw.err
+    assert f"error: {run.outcome_file}: " in mmfw.err and "$.outcome" in mmfw.err
     assert "hint: remove the file" in mmfw.err
-    run.exit_file.unlink()
+    run.outcome_file.unlink()
     assert mmfw.json("runs", "show", str(run.path))["state"] == "killed"
 
 
@@ -250,7 +252,7 @@ def test_names_that_are_no_numbers_are_no_attempts(tmp_path: Path) -> None:
     for name in ("x", "²", "٣", "10.bak", "007"):
         run.attempt(name).path.mkdir()
     run.attempt(9).path.write_text("a file", encoding="utf-8")
-    assert (history.state(run), run.new_attempt().path.name) == ("interrupted", "10")
+    assert (history.run_state(run), run.create_attempt().path.name) == ("interrupted", "10")
 
 
 def test_the_time_of_an_attempt_that_ended_before_it_trained_counts(
@@ -265,7 +267,7 @@ def test_the_time_of_an_attempt_that_ended_before_it_trained_counts(
     asked.write_event("run_started")
     AttemptOutcome("config").record(asked)
     monkeypatch.undo()
-    assert history.Record.read(run).summary.seconds == 5.0
+    assert history.RunRecord.read(run).summary.seconds == 5.0
 
 
 def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:
@@ -277,7 +279,7 @@ def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:
         '{"t": 9, "kind": "val", "attempt": "1", "metrics": {"auroc": 0.75}}',
     ]
     run.events.write_text("\n".join([*lines, ""]), encoding="utf-8")
-    [summary] = history.summaries(tmp_path)
+    [summary] = history.summarize_runs(tmp_path)
     assert (summary.best_auroc, summary.seconds) == (0.75, 4.0)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from mmf_win.errors import RunNotFoundError
 from mmf_win.runs.folder import Run
-from mmf_win.runs.lookup import find_run, owner
+from mmf_win.runs.lookup import find_run, run_containing
 
 REPORT = "reports/test.csv"
 
@@ -20,15 +20,15 @@ def test_a_file_below_an_attempt_belongs_to_the_run(tmp_path: Path, name: str, f
     for folder in (run.path, run.path / "attempts" / "1"):
         folder.mkdir(parents=True)
         (folder / "request.json").write_text("{}", encoding="utf-8")
-    assert owner(run.path / file) == run
-    assert owner(tmp_path / REPORT) is None
+    assert run_containing(run.path / file) == run
+    assert run_containing(tmp_path / REPORT) is None
 
 
 def test_the_folder_of_an_attempt_is_no_run(tmp_path: Path) -> None:
     run = Run(tmp_path / "mmbt" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
     run.request_file.write_text("{}", encoding="utf-8")
-    attempt = run.new_attempt()
+    attempt = run.create_attempt()
     attempt.request_file.write_text("{}", encoding="utf-8")
     assert find_run(tmp_path, str(run.path)) == run
     with pytest.raises(RunNotFoundError):

@@ -12,8 +12,8 @@ import pytest
 from mmf_win.errors import DataError
 from mmf_win.files import write_json
 from mmf_win.runs import history, lookup
-from mmf_win.runs.folder import PARAMETERS, SPECIFICATION, Run
-from mmf_win.runs.request import Request
+from mmf_win.runs.folder import PARAMETERS_FILE, SPECIFICATION_FILE, Run
+from mmf_win.runs.request import RunRequest
 from mmf_win.runs.scores import read_scores
 from tests.worlds.memes import SLOTS
 from tests.worlds.tools import Mmfw
@@ -27,7 +27,7 @@ def make(save: Path, run_id: str, created: float) -> Run:
     """Make a run with a folder of any name."""
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
-    request = Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data", created=created)
+    request = RunRequest(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data", created=created)
     run.save_request(request)
     return run
 
@@ -53,10 +53,10 @@ def test_the_run_that_was_created_last_is_the_newest(
     tmp_path: Path, mmfw: Mmfw, first: str, then: str
 ) -> None:
     older, newer = make(tmp_path, first, OCTOBER_25), make(tmp_path, then, OCTOBER_25 + HOUR / 2)
-    assert lookup.all_runs(tmp_path) == [newer, older]
+    assert lookup.list_runs(tmp_path) == [newer, older]
     assert lookup.find_run(tmp_path, None) == newer
-    assert [each.id for each in history.summaries(tmp_path)] == [newer.id, older.id]
-    assert [each.id for each in history.summaries(tmp_path, limit=1)] == [newer.id]
+    assert [each.id for each in history.summarize_runs(tmp_path)] == [newer.id, older.id]
+    assert [each.id for each in history.summarize_runs(tmp_path, limit=1)] == [newer.id]
     if first[:2] == then[:2]:
         assert lookup.find_run(tmp_path, "a") == newer
 
@@ -72,13 +72,13 @@ def test_runs_in_two_time_zones_are_ordered_by_their_creation(
             monkeypatch.setenv("TZ", zone)
             time.tzset()
             run = Run.create(tmp_path, "a")
-            run.save_request(Request(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data"))
+            run.save_request(RunRequest(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data"))
             runs.append(run)
     finally:
         monkeypatch.undo()
         time.tzset()
     assert runs[0].path.name > runs[1].path.name
-    assert lookup.all_runs(tmp_path) == runs[::-1]
+    assert lookup.list_runs(tmp_path) == runs[::-1]
 
 
 @pytest.mark.parametrize("created", [{}, *({"created": bad} for bad in ("yesterday", -1, 1e300, 10**400))])
@@ -88,8 +88,8 @@ def test_without_a_readable_time_of_creation_that_of_the_file_counts_and_a_note_
     oldest, newest = make(tmp_path, "a/1", OCTOBER_25), make(tmp_path, "a/2", OCTOBER_25 + 2 * HOUR)
     between = make(tmp_path, "a/3", 0.0)
     without_time(between, OCTOBER_25 + HOUR, **created)
-    assert lookup.all_runs(tmp_path) == [newest, between, oldest]
-    assert lookup.newest(tmp_path, "a/3", lambda run: run) == between
+    assert lookup.list_runs(tmp_path) == [newest, between, oldest]
+    assert lookup.first_usable_run(tmp_path, "a/3", lambda run: run) == between
     assert f"{between.request_file}: no time of creation" in caplog.text
     if not created:
         assert between.request().created == OCTOBER_25 + HOUR
@@ -112,9 +112,9 @@ def test_the_newest_prediction_is_the_one_that_was_made_last(tmp_path: Path) -> 
         csv.touch()
         record = {"split": "test_seen", "rows": 2, "full_rows": 2, "auroc": 0.5, "members": [{}]}
         write_json(csv.with_suffix(".metrics.json"), {**record, "created": OCTOBER_25 + created})
-    newest, older = read_scores(run, []).made
+    newest, older = read_scores(run, []).predictions
     assert (newest.csv.stem[-8:], older.csv.stem[-8:]) == ("02-00-00", "02-30-00")
-    assert read_scores(run, []).newest["test_seen"] == newest
+    assert read_scores(run, []).newest_by_split["test_seen"] == newest
 
 
 def test_files_that_are_no_requests_keep_no_run_from_being_found(tmp_path: Path) -> None:
@@ -126,13 +126,13 @@ def test_files_that_are_no_requests_keep_no_run_from_being_found(tmp_path: Path)
         with pytest.raises(DataError):
             broken.request()
     assert lookup.find_run(tmp_path, None) == run
-    assert [each.state for each in history.summaries(tmp_path)] == ["killed", *["unreadable"] * 4]
+    assert [each.state for each in history.summarize_runs(tmp_path)] == ["killed", *["unreadable"] * 4]
 
 
 def test_runs_of_a_sweep_are_found_by_their_names_in_its_folder(tmp_path: Path) -> None:
-    (tmp_path / SPECIFICATION).touch()
+    (tmp_path / SPECIFICATION_FILE).touch()
     (tmp_path / "task").mkdir()
-    (tmp_path / "task" / PARAMETERS).touch()
+    (tmp_path / "task" / PARAMETERS_FILE).touch()
     older, newer = make(tmp_path / "task", "p/2", OCTOBER_25), make(tmp_path / "task", "p/1", OCTOBER_25 + 1)
     assert lookup.find_run(tmp_path, None) == lookup.find_run(tmp_path, "p") == newer
     assert lookup.find_run(tmp_path, "p/2") == lookup.find_run(tmp_path, older.id) == older

@@ -10,7 +10,7 @@ import pytest
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, OutcomeKind
 from mmf_win.protocol.attempt import CheckTask, PredictTask, TrainTask
 from mmf_win.runs.folder import Run
-from mmf_win.runs.outcomes import as_error, exit_of
+from mmf_win.runs.outcomes import determine_outcome, outcome_error
 from mmf_win.supervise import ChildExit
 from tests.worlds.torch_files import checkpoint
 
@@ -48,7 +48,7 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
 ) -> None:
     run = only_run(tmp_path)
     checkpoint(run.checkpoints / "current.ckpt", 3)
-    error = as_error(AttemptOutcome(outcome, "why"), training(run))
+    error = outcome_error(AttemptOutcome(outcome, "why"), training(run))
     assert error.exit_code == code
     assert str(error) == "why"
     hint = str(error.hint)
@@ -57,7 +57,7 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
 
 @pytest.mark.parametrize("outcome", ["disk", "nan", "killed", "interrupted"])
 def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: OutcomeKind) -> None:
-    hint = str(as_error(AttemptOutcome(outcome, "why"), training(only_run(tmp_path))).hint)
+    hint = str(outcome_error(AttemptOutcome(outcome, "why"), training(only_run(tmp_path))).hint)
     assert "the same command" in hint
     assert "--resume" not in hint and "checkpoint" not in hint
 
@@ -70,7 +70,9 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
     for run in (older, newest):
         checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
-    hints = [str(as_error(AttemptOutcome(outcome, "why"), training(run)).hint) for run in (older, newest)]
+    hints = [
+        str(outcome_error(AttemptOutcome(outcome, "why"), training(run)).hint) for run in (older, newest)
+    ]
     assert "--resume mmbt/2026-01-01T00-00-00 " in hints[0]
     assert "--resume last " in hints[1]
 
@@ -78,17 +80,17 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
 def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_names_its_place(
     tmp_path: Path,
 ) -> None:
-    error = as_error(AttemptOutcome("data", "why", "see {folder}"), training(only_run(tmp_path)))
+    error = outcome_error(AttemptOutcome("data", "why", "see {folder}"), training(only_run(tmp_path)))
     assert error.hint is not None and error.hint.startswith("see {folder}; ")
     end = AttemptOutcome("internal", "ValueError: x", source_location="base_trainer.py:253")
-    assert str(as_error(end, training(only_run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
+    assert str(outcome_error(end, training(only_run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
 
 
 def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_saved(tmp_path: Path) -> None:
     end = AttemptOutcome("disk", "File too large", "see ulimit -f")
-    before = as_error(end, training(only_run(tmp_path))).hint
+    before = outcome_error(end, training(only_run(tmp_path))).hint
     checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
-    after = as_error(end, training(only_run(tmp_path))).hint
+    after = outcome_error(end, training(only_run(tmp_path))).hint
     assert before is not None and before.startswith("see ulimit -f; the same command begins again; ")
     assert after is not None and "--resume last" in after and "the last intact checkpoint; " in after
 
@@ -118,8 +120,8 @@ def test_a_worker_that_could_not_say_how_it_ended(
     request.folder.path.mkdir(parents=True)
     request.save()
     request.folder.outcome_file.write_text("{half an", encoding="utf-8")
-    assert exit_of(request, ended, memory_ran_out=memory_ran_out).kind == outcome
-    assert AttemptOutcome.load(only_run(tmp_path).exit_file) is not None, "the run remembers it"
+    assert determine_outcome(request, ended, memory_ran_out=memory_ran_out).kind == outcome
+    assert AttemptOutcome.load(only_run(tmp_path).outcome_file) is not None, "the run remembers it"
 
 
 def test_an_exit_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_an_exit_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
     request.folder.outcome_file.mkdir(parents=True)
     request.folder.reserve_file.touch()
     killed = ChildExit(-9, stop_requested=False, killed=False)
-    assert exit_of(request, killed, memory_ran_out=True).kind == "host_oom"
+    assert determine_outcome(request, killed, memory_ran_out=True).kind == "host_oom"
     assert not request.folder.reserve_file.exists(), "the room for it is free"
 
 
@@ -150,7 +152,7 @@ def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
     request.save()
     request.log.write_text(last_words, encoding="utf-8")
     aborted = ChildExit(-6, stop_requested=False, killed=False)
-    assert exit_of(request, aborted, memory_ran_out=False).kind == outcome
+    assert determine_outcome(request, aborted, memory_ran_out=False).kind == outcome
     end = AttemptOutcome.load(request.folder.outcome_file)
     assert end is not None and end.kind == outcome, "as a page has it"
 
@@ -158,7 +160,7 @@ def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
 def test_a_prediction_on_a_full_disk_says_to_free_space_and_to_begin_again(tmp_path: Path) -> None:
     request = replace(training(only_run(tmp_path)), task=PredictTask(""))
     checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
-    hint = str(as_error(AttemptOutcome("disk", "the disk is full"), request).hint)
+    hint = str(outcome_error(AttemptOutcome("disk", "the disk is full"), request).hint)
     assert "free some space" in hint and "the same command" in hint and "--resume" not in hint
 
 
@@ -171,13 +173,15 @@ def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhi
     request.save()
     AttemptOutcome(outcome, "no memory").save(request.folder.outcome_file)
     stopped = ChildExit(1, stop_requested=True, killed=False)
-    assert exit_of(request, stopped, memory_ran_out=False).kind == "interrupted"
-    end = AttemptOutcome.load(only_run(tmp_path).exit_file)
+    assert determine_outcome(request, stopped, memory_ran_out=False).kind == "interrupted"
+    end = AttemptOutcome.load(only_run(tmp_path).outcome_file)
     assert end is not None and end.kind == "interrupted", "the run remembers it"
 
 
 def test_the_hint_says_where_the_output_is_for_whom_it_is(tmp_path: Path) -> None:
     request, end = training(only_run(tmp_path)), AttemptOutcome("internal", "why")
-    assert as_error(end, request).hint == f"the whole output is in {request.log}"
-    assert as_error(end, replace(request, task=CheckTask())).hint == "`mmfw train` keeps the whole output"
-    assert as_error(end, request, "it has printed nothing").hint == "it has printed nothing"
+    assert outcome_error(end, request).hint == f"the whole output is in {request.log}"
+    assert (
+        outcome_error(end, replace(request, task=CheckTask())).hint == "`mmfw train` keeps the whole output"
+    )
+    assert outcome_error(end, request, "it has printed nothing").hint == "it has printed nothing"

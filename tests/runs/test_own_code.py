@@ -11,9 +11,9 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths
-from mmf_win.runs import own_code, presets
-from mmf_win.runs.needs import words_about_files
-from mmf_win.runs.request import CommandOptions, Request
+from mmf_win.runs import presets, user_code
+from mmf_win.runs.preflight import file_overrides
+from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.upstream import config
 from mmf_win.upstream.config import ConfigParts
 from tests.worlds.mmf_sources import bare_mmf
@@ -36,7 +36,7 @@ def code_of(root: Path, places: MmfPaths) -> Any:
         parts = ConfigParts("mine", settings={**settings, **beside})
         once = CommandOptions(overrides=typed, trust=trust)
         found = config.resolve(root, places, parts, typed)["user_dir"]
-        return own_code.folder_of(found, once, "run r")
+        return user_code.resolve_user_dir(found, once, "run r")
 
     return code_of
 
@@ -52,7 +52,7 @@ def test_code_that_a_preset_names_is_trusted_once(code_of: Any, user_dir: Path) 
     assert code_of(named) == named
     with pytest.raises(DataError):
         code_of(str(user_dir / "other"))
-    own_code.file().write_text("cut off [", encoding="utf-8")
+    user_code.trusted_folders_path().write_text("cut off [", encoding="utf-8")
     with pytest.raises(DataError):
         code_of(named)
 
@@ -65,10 +65,10 @@ def test_folders_that_two_commands_trust_at_the_same_time_are_both_trusted(
         Path(folder).mkdir()
 
     def after_the_other(*args: Any, **options: Any) -> Any:
-        write_json(own_code.file(), [other])
+        write_json(user_code.trusted_folders_path(), [other])
         return file_lock(*args, **options)
 
-    monkeypatch.setattr("mmf_win.runs.own_code.file_lock", after_the_other)
+    monkeypatch.setattr("mmf_win.runs.user_code.file_lock", after_the_other)
     code_of(one, trust=True)
     assert (code_of(one), code_of(other)) == (one, other)
 
@@ -77,12 +77,12 @@ def test_a_folder_is_not_remembered_beside_another_command_that_writes(
     code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (user_dir / "code").mkdir()
-    monkeypatch.setattr("mmf_win.runs.own_code.file_lock", lambda path, patience: file_lock(path))
-    own_code.file().parent.mkdir()
-    with file_lock(own_code.file().with_suffix(".lock")):
+    monkeypatch.setattr("mmf_win.runs.user_code.file_lock", lambda path, patience: file_lock(path))
+    user_code.trusted_folders_path().parent.mkdir()
+    with file_lock(user_code.trusted_folders_path().with_suffix(".lock")):
         code_of(str(user_dir / "code"), trust=True)
     assert "is asked about again: another process holds this lock" in caplog.text
-    assert not own_code.file().exists()
+    assert not user_code.trusted_folders_path().exists()
 
 
 @pytest.mark.parametrize("name", ["code", "code, [1]=2"])
@@ -101,7 +101,7 @@ def test_what_the_user_names_is_trusted_and_found_from_another_folder(
     assert found == str(user_dir / name)
     monkeypatch.chdir(user_dir.parent)
     assert code_of(found) == found
-    own_code.file().unlink()
+    user_code.trusted_folders_path().unlink()
     with pytest.raises(DataError):  # a run's settings come from elsewhere, where its folder does
         code_of(found)
 
@@ -109,8 +109,8 @@ def test_what_the_user_names_is_trusted_and_found_from_another_folder(
 def test_a_dry_run_trusts_nothing_later(user_dir: Path) -> None:
     (user_dir / "code").mkdir()
     once = CommandOptions(overrides=[f"env.user_dir={user_dir / 'code'}"], dry_run=True)
-    assert own_code.folder_of(str(user_dir / "code"), once, "run r") == str(user_dir / "code")
-    assert not own_code.file().exists()
+    assert user_code.resolve_user_dir(str(user_dir / "code"), once, "run r") == str(user_dir / "code")
+    assert not user_code.trusted_folders_path().exists()
 
 
 def test_code_that_is_gone_is_told_with_whose_it_is_and_the_way_out(code_of: Any, user_dir: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_relative_folder_in_a_preset_lies_beside_it_or_where_the_user_is(user_
 
 def test_a_hint_names_code_that_the_preset_does_not() -> None:
     settings = {"env": {"user_dir": "here"}}
-    assert words_about_files(Request("mine", settings=settings)) == ["env.user_dir=here"]
-    assert words_about_files(Request("mine", settings=settings, preset_settings=settings)) == []
+    assert file_overrides(RunRequest("mine", settings=settings)) == ["env.user_dir=here"]
+    assert file_overrides(RunRequest("mine", settings=settings, preset_settings=settings)) == []
 
 
 def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove_tree, write_bytes
-from mmf_win.runs.checkpoints import PinnedCheckpoint, check, pinned
+from mmf_win.runs.checkpoints import PinnedCheckpoint, check_file, pin_checkpoint
 from mmf_win.runs.folder import Run
 from tests.worlds.torch_files import checkpoint
 
@@ -37,7 +37,7 @@ def test_a_pin_keeps_the_bytes_and_is_gone_afterwards(
 ) -> None:
     if not links:
         monkeypatch.setattr("os.link", refuse)
-    with pinned(run, run.checkpoints / "best.ckpt") as pin:
+    with pin_checkpoint(run, run.checkpoints / "best.ckpt") as pin:
         assert (pin.path.name, pin.path.stat().st_nlink) == ("best.ckpt", 2 if links else 1)
         replace_best(run)
         assert pin.path.read_bytes() == OLD
@@ -55,7 +55,7 @@ def refuse(*_: object) -> None:
 def unpinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PinnedCheckpoint]:
     """A checkpoint of a run that may only be read, by a stand-in for the system."""
     monkeypatch.setattr("mmf_win.runs.checkpoints.link_or_copy", refuse)
-    with pinned(run, run.checkpoints / "best.ckpt") as pin:
+    with pin_checkpoint(run, run.checkpoints / "best.ckpt") as pin:
         assert pin.path == pin.original
         yield pin
 
@@ -76,7 +76,7 @@ def test_without_a_pin_a_file_that_was_replaced_is_refused_by_its_name(
 
 def test_an_error_names_the_file_that_the_user_knows(run: Run) -> None:
     best = run.checkpoints / "best.ckpt"
-    with pytest.raises(CheckpointError) as caught, pinned(run, best) as pin:
+    with pytest.raises(CheckpointError) as caught, pin_checkpoint(run, best) as pin:
         raise CheckpointError(f"{pin.path}: it is damaged", hint=f"look at {pin.path}")
     assert (str(caught.value), caught.value.hint) == (f"{best}: it is damaged", f"look at {best}")
 
@@ -85,9 +85,9 @@ def test_pins_of_a_killed_command_are_removed_by_the_next_one_but_not_those_in_u
     left_over = run.pins / "of a killed one" / "best.ckpt"
     left_over.parent.mkdir(parents=True)
     left_over.write_bytes(OLD)
-    with pinned(run, run.checkpoints / "best.ckpt") as first:
+    with pin_checkpoint(run, run.checkpoints / "best.ckpt") as first:
         assert not left_over.exists()
-        with pinned(run, run.checkpoints / "best.ckpt") as second:
+        with pin_checkpoint(run, run.checkpoints / "best.ckpt") as second:
             assert first.path.exists() and second.path.exists()
         assert first.path.exists()
     assert not run.pins.exists()
@@ -100,14 +100,14 @@ def test_the_file_that_a_symbolic_link_leads_to_is_pinned(run: Run, absolute: bo
     target.parent.mkdir()
     best.rename(target)
     best.symlink_to(target if absolute else target.relative_to(run.checkpoints))
-    with pinned(run, best) as pin:
+    with pin_checkpoint(run, best) as pin:
         write_bytes(target, NEW)
         assert pin.path.read_bytes() == OLD and not pin.path.is_symlink()
 
 
 def test_a_run_that_was_removed_is_not_made_again(run: Run) -> None:
     remove_tree(run.path)
-    with pytest.raises(FileNotFoundError), pinned(run, run.checkpoints / "best.ckpt"):
+    with pytest.raises(FileNotFoundError), pin_checkpoint(run, run.checkpoints / "best.ckpt"):
         pass
     assert not run.path.exists()
 
@@ -117,10 +117,10 @@ def test_the_hash_that_was_read_with_a_checkpoint_is_taken_unless_it_was_replace
     run: Run, is_replaced: bool
 ) -> None:
     best = checkpoint(run.checkpoints / "best.ckpt", 3)
-    checked = check(best)
+    checked = check_file(best)
     assert checked.sha256 == hashlib.sha256(best.read_bytes()).hexdigest()
     if is_replaced:
         replace_best(run)
-    with pinned(run, best, checked=checked) as pin:
-        assert pin.hashed == (None if is_replaced else checked.sha256)
+    with pin_checkpoint(run, best, checked_file=checked) as pin:
+        assert pin.known_sha256 == (None if is_replaced else checked.sha256)
         assert pin.sha256() == hashlib.sha256(best.read_bytes()).hexdigest()

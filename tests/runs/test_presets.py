@@ -130,7 +130,7 @@ def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_
         places = MmfPaths.resolve(user_dir / f"data {name}")
         convert(memes.lay_out(files, user_dir / name), places)
         preset = presets.load("mmbt_grid")
-        found[name] = presets.request(preset, {"val": "dev"}, places).published == preset.published
+        found[name] = presets.build_request(preset, {"val": "dev"}, places).published == preset.published
     assert found == {"own": False, "released": True, "first": True}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmf_win.errors import UsageError
-from mmf_win.runs.plan import processes, require_even
+from mmf_win.runs.plan import plan_processes, require_divisible_batch
 from mmf_win.runs.request import CommandOptions
 
 
@@ -32,7 +32,7 @@ def test_as_many_processes_train_as_there_are_gpus_fake_nvml(
 ) -> None:
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert processes(CommandOptions(**asked))["nproc"] == count
+    assert plan_processes(CommandOptions(**asked))["nproc"] == count
 
 
 @pytest.mark.usefixtures("nvml")
@@ -43,16 +43,16 @@ def test_more_processes_than_gpus_are_refused_fake_nvml(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(UsageError, match="GPU") as refused:
-        processes(CommandOptions(nproc=nproc))
+        plan_processes(CommandOptions(nproc=nproc))
     assert refused.value.hint is not None and "--cpu" in refused.value.hint
 
 
 @pytest.mark.usefixtures("nvml")
 def test_who_uses_one_of_two_gpus_unasked_is_told_fake_nvml(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    processes(CommandOptions(nproc=1))
+    plan_processes(CommandOptions(nproc=1))
     assert not caplog.messages
-    processes(CommandOptions())
+    plan_processes(CommandOptions())
     assert "--nproc auto" in caplog.text
 
 
@@ -71,11 +71,11 @@ def test_who_uses_one_of_two_gpus_unasked_is_told_fake_nvml(caplog: pytest.LogCa
 )
 def test_machines_that_could_not_meet_are_refused(asked: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        processes(CommandOptions(**asked))
+        plan_processes(CommandOptions(**asked))
 
 
 def test_a_batch_that_cannot_be_divided_is_refused_with_what_divides_it() -> None:
-    require_even({"training": {"batch_size": 32}}, 4)
+    require_divisible_batch({"training": {"batch_size": 32}}, 4)
     with pytest.raises(UsageError, match="32 rows") as refused:
-        require_even({"training": {"batch_size": 32}}, 3)
+        require_divisible_batch({"training": {"batch_size": 32}}, 3)
     assert refused.value.hint is not None and "1, 2, 4, 8, 16, 32" in refused.value.hint

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from mmf_win.protocol.data_wait import DataWaitStats
-from mmf_win.runs.profile import Profile
+from mmf_win.runs.profile_advice import TrainingProfile
 
 MODEL = {"forward": 0.049, "backward": 0.099, "optimizer": 0.033}
 MODEL |= {"transfer": 0.0001, "logging": 0.0003, "other": 0.003}
 WAITS = "the model waits for data 57 % of the time"
 
 
-def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any) -> Profile:
+def profiled(
+    data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any
+) -> TrainingProfile:
     """Return a profile in which the model itself takes the time, but for the changes.
 
     Args:
@@ -34,7 +36,7 @@ def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **c
         "batch_size": 8,
     }
     figures |= {"checkpoint": 0.13, "validation": 0.45, "spent": spent, "waiting": waiting}
-    return Profile(**{**figures, **changes})
+    return TrainingProfile(**{**figures, **changes})
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,9 @@ def profiled(data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **c
         ),
     ],
 )
-def test_what_takes_the_time_is_named_with_the_setting_that_helps(profile: Profile, verdict: str) -> None:
+def test_what_takes_the_time_is_named_with_the_setting_that_helps(
+    profile: TrainingProfile, verdict: str
+) -> None:
     assert profile.largest_cost() == verdict
 
 
@@ -74,7 +78,7 @@ def test_logging_and_what_belongs_to_no_phase_are_spent_once_an_update() -> None
 def test_the_suggested_interval_leaves_little_of_what_took_the_time() -> None:
     often = profiled(evaluation_interval=1)
     interval = int(often.largest_cost().partition("training.evaluation_interval=")[2])
-    assert replace(often, evaluation_interval=interval).shares()["validations"] <= 0.05
+    assert replace(often, evaluation_interval=interval).shares_by_phase()["validations"] <= 0.05
 
 
 def test_no_interval_is_suggested_that_leaves_a_training_with_few_checkpoints() -> None:
@@ -100,7 +104,9 @@ def test_a_gpu_that_has_little_to_do_is_named_where_nothing_says_why(busy: float
 
 
 def test_the_shares_are_those_of_the_training_with_its_own_intervals() -> None:
-    shares = profiled(checkpoint=2.0, checkpoint_interval=10, validation=3.0, evaluation_interval=20).shares()
+    shares = profiled(
+        checkpoint=2.0, checkpoint_interval=10, validation=3.0, evaluation_interval=20
+    ).shares_by_phase()
     assert sum(shares.values()) == pytest.approx(1)
     update = 0.01 + sum(MODEL.values())
     assert shares["checkpoints"] == pytest.approx(0.2 / (update + 0.2 + 0.25))

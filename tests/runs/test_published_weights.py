@@ -13,7 +13,7 @@ from mmf_win.errors import DatasetError, MmfEnvironmentError, MmfwError, UsageEr
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets, published_weights
-from mmf_win.runs.history import Record, state
+from mmf_win.runs.history import RunRecord, run_state
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
@@ -77,41 +77,41 @@ def own_preset(shop: Shop, text: str) -> str:
 
 
 def test_the_second_call_reuses_the_run_and_downloads_nothing(shop: Shop) -> None:
-    run = published_weights.run_of("mmbt_grid", shop.places)
+    run = published_weights.get_or_create_run("mmbt_grid", shop.places)
     request = run.request()
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
-    assert (run.path.parent.name, Record.read(run).summary.state) == ("mmbt_grid-published", "published")
+    assert (run.path.parent.name, RunRecord.read(run).summary.state) == ("mmbt_grid-published", "published")
     assert (request.published_weights, request.published_sha256) == (KEY, file_digest(weights).hex())
     assert (run.checkpoints / "best.ckpt").samefile(weights)
     assert (request.splits["val"], request.splits["test"]) == ("dev_seen", "test_seen")
     shop.server.asked.clear()
-    assert published_weights.run_of("mmbt_grid", shop.places) == run
+    assert published_weights.get_or_create_run("mmbt_grid", shop.places) == run
     assert shop.server.asked == []
 
 
 def test_weights_that_the_zoo_has_replaced_get_a_run_of_their_own(shop: Shop) -> None:
-    first = published_weights.run_of("mmbt_grid", shop.places)
+    first = published_weights.get_or_create_run("mmbt_grid", shop.places)
     shop.server.files[ARCHIVE] = shop.archive(8)
     shop.write_zoo()
-    second = published_weights.run_of("mmbt_grid", shop.places)
+    second = published_weights.get_or_create_run("mmbt_grid", shop.places)
     assert second != first
     assert first.request().published_sha256 != second.request().published_sha256
     assert file_digest(first.checkpoints / "best.ckpt").hex() == first.request().published_sha256
 
 
 def test_a_runs_checkpoint_that_was_damaged_is_replaced(shop: Shop) -> None:
-    best = published_weights.run_of("mmbt_grid", shop.places).checkpoints / "best.ckpt"
+    best = published_weights.get_or_create_run("mmbt_grid", shop.places).checkpoints / "best.ckpt"
     whole = best.read_bytes()
     best.unlink()
     best.write_bytes(whole[:100])
-    published_weights.run_of("mmbt_grid", shop.places)
+    published_weights.get_or_create_run("mmbt_grid", shop.places)
     assert best.read_bytes() == whole
 
 
 def test_an_archive_of_another_hash_is_refused_and_makes_no_run(shop: Shop) -> None:
     shop.server.files[ARCHIVE] = shop.archive(8)
     with pytest.raises(MmfEnvironmentError, match="SHA-256"):
-        published_weights.run_of("mmbt_grid", shop.places)
+        published_weights.get_or_create_run("mmbt_grid", shop.places)
     assert not shop.places.save_dir.exists()
     assert not list((shop.places.data_dir / "models").rglob("*.pth"))
 
@@ -121,24 +121,30 @@ def test_a_folder_is_a_source_as_the_hint_of_a_failed_download_says(shop: Shop) 
     stick.mkdir()
     (stick / ARCHIVE).write_bytes(shop.server.files.pop(ARCHIVE))
     with pytest.raises(MmfwError) as failed:
-        published_weights.run_of("mmbt_grid", shop.places)
+        published_weights.get_or_create_run("mmbt_grid", shop.places)
     assert "--source" in str(failed.value.hint)
-    assert published_weights.run_of("mmbt_grid", shop.places, str(stick)).request().published_weights == KEY
+    assert (
+        published_weights.get_or_create_run("mmbt_grid", shop.places, str(stick)).request().published_weights
+        == KEY
+    )
 
 
 def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
     preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
     with pytest.raises(MmfEnvironmentError, match="may be downloaded") as missing:
-        published_weights.run_of(preset, shop.places)
+        published_weights.get_or_create_run(preset, shop.places)
     assert "--source" in str(missing.value.hint) and ARCHIVE in str(missing.value.hint)
     assert shop.server.asked == []
     (shop.folder / ARCHIVE).write_bytes(shop.server.files[ARCHIVE])
-    assert published_weights.run_of(preset, shop.places, str(shop.folder)).path.parent.name == "моё-published"
+    assert (
+        published_weights.get_or_create_run(preset, shop.places, str(shop.folder)).path.parent.name
+        == "моё-published"
+    )
     assert shop.server.asked == []
 
 
 def test_what_is_broken_is_repaired_by_the_command_that_verify_names(shop: Shop, mmfw: Mmfw) -> None:
-    published_weights.run_of("mmbt_grid", shop.places)
+    published_weights.get_or_create_run("mmbt_grid", shop.places)
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
     whole = weights.read_bytes()
     weights.unlink()
@@ -150,17 +156,17 @@ def test_what_is_broken_is_repaired_by_the_command_that_verify_names(shop: Shop,
 
 def test_a_preset_without_published_weights_is_refused(shop: Shop) -> None:
     with pytest.raises(UsageError, match="demo"):
-        published_weights.run_of("demo", shop.places)
+        published_weights.get_or_create_run("demo", shop.places)
     with pytest.raises(UsageError, match=r"concat_bert\.hateful_memes"):
-        published_weights.run_of("concat_bert", shop.places)
+        published_weights.get_or_create_run("concat_bert", shop.places)
 
 
 def test_without_a_dataset_nothing_is_downloaded_but_to_score_own_memes(shop: Shop) -> None:
     shutil.rmtree(shop.places.dataset.root)
     with pytest.raises(DatasetError):
-        published_weights.run_of("mmbt_grid", shop.places)
+        published_weights.get_or_create_run("mmbt_grid", shop.places)
     assert shop.server.asked == []
-    run = published_weights.run_of("mmbt_grid", shop.places, without_dataset=True)
+    run = published_weights.get_or_create_run("mmbt_grid", shop.places, without_dataset=True)
     assert (run.checkpoints / "best.ckpt").is_file()
 
 
@@ -168,7 +174,7 @@ def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:
     annotations = shop.places.dataset.annotations
     for new, old in (("dev_seen", "dev"), ("test_seen", "test")):
         (annotations / f"{new}.jsonl").rename(annotations / f"{old}.jsonl")
-    splits = published_weights.run_of("mmbt_grid", shop.places).request().splits
+    splits = published_weights.get_or_create_run("mmbt_grid", shop.places).request().splits
     assert (splits["val"], splits["test"]) == ("dev", "test")
 
 
@@ -197,8 +203,8 @@ def test_a_split_that_is_not_there_is_named_before_anything_is_fetched(shop: Sho
 
 
 def test_a_run_of_published_weights_is_not_the_newest_to_resume(shop: Shop, mmfw: Mmfw) -> None:
-    run = published_weights.run_of("mmbt_grid", shop.places)
-    assert state(run) == "killed", "it ended no training"
+    run = published_weights.get_or_create_run("mmbt_grid", shop.places)
+    assert run_state(run) == "killed", "it ended no training"
     assert "there is no run" in mmfw("train", "--resume", "last", code=2)
     assert "mmfw train mmbt_grid --init published" in mmfw("train", "--resume", run.id, code=2)
 

@@ -11,16 +11,16 @@ import pytest
 from mmf_win.errors import DataError
 from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
-from mmf_win.runs.plan import Start, plan_attempt
-from mmf_win.runs.request import CommandOptions, MmfwSettings, Request
+from mmf_win.runs.plan import RunJob, plan_attempt
+from mmf_win.runs.request import CommandOptions, MmfwSettings, RunRequest
 from mmf_win.upstream.install import Installed
 from tests.worlds.memes import SLOTS
 from tests.worlds.mmf_sources import bare_mmf
 from tests.worlds.run_requests import request
 
 
-def over(earlier: Request, **now: Any) -> Request:
-    return earlier.over(CommandOptions(**now).settings)
+def over(earlier: RunRequest, **now: Any) -> RunRequest:
+    return earlier.merged_with(CommandOptions(**now).settings)
 
 
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
@@ -29,22 +29,26 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
     run.save_request(asked)
     assert run.request() == asked
     resumed = over(run.request(), updates=900)
-    assert (resumed.number("max_updates"), resumed.number("seed"), resumed.ours.keep) == (900, 3, 2)
+    assert (
+        resumed.training_number("max_updates"),
+        resumed.training_number("seed"),
+        resumed.mmfw_settings.keep,
+    ) == (900, 3, 2)
 
 
 def test_later_settings_win_key_by_key_and_a_list_as_a_whole() -> None:
     before = request(settings={"a": {"b": 1, "c": 1}, "d": [1, 2]}, overrides=["a.c=2"])
-    after = before.over({"a": {"b": 3}, "d": [4]})
+    after = before.merged_with({"a": {"b": 3}, "d": [4]})
     assert after.settings == {"a": {"b": 3, "c": 2}, "d": [4]}
-    assert after.chosen == {"a.b": 3, "a.c": 2, "d": [4]}, "but for what is the preset's"
+    assert after.user_settings == {"a.b": 3, "a.c": 2, "d": [4]}, "but for what is the preset's"
 
 
 def test_the_last_word_about_the_precision_holds() -> None:
     of_mmf = request(overrides=["training.fp16=True"])
     half = over(of_mmf, precision="bf16")
-    assert half.ours.precision == "bf16", "and it wins over the key of MMF in an attempt"
-    assert half.over({"training": {"fp16": True}}).ours.precision is None
-    assert half.over({"training": {"seed": 1}}).ours.precision == "bf16"
+    assert half.mmfw_settings.precision == "bf16", "and it wins over the key of MMF in an attempt"
+    assert half.merged_with({"training": {"fp16": True}}).mmfw_settings.precision is None
+    assert half.merged_with({"training": {"seed": 1}}).mmfw_settings.precision == "bf16"
 
 
 def test_rows_a_device_give_way_to_rows_of_all_devices() -> None:
@@ -55,13 +59,13 @@ def test_rows_a_device_give_way_to_rows_of_all_devices() -> None:
 
 def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
     after = over(request(updates=100), epochs=3)
-    assert (after.ours.updates, after.ours.epochs) == (None, 3)
-    again = after.over({"training": {"max_updates": 9}})
-    assert again.ours.epochs is None, "it would win over the override"
-    assert (again.number("max_updates"), again.settings["training"]["max_epochs"]) == (9, None)
-    assert over(request(updates=100)).number("max_updates") == 100
+    assert (after.mmfw_settings.updates, after.mmfw_settings.epochs) == (None, 3)
+    again = after.merged_with({"training": {"max_updates": 9}})
+    assert again.mmfw_settings.epochs is None, "it would win over the override"
+    assert (again.training_number("max_updates"), again.settings["training"]["max_epochs"]) == (9, None)
+    assert over(request(updates=100)).training_number("max_updates") == 100
     updates = over(after, updates=5)
-    assert (updates.number("max_updates"), updates.ours) == (5, MmfwSettings(updates=5))
+    assert (updates.training_number("max_updates"), updates.mmfw_settings) == (5, MmfwSettings(updates=5))
 
 
 def test_only_options_that_were_given_are_set() -> None:
@@ -70,7 +74,7 @@ def test_only_options_that_were_given_are_set() -> None:
 
     assert options(seed=1) == {"training": {"seed": 1}}
     assert options(batch_size="auto") == {"mmfw": {"auto_batch": True}}
-    assert over(request(batch_size="auto"), batch_size=8).ours.auto_batch is False
+    assert over(request(batch_size="auto"), batch_size=8).mmfw_settings.auto_batch is False
     assert options() == options(allow_missing=False) == {}
     assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, "a preset's give way"
 
@@ -116,15 +120,15 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
     )
     for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
         once = CommandOptions(overrides=[word])
-        plan = plan_attempt("train", mmf, Start(of_run, once, places), of_run, {"training": {}})
-        assert plan.first.precision == plan.request.ours.precision == precision
-        assert plan.first.settings["training"]["fp16"] is (precision is None)
+        plan = plan_attempt("train", mmf, RunJob(of_run, once, places), of_run, {"training": {}})
+        assert plan.first_attempt.precision == plan.request.mmfw_settings.precision == precision
+        assert plan.first_attempt.settings["training"]["fp16"] is (precision is None)
 
 
 def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(tmp_path: Path, places: MmfPaths) -> None:
     root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
     once, mmf = CommandOptions(overrides=["checkpoint.reset.all=true"]), Installed(root, "1.0.0rc10", "path")
     of_run = request(model="mmbt")
-    plan = plan_attempt("train", mmf, Start(of_run, once, places), of_run, {})
-    assert plan.first.settings["checkpoint"] == {"reset": {"all": True}}
+    plan = plan_attempt("train", mmf, RunJob(of_run, once, places), of_run, {})
+    assert plan.first_attempt.settings["checkpoint"] == {"reset": {"all": True}}
     assert plan.config["checkpoint"]["reset"]["all"] is True

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.files import write_json
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Request
+from mmf_win.runs.request import RunRequest
 from mmf_win.sweeps.folder import TaskFolder
 from mmf_win.sweeps.table import measured, metrics_of
 from tests.worlds.event_log import EventLog
@@ -22,7 +22,7 @@ from tests.worlds.tools import Mmfw
 def trained(save: Path, name: str, **asked: Any) -> Run:
     run = Run(save / name / "2026-01-01T00-00-00")
     run.reports.mkdir(parents=True)
-    run.save_request(Request(preset="demo", model="mmbt", splits=SLOTS, data_dir="data", **asked))
+    run.save_request(RunRequest(preset="demo", model="mmbt", splits=SLOTS, data_dir="data", **asked))
     return run
 
 

@@ -14,9 +14,9 @@ from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
-from mmf_win.runs import teacher
+from mmf_win.runs import distillation
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import CommandOptions, Request
+from mmf_win.runs.request import CommandOptions, RunRequest
 
 LOSSES = [{"type": "cross_entropy"}]
 
@@ -32,19 +32,19 @@ def train(tmp_path: Path) -> Path:
     return path
 
 
-def asked(path: Path, **chosen: Any) -> Request:
-    return Request(model="mmbt").over(CommandOptions(teacher=path, **chosen).settings)
+def asked(path: Path, **chosen: Any) -> RunRequest:
+    return RunRequest(model="mmbt").merged_with(CommandOptions(teacher=path, **chosen).settings)
 
 
-def check(request: Request, train: Path, losses: object = LOSSES) -> tuple[Request, dict[str, float]]:
+def check(request: RunRequest, train: Path, losses: object = LOSSES) -> tuple[RunRequest, dict[str, float]]:
     config = {
         "model": {"losses": losses, "heads": {"hateful_memes": [{"loss": "used"}]}},
         "dataset": {"annotations": {"train": [str(train)]}, "data_dir": ""},
     }
     data = {"train": {"split": "train", "sha256": file_digest(train).hex()}}
     first = AttemptRequest(TrainTask(), "mmbt", "mmf")
-    request, first = teacher.checked(request, first, config, VerifiedInputs(splits_read=data))
-    assert first.train_task.teacher_weight == request.ours.teacher_weight
+    request, first = distillation.attach_teacher(request, first, config, VerifiedInputs(splits_read=data))
+    assert first.train_task.teacher_weight == request.mmfw_settings.teacher_weight
     return request, first.train_task.teacher_probas
 
 
@@ -58,13 +58,15 @@ def test_probabilities_by_the_ids_of_mmf(train: Path, tmp_path: Path) -> None:
     path = write(tmp_path, "b,0.25,0", "7,0.75,1", "9,0.5,0")
     request, probas = check(asked(path), train)
     assert probas == {"7": 0.75, "8": 0.25}
-    assert request.ours.teacher_weight == 0.7
+    assert request.mmfw_settings.teacher_weight == 0.7
     assert check(request, train)[0] == request, "a resumed run finds the file as it was"
-    assert request.over(CommandOptions(teacher=path).settings).ours.teacher_weight == 0.7
+    assert request.merged_with(CommandOptions(teacher=path).settings).mmfw_settings.teacher_weight == 0.7
     write(tmp_path, "b,0.25,0", "7,0.5,1")
     with pytest.raises(DataError, match="not those that this run began with"):
         check(request, train)
-    assert check(request.over(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, "named anew"
+    assert check(request.merged_with(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, (
+        "named anew"
+    )
     path.unlink()
     with pytest.raises(DataError, match=r"учитель \$\{x\}.csv: there is no such file"):
         check(request, train)
@@ -110,7 +112,7 @@ def test_a_note_where_the_teacher_was_trained_on_these_rows(
     train: Path, tmp_path: Path, seen: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run.create(tmp_path / "save", "big")
-    run.save_request(Request(model="mmbt"))
+    run.save_request(RunRequest(model="mmbt"))
     sha256 = file_digest(train).hex() if seen else "other"
     event = {"t": 1.0, "kind": "train_started", "attempt": "1", "data": {"sha256": sha256}}
     run.events.write_text(json.dumps(event) + "\n", encoding="utf-8")
@@ -138,9 +140,11 @@ def test_a_model_with_another_loss(train: Path, tmp_path: Path, losses: object, 
 
 def test_a_weight_without_a_teacher(train: Path) -> None:
     with pytest.raises(UsageError, match="--teacher-weight is for --teacher"):
-        check(replace(Request(), settings=CommandOptions(teacher_weight=0.5).settings), train)
+        check(replace(RunRequest(), settings=CommandOptions(teacher_weight=0.5).settings), train)
 
 
 def test_an_empty_name_of_a_teacher_does_not_train_without_one() -> None:
     chosen = CommandOptions(teacher="").settings
-    assert Request().over(chosen).ours.teacher == str(Path.cwd()), "the folder, which is refused"
+    assert RunRequest().merged_with(chosen).mmfw_settings.teacher == str(Path.cwd()), (
+        "the folder, which is refused"
+    )

@@ -14,11 +14,11 @@ from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
-from mmf_win.runs import needs, training
-from mmf_win.runs.folder import Run, training_alone
-from mmf_win.runs.history import state
-from mmf_win.runs.plan import Plan, Start
-from mmf_win.runs.request import CommandOptions, Request
+from mmf_win.runs import preflight, training
+from mmf_win.runs.folder import Run, training_lock
+from mmf_win.runs.history import run_state
+from mmf_win.runs.plan import Plan, RunJob
+from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.upstream.install import Installed
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS, lay_out
@@ -39,7 +39,7 @@ def data(tmp_path: Path) -> Path:
 def run(tmp_path: Path, data: Path) -> Run:
     """A run that was asked for and never saved a checkpoint."""
     run = Run.create(tmp_path / "save", "mmbt_grid")
-    run.save_request(Request(preset="mmbt_grid", model="mmbt", splits=SLOTS, data_dir=str(data)))
+    run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=SLOTS, data_dir=str(data)))
     return run
 
 
@@ -62,7 +62,7 @@ def test_a_folder_where_a_checkpoint_is_to_be_saved(run: Run, mmfw: Mmfw, name: 
 @pytest.mark.parametrize("words", [("train", "mmbt_grid"), ("predict",), ("train", "--resume", "last")])
 def test_a_path_that_is_not_in_utf8(data: Path, tmp_path: Path, words: tuple[str, ...], mmfw: Mmfw) -> None:
     run = Run.create(tmp_path / os.fsdecode(b"\xff"), "mmbt_grid")
-    run.save_request(Request(preset="mmbt_grid", model="mmbt", splits=SLOTS, data_dir=str(data)))
+    run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=SLOTS, data_dir=str(data)))
     checkpoint(run.checkpoints / "best.ckpt", 3)
     error = mmfw(*words, "--data-dir", data, "--save-dir", run.path.parents[1], code=2)
     assert "not in UTF-8" in error and str(tmp_path) in error
@@ -90,7 +90,7 @@ def test_mmf_is_missing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: Mmfw) -> None:
     checkpoint(run.checkpoints / "current.ckpt", 3)
-    with file_lock(run.lock):
+    with file_lock(run.training_lock_file):
         error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=8)
     assert f"run {run.id} is being trained" in error
     assert not (run.path / "attempts").exists()
@@ -99,14 +99,16 @@ def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: Mmfw) -> None
 def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
-    monkeypatch.setattr(training, "require_idle", lambda run: None)  # it began when the other one did not yet
+    monkeypatch.setattr(
+        training, "require_not_training", lambda run: None
+    )  # it began when the other one did not yet
     checkpoint(run.checkpoints / "current.ckpt", 3)
-    AttemptOutcome("ok").save(run.exit_file)
-    with training_alone(run):
-        assert state(run) == "running"
+    AttemptOutcome("ok").save(run.outcome_file)
+    with training_lock(run):
+        assert run_state(run) == "running"
         error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=8)
     assert f"run {run.id} is being trained" in error
-    assert state(run) == "done"
+    assert run_state(run) == "done"
 
 
 @pytest.mark.parametrize(("update", "is_refused"), [(5, True), (4, False), (2, False)])
@@ -116,14 +118,14 @@ def test_a_run_that_stopped_early_is_resumed_from_its_best_but_not_from_its_last
     log = EventLog(run.events, "1")
     log.write("train_started", update=0, max_updates=12)
     log.write("train", update=5)
-    AttemptOutcome("ok").save(run.exit_file)
+    AttemptOutcome("ok").save(run.outcome_file)
     start = checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
     asked = AttemptRequest(
         TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start)
     )
     early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
     config = {"checkpoint": {}, "training": early_stop}
-    begun = Start(run.request(), CommandOptions(), MmfPaths.resolve(run.path, run.path))
+    begun = RunJob(run.request(), CommandOptions(), MmfPaths.resolve(run.path, run.path))
     plan = Plan(begun, run.request(), asked, config)
     with pytest.raises(UsageError, match="stopped early at update 5") if is_refused else nullcontext():
-        needs._require_updates_left(plan, total=12)
+        preflight._require_updates_left(plan, total=12)

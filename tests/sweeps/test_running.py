@@ -51,7 +51,7 @@ def test_a_run_that_is_not_its_own_is_not_gone_on_with(user_dir: Path, done: dic
 
 
 def test_a_run_that_failed_without_a_checkpoint_begins_again(user_dir: Path, done: dict[str, str]) -> None:
-    AttemptOutcome("nan", "a loss is no number").save(Run(user_dir / "task" / done["run"]).exit_file)
+    AttemptOutcome("nan", "a loss is no number").save(Run(user_dir / "task" / done["run"]).outcome_file)
     after = _run(user_dir, {"one": done})
     assert after.state == "failed" and "nope" in str(after.message)
 

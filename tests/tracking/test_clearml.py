@@ -122,9 +122,9 @@ def test_a_stub_keeps_one_model_and_opens_an_ended_task_for_a_new_one(world: Wor
 def test_a_stub_is_told_how_a_run_ended(world: World, stub: Stub, outcome: str | None, status: str) -> None:
     run = world.run()
     report_world.tell(run, attempt("1", 0, 120))
-    run.exit_file.unlink()
+    run.outcome_file.unlink()
     if outcome:
-        AttemptOutcome(outcome).save(run.exit_file)  # type: ignore[arg-type]
+        AttemptOutcome(outcome).save(run.outcome_file)  # type: ignore[arg-type]
     push(world)
     assert stub.task()["status"] == status
 

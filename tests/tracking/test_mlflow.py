@@ -214,15 +214,15 @@ def test_a_resume_from_an_older_checkpoint_is_another_branch(world: World, mlflo
 )
 def test_the_outcome_becomes_the_status(world: World, mlflow: Seen, end: Any, status: str) -> None:
     run = world.run()
-    run.exit_file.unlink()
-    with file_lock(run.lock):
+    run.outcome_file.unlink()
+    with file_lock(run.training_lock_file):
         assert send(run)
         assert mlflow.run().info.status == "RUNNING"
     if end is not None:
-        AttemptOutcome(end).save(run.exit_file)
+        AttemptOutcome(end).save(run.outcome_file)
     assert send(run)
     assert mlflow.run().info.status == status
-    with file_lock(run.lock):  # it is resumed
+    with file_lock(run.training_lock_file):  # it is resumed
         assert send(run)
         assert mlflow.run().info.status == "RUNNING"
 
@@ -324,7 +324,7 @@ def test_a_follower_of_a_prediction_does_not_wait_for_a_training_beside_it(
     world: World, mlflow: Seen
 ) -> None:
     run = world.run()
-    with file_lock(run.lock):
+    with file_lock(run.training_lock_file):
         assert follower("mlflow", run, said=b".").returncode == 0
     assert mlflow.run().info.status == "RUNNING"
 

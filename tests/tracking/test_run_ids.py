@@ -53,7 +53,7 @@ def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
     assert not send(run)
     monkeypatch.delenv("MLFLOW_RUN_ID")
     assert not send(run)
-    run.exit_file.unlink()
+    run.outcome_file.unlink()
     assert send(run), "it is killed now"
     assert destinations(run)[0].id == named and mlflow.client.get_run(named).info.status == "KILLED"
     assert mlflow.run().info.run_id == first
@@ -89,7 +89,7 @@ def test_the_run_of_an_agent_of_wandb_is_used_and_kept(world: World, monkeypatch
     assert series(folder, "train/loss") == told(run, "loss")
     monkeypatch.delenv("WANDB_RUN_ID")
     assert not push(world, "--to", "wandb")[0][0]["new"]
-    run.exit_file.unlink()
+    run.outcome_file.unlink()
     [sent], _ = push(world, "--to", "wandb")
     assert sent["id"] == "agent1" and len(folders(run)) == 2
     assert {of_kind(each, "run")[0].run_id for each in folders(run)} == {"agent1"}

@@ -271,7 +271,7 @@ def test_scores_carry_the_update_of_their_checkpoint(
 
 def test_a_run_that_is_resumed_is_running_again(run: Run, tracker: RecordingTracker) -> None:
     send(run, tracker)
-    with file_lock(run.lock):
+    with file_lock(run.training_lock_file):
         assert send(run, tracker)
     assert tracker.states == ["running", "done", "running"]
     assert send(run, tracker)

@@ -129,7 +129,7 @@ def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: World
     push(run)
     before = len(read_events(run.events))
     tell(run, attempt("2", 60, 100))  # resumed from a checkpoint that lies behind
-    AttemptOutcome("interrupted").save(run.exit_file)
+    AttemptOutcome("interrupted").save(run.outcome_file)
     assert push(run)["state"] == "interrupted"
     first, second = folders(run)
     assert {file.name for file in run.tracking.rglob("*.wandb")} == {f"run-{destinations(run)[0].id}.wandb"}

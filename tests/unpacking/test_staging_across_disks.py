@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from mmf_win.runs.folder import discard
+from mmf_win.runs.folder import discard_folder
 from mmf_win.unpacking.staging import finish_installation, is_install_incomplete, open_staging, staging_folder
 from tests.unpacking.test_staging import Disk, Killed, disk
 from tests.worlds.memes import Files, lay_out, tree
@@ -195,7 +195,7 @@ def test_what_cannot_be_removed_on_another_disk_is_removed_by_the_next_installat
 
 def test_a_folder_is_removed_in_a_lower_layer_too(root: Path) -> None:
     folder = root / "images" / "img"
-    discard(folder, "1")
+    discard_folder(folder, "1")
     assert not folder.exists() and [path.name for path in folder.parent.iterdir()] == []
 
 

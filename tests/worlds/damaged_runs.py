@@ -99,8 +99,8 @@ def _make(folder: Path) -> tuple[Run, Run]:
         checkpoint(run.checkpoints / "best.ckpt", 10)
         checkpoint(run.checkpoints / "current.ckpt", 20)
         (run.checkpoints / "config.yaml").write_text("training:\n  seed: 1\n", encoding="utf-8")
-        write_json(run.new_attempt().request_file, {"action": "train"})
-        run.lock.touch()
+        write_json(run.create_attempt().request_file, {"action": "train"})
+        run.training_lock_file.touch()
         run.log.touch()
     return runs
 

@@ -61,10 +61,13 @@ class World:
         values |= {"data_dir": str(self.data), "mmf": "1.0.0rc10", "published": PUBLISHED, "created": BEGAN}
         asked = run_requests.request(**{**values, **changes})
         run.save_request(asked)
-        started = {"seed": asked.number("seed") or 4_000, "max_updates": asked.number("max_updates") or 120}
+        started = {
+            "seed": asked.training_number("seed") or 4_000,
+            "max_updates": asked.training_number("max_updates") or 120,
+        }
         tell(run, attempt("1", 0, 120, **started))
         begin_training(run)
-        AttemptOutcome("ok").save(run.exit_file)
+        AttemptOutcome("ok").save(run.outcome_file)
         return run
 
     def predict(self, run: Run, split: str = SPLIT, *, skill: float = 0.25) -> Path:

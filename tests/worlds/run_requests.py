@@ -8,16 +8,16 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from mmf_win.runs.request import CommandOptions, MmfwSettings, Request
+from mmf_win.runs.request import CommandOptions, MmfwSettings, RunRequest
 from mmf_win.upstream.config import merge
 
 _OPTIONS = ["seed", "batch_size", *(field.name for field in fields(MmfwSettings))]
 
 
-def request(*, overrides: Sequence[str] = (), **values: Any) -> Request:
+def request(*, overrides: Sequence[str] = (), **values: Any) -> RunRequest:
     """A run's request with all that in its settings."""
     chosen = {name: values.pop(name) for name in _OPTIONS if name in values}
     of_preset = values.get("settings", {})
     typed: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
     settings = merge(of_preset, CommandOptions(**chosen).settings, typed)
-    return Request(**{**values, "settings": settings, "preset_settings": of_preset})
+    return RunRequest(**{**values, "settings": settings, "preset_settings": of_preset})

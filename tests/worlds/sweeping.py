@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
-from mmf_win.runs.request import Request
+from mmf_win.runs.request import RunRequest
 from mmf_win.sweeps.folder import State, SweepFolder, Task, TaskFolder, write_yaml
 from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.specification import Specification, parse
@@ -87,14 +87,14 @@ def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
     """A finished run in a task's folder as its files tell it; other validations are worse than the best."""
     run = Run(folder.path / "demo" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    run.save_request(Request(preset="demo", model="vilbert", splits=SLOTS, data_dir=str(folder.path)))
+    run.save_request(RunRequest(preset="demo", model="vilbert", splits=SLOTS, data_dir=str(folder.path)))
     for update, score in ((10, auroc - 0.1), (20, auroc), (30, auroc - 0.05)):
         told = {"auroc": score, "loss": 1 - score, **metrics}
         log = EventLog(run.events, "1")
         log.write("train", update=update, max_updates=40, epoch=1, loss=0.5, lr=0.1, updates_per_s=2.0)
         log.write("val", update=update, metrics=told, final=False, data={"split": "dev_seen", "rows": 8})
     begin_training(run)
-    AttemptOutcome("ok").save(run.exit_file)
+    AttemptOutcome("ok").save(run.outcome_file)
     return run
 
 

@@ -22,7 +22,7 @@ from mmf_win.results.report.curves import TrainingCurves, read_curves
 from mmf_win.results.report.scored import Scored
 from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import Record
+from mmf_win.runs.history import RunRecord
 
 _BEST = len(plots.SERIES)  # of how many runs of a sweep the curves and differences are shown
 _LONGEST = 120  # characters of a group's name
@@ -47,7 +47,7 @@ class ComparedRun:
         auroc, accuracy: of these predictions, where all of them have labels.
     """
 
-    known: Record
+    known: RunRecord
     curves: TrainingCurves
     preset: str
     configuration: Mapping[str, Any]
@@ -80,7 +80,7 @@ class Group:
 
 
 def of_runs(
-    runs: Sequence[tuple[Record, Scored | None]],
+    runs: Sequence[tuple[RunRecord, Scored | None]],
     split: str | None,
     settings: Mapping[Run, Mapping[str, object]],
 ) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
         alone = None if entry.known.state == "done" else entry.known.run.path
         return repr((sorted(entry.configuration.items()), alone))
 
-    groups = seeds.grouped((entry, alike(entry), entry.known.summary.seed) for entry in entries)
+    groups = seeds.group_by_config((entry, alike(entry), entry.known.summary.seed) for entry in entries)
     firsts = [group[0] for group in groups]
     names = [_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
     return [
@@ -165,11 +165,11 @@ def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
     return shorten(", ".join([first.preset, *(apart(False) or apart(True))]), _LONGEST, placeholder=" …")
 
 
-def _configuration(known: Record, curves: TrainingCurves) -> dict[str, Any]:
+def _configuration(known: RunRecord, curves: TrainingCurves) -> dict[str, Any]:
     """What the result of a run depends on beside its seed: what was asked for, what MMF made of it, what it
     was trained on, which totals it was to reach when (rates of learning depend on that), and how it ended.
     """
-    told = history.configuration(known.run).items()
+    told = history.comparable_config(known.run).items()
     found = {key.removeprefix("request.").removeprefix("settings."): value for key, value in told}
     data = [str(attempt.data) for attempt in curves.attempts if attempt.data]
     totals = dict.fromkeys(str(attempt.total) for attempt in curves.attempts if attempt.total)
@@ -197,10 +197,10 @@ def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     return found
 
 
-def entry_of(known: Record, scored: Scored | None) -> ComparedRun:
+def entry_of(known: RunRecord, scored: Scored | None) -> ComparedRun:
     """A run, with its scores where its predictions have labels. Raises as :func:`of_runs`."""
     metrics = {} if scored is None else scored.metrics
-    request, summary, curves = known.request, known.summary, read_curves(known.events, known.outcome_of)
+    request, summary, curves = known.request, known.summary, read_curves(known.events, known.attempt_outcome)
     on = None if summary.best_auroc is None else summary.validated_on
     return ComparedRun(
         known,

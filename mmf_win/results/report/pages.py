@@ -25,9 +25,9 @@ from mmf_win.results.report.scored import Pair, Scored, pairs, ranked, read_scor
 from mmf_win.results.saved_metrics import METRICS
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run
-from mmf_win.runs.history import Record, Summary, weights_loaded
-from mmf_win.runs.request import Request
-from mmf_win.runs.scores import UNKNOWN, Scores, common_split
+from mmf_win.runs.history import RunRecord, RunSummary, describe_loaded_weights
+from mmf_win.runs.request import RunRequest
+from mmf_win.runs.scores import UNKNOWN, RunScores, common_split
 from mmf_win.version import __version__
 
 _MISTAKES = 12  # memes shown of each kind of mistake
@@ -79,15 +79,15 @@ def of_run(
     Raises UsageError where ``split`` was not predicted, and DataError where predictions, annotations or the
     run's request cannot be read.
     """
-    known = Record.read(run)
+    known = RunRecord.read(run)
     dataset = _dataset(known, data_dir)
     if scored is None:
-        found = next((each for each in known.scores.made if split in (None, each.split)), None)
+        found = next((each for each in known.scores.predictions if split in (None, each.split)), None)
         if found is not None:
             scored = read_scored(found.csv, found.split, dataset)
         elif split is not None:
             raise _not_predicted(known, split, dataset, data_dir)
-    request, curves = known.request, read_curves(known.events, known.outcome_of)
+    request, curves = known.request, read_curves(known.events, known.attempt_outcome)
     about = {
         "id": known.summary.id,
         "name": request.preset,
@@ -102,19 +102,19 @@ def of_run(
     return write("run.html", output or beside, about)
 
 
-def _not_predicted(known: Record, split: str, dataset: DatasetPaths, data_dir: Path | None) -> UsageError:
+def _not_predicted(known: RunRecord, split: str, dataset: DatasetPaths, data_dir: Path | None) -> UsageError:
     there, message = splits_on_disk(dataset), f"run {known.run.id} has no predictions for {split}"
     if split in there:
         return UsageError(message, hint=_predict([known.run], split, data_dir))
-    others = sorted({each.split for each in known.scores.made})
+    others = sorted({each.split for each in known.scores.predictions})
     hint = f"it has those for {', '.join(others)}" if others else f"there are: {', '.join(there)}"
     return UsageError(message, hint=hint)
 
 
 def with_something_to_show(run: Run) -> Run:
     """The run, if it came as far as an update or has predictions. Raises DataError for any other."""
-    known = Record.read(run)
-    if known.scores.made or any(event["kind"] in ("train", "val") for event in known.events):
+    known = RunRecord.read(run)
+    if known.scores.predictions or any(event["kind"] in ("train", "val") for event in known.events):
         return run
     raise DataError("has neither updates nor predictions to show", prefix=f"run {run.id}")
 
@@ -165,8 +165,8 @@ def of_runs(
     runs = list(dict.fromkeys(runs))
     if len(runs) < 2:
         raise UsageError("the same run was named twice", hint="name another one beside it")
-    found = [Record.read(run) for run in runs]
-    chosen = split or common_split(known.scores.newest for known in found)
+    found = [RunRecord.read(run) for run in runs]
+    chosen = split or common_split(known.scores.newest_by_split for known in found)
     scored = [(known, scored_by_best(known, chosen, data_dir)) for known in found]
     if split is not None and not any(predictions for _, predictions in scored):
         message = f"none of these runs has predictions for {split} by its best checkpoint"
@@ -183,13 +183,13 @@ def _predict(runs: Sequence[Run], split: str, data_dir: Path | None) -> str:
     return f"`{command}` makes them"
 
 
-def _dataset(known: Record, data_dir: Path | None) -> DatasetPaths:
+def _dataset(known: RunRecord, data_dir: Path | None) -> DatasetPaths:
     return MmfPaths.resolve(data_dir or Path(known.request.data_dir)).dataset
 
 
-def scored_by_best(known: Record, split: str | None, data_dir: Path | None) -> Scored | None:
+def scored_by_best(known: RunRecord, split: str | None, data_dir: Path | None) -> Scored | None:
     """Return a run's predictions of the split by its best checkpoint, or None if there are none."""
-    found = known.scores.newest.get(split) if split else None
+    found = known.scores.newest_by_split.get(split) if split else None
     return None if found is None else read_scored(found.csv, found.split, _dataset(known, data_dir))
 
 
@@ -266,7 +266,7 @@ def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]
     ]
 
 
-def _facts(known: Record, curves: TrainingCurves, scored: Scored | None) -> list[Fact]:
+def _facts(known: RunRecord, curves: TrainingCurves, scored: Scored | None) -> list[Fact]:
     request, summary = known.request, known.summary
     facts = [Fact("Preset", request.preset, ""), Fact("Model", request.model)]
     if request.published_weights:
@@ -277,7 +277,7 @@ def _facts(known: Record, curves: TrainingCurves, scored: Scored | None) -> list
         ]
     else:
         facts += _facts_of_training(request, summary, curves)
-        loaded = (weights_loaded(event) for event in known.events if event["kind"] == "loaded")
+        loaded = (describe_loaded_weights(event) for event in known.events if event["kind"] == "loaded")
         facts += [Fact("Weights", told, "") for told in dict.fromkeys(loaded)]
         told_of = (event.get("text", "") for event in known.events if event["kind"] == "nonfinite")
         facts += [Fact("Not finite", text, "") for text in told_of]
@@ -286,9 +286,9 @@ def _facts(known: Record, curves: TrainingCurves, scored: Scored | None) -> list
     return [*facts, Fact("Folder", summary.path, "")]
 
 
-def _facts_of_training(request: Request, summary: Summary, curves: TrainingCurves) -> list[Fact]:
+def _facts_of_training(request: RunRequest, summary: RunSummary, curves: TrainingCurves) -> list[Fact]:
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
-    drawn = ", drawn" if request.number("seed") is None else ""
+    drawn = ", drawn" if request.training_number("seed") is None else ""
     facts = [
         Fact("MMF", request.mmf or "unknown"),
         *_versions(curves.versions),
@@ -313,7 +313,7 @@ def _versions(versions: Mapping[str, str]) -> list[Fact]:
     return [Fact(name, versions[key], "") for key, name in _PACKAGES.items() if key in versions]
 
 
-def _facts_of(scored: Scored, scores: Scores | None = None) -> list[Fact]:
+def _facts_of(scored: Scored, scores: RunScores | None = None) -> list[Fact]:
     digest = scored.sha256
     facts = [
         Fact("Split", f"{scored.coverage.split}, {scored.coverage.amount} memes", ""),
@@ -322,7 +322,7 @@ def _facts_of(scored: Scored, scores: Scores | None = None) -> list[Fact]:
     for member in scored.saved_metrics.get("members", []):
         name, weights = Path(member["checkpoint"]).name, member["checkpoint_sha256"]
         if scores is not None:  # what had this name then may be another one now
-            name += f" ({scores.names.get(weights, UNKNOWN)})"
+            name += f" ({scores.checkpoint_names.get(weights, UNKNOWN)})"
         facts.append(Fact("Checkpoint", f"{name}, sha256 {weights}", f"{name} {weights[:8]}…"))
     origin = scored.saved_metrics.get("threshold_from", "default")
     chosen = f"{scored.threshold:.4g}" + ("" if origin == "default" else f", {origin}")
@@ -342,7 +342,7 @@ def write(template: str, output: Path, about: dict[str, Any]) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"score": _score, "cut": _cut, "spread": seeds.spread}
+    environment.filters |= {"score": _score, "cut": _cut, "spread": seeds.mean_and_std}
     made = datetime.now().strftime("%Y-%m-%d %H:%M")
     page = environment.get_template(template).render(version=__version__, made=made, **about)
     page = escape_controls(page)  # whose names and texts might turn those beside them around

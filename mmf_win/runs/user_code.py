@@ -20,12 +20,12 @@ from mmf_win.runs.request import CommandOptions
 _log = logging.getLogger(__name__)
 
 
-def file() -> Path:
+def trusted_folders_path() -> Path:
     """Where the trusted folders are listed: a JSON list in mmfw's own folder."""
     return mmfw_home() / "trusted.json"
 
 
-def folder_of(named: str | None, options: CommandOptions, whose: str) -> str | None:
+def resolve_user_dir(user_dir: str | None, options: CommandOptions, owner_name: str) -> str | None:
     """The absolute path of code, for the settings of whoever needs it.
 
     Args:
@@ -38,36 +38,36 @@ def folder_of(named: str | None, options: CommandOptions, whose: str) -> str | N
         UsageError: there is nothing at that path.
         DataError: it is neither the user who names it, nor trusted.
     """
-    if not named:  # and where it is empty, an interpolation must not find another in the worker
-        return named
-    folder, of_environment = _absolute(named), os.environ.get("MMF_USER_DIR")
+    if not user_dir:  # and where it is empty, an interpolation must not find another in the worker
+        return user_dir
+    folder, of_environment = _absolute_path(user_dir), os.environ.get("MMF_USER_DIR")
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
-        message = f"{whose} needs code of its own (env.user_dir), and there is no {folder}"
+        message = f"{owner_name} needs code of its own (env.user_dir), and there is no {folder}"
         raise UsageError(message, hint="name its folder with env.user_dir=FOLDER")
-    if str(folder) in _known():
+    if str(folder) in _load_trusted_folders():
         return str(folder)
     by_user = any(override.startswith("env.user_dir=") for override in options.overrides)
-    by_user |= bool(of_environment) and folder == _absolute(str(of_environment))
+    by_user |= bool(of_environment) and folder == _absolute_path(str(of_environment))
     if not (by_user or options.trust):
-        message = f"{folder}: {whose} names code (env.user_dir), which would be run"
+        message = f"{folder}: {owner_name} names code (env.user_dir), which would be run"
         raise DataError(message, hint="if you trust it, give --trust, which is remembered")
     if not options.dry_run:
-        path = file()
+        path = trusted_folders_path()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with file_lock(path.with_suffix(".lock"), timeout=5.0):
-                write_json(path, [*_known(), str(folder)])
+                write_json(path, [*_load_trusted_folders(), str(folder)])
         except OSError as error:
             _log.warning("%s cannot be written, so %s is asked about again: %s", path, folder, error.strerror)
     return str(folder)
 
 
-def _absolute(named: str) -> Path:
+def _absolute_path(user_dir: str) -> Path:
     # resolve() would follow links, and change the name under which the folder is imported.
-    return Path(os.path.abspath(expand_home(named)))  # noqa: PTH100
+    return Path(os.path.abspath(expand_home(user_dir)))  # noqa: PTH100
 
 
-def _known() -> list[str]:
+def _load_trusted_folders() -> list[str]:
     with suppress(OSError, ValueError):
-        return read_record(file(), list[str])
+        return read_record(trusted_folders_path(), list[str])
     return []

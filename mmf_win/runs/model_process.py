@@ -11,15 +11,15 @@ from typing import Any
 from mmf_win.errors import MmfwError
 from mmf_win.files import json_bytes, read_tail
 from mmf_win.protocol import AttemptRequest, EventReader
-from mmf_win.runs.outcomes import as_error, exit_of
+from mmf_win.runs.outcomes import determine_outcome, outcome_error
 from mmf_win.supervise import ChildExit, ProcessTree, count_oom_kills
 
-_TICK = 0.1  # on Windows, Ctrl+C does not interrupt a longer wait
-_FAREWELL = 10.0  # in which a child that has closed its connection says how it ended
-_TAIL = 2000  # bytes of a log
+_POLL_SECONDS = 0.1  # on Windows, Ctrl+C does not interrupt a longer wait
+_EXIT_TIMEOUT_SECONDS = 10.0  # in which a child that has closed its connection says how it ended
+_LOG_TAIL_BYTES = 2000  # bytes of a log
 
 
-class Server:
+class ModelProcess:
     """A child that has loaded its model, until it is closed; it ends with this process, too.
 
     Raises an MmfwError that tells how the child ended where it did so before it could answer.
@@ -30,12 +30,14 @@ class Server:
         environment: what it has.
     """
 
-    def __init__(self, asked: AttemptRequest, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._asked, self._kills = asked, count_oom_kills()
-        with asked.log.open("ab") as output:
+    def __init__(
+        self, attempt: AttemptRequest, command: Sequence[str], environment: Mapping[str, str]
+    ) -> None:
+        self._attempt, self._initial_oom_kills = attempt, count_oom_kills()
+        with attempt.log.open("ab") as output:
             self._child = ProcessTree(
                 command,
-                stop_file=asked.folder.stop_file,
+                stop_file=attempt.folder.stop_file,
                 grace=0.0,
                 output=output,
                 inherited_fds=(),
@@ -43,44 +45,46 @@ class Server:
             )
         try:
             with suppress(OSError):  # it has died at this moment
-                if address := self._address():
+                if address := self._wait_for_address():
                     self._connection = Client(address)
                     return
         except BaseException:
             self._child.close()
             raise
-        raise self.error()
+        raise self.exit_error()
 
-    def _address(self) -> str | None:
-        events, is_over = EventReader(self._asked.events), False
+    def _wait_for_address(self) -> str | None:
+        events, is_over = EventReader(self._attempt.events), False
         while not is_over:
-            is_over = self._child.has_exited(_TICK)
+            is_over = self._child.has_exited(_POLL_SECONDS)
             for event in events.poll():
                 if event["kind"] == "serving":
                     return str(event["address"])
         return None
 
-    def ask(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def predict_rows(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """The answer to one request; EOFError or OSError where the child has died."""
         self._connection.send_bytes(json_bytes(rows))
-        while not self._connection.poll(_TICK):
+        while not self._connection.poll(_POLL_SECONDS):
             pass
         answer: dict[str, Any] = json.loads(self._connection.recv_bytes())
         return answer
 
-    def error(self) -> MmfwError:
+    def exit_error(self) -> MmfwError:
         """What the death of the child is to the user, with the end of its log, which will be gone."""
-        self._asked.folder.path.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up
+        self._attempt.folder.path.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up
         try:
-            self._child.has_exited(_FAREWELL)
+            self._child.has_exited(_EXIT_TIMEOUT_SECONDS)
         finally:
             code = self._child.close()
         ended = ChildExit(code, stop_requested=False, killed=False)
-        end = exit_of(self._asked, ended, memory_ran_out=count_oom_kills() != self._kills)
-        log = self._asked.log
-        tail = read_tail(log, _TAIL).decode(errors="replace").strip() if log.exists() else ""
+        end = determine_outcome(
+            self._attempt, ended, memory_ran_out=count_oom_kills() != self._initial_oom_kills
+        )
+        log = self._attempt.log
+        tail = read_tail(log, _LOG_TAIL_BYTES).decode(errors="replace").strip() if log.exists() else ""
         said = f"the end of its output:\n{tail}" if tail else "it has printed nothing"
-        error = as_error(end, self._asked, said)
+        error = outcome_error(end, self._attempt, said)
         error.log = None
         return error
 

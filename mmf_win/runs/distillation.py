@@ -18,20 +18,20 @@ from mmf_win.inputs.discovery import list_dataset_paths
 from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import AttemptRequest
-from mmf_win.runs.history import events_of
-from mmf_win.runs.lookup import owner
-from mmf_win.runs.request import Request
+from mmf_win.runs.history import read_run_events
+from mmf_win.runs.lookup import run_containing
+from mmf_win.runs.request import RunRequest
 from mmf_win.upstream.config import DATASET, OURS, Tree
 
 _log = logging.getLogger(__name__)
 
-_WEIGHT = 0.7
-_LOSS = "cross_entropy"
+_DEFAULT_WEIGHT = 0.7
+_REQUIRED_LOSS = "cross_entropy"
 
 
-def checked(
-    request: Request, first: AttemptRequest, config: Tree, inputs: VerifiedInputs
-) -> tuple[Request, AttemptRequest]:
+def attach_teacher(
+    request: RunRequest, first_attempt: AttemptRequest, config: Tree, inputs: VerifiedInputs
+) -> tuple[RunRequest, AttemptRequest]:
     """A request that remembers its teacher, and an attempt that has its probability for each training row.
 
     ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it. A note says where the teacher is known
@@ -43,7 +43,7 @@ def checked(
     """
     from omegaconf import OmegaConf
 
-    ours = request.ours
+    ours = request.mmfw_settings
     if ours.teacher is None:
         raise UsageError("--teacher-weight is for --teacher FILE", hint="leave it out, or name the file")
     _require_loss(request.model, config["model"])
@@ -70,15 +70,15 @@ def checked(
             for file in list_dataset_paths(config["dataset"], "annotations", ["train"])
             for r in read_annotations(file)
         ]
-    probas = _of_rows(path, rows, split, hint)
+    probas = _read_teacher_probas(path, rows, split, hint)
     if train and record.get("annotations_sha256") not in (None, train["sha256"]):
         _log.warning("the teacher predicted another %s, whose memes have the same ids: %s", split, path)
-    if train and _has_seen(record, train["sha256"]):
+    if train and _is_trained_on(record, train["sha256"]):
         _log.warning("the teacher was trained on these rows, so it is surer of them than of others: %s", path)
-    weight = ours.teacher_weight or _WEIGHT
-    request = request.over({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}})
+    weight = ours.teacher_weight or _DEFAULT_WEIGHT
+    request = request.merged_with({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}})
     return request, replace(
-        first, task=replace(first.train_task, teacher_probas=probas, teacher_weight=weight)
+        first_attempt, task=replace(first_attempt.train_task, teacher_probas=probas, teacher_weight=weight)
     )
 
 
@@ -89,13 +89,13 @@ def _require_loss(model: str, config: Tree) -> None:
         used = {head.get("loss") for head in heads.get(DATASET, [])} if isinstance(heads, dict) else {DATASET}
         named = [loss for name, loss in named.items() if name in used]
     types = sorted({str(each.get("type") if isinstance(each, dict) else each) for each in named})
-    if types != [_LOSS]:
+    if types != [_REQUIRED_LOSS]:
         has = f"the loss {', '.join(types)}" if types else "none in its configuration"
-        message = f"--teacher is for models with the loss {_LOSS}, and {model} has {has}"
+        message = f"--teacher is for models with the loss {_REQUIRED_LOSS}, and {model} has {has}"
         raise UsageError(message, hint=f"model_config.{model}.losses names them")
 
 
-def _of_rows(path: Path, rows: list[AnnotationRow], split: str, hint: str) -> dict[str, float]:
+def _read_teacher_probas(path: Path, rows: list[AnnotationRow], split: str, hint: str) -> dict[str, float]:
     """MMF's id of each row → what the file predicts for it; a DataError where that is not one probability."""
     predictions = read_predictions(path)
     for line, row in enumerate(predictions, start=2):
@@ -110,11 +110,11 @@ def _of_rows(path: Path, rows: list[AnnotationRow], split: str, hint: str) -> di
     return {str(row.id): by_name[row.display_id] for row in rows}
 
 
-def _has_seen(record: dict[str, Any], sha256: str) -> bool:
+def _is_trained_on(record: dict[str, Any], sha256: str) -> bool:
     """Whether a run that made the predictions is here and was trained on the annotations with this hash."""
     with suppress(OSError, TypeError, KeyError, DataError):  # a record may be anyone's
-        runs = [owner(Path(member["checkpoint"])) for member in record["members"]]
-        events = [event for run in runs if run for event in events_of(run)]
+        runs = [run_containing(Path(member["checkpoint"])) for member in record["members"]]
+        events = [event for run in runs if run for event in read_run_events(run)]
         trained = [event.get("data") or {} for event in events if event["kind"] == "train_started"]
         return any(data.get("sha256") == sha256 for data in trained)
     return False

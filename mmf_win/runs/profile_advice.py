@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from mmf_win.protocol.data_wait import DataWaitStats
 
-_MUCH_FIXED = 0.3  # from which share of the time on work that does not depend on the rows is named
-_MUCH_SAVING = 0.1  # the same for checkpoints, and for validations
-_LITTLE_SAVING = 0.05  # what a better interval leaves of it
-_LEAST_TIMES = 5  # a training saves and validates at least so often, whatever that costs
-_IDLE_GPU = 0.5
+_MIN_FIXED_SHARE = 0.3  # from which share of the time on work that does not depend on the rows is named
+_MIN_PERIODIC_SHARE = 0.1  # the same for checkpoints, and for validations
+_TARGET_PERIODIC_SHARE = 0.05  # what a better interval leaves of it
+_MIN_INTERVALS = 5  # a training saves and validates at least so often, whatever that costs
+_MAX_IDLE_GPU_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class Profile:
+class TrainingProfile:
     """What was measured of a training; all times are seconds.
 
     Attributes:
@@ -42,7 +42,7 @@ class Profile:
     evaluation_interval: int
     max_updates: int | None
 
-    def seconds(self) -> dict[str, float]:
+    def seconds_by_phase(self) -> dict[str, float]:
         """Return the seconds of an update by phase, with its part of the checkpoints and validations.
 
         MMF also saves after a validation, which counts as part of it.
@@ -53,30 +53,32 @@ class Profile:
             "validations": (self.validation + self.checkpoint) / self.evaluation_interval,
         }
 
-    def shares(self) -> dict[str, float]:
+    def shares_by_phase(self) -> dict[str, float]:
         """Return the share of each phase in the time of the training, from 0 to 1."""
-        seconds = self.seconds()
+        seconds = self.seconds_by_phase()
         return {phase: spent / sum(seconds.values()) for phase, spent in seconds.items()}
 
     def largest_cost(self) -> str:
         """Return a sentence that names the largest removable cost and, if any, the override that helps."""
-        shares = self.shares()
-        costs = [self._of_data(), self._of_fixed_work(shares)]
-        costs += [self._of_saving("checkpoints", self.checkpoint_interval, shares)]
-        costs += [self._of_saving("validations", self.evaluation_interval, shares)]
+        shares = self.shares_by_phase()
+        costs = [self._data_cost(), self._fixed_work_cost(shares)]
+        costs += [self._periodic_cost("checkpoints", self.checkpoint_interval, shares)]
+        costs += [self._periodic_cost("validations", self.evaluation_interval, shares)]
         if found := [cost for cost in costs if cost is not None]:
             return max(found)[1]
-        if self.gpu_busy is not None and self.gpu_busy < _IDLE_GPU:
-            return f"the GPU works {_percent(self.gpu_busy)} of the time"
-        model = (f"{phase} {_percent(shares[phase])}" for phase in ("forward", "backward", "optimizer"))
+        if self.gpu_busy is not None and self.gpu_busy < _MAX_IDLE_GPU_SHARE:
+            return f"the GPU works {_format_percent(self.gpu_busy)} of the time"
+        model = (
+            f"{phase} {_format_percent(shares[phase])}" for phase in ("forward", "backward", "optimizer")
+        )
         return f"the model itself takes the time: {', '.join(model)}"
 
-    def _of_data(self) -> tuple[float, str] | None:
+    def _data_cost(self) -> tuple[float, str] | None:
         waiting = self.waiting
         if not waiting.is_significant:
             return None
-        share = waiting.waited / sum(self.seconds().values())
-        text = f"the model waits for data {_percent(share)} of the time"
+        share = waiting.waited / sum(self.seconds_by_phase().values())
+        text = f"the model waits for data {_format_percent(share)} of the time"
         if waiting.cpu is not None:
             text += ", mostly for the disk" if waiting.is_io_bound else ", mostly for the processor"
         if self.images_once:
@@ -85,26 +87,26 @@ class Profile:
             return share, f"{text}: training.num_workers={workers}"
         return share, f"{text}; more DataLoader workers would not help"
 
-    def _of_fixed_work(self, shares: dict[str, float]) -> tuple[float, str] | None:
+    def _fixed_work_cost(self, shares: dict[str, float]) -> tuple[float, str] | None:
         share = sum(shares.get(phase, 0.0) for phase in ("optimizer", "logging", "other"))
-        if share < _MUCH_FIXED:
+        if share < _MIN_FIXED_SHARE:
             return None
-        text = f"{_percent(share)} of the time is spent once an update, whatever its rows"
+        text = f"{_format_percent(share)} of the time is spent once an update, whatever its rows"
         return share, f"{text}; a larger batch is another training: training.batch_size={2 * self.batch_size}"
 
-    def _of_saving(self, name: str, interval: int, shares: dict[str, float]) -> tuple[float, str] | None:
+    def _periodic_cost(self, name: str, interval: int, shares: dict[str, float]) -> tuple[float, str] | None:
         share = shares[name]
-        if share < _MUCH_SAVING:
+        if share < _MIN_PERIODIC_SHARE:
             return None
-        text = f"{name} take {_percent(share)} of the time, {interval * self.seconds()[name]:.1f} s each"
-        least = interval * (share / (1 - share)) * (1 - _LITTLE_SAVING) / _LITTLE_SAVING
+        text = f"{name} take {_format_percent(share)} of the time, {interval * self.seconds_by_phase()[name]:.1f} s each"
+        least = interval * (share / (1 - share)) * (1 - _TARGET_PERIODIC_SHARE) / _TARGET_PERIODIC_SHARE
         step = 10 ** int(math.log10(least))
         better = step * math.ceil(least / step)
-        if self.max_updates and better > self.max_updates / _LEAST_TIMES:
+        if self.max_updates and better > self.max_updates / _MIN_INTERVALS:
             return share, text
         key = "checkpoint_interval" if name == "checkpoints" else "evaluation_interval"
         return share, f"{text}: training.{key}={better}"
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.0f} %"

@@ -14,55 +14,55 @@ from mmf_win.protocol.attempt import CheckTask
 from mmf_win.protocol.check_result import CheckResult, Verdict
 from mmf_win.records import convert_to
 from mmf_win.runs import training
-from mmf_win.runs.attempts import Display
-from mmf_win.runs.history import weights_loaded
-from mmf_win.runs.profiling import start_of
+from mmf_win.runs.attempts import DisplayFactory
+from mmf_win.runs.history import describe_loaded_weights
+from mmf_win.runs.profiling import job_from_preset_or_run
 from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import OURS, merge
 
 _log = logging.getLogger(__name__)
-_SHOWN = 15  # lines of the log of a model that cannot be built
+_LOG_TAIL_LINES = 15  # lines of the log of a model that cannot be built
 
 
-def check(
-    wanted: str | None,
+def check_model(
+    preset_or_run: str | None,
     options: CommandOptions,
     data_dir: Path | None,
     save_dir: Path | None,
-    display: Display,
+    display: DisplayFactory,
 ) -> tuple[str, list[CheckResult]]:
     """Check the training of a preset, or of a run from its beginning; its name, and what was found.
 
     Nothing stays. The class of an MmfwError says why the model could not be built; see
-    :func:`mmf_win.runs.profiling.start_of` for the arguments.
+    :func:`mmf_win.runs.profiling.job_from_preset_or_run` for the arguments.
     """
-    name, start = start_of(wanted, options, data_dir, save_dir)
+    name, start = job_from_preset_or_run(preset_or_run, options, data_dir, save_dir)
     # Labels can be learnt by heart, and a teacher's probabilities cannot.
-    alone = start.request.over({OURS: {"teacher": None, "teacher_weight": None}})
-    plan = training.prepare(replace(start, request=alone))
+    alone = start.request.merged_with({OURS: {"teacher": None, "teacher_weight": None}})
+    plan = training.prepare_plan(replace(start, request=alone))
     with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
-        settings = merge(plan.first.settings, {"run_type": "train"})
-        task = CheckTask(**vars(plan.first.train_task))
-        first = replace(plan.first, task=task, image_cache_dir=None, settings=settings)
-        here = replace(plan.start, places=replace(start.places, save_dir=Path(scratch)))
+        settings = merge(plan.first_attempt.settings, {"run_type": "train"})
+        task = CheckTask(**vars(plan.first_attempt.train_task))
+        first = replace(plan.first_attempt, task=task, image_cache_dir=None, settings=settings)
+        here = replace(plan.job, mmf_paths=replace(start.mmf_paths, save_dir=Path(scratch)))
         try:
             found = annotation_checks.check_annotations(
-                start.places.dataset, plan.config["dataset"], plan.inputs
+                start.mmf_paths.dataset, plan.config["dataset"], plan.inputs
             )
-            run = training.carry_out(replace(plan, start=here, first=first), display)
+            run = training.execute_plan(replace(plan, job=here, first_attempt=first), display)
         except (StoppedByUserError, KeyboardInterrupt):
             raise StoppedByUserError("interrupted; nothing is kept") from None
         except MmfwError as error:
             is_of_model = not isinstance(error, DataError)  # which names the file
             if is_of_model and error.log is not None and error.log.is_file():
                 lines = error.log.read_text(encoding="utf-8", errors="replace").splitlines()
-                _log.info("the end of its output:\n%s", "\n".join(lines[-_SHOWN:]))
+                _log.info("the end of its output:\n%s", "\n".join(lines[-_LOG_TAIL_LINES:]))
             raise
         events = list(read_events(run.events))
         for event in (each for each in events if each["attempt"] == events[-1]["attempt"]):
             if event["kind"] == "loaded":
                 verdict: Verdict = "note" if event["copied"] < event["total"] else "ok"
-                found.append(CheckResult(verdict, "weights", weights_loaded(event)))
+                found.append(CheckResult(verdict, "weights", describe_loaded_weights(event)))
             elif event["kind"] == "checked":
                 found.append(convert_to(event, CheckResult))
     return name, found

@@ -18,18 +18,18 @@ from mmf_win.inputs.verification import VerifiedInputs, verify_inputs
 from mmf_win.paths import MmfPaths, data_dir_arguments
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs import presets
-from mmf_win.runs.history import Record
-from mmf_win.runs.lookup import owner
-from mmf_win.runs.plan import Plan, require_even
-from mmf_win.runs.request import Request, as_typed
-from mmf_win.runs.targets import Target
+from mmf_win.runs.history import RunRecord
+from mmf_win.runs.lookup import run_containing
+from mmf_win.runs.plan import Plan, require_divisible_batch
+from mmf_win.runs.request import RunRequest, format_override_value
+from mmf_win.runs.targets import PredictionTarget
 from mmf_win.upstream.checkpoint_files import counts
 from mmf_win.upstream.config import Tree, merge, resolve
 from mmf_win.upstream.install import Installed
 
 _log = logging.getLogger(__name__)
 
-_ABOUT_FILES = ("checkpoint.", "dataset_config.", "env.", "model_config.")
+_FILE_KEY_PREFIXES = ("checkpoint.", "dataset_config.", "env.", "model_config.")
 
 
 def check_training(plan: Plan) -> tuple[VerifiedInputs, int | None]:
@@ -39,8 +39,8 @@ def check_training(plan: Plan) -> tuple[VerifiedInputs, int | None]:
     where the configuration cannot be used, or would not train one update, and DataError where something is
     missing or broken.
     """
-    request, asked, config = plan.request, plan.first, plan.config
-    ours, run_type = request.ours, str(asked.settings["run_type"])
+    request, asked, config = plan.request, plan.first_attempt, plan.config
+    ours, run_type = request.mmfw_settings, str(asked.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
@@ -48,45 +48,45 @@ def check_training(plan: Plan) -> tuple[VerifiedInputs, int | None]:
         message = "training.max_updates: without it, and training.max_epochs, no run ends"
         raise UsageError(message, hint="set one")
     if not asked.settings["training"].get("batch_size_per_device"):
-        require_even(config, asked.train_task.nproc * asked.train_task.nnodes)
+        require_divisible_batch(config, asked.train_task.nproc * asked.train_task.nnodes)
     inputs = verify_inputs(
         Path(asked.mmf_root),
-        plan.start.places,
+        plan.job.mmf_paths,
         config,
         slots=("train", "val"),
         allow_missing=bool(ours.allow_missing),
-        offline=request.offline or plan.start.options.dry_run,
-        record=not plan.start.options.dry_run,
-        hint_arguments=_hint_words(plan),
+        offline=request.offline or plan.job.options.dry_run,
+        record=not plan.job.options.dry_run,
+        hint_arguments=_hint_arguments(plan),
     )
-    total = _total(ours.epochs, config, inputs)
+    total = _total_updates(ours.epochs, config, inputs)
     _require_updates_left(plan, total)
     return inputs, total
 
 
 def _require_updates_left(plan: Plan, total: int | None) -> None:
     """Refuse a checkpoint that leaves no update: at the total, or where a validation has ended training."""
-    asked, config = plan.first, plan.config
+    asked, config = plan.first_attempt, plan.config
     reset, training = config["checkpoint"].get("reset") or {}, config["training"]
     if asked.checkpoint is None or asked.train_task.only_weights or reset.get("all") or reset.get("counts"):
         return
     checkpoint, patience = Path(asked.checkpoint), training["early_stop.patience"]
-    counted, run = counts(checkpoint), owner(checkpoint)
+    counted, run = counts(checkpoint), run_containing(checkpoint)
     if counted is None:
         return
     is_to_finish = (  # was stopped after its last update, but before it was done
         counted.update == total
         and run is not None
         and plan.request.start != asked.checkpoint
-        and AttemptOutcome.load(run.exit_file) != AttemptOutcome("ok")
+        and AttemptOutcome.load(run.outcome_file) != AttemptOutcome("ok")
     )
     if total is not None and counted.update >= total and not is_to_finish:
         hint = f"name a total above {counted.update} with --updates"
-        for preset in _typed(plan.request):
+        for preset in _preset_arguments(plan.request):
             where = [
-                *data_dir_arguments(plan.start.places.data_dir),
+                *data_dir_arguments(plan.job.mmf_paths.data_dir),
                 "--save-dir",
-                plan.start.places.save_dir,
+                plan.job.mmf_paths.save_dir,
             ]
             begin = format_command("mmfw", "train", preset, "--init", checkpoint, *where)
             hint += f", or begin again with these weights: `{begin}`"
@@ -95,10 +95,10 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
         return
     if counted.update <= counted.best_update + patience or AttemptOutcome.load(
-        run.exit_file
+        run.outcome_file
     ) != AttemptOutcome("ok"):
         return
-    summary = Record.read(run).summary
+    summary = RunRecord.read(run).summary
     if (summary.updates or 0) < (summary.max_updates or 0):
         raise UsageError(
             f"{checkpoint}: training has stopped early at update {counted.update}, as no validation after "
@@ -107,7 +107,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
         )
 
 
-def _total(epochs: int | None, config: Tree, inputs: VerifiedInputs) -> int | None:
+def _total_updates(epochs: int | None, config: Tree, inputs: VerifiedInputs) -> int | None:
     """After how many updates training ends.
 
     MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
@@ -125,7 +125,7 @@ def _total(epochs: int | None, config: Tree, inputs: VerifiedInputs) -> int | No
     return total if isinstance(total, int) else None
 
 
-def check_prediction(plan: Plan, target: Target, features: Path | None) -> VerifiedInputs:
+def check_prediction(plan: Plan, target: PredictionTarget, features: Path | None) -> VerifiedInputs:
     """Check what a prediction reads; ``features`` is the LMDB that the user named for the memes.
 
     Raises DataError where something is missing or broken.
@@ -134,28 +134,28 @@ def check_prediction(plan: Plan, target: Target, features: Path | None) -> Verif
     if features and not config["dataset"].get("use_features"):
         preset = plan.request.preset
         _log.warning("%s reads no region features, so those of %s are not used", preset, features)
-    if target.is_own and config["dataset"].get("use_features"):
+    if target.is_user_data and config["dataset"].get("use_features"):
         lmdb = list_dataset_paths(config["dataset"], "features", ["test"])[0]
-        _require_own_features(plan.start.places, target, lmdb)
+        _require_user_features(plan.job.mmf_paths, target, lmdb)
     return verify_inputs(
-        Path(plan.first.mmf_root),
-        plan.start.places,
+        Path(plan.first_attempt.mmf_root),
+        plan.job.mmf_paths,
         config,
         slots=("test",),
         offline=plan.request.offline,
-        hint_arguments=_hint_words(plan),
-        loaded_annotations=[target.file],
+        hint_arguments=_hint_arguments(plan),
+        loaded_annotations=[target.annotation_file],
     )
 
 
-def _require_own_features(places: MmfPaths, target: Target, lmdb: Path) -> None:
+def _require_user_features(mmf_paths: MmfPaths, target: PredictionTarget, lmdb: Path) -> None:
     """Raise DatasetError for own memes whose images have no region features, or those of another image."""
     rows = target.rows
     keys = read_image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
     missing = rows_without_features(rows, keys)
     if missing:
         shown = summarize_list([row.display_id for row in missing])
-        add = format_command("mmfw", "features", "add", "FOLDER", *data_dir_arguments(places.data_dir))
+        add = format_command("mmfw", "features", "add", "FOLDER", *data_dir_arguments(mmf_paths.data_dir))
         raise DatasetError(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
             f"{len(rows)} images ({shown})",
@@ -170,47 +170,49 @@ def _require_own_features(places: MmfPaths, target: Target, lmdb: Path) -> None:
         )
 
 
-def inputs_of_presets(
-    mmf: Installed, names: Sequence[str], places: MmfPaths, overrides: Sequence[str] = ()
+def find_preset_inputs(
+    mmf: Installed, preset_names: Sequence[str], mmf_paths: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[InputFiles, list[str]]:
     """What presets, by their names or files, need with these overrides → which of them need it.
 
     Raises UsageError where there is no such preset, or its configuration cannot be put together.
     """
     found: dict[InputFiles, list[str]] = {}
-    with Progress("looking at presets", len(names), "file") as progress:
-        for name in names:
-            config = resolve(mmf.root, places, presets.load(name), overrides)
-            for each in list_config_inputs(mmf.root, places, config):
+    with Progress("looking at presets", len(preset_names), "file") as progress:
+        for name in preset_names:
+            config = resolve(mmf.root, mmf_paths, presets.load(name), overrides)
+            for each in list_config_inputs(mmf.root, mmf_paths, config):
                 found.setdefault(each, []).append(name)
             progress.advance(1)
     return found
 
 
-def inputs_of_run(
-    mmf: Installed, request: Request, places: MmfPaths, overrides: Sequence[str] = ()
+def find_run_inputs(
+    mmf: Installed, request: RunRequest, mmf_paths: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[InputFiles, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
     asked = replace(request, settings=merge(request.preset_settings, request.settings))
-    config = resolve(mmf.root, places, asked, overrides, checked=request.checked)
-    return {each: _typed(request) for each in list_config_inputs(mmf.root, places, config)}
+    config = resolve(mmf.root, mmf_paths, asked, overrides, checked=request.settings_to_validate)
+    return {each: _preset_arguments(request) for each in list_config_inputs(mmf.root, mmf_paths, config)}
 
 
-def words_about_files(request: Request) -> list[str]:
+def file_overrides(request: RunRequest) -> list[str]:
     """The overrides by which another command finds the files of a run that its preset alone does not name."""
-    chosen = request.chosen.items()
-    return [f"{key}={as_typed(value)}" for key, value in chosen if key.startswith(_ABOUT_FILES)]
+    chosen = request.user_settings.items()
+    return [
+        f"{key}={format_override_value(value)}" for key, value in chosen if key.startswith(_FILE_KEY_PREFIXES)
+    ]
 
 
-def _typed(request: Request) -> list[str]:
+def _preset_arguments(request: RunRequest) -> list[str]:
     """The run's preset if one can name it: the user's own may be gone."""
     if request.preset_file is not None and Path(request.preset_file).is_file():
         return [request.preset_file]
     return [request.preset] if request.preset in presets.names() else []
 
 
-def _hint_words(plan: Plan) -> list[str]:
+def _hint_arguments(plan: Plan) -> list[str]:
     """By which preset and overrides the files of this run are found."""
-    words = [*(_typed(plan.request) or ["PRESET"]), *words_about_files(plan.request)]
-    typed = [word for word in plan.start.options.overrides if word.startswith("checkpoint.")]
+    words = [*(_preset_arguments(plan.request) or ["PRESET"]), *file_overrides(plan.request)]
+    typed = [word for word in plan.job.options.overrides if word.startswith("checkpoint.")]
     return list(dict.fromkeys([*words, *typed]))
