@@ -19,7 +19,7 @@ if not __package__:  # as a file: the modules beside it must not stand in for ot
 from mmf_win.cli import main
 from mmf_win.commands.train import command
 from mmf_win.errors import UsageError
-from mmf_win.tracking import datasets
+from mmf_win.tracking import clearml_datasets
 
 
 def mmfw_arguments(arguments: Sequence[str]) -> list[str]:
@@ -57,13 +57,13 @@ def _parse_arguments(arguments: Sequence[str], task_id: str) -> list[str]:
             hint = f"did you mean {near[0]}=…?" if near else "for example preset=mmbt_grid seed=1"
             raise UsageError(f"{argument}: not a NAME=VALUE of a training", hint=hint)
     if own["dataset_id"]:
-        said.append(f"--data-dir={datasets.get(own['dataset_id'])}")
+        said.append(f"--data-dir={clearml_datasets.download_dataset(own['dataset_id'])}")
     return ["train", *filter(None, [own["preset"]]), *said]
 
 
 def _clearml_task_arguments(task_id: str) -> list[str]:
-    with datasets.connected() as to:
-        given = to.ask("tasks.get_by_id", task=task_id)["task"].get("hyperparams", {}).get("Args", {})
+    with clearml_datasets.open_connection() as to:
+        given = to.call_api("tasks.get_by_id", task=task_id)["task"].get("hyperparams", {}).get("Args", {})
     return [f"{name}={parameter['value']}" for name, parameter in given.items()]
 
 

@@ -22,7 +22,7 @@ from mmf_win.export.exported_model import ExportedModel
 from mmf_win.files import remove_tree, to_mmfw_error
 from mmf_win.images import to_rgb
 from mmf_win.paths import MmfPaths, expand_home
-from mmf_win.results.prediction import choose_checkpoints
+from mmf_win.results.evaluation import select_checkpoints
 from mmf_win.runs import prediction
 from mmf_win.runs.checkpoints import pin_checkpoint
 from mmf_win.runs.model_process import ModelProcess
@@ -228,9 +228,9 @@ def _model_starter(
         yield ExportedModel.from_folder(path).start_model_process
         return
     named = ([], [model]) if path.is_file() else ([model], ["best"])
-    [chosen] = choose_checkpoints(places.save_dir, *named)
+    [chosen] = select_checkpoints(places.save_dir, *named)
     places = MmfPaths.resolve(data_dir or Path(chosen.run.request().data_dir), save_dir)
-    with pin_checkpoint(chosen.run, chosen.checkpoint, checked_file=chosen.checked) as pin:
+    with pin_checkpoint(chosen.run, chosen.checkpoint, checked_file=chosen.checked_file) as pin:
 
         @hide_progress()
         def start(scratch: Path) -> ModelProcess:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 
 from mmf_win import compat
-from mmf_win.upstream.install import usable_mmf
+from mmf_win.upstream.install import require_mmf
 
 
 def main(command: str) -> None:
     """Do what MMF's command does with the rest of the arguments."""
-    mmf = usable_mmf()
+    mmf = require_mmf()
     compat.install(mmf.root, compat.NEEDED)
     if command == "run":
         from mmf_cli.run import run

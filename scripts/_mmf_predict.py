@@ -15,16 +15,16 @@ from mmf_win import compat
 from mmf_win.files import write_json
 from mmf_win.paths import presets_dir
 from mmf_win.runs.folder import Run
-from mmf_win.upstream.config import merge
-from mmf_win.upstream.install import usable_mmf
-from mmf_win.upstream.settings import ANNOTATIONS
+from mmf_win.upstream.config import merge_settings
+from mmf_win.upstream.default_settings import ANNOTATIONS_TEMPLATE
+from mmf_win.upstream.install import require_mmf
 from mmf_win.upstream.versions import config_path
 
 
 def main(run: Run, split: str, reports: Path, words: list[str]) -> None:
     """Predict as MMF does, with its own defaults, into a folder of its own."""
     request = run.request()
-    mmf = usable_mmf()
+    mmf = require_mmf()
     with tempfile.TemporaryDirectory(dir=reports) as folder:
         # MMF finds best.ckpt in its save_dir, and writes there too.
         save = Path(folder, "save")
@@ -39,9 +39,9 @@ def main(run: Run, split: str, reports: Path, words: list[str]) -> None:
         config = Path(folder, "config.yaml")
         # JSON is YAML.
         splits = {**request.splits, "test": split}
-        files = {slot: [ANNOTATIONS.format(stem)] for slot, stem in splits.items()}
+        files = {slot: [ANNOTATIONS_TEMPLATE.format(stem)] for slot, stem in splits.items()}
         dataset = {"hateful_memes": {"annotations": files}}
-        settings = merge(request.of_mmf, {"dataset_config": dataset})
+        settings = merge_settings(request.mmf_settings, {"dataset_config": dataset})
         write_json(config, {"includes": includes, **settings})
         sys.argv = [
             "mmf_predict",

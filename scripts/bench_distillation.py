@@ -15,7 +15,7 @@ from _bench import MMFW, call, parser, tell
 from scipy.stats import t
 
 from mmf_win.demo.folder import DemoFolder
-from mmf_win.results import saved_metrics
+from mmf_win.results import metrics_file
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import Run
 
@@ -50,9 +50,9 @@ def main() -> None:
                 words = ["--teacher", lessons] if way == "teacher" else []
                 call([*MMFW, "train", "demo", *STUDENT, "--seed", str(seed), "--name", name, *words, *places])
             csv = predicted(lookup.find_run(demo.save_dir, name), "test_unseen")
-            aurocs.append(saved_metrics.read(csv)["auroc"])
+            aurocs.append(metrics_file.read_metrics(csv)["auroc"])
             print(name, aurocs[-1], flush=True)
-    by_teacher = saved_metrics.read(predicted(teacher, "test_unseen"))["auroc"]
+    by_teacher = metrics_file.read_metrics(predicted(teacher, "test_unseen"))["auroc"]
     rows = [("teacher itself", f"{by_teacher:.4f}", "")]
     for way, aurocs in found.items():
         rows.append((f"student, {way}", f"{mean(aurocs):.4f}", f"{stdev(aurocs):.4f}"))

@@ -17,7 +17,7 @@ import torch
 from _bench import parser, spread, tell
 
 from mmf_win import compat
-from mmf_win.upstream.install import usable_mmf
+from mmf_win.upstream.install import require_mmf
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--updates", type=int, default=200, help="of each")
     asked = options.parse_args()
-    compat.install(usable_mmf().root)
+    compat.install(require_mmf().root)
     from mmf.common.sample import SampleList
     from torch import nn
     from transformers import BertConfig, BertModel

@@ -25,7 +25,7 @@ from _demo_set import make
 from mmf_win.files import read_json
 from mmf_win.paths import presets_dir
 from mmf_win.runs import lookup
-from mmf_win.upstream.install import usable_mmf
+from mmf_win.upstream.install import require_mmf
 from mmf_win.upstream.versions import has_key
 
 # MMF imports it in the process that trains; it notes the clocks after the first and after the last update.
@@ -76,9 +76,9 @@ def updated(*_):
 register_optimizer_step_post_hook(updated)
 '''
 _MMF_PATCHED = """\
-from mmf_win.upstream.install import usable_mmf
+from mmf_win.upstream.install import require_mmf
 from mmf_win import compat
-mmf = usable_mmf()
+mmf = require_mmf()
 compat.install(mmf.root)
 from mmf_cli.run import run
 run()
@@ -122,7 +122,7 @@ class Bench:
     def mmf_alone(self) -> Cost:
         """MMF with nothing of ours in it but the patches, and with the configuration of the last run."""
         config = lookup.find_run(self._demo.save_dir, "demo").path / "attempts" / "1" / "mmf.yaml"
-        has_callbacks = has_key(usable_mmf().version, "training.callbacks")
+        has_callbacks = has_key(require_mmf().version, "training.callbacks")
         hookless = "training.callbacks=[]" if has_callbacks else "training.trainer=base_trainer"
         save = tempfile.mkdtemp(dir=self._root)
         words = (f"config={config}", "model=vilbert", "dataset=hateful_memes", f"env.save_dir={save}")

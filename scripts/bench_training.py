@@ -42,8 +42,8 @@ from PIL import Image
 
 from mmf_win import compat
 from mmf_win.paths import DatasetPaths, presets_dir
-from mmf_win.upstream.install import usable_mmf
-from mmf_win.upstream.settings import ANNOTATIONS
+from mmf_win.upstream.default_settings import ANNOTATIONS_TEMPLATE
+from mmf_win.upstream.install import require_mmf
 
 WORDS = [f"word{number}" for number in range(900)]
 BATCH = 8
@@ -87,7 +87,7 @@ class Bench:
         settings = self._settings(str(folder / "bert"))
         preset = {"title": "bench", "model": "mmbt", "config": MMBT, "settings": settings, "offline": True}
         (folder / "bench.yaml").write_text(json.dumps(preset), encoding="utf-8")
-        files = {slot: [ANNOTATIONS.format(stem)] for slot, stem in SPLITS.items()}
+        files = {slot: [ANNOTATIONS_TEMPLATE.format(stem)] for slot, stem in SPLITS.items()}
         settings["dataset_config"]["hateful_memes"]["annotations"] = files
         (folder / "mmf.yaml").write_text(json.dumps({"includes": [MMBT], **settings}), encoding="utf-8")
 
@@ -162,7 +162,7 @@ class Bench:
 
 def make_bert(folder: Path, sizes: Mapping[str, int]) -> None:
     """A BERT with random weights, in files that every version of transformers and torch reads."""
-    mmf = usable_mmf()
+    mmf = require_mmf()
     compat.install(mmf.root)  # torchvision may have been built for another torch
     from transformers import BertConfig, BertModel
 

@@ -39,7 +39,7 @@ from mmf_win.runs import history, lookup
 from mmf_win.runs.checkpoints import list_checkpoints
 from mmf_win.runs.folder import Run
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
-from mmf_win.upstream.install import usable_mmf
+from mmf_win.upstream.install import require_mmf
 
 _PATIENCE = 600.0
 _SAVES = 10
@@ -327,7 +327,7 @@ def main() -> None:
         rows.append([kind, str(len(one.prompt)), *moments, str(max(one.again)), f"{max(one.prompt):.1f}"])
     tell("", ["times", *_MOMENTS, "updates made again, at most", "s to the prompt, at most"], rows)
     print(
-        f"\nMMF {usable_mmf().version}, {asked.interruptions} interruptions, {asked.updates} updates, "
+        f"\nMMF {require_mmf().version}, {asked.interruptions} interruptions, {asked.updates} updates, "
         f"seed {asked.seed}, {minutes:.0f} minutes. Lost: {'; '.join(soak.faults) or 'nothing'}."
     )
     sys.exit(bool(soak.faults))

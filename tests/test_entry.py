@@ -12,7 +12,7 @@ import pytest
 from mmf_win import entry
 from mmf_win.cli import main
 from mmf_win.errors import UsageError
-from mmf_win.tracking import datasets
+from mmf_win.tracking import clearml_datasets
 from tests.worlds.clearml_stub import Stub
 
 _FILE = str(entry.__file__)
@@ -81,7 +81,7 @@ def test_as_a_file_the_modules_beside_it_take_no_others_place() -> None:
 def test_a_stand_in_for_data_sets_is_asked_for_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets, "get", lambda given: tmp_path / given)
+    monkeypatch.setattr(clearml_datasets, "download_dataset", lambda given: tmp_path / given)
     words = entry.mmfw_arguments(["preset=mmbt_grid", "dataset_id=7f"])
     assert words == ["train", "mmbt_grid", f"--data-dir={tmp_path / '7f'}"]
 

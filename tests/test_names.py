@@ -17,7 +17,7 @@ from mmf_win.dataset.convert import convert
 from mmf_win.dataset.user_memes import read_table, resolve_image_paths, user_annotations_path
 from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.paths import MmfPaths, portable_name, short_portable_name
-from mmf_win.results import saved_metrics
+from mmf_win.results import metrics_file
 from mmf_win.runs.folder import Run
 from tests.worlds import hostile
 from tests.worlds.memes import jsonl, memes, tree
@@ -69,7 +69,7 @@ def test_all_files_of_a_prediction_get_names_that_the_disk_takes(name: str, tabl
     with TemporaryDirectory(dir=temp) as folder:
         run = Run.create(Path(folder), name)
         with run.reserve_prediction_file(short_portable_name(f"memes-{table}")) as csv:
-            beside = (user_annotations_path(csv), saved_metrics.path_beside(csv), csv.with_suffix(".html"))
+            beside = (user_annotations_path(csv), metrics_file.metrics_path(csv), csv.with_suffix(".html"))
             for path in (csv, *(path.with_name(f"{path.name}.01234567.part") for path in beside)):
                 path.touch()
         written = [*run.reports.iterdir(), run.path.parent, run.path]

@@ -66,9 +66,9 @@ def command(
     archive, places = Path(named[0]), MmfPaths.resolve(data_dir)
     manifest = None
     if dataset:
-        from mmf_win.tracking import datasets
+        from mmf_win.tracking import clearml_datasets
 
-        archive = datasets.get(dataset)
+        archive = clearml_datasets.download_dataset(dataset)
         manifest = load_dataset_manifest(MmfPaths.resolve(archive).dataset) if data_dir is None else None
     if manifest and manifest.result:
         places = MmfPaths.resolve(archive)

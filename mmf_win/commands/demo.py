@@ -21,8 +21,8 @@ from mmf_win.demo.folder import DEMO_PRESETS, PASSWORD, DemoFolder
 from mmf_win.errors import StoppedByUserError, TrainingError
 from mmf_win.files import atomic_replace
 from mmf_win.paths import expand_home, reserve_file
-from mmf_win.results import saved_metrics
-from mmf_win.upstream.install import require_packages, usable_mmf
+from mmf_win.results import metrics_file
+from mmf_win.upstream.install import require_mmf, require_packages
 
 _SEED = 1
 _GOOD = 0.8
@@ -58,7 +58,7 @@ def command(chosen: Path | None, keep: bool, model: str, as_json: bool) -> None:
       mmfw demo --dir D:\\demo       ... in another one, which may be an earlier demo's
       mmfw demo --model clip        a model that reads pixels, and so predicts memes of your own, too
     """
-    usable_mmf()
+    require_mmf()
     require_packages("pillow", "lmdb", "numpy", "jinja2", "matplotlib")
     start = time.monotonic()
     if keep and chosen is None:
@@ -108,7 +108,7 @@ def _go(path: Path, model: str) -> dict[str, Any]:
     run = _run("train", DEMO_PRESETS[model], "--seed", str(_SEED), *data, *save)
     _run("predict", run.id, *data, *save)
     csv = max(run.reports.glob("*.csv"))
-    metrics = saved_metrics.read(csv)
+    metrics = metrics_file.read_metrics(csv)
     scores = {name: metrics[name] for name in ("auroc", "accuracy")}
     files = {"csv": str(csv), "report": str(csv.with_suffix(".html"))}
     return {**scores, **files, "run": run.id, "data_dir": data_dir, "save_dir": save_dir}

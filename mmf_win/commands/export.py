@@ -15,7 +15,7 @@ from mmf_win.console import format_size, format_table, print_json, print_result,
 from mmf_win.errors import UsageError
 from mmf_win.export.exporter import ExportOptions, export_checkpoint
 from mmf_win.paths import MmfPaths
-from mmf_win.results.prediction import choose_checkpoints
+from mmf_win.results.evaluation import select_checkpoints
 from mmf_win.runs.override_rules import require_predictable, split_arguments
 from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.install import require_packages
@@ -84,7 +84,7 @@ def command(
     runs, overrides = split_arguments(words, max_names=1)
     asked = replace(asked, overrides=overrides)
     require_predictable(asked)
-    [member] = choose_checkpoints(save_dir, runs, [checkpoint])
+    [member] = select_checkpoints(save_dir, runs, [checkpoint])
     places = MmfPaths.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
     # What is exported calculates with 32 bits on the CPU, and so must what it is compared with.
     asked = replace(asked, precision="fp32", fast=False, cpu=True)

@@ -32,7 +32,7 @@ from mmf_win.runs import lookup, presets
 from mmf_win.runs.override_rules import split_arguments
 from mmf_win.runs.preflight import file_overrides, find_preset_inputs, find_run_inputs
 from mmf_win.upstream.install import find_mmf
-from mmf_win.upstream.zoo import DATASETS, Zoo
+from mmf_win.upstream.zoo import DATASET_ZOO_FILE, Zoo
 
 _NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
 _REGIONS = [100, 100]  # MMF's max_features
@@ -113,7 +113,7 @@ def extract(archive: Path, ask: PasswordCallback | None, data_dir: Path | None, 
     """
     places, entry = MmfPaths.resolve(data_dir), None
     with suppress(MmfEnvironmentError):  # there is no MMF yet
-        entry = Zoo(find_mmf().root, places, DATASETS).dataset("features")
+        entry = Zoo(find_mmf().root, places, DATASET_ZOO_FILE).dataset_entry("features")
     version = entry.version if entry else None
     target = extract_features(
         archive, places, version=version, ask=ask, force=force, require_harmless=_require_harmless

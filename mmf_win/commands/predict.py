@@ -20,19 +20,19 @@ from mmf_win.dataset.region_features import find_lmdb
 from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.export.exported_model import ExportedModel
 from mmf_win.paths import MmfPaths
-from mmf_win.results import prediction
-from mmf_win.results.prediction import PredictionOptions, Result, RunCheckpoint
-from mmf_win.results.probabilities import KINDS
-from mmf_win.results.saved_metrics import METRICS
+from mmf_win.results import evaluation
+from mmf_win.results.blending import BLEND_METHODS
+from mmf_win.results.evaluation import PredictionOptions, PredictionResult, RunCheckpoint
+from mmf_win.results.metrics_file import METRIC_TITLES
 from mmf_win.runs.lookup import find_run
 from mmf_win.runs.override_rules import require_predictable, split_arguments
 from mmf_win.runs.published_weights import get_or_create_run
 from mmf_win.runs.request import CommandOptions
 from mmf_win.sweeps.folder import find_sweep
 from mmf_win.sweeps.table import lines
-from mmf_win.tracking.follower import following
-from mmf_win.tracking.sending import What
-from mmf_win.tracking.tracker import require_no_id
+from mmf_win.tracking.follower import manage_followers
+from mmf_win.tracking.tracker import require_no_env_run_id
+from mmf_win.tracking.upload import UploadOptions
 from mmf_win.upstream.install import require_packages
 
 
@@ -108,7 +108,7 @@ _ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--r
 )
 @click.option(
     "--ensemble",
-    type=click.Choice(list(KINDS)),
+    type=click.Choice(list(BLEND_METHODS)),
     help="Blend the runs' and checkpoints' predictions into one.",
 )
 @click.option(
@@ -136,14 +136,14 @@ _ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--r
 @options.no_retry
 @options.data_dir
 @options.runs_and_json
-@options.gather(asked=CommandOptions, weights=_Weights, chosen=PredictionOptions)
+@options.gather(command_options=CommandOptions, weights=_Weights, chosen=PredictionOptions)
 def command(
     words: tuple[str, ...],
     weights: _Weights,
     chosen: PredictionOptions,
     report: bool,
     trackers: tuple[str, ...],
-    what: What,
+    what: UploadOptions,
     save_dir: Path,
     as_json: bool,
 ) -> None:
@@ -172,24 +172,24 @@ def command(
     """
     _require_one_kind(chosen)
     found = usable(trackers, what)
-    follow = click.get_current_context().with_resource(following(found, what, sweep_of))
+    follow = click.get_current_context().with_resource(manage_followers(found, what, sweep_of))
     runs, overrides = split_arguments(words)
-    asked, features = replace(chosen.asked, overrides=overrides), chosen.features
+    asked, features = replace(chosen.command_options, overrides=overrides), chosen.features
     require_predictable(asked, features=features, memes=chosen.memes, image=chosen.image)
-    chosen = replace(chosen, asked=asked)
+    chosen = replace(chosen, command_options=asked)
     _require_alone(weights, chosen, runs)
     members, chosen = _choose_members(weights, chosen, runs, save_dir)
     if len({member.run for member in members}) > 1:
-        require_no_id(found)
+        require_no_env_run_id(found)
     output = chosen.output and chosen.output.absolute()
     chosen = replace(chosen, output=output, features=find_lmdb(features) if features else None)
     if chosen.image:
-        probas = prediction.predict_one(members, save_dir, chosen, RunDisplay)
+        probas = evaluation.predict_meme(members, save_dir, chosen, RunDisplay)
         _print_probas(probas, members, chosen.ensemble, as_json)
         if trackers:  # which a variable has named
             print_status("note: what --image predicts is not sent")
         return
-    for result in prediction.predict(members, save_dir, chosen, RunDisplay):
+    for result in evaluation.predict_and_score(members, save_dir, chosen, RunDisplay):
         _print_result(result, chosen.data_dir, report=report, as_json=as_json)
     if output and trackers:
         print_status("note: predictions that --output puts elsewhere are not sent")
@@ -217,7 +217,7 @@ def _require_one_kind(chosen: PredictionOptions) -> None:
 
 def _require_alone(weights: _Weights, chosen: PredictionOptions, runs: Sequence[str]) -> None:
     """Refuse what names other weights beside --with, --best-of or --published."""
-    preset, asked = weights.published, chosen.asked
+    preset, asked = weights.published, chosen.command_options
     if weights.exported:
         given: dict[str, object] = {"RUN": runs, "KEY=VALUE": asked.overrides}
         given |= {"--checkpoint": weights.checkpoint, "--published": preset}
@@ -247,7 +247,9 @@ def _choose_members(
     if weights.exported is not None:
         model = ExportedModel.from_folder(weights.exported)
         run = find_run(save_dir, model.metadata["run"])
-        return [RunCheckpoint(run, model.folder / "model.onnx")], replace(chosen, by=model.predict)
+        return [RunCheckpoint(run, model.folder / "model.onnx")], replace(
+            chosen, predict_function=model.predict
+        )
     if weights.published is not None:
         places, is_own = MmfPaths.resolve(chosen.data_dir, save_dir), bool(chosen.memes or chosen.image)
         split = chosen.split or (() if is_own else tuple(find_paper_splits(places.dataset).values()))
@@ -261,7 +263,7 @@ def _choose_members(
         if not best:  # without any run, the newest would be predicted
             raise UsageError(f"{sweep.path}: no task that has ended well has a trained run")
         runs = [str(sweep.path / Path(task).name) for task in best]
-    return prediction.choose_checkpoints(save_dir, runs, weights.checkpoint or ("best",)), chosen
+    return evaluation.select_checkpoints(save_dir, runs, weights.checkpoint or ("best",)), chosen
 
 
 def _print_probas(
@@ -277,7 +279,7 @@ def _print_probas(
             print(f"{proba:.4f}", flush=True)
 
 
-def _print_result(result: Result, data_dir: Path | None, *, report: bool, as_json: bool) -> None:
+def _print_result(result: PredictionResult, data_dir: Path | None, *, report: bool, as_json: bool) -> None:
     """Print the scores and the file, and make its page."""
     scored = result.scored
     if not as_json:
@@ -288,7 +290,7 @@ def _print_result(result: Result, data_dir: Path | None, *, report: bool, as_jso
         print_json({"csv": scored.csv, "report": made, **result.record}, on_one_line=True)
 
 
-def _page(result: Result, data_dir: Path | None) -> Path | None:
+def _page(result: PredictionResult, data_dir: Path | None) -> Path | None:
     """The page about a prediction; None where a package is missing."""
     try:
         require_packages("jinja2", "matplotlib", "pillow")
@@ -298,14 +300,14 @@ def _page(result: Result, data_dir: Path | None) -> Path | None:
     from mmf_win.results.report import pages
 
     if result.run is None:
-        page = pages.of_ensemble(result.scored)
+        page = pages.write_ensemble_page(result.scored)
     else:
-        page = pages.of_run(result.run, scored=result.scored, data_dir=data_dir)
+        page = pages.write_run_page(result.run, scored=result.scored, data_dir=data_dir)
     print_status(f"report: {page}")
     return page
 
 
-def _tell(result: Result) -> None:
+def _tell(result: PredictionResult) -> None:
     metrics = result.record
     where = f"{result.scored.coverage}: {result.title}"
     if metrics["accuracy"] is None:
@@ -315,7 +317,7 @@ def _tell(result: Result) -> None:
     print_status(where)
     if metrics["auroc"] is None:
         print_status("  AUROC is not defined, since all labels are of one class")
-    for name, title in METRICS.items():
+    for name, title in METRIC_TITLES.items():
         if metrics[name] is not None:
             interval = metrics["intervals"].get(name)
             sure = "  (95 %: {:.4f} to {:.4f})".format(*interval) if interval else ""

@@ -61,7 +61,7 @@ def command(
         output = expand_home(output).absolute()
         if output.exists() and not output.is_file():  # root could even replace /dev/null
             raise UsageError(f"{output}: not a file, so the page cannot take its place")
-    found: list[Run] = [] if runs else [lookup.first_usable_run(save_dir, None, pages.with_something_to_show)]
+    found: list[Run] = [] if runs else [lookup.first_usable_run(save_dir, None, pages.require_reportable)]
     settings: dict[Run, dict[str, Any]] = {}
     beside = save_dir
     for wanted in runs:
@@ -74,9 +74,11 @@ def command(
         found, settings = [*found, *of_sweep], settings | of_sweep
         beside = sweep.path if len(runs) == 1 else save_dir
     if len(found) == 1:
-        page = pages.of_run(found[0], split=split, data_dir=data_dir, output=output, images=images)
+        page = pages.write_run_page(found[0], split=split, data_dir=data_dir, output=output, images=images)
     else:
-        page = pages.of_runs(found, beside, split=split, data_dir=data_dir, output=output, settings=settings)
+        page = pages.write_comparison_page(
+            found, beside, split=split, data_dir=data_dir, output=output, settings=settings
+        )
     if as_json:
         print_json({"report": page, "runs": [run.id for run in found]})
     else:

@@ -12,7 +12,7 @@ from mmf_win.console import format_command, print_json, print_result, print_stat
 from mmf_win.doctor.survey import torch_install_command
 from mmf_win.errors import UsageError
 from mmf_win.paths import constraints_file
-from mmf_win.upstream.install import pip_hint, set_up
+from mmf_win.upstream.install import pip_hint, select_mmf
 
 
 @click.command(cls=Command)
@@ -50,7 +50,7 @@ def command(wanted: str | None, force: bool, torch: bool, constraints: bool, as_
         path = str(constraints_file())
         print_json({"constraints": path}) if as_json else print_result(path)
     else:
-        installed = set_up(wanted, force=force)
+        installed = select_mmf(wanted, force=force)
         if as_json:
             print_json(asdict(installed))
             return

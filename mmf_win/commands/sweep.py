@@ -37,8 +37,8 @@ from mmf_win.sweeps.planning import all_tasks
 from mmf_win.sweeps.running import slots_here
 from mmf_win.sweeps.starting import PlannedSweep, SweepOptions, plan_sweep, run_sweep
 from mmf_win.sweeps.table import Line, flat, lines, position
-from mmf_win.tracking.sending import What
-from mmf_win.tracking.tracker import require_no_id
+from mmf_win.tracking.tracker import require_no_env_run_id
+from mmf_win.tracking.upload import UploadOptions
 
 _MOST_SEEDS = 10_000
 _SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
@@ -106,7 +106,7 @@ def command() -> None:
 @options.data_dir
 @options.runs_and_json
 @options.gather(asked=SweepOptions)
-def run(asked: SweepOptions, trackers: tuple[str, ...], what: What, as_json: bool) -> None:
+def run(asked: SweepOptions, trackers: tuple[str, ...], what: UploadOptions, as_json: bool) -> None:
     """Run a sweep, or what is left of one.
 
     A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, and
@@ -124,10 +124,10 @@ def run(asked: SweepOptions, trackers: tuple[str, ...], what: What, as_json: boo
     """
     if not any(asked.words[:1]):
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
-    require_no_id(usable(trackers, what))
+    require_no_env_run_id(usable(trackers, what))
     named = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
     track = [word for name in trackers if named for word in ("--track", name)]  # MMFW_TRACK they inherit
-    sweep = plan_sweep(replace(asked, track=[*track, *what.options]), resumed)
+    sweep = plan_sweep(replace(asked, track=[*track, *what.arguments]), resumed)
     if asked.dry_run:
         _print_plan(sweep, as_json)
     else:

@@ -17,8 +17,21 @@ from mmf_win.paths import MmfPaths
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run, is_task_folder, usage_lock
 from mmf_win.runs.lookup import find_runs, list_runs_with_sweeps
-from mmf_win.tracking.sending import Sender, Sent, Sweep, What, destinations, event_files
-from mmf_win.tracking.tracker import TRACKERS, Models, Tracker, require_no_id, tracker
+from mmf_win.tracking.tracker import (
+    TRACKERS,
+    CheckpointChoice,
+    Tracker,
+    create_tracker,
+    require_no_env_run_id,
+)
+from mmf_win.tracking.upload import (
+    SweepInfo,
+    Uploader,
+    UploadOptions,
+    UploadState,
+    event_files,
+    load_upload_states,
+)
 from mmf_win.upstream.install import require_packages
 
 
@@ -36,14 +49,14 @@ def command() -> None:
 def to_track(option: str, meaning: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Options of what is sent to trackers: ``trackers``, which ``option`` names, and ``what``."""
     of_models = "The checkpoint that is sent, too: at the end, and in between at most every ten minutes."
-    choice = click.Choice(get_args(Models))
+    choice = click.Choice(get_args(CheckpointChoice))
     how: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
     trackers = click.option(option, "trackers", type=click.Choice(TRACKERS), help=meaning, **how)
     models = click.option("--track-models", "models", type=choice, default="none", help=of_models)
     page = click.option(
         "--track-page", "pages", is_flag=True, help="Send the report page, which holds memes."
     )
-    return lambda function: trackers(models(page(options.gather(what=What)(function))))
+    return lambda function: trackers(models(page(options.gather(what=UploadOptions)(function))))
 
 
 tracking = to_track(
@@ -53,16 +66,16 @@ tracking = to_track(
 )
 
 
-def usable(names: Sequence[str], what: What) -> list[Tracker]:
+def usable(names: Sequence[str], what: UploadOptions) -> list[Tracker]:
     """Return the named trackers that are not disabled, once it is sure that runs can be sent there.
 
     Raises:
         MmfError: a package is missing.
         UsageError: a server is none, or not named; there is no tracker for what is chosen.
     """
-    if not names and what != What():
+    if not names and what != UploadOptions():
         raise UsageError("--track-models and --track-page are about a tracker", hint="name it with --track")
-    found = [tracker(name) for name in dict.fromkeys(names)]
+    found = [create_tracker(name) for name in dict.fromkeys(names)]
     for each in found:
         each.require_usable()
         if each.note:
@@ -76,10 +89,10 @@ def write_page(run: Run) -> None:
     """Make the report page of a run, where its follower looks for it."""
     from mmf_win.results.report import pages
 
-    pages.of_run(run)
+    pages.write_run_page(run)
 
 
-def sweep_of(run: Run) -> Sweep | None:
+def sweep_of(run: Run) -> SweepInfo | None:
     """The sweep of a run, below which it lies there."""
     task = run.path.parent.parent
     if not is_task_folder(task):
@@ -95,7 +108,9 @@ def sweep_of(run: Run) -> Sweep | None:
 @to_track("--to", "Where to; may be given several times.")
 @options.runs_dir
 @options.as_json
-def push(name: str | None, trackers: tuple[str, ...], what: What, save_dir: Path, as_json: bool) -> None:
+def push(
+    name: str | None, trackers: tuple[str, ...], what: UploadOptions, save_dir: Path, as_json: bool
+) -> None:
     """Send what a tracker lacks of a run, or of the runs of a sweep.
 
     What it has is not sent again. RUN is a run's id, its name (the newest run of that name) or its folder, by
@@ -115,7 +130,7 @@ def push(name: str | None, trackers: tuple[str, ...], what: What, save_dir: Path
         show = format_command("mmfw", "sweep", "status", str(name), "--save-dir", save_dir)
         raise UsageError(f"{name}: no task of this sweep has a run yet", hint=f"`{show}` shows its tasks")
     if len(runs) > 1:
-        require_no_id(found)
+        require_no_env_run_id(found)
     told = []
     with Progress("sending", len(runs) * len(found), "task") as progress:
         for run in runs:
@@ -135,13 +150,13 @@ def push(name: str | None, trackers: tuple[str, ...], what: What, save_dir: Path
             )
 
 
-def _push(run: Run, to: Tracker, what: What) -> dict[str, Any]:
+def _push(run: Run, to: Tracker, what: UploadOptions) -> dict[str, Any]:
     """Send what is missing, and tell what is there then."""
-    with Sent.of(run, to).alone(run), usage_lock(run), to.asked():
-        sender = Sender(run, to, what)
-        new = sender.send()
+    with UploadState.load(run, to).upload_lock(run), usage_lock(run), to.translate_errors():
+        sender = Uploader(run, to, what)
+        new = sender.upload_new()
         sender.close()
-    return {"new": new, **asdict(sender.sent)}
+    return {"new": new, **asdict(sender.upload_state)}
 
 
 @command.command()
@@ -157,7 +172,7 @@ def status(name: str | None, save_dir: Path, as_json: bool) -> None:
     """
     told = []
     for run in find_runs(save_dir, name) if name else list_runs_with_sweeps(save_dir):
-        sends = destinations(run)
+        sends = load_upload_states(run)
         counts = {name: len(read_events(file)) for name, file in event_files(run).items()} if sends else {}
         for sent in sends:
             left = sum(max(0, count - sent.events.get(name, 0)) for name, count in counts.items())
@@ -185,12 +200,12 @@ def register_dataset(name: str, data_dir: Path | None, yes: bool, as_json: bool)
     Examples:
       mmfw track register-dataset hateful_memes
     """
-    from mmf_win.tracking import datasets  # here, as trainings import this module
+    from mmf_win.tracking import clearml_datasets  # here, as trainings import this module
 
     print_status("Hateful Memes may be used only by those who have accepted its licence.")
     if not options.agreed("has everyone who can read this project in ClearML accepted it?", yes):
         raise UsageError("the dataset is not registered", hint="its licence says who may use it")
-    made = datasets.register(name, MmfPaths.resolve(data_dir).dataset)
+    made = clearml_datasets.register_dataset(name, MmfPaths.resolve(data_dir).dataset)
     if as_json:
         print_json({"id": made})
     else:

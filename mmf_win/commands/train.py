@@ -43,9 +43,9 @@ from mmf_win.runs.lookup import iter_matching_runs
 from mmf_win.runs.override_rules import require_optimizer_kept, require_trainable, split_arguments
 from mmf_win.runs.published_weights import find_weights
 from mmf_win.runs.request import CommandOptions, MmfwSettings
-from mmf_win.tracking.follower import following
-from mmf_win.tracking.sending import What
-from mmf_win.tracking.tracker import require_no_id
+from mmf_win.tracking.follower import manage_followers
+from mmf_win.tracking.tracker import require_no_env_run_id
+from mmf_win.tracking.upload import UploadOptions
 from mmf_win.upstream.install import find_mmf
 
 
@@ -137,7 +137,7 @@ def command(
     profile: int | None,
     show_list: bool,
     trackers: tuple[str, ...],
-    what: What,
+    what: UploadOptions,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
@@ -180,7 +180,7 @@ def command(
     found = usable(trackers, what)
     places = MmfPaths.resolve(data_dir, save_dir)
     if is_task_folder(places.save_dir):  # of a sweep, whose other tasks are sent, too
-        require_no_id(found)
+        require_no_env_run_id(found)
     _require_no_run(preset, places)
     if resume is not None and profile is not None:
         start = start_again(resume, preset, asked, data_dir, save_dir)
@@ -195,7 +195,7 @@ def command(
     if asked.dry_run:
         print_settings(training.prepare_plan(start).first_attempt.settings, as_json)
         return None
-    with following(found, what, sweep_of) as follow:
+    with manage_followers(found, what, sweep_of) as follow:
         run = training.train(start, RunDisplay, follow)
         if what.pages:
             _write_page(run)

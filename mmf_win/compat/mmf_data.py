@@ -15,7 +15,7 @@ from mmf_win.dataset.annotations import AnnotationFile, to_mmf_annotations
 from mmf_win.errors import UnreadableImageError
 from mmf_win.features.safe_pickle import load_npy, load_pickle, require_features, translate_pickle_errors
 from mmf_win.images import open_image
-from mmf_win.upstream.overrides import literal, parts
+from mmf_win.upstream.overrides import escape_interpolation, split_paths
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +151,9 @@ PATCHES = (
         name="names-of-folders",
         problem="MMFDataset and others: take a comma, brackets and ${...} in a path for something else",
         edits=tuple(
-            Edit(f"mmf.{module}", old, new.format(old), {"parts": parts, "literal": literal})
+            Edit(
+                f"mmf.{module}", old, new.format(old), {"parts": split_paths, "literal": escape_interpolation}
+            )
             for module, old, new in (
                 ("datasets.mmf_dataset", 'path.split(",")', "parts(path, self.config.data_dir)"),
                 ("datasets.databases.features_database", 'path.split(",")', "parts(path)"),

@@ -15,7 +15,7 @@ from mmf_win.paths import MmfPaths, expand_home
 from mmf_win.sniffing import CommandHint
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import finish_installation
-from mmf_win.upstream.zoo import Version
+from mmf_win.upstream.zoo import ZooVersion
 
 _LMDB_DATA = "detectron.lmdb/data.mdb"
 
@@ -24,7 +24,7 @@ def extract_features(
     archive: Path,
     places: MmfPaths,
     *,
-    version: Version | None,
+    version: ZooVersion | None,
     ask: PasswordCallback | None = None,
     force: bool = False,
     require_harmless: Callable[[Path], None] = lambda _: None,
@@ -104,13 +104,13 @@ def find_lmdb(path: Path) -> Path:
     return lmdb
 
 
-def mark_built(marker: Path, version: Version | None) -> None:
+def mark_built(marker: Path, version: ZooVersion | None) -> None:
     """Write what MMF's ``mark_done`` would (mmf/utils/download.py), unless it stands there."""
     if not marker.is_file() or read_built_version(marker) != version:
         write_json(marker, {"created_at": str(datetime.now()), "version": version})
 
 
-def read_built_version(marker: Path) -> Version | None:
+def read_built_version(marker: Path) -> ZooVersion | None:
     """The version in a ``.built.json``; None where there is none."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         if isinstance(version := read_json(marker)["version"], (str, float)):

@@ -26,7 +26,7 @@ from mmf_win.files import free_space
 from mmf_win.paths import MmfPaths, constraints_file, mmfw_home, presets_dir
 from mmf_win.runs import micro_batch_store
 from mmf_win.unpacking.staging import require_complete_install, require_creatable_folders
-from mmf_win.upstream.install import Installed, changed_files, find_mmf, pip_hint, was_set_up
+from mmf_win.upstream.install import MmfInstall, find_changed_files, find_mmf, has_selected_mmf, pip_hint
 from mmf_win.version import __version__
 
 if sys.platform == "win32":
@@ -56,7 +56,7 @@ class MmfState:
         error: why there is none, or why it cannot be used.
     """
 
-    installed: Installed | None
+    installed: MmfInstall | None
     problems: tuple[str, ...] | None = ()
     error: MmfEnvironmentError | None = None
 
@@ -115,8 +115,8 @@ def survey_mmf(*, full: bool = False) -> MmfState:
     try:
         installed = find_mmf()
     except MmfEnvironmentError as error:
-        return MmfState(None, (str(error),) if was_set_up() else (), error)
-    changed = changed_files(installed, full=full)
+        return MmfState(None, (str(error),) if has_selected_mmf() else (), error)
+    changed = find_changed_files(installed, full=full)
     if not changed:
         return MmfState(installed, None if changed is None else ())
     message = f"changed or missing files of MMF: {len(changed)}"

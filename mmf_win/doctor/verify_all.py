@@ -100,7 +100,7 @@ def repair_parts(
     parts, inputs, runs = _resolve_names(names, places, overrides)
     found = []
     if "mmf" in parts:  # first, for it knows where the others come from
-        found.append(_repair_if_damaged(_verify_mmf, install.set_up))
+        found.append(_repair_if_damaged(_verify_mmf, install.select_mmf))
     if "dataset" in parts:
         also: VerificationState | None = "not verified" if mirror.url or mirror.path else None
         found.append(

@@ -177,9 +177,9 @@ def _switch_to_int8(
 
 def _compare_aurocs(labels: Sequence[int], before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
     """Both AUROCs, and by how much the second is higher, with its interval by DeLong's paired method."""
-    from mmf_win.results.metrics import auroc_difference, measure
+    from mmf_win.results.metrics import auroc_difference, compute_metrics
 
-    found = [measure(labels, probas)["auroc"].value for probas in (before, after)]
+    found = [compute_metrics(labels, probas)["auroc"].value for probas in (before, after)]
     change = auroc_difference(labels, after, before)
     interval = None if change.low is None else [change.low, change.high]
     return {"before": found[0], "after": found[1], "difference": change.value, "interval": interval}

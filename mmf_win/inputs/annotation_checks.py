@@ -16,7 +16,7 @@ from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths
 from mmf_win.protocol.check_result import CheckResult
-from mmf_win.upstream.config import Tree
+from mmf_win.upstream.config import Settings
 
 _MIN_LABEL_SHARE = 0.1
 _UNFILTERED_INPUTS = VerifiedInputs()
@@ -26,7 +26,7 @@ _VALIDATION_LABELS_HINT = (
 
 
 def check_annotations(
-    paths: DatasetPaths, dataset: Tree, inputs: VerifiedInputs = _UNFILTERED_INPUTS
+    paths: DatasetPaths, dataset: Settings, inputs: VerifiedInputs = _UNFILTERED_INPUTS
 ) -> list[CheckResult]:
     """On the labels that are trained and validated on, and on memes that training, validation and test share.
 

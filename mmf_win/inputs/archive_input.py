@@ -134,7 +134,10 @@ class ArchiveInput(InputFiles):
     def mirror_file_names(self) -> Sequence[str]:
         """What the archive is called."""
         known = self._load_any_manifest()
-        names = (*([known.source.name] if known.source else []), *(self.entry.names if self.entry else []))
+        names = (
+            *([known.source.name] if known.source else []),
+            *(self.entry.archive_names if self.entry else []),
+        )
         return [] if known.hash_origin == "built" else list(dict.fromkeys(names))
 
     def bytes_to_download(self, mirror: Mirror) -> int | None:
@@ -217,7 +220,7 @@ class ArchiveInput(InputFiles):
         part = {dataset.features: "features", dataset.root / "extras": "extras"}.get(self.folder)
         try:
             zoo = Zoo(find_mmf().root, self.places)
-            entry = zoo.dataset(part) if part else zoo.model(self.folder.name)
+            entry = zoo.dataset_entry(part) if part else zoo.model_entry(self.folder.name)
         except (MmfEnvironmentError, UsageError):
             return self
         return replace(self, entry=entry) if entry and (part or entry.folder == self.folder) else self

@@ -15,8 +15,8 @@ from mmf_win.inputs.known_hashes import load_known_hashes
 from mmf_win.integrity.manifest import MANIFEST_NAME, Manifest, load_manifest_notes
 from mmf_win.paths import MmfPaths, expand_home, torch_home
 from mmf_win.unpacking.staging import is_install_incomplete, staging_folder
-from mmf_win.upstream.config import Tree
-from mmf_win.upstream.overrides import parts
+from mmf_win.upstream.config import Settings
+from mmf_win.upstream.overrides import split_paths
 from mmf_win.upstream.zoo import Zoo, ZooEntry
 
 # From where torchvision has got the weights that MMF asks for, by pretrained=True, since 0.13.
@@ -24,11 +24,11 @@ _RESNET152_URL = "https://download.pytorch.org/models/resnet152-394f9c45.pth"
 
 
 def list_config_inputs(
-    root: Path, places: MmfPaths, config: Tree, slots: Sequence[str] = ("train", "val")
+    root: Path, places: MmfPaths, config: Settings, slots: Sequence[str] = ("train", "val")
 ) -> list[InputFiles]:
     """The files that a run reads, beside the annotations, the images and its own checkpoints.
 
-    Its ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it. Errors are those of :class:`Zoo`.
+    Its ``config`` is as :func:`mmf_win.upstream.config.resolve_config` gives it. Errors are those of :class:`Zoo`.
     """
     zoo = Zoo(root, places, config["env"]["dataset_zoo"], config["env"]["model_zoo"])
     found = [
@@ -41,14 +41,14 @@ def list_config_inputs(
     return list(dict.fromkeys(found))
 
 
-def _feature_inputs(zoo: Zoo, dataset: Tree, slots: Sequence[str]) -> Iterator[InputFiles]:
-    places = zoo.places
+def _feature_inputs(zoo: Zoo, dataset: Settings, slots: Sequence[str]) -> Iterator[InputFiles]:
+    places = zoo.mmf_paths
     for path in dict.fromkeys(
         list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []
     ):
         if path.suffix == ".lmdb":
             own = path.parent == places.dataset.features
-            entry = zoo.dataset("features") if own else None
+            entry = zoo.dataset_entry("features") if own else None
             data = f"{path.name}/data.mdb"
             yield RegionFeaturesInput("region features", path.parent, places, (data,), entry=entry)
         else:
@@ -57,22 +57,22 @@ def _feature_inputs(zoo: Zoo, dataset: Tree, slots: Sequence[str]) -> Iterator[I
             yield InputFiles("region features", folder, places, names)
 
 
-def list_feature_lmdbs(dataset: Tree, slots: Sequence[str]) -> set[Path]:
+def list_feature_lmdbs(dataset: Settings, slots: Sequence[str]) -> set[Path]:
     """The LMDBs of region features that are read; arguments as for :func:`list_dataset_paths`."""
     paths = list_dataset_paths(dataset, "features", slots) if dataset.get("use_features") else []
     return {path for path in paths if path.suffix == ".lmdb"}
 
 
-def list_dataset_paths(dataset: Tree, attribute: str, slots: Sequence[str]) -> list[Path]:
+def list_dataset_paths(dataset: Settings, attribute: str, slots: Sequence[str]) -> list[Path]:
     """The paths of annotations, images or features that MMF would join (mmf.datasets.mmf_dataset)."""
     chosen = dataset.get(attribute) or {}
     listed = (chosen.get(slot) or [] for slot in slots)
     flat = (item for items in listed for item in ([items] if isinstance(items, str) else items))
     base = Path(str(dataset.get("data_dir", "")))
-    return [base / part for item in flat for part in parts(str(item), base)]
+    return [base / part for item in flat for part in split_paths(str(item), base)]
 
 
-def _vocabulary_inputs(zoo: Zoo, config: Tree) -> Iterator[InputFiles]:
+def _vocabulary_inputs(zoo: Zoo, config: Settings) -> Iterator[InputFiles]:
     text = (config["dataset"].get("processors") or {}).get("text_processor") or {}
     if text.get("type") == "vocab":
         base = str(config["dataset"].get("data_dir", ""))
@@ -83,20 +83,20 @@ def _vocabulary_inputs(zoo: Zoo, config: Tree) -> Iterator[InputFiles]:
             yield from _inputs_of_vocab(zoo, embedding.get("params") or {})
 
 
-def _inputs_of_vocab(zoo: Zoo, vocab: Tree, data_dir: str | None = None) -> Iterator[InputFiles]:
+def _inputs_of_vocab(zoo: Zoo, vocab: Settings, data_dir: str | None = None) -> Iterator[InputFiles]:
     words, vectors = vocab.get("vocab_file"), vocab.get("embedding_name")
     if words:
         path = Path(data_dir or str(vocab.get("data_dir", "")), str(words))
-        extras = zoo.places.dataset.root / "extras"
+        extras = zoo.mmf_paths.dataset.root / "extras"
         if path.is_relative_to(extras):
             name = path.relative_to(extras).as_posix()
-            yield extras_input(zoo.places, (name,), zoo.dataset("extras"))
+            yield extras_input(zoo.mmf_paths, (name,), zoo.dataset_entry("extras"))
         else:
-            yield InputFiles("vocabulary", path.parent, zoo.places, (path.name,))
+            yield InputFiles("vocabulary", path.parent, zoo.mmf_paths, (path.name,))
     if vocab.get("type") != "random" and str(vectors).startswith("glove."):
         hint = "put it there, or let each vocab of the configuration have the type random"
         yield InputFiles(
-            "GloVe word vectors", zoo.places.cache_dir, zoo.places, (f"{vectors}.txt",), hint=hint
+            "GloVe word vectors", zoo.mmf_paths.cache_dir, zoo.mmf_paths, (f"{vectors}.txt",), hint=hint
         )
 
 
@@ -110,36 +110,36 @@ def _choose_extras(member: str) -> str | None:
     return f"/{member}".partition("/extras/")[2] or None
 
 
-def _pretrained_inputs(zoo: Zoo, checkpoint: Tree) -> Iterator[InputFiles]:
+def _pretrained_inputs(zoo: Zoo, checkpoint: Settings) -> Iterator[InputFiles]:
     key = checkpoint.get("resume_zoo")
     if not key or checkpoint.get("resume_file"):
         return
     local = expand_home(str(key))
     if local.is_file():
-        yield ArchiveInput("pretrained weights", local.parent, zoo.places, (local.name,))
+        yield ArchiveInput("pretrained weights", local.parent, zoo.mmf_paths, (local.name,))
     elif local.is_dir():
-        yield ArchiveInput("pretrained weights", local, zoo.places)
+        yield ArchiveInput("pretrained weights", local, zoo.mmf_paths)
     else:
         yield zoo_weights_input(zoo, str(key))
 
 
 def zoo_weights_input(zoo: Zoo, key: str) -> ArchiveInput:
     """The weights that a zoo has under a key; of one that it lacks, those that may lie there all the same."""
-    title, entry = f"weights {key}", zoo.model(key)
+    title, entry = f"weights {key}", zoo.model_entry(key)
     if entry:
-        return ArchiveInput(title, entry.folder, zoo.places, entry=entry)
-    hint = f"checkpoint.resume_zoo={key} is neither a file nor a key of MMF's zoo ({zoo.models})"
-    return ArchiveInput(title, zoo.places.data_dir / "models" / key, zoo.places, hint=hint)
+        return ArchiveInput(title, entry.folder, zoo.mmf_paths, entry=entry)
+    hint = f"checkpoint.resume_zoo={key} is neither a file nor a key of MMF's zoo ({zoo.models_file})"
+    return ArchiveInput(title, zoo.mmf_paths.data_dir / "models" / key, zoo.mmf_paths, hint=hint)
 
 
-def _encoder_inputs(zoo: Zoo, model: Tree) -> Iterator[InputFiles]:
+def _encoder_inputs(zoo: Zoo, model: Settings) -> Iterator[InputFiles]:
     for params in _iter_module_params(model, "finetune_faster_rcnn_fpn_fc7"):
-        base = Path(str(params.get("model_data_dir", zoo.places.data_dir)))
+        base = Path(str(params.get("model_data_dir", zoo.mmf_paths.data_dir)))
         weights, bias = (base / str(params.get(f"{part}_file", "")) for part in ("weights", "bias"))
         yield _fc7_input(zoo, weights, bias)
     for params in _iter_module_params(model, "resnet152"):
         if params.get("pretrained", True):
-            yield resnet152_input(torch_home() / "hub" / "checkpoints", zoo.places)
+            yield resnet152_input(torch_home() / "hub" / "checkpoints", zoo.mmf_paths)
 
 
 def resnet152_input(folder: Path, places: MmfPaths) -> UrlInput:
@@ -151,16 +151,16 @@ def resnet152_input(folder: Path, places: MmfPaths) -> UrlInput:
 def _fc7_input(zoo: Zoo, weights: Path, bias: Path) -> InputFiles:
     """The detector's last layer, where the configuration has it, or where MMF would have put it."""
     title, names = "detectron fc7", (weights.name, bias.name)
-    of_mmf = zoo.model("detectron.vmb_weights")
+    of_mmf = zoo.model_entry("detectron.vmb_weights")
     configured = weights.is_file() and bias.is_file()
     if of_mmf and not configured and all((of_mmf.folder / name).is_file() for name in names):
-        return ArchiveInput(title, of_mmf.folder, zoo.places, names, entry=of_mmf)
-    entry = zoo.model("detectron")
+        return ArchiveInput(title, of_mmf.folder, zoo.mmf_paths, names, entry=of_mmf)
+    entry = zoo.model_entry("detectron")
     own = entry if entry and entry.folder == weights.parent == bias.parent else None
-    return ArchiveInput(title, weights.parent, zoo.places, names, entry=own)
+    return ArchiveInput(title, weights.parent, zoo.mmf_paths, names, entry=own)
 
 
-def _model_inputs(config: Tree, places: MmfPaths) -> Iterator[hub.LocalModelInput]:
+def _model_inputs(config: Settings, places: MmfPaths) -> Iterator[hub.LocalModelInput]:
     """The BERTs and CLIPs, with their weights or for the tokenizer alone."""
     model = config["model"]
     # With a text encoder of another type, a model leaves its own BERT unused.
@@ -179,7 +179,7 @@ def _model_inputs(config: Tree, places: MmfPaths) -> Iterator[hub.LocalModelInpu
             yield hub.make_model_input(name, places, weights=hub.WEIGHTS if name in berts else ())
 
 
-def may_query_hub(config: Tree, places: MmfPaths) -> bool:
+def may_query_hub(config: Settings, places: MmfPaths) -> bool:
     """Whether a run whose inputs are all there may read more of the Hugging Face Hub than these files."""
     models = [hub.find_snapshot(each.source) for each in _model_inputs(config, places) if each.source]
     unlisted = config["env"].get("user_dir") or list(_iter_module_params(config["model"], "vit"))
@@ -188,7 +188,7 @@ def may_query_hub(config: Tree, places: MmfPaths) -> bool:
     )
 
 
-def _iter_module_params(tree: Any, module_type: str) -> Iterator[Tree]:
+def _iter_module_params(tree: Any, module_type: str) -> Iterator[Settings]:
     """The ``params`` of every mapping below ``tree`` with this ``type``, as MMF describes its modules."""
     if isinstance(tree, Mapping) and tree.get("type") == module_type:
         yield dict(tree.get("params") or {})

@@ -31,8 +31,8 @@ from mmf_win.integrity.manifest import (
 from mmf_win.integrity.verify import VerificationResult, find_damage
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments
 from mmf_win.unpacking.staging import require_complete_install
-from mmf_win.upstream.config import DATASET, Tree
-from mmf_win.upstream.overrides import literal
+from mmf_win.upstream.config import DATASET, Settings
+from mmf_win.upstream.overrides import escape_interpolation
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class VerifiedInputs:
     splits_read: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     may_query_hub: bool = True
 
-    def write_filtered_annotations(self, folder: Path) -> Tree:
+    def write_filtered_annotations(self, folder: Path) -> Settings:
         """MMF's keys for a run that leaves rows out; writes its shorter annotation files into the folder."""
         if not self.kept_rows:
             return {}
@@ -61,14 +61,14 @@ class VerifiedInputs:
         for slot, (path, rows) in self.kept_rows.items():
             shorter = Path(shutil.copyfile(path, folder / path.name))
             keep_rows(shorter, rows)
-            annotations[slot] = [literal(shorter)]
+            annotations[slot] = [escape_interpolation(shorter)]
         return {"dataset_config": {DATASET: {"annotations": annotations}}}
 
 
 def verify_inputs(
     root: Path,
     places: MmfPaths,
-    config: Tree,
+    config: Settings,
     *,
     slots: Sequence[str],
     allow_missing: bool = False,
@@ -81,7 +81,7 @@ def verify_inputs(
 
     Args:
         root: the folder that holds the package ``mmf``.
-        config: as :func:`mmf_win.upstream.config.resolve` gives it.
+        config: as :func:`mmf_win.upstream.config.resolve_config` gives it.
         slots: which of ``train``, ``val`` and ``test`` it reads.
         allow_missing: leave out the rows whose features or images are missing; who predicts needs every row.
         offline: nothing can be downloaded.
@@ -138,7 +138,7 @@ def _verify_in_dry_run(input_files: InputFiles) -> VerificationResult:
     return input_files.verify(record=False)
 
 
-def _require_named_files(config: Tree, slots: Sequence[str]) -> None:
+def _require_named_files(config: Settings, slots: Sequence[str]) -> None:
     """Refuse annotations and a checkpoint that are not there; MMF might take others."""
     for path in list_dataset_paths(config["dataset"], "annotations", slots):
         if not path.is_file():
@@ -171,7 +171,7 @@ def _require_intact(
             raise DataError("\n".join(problems), hint=f"`{command}`")
 
 
-def _require_dataset(places: MmfPaths, dataset: Tree, slots: Sequence[str]) -> None:
+def _require_dataset(places: MmfPaths, dataset: Settings, slots: Sequence[str]) -> None:
     """Refuse annotations and images that changed since they were converted."""
     root = places.dataset.root
     annotations, images = (list_dataset_paths(dataset, kind, slots) for kind in ("annotations", "images"))
@@ -199,7 +199,7 @@ def _relative_posix_path(path: Path, folder: Path) -> str:
 
 
 def _find_kept_rows(
-    root: Path, dataset: Tree, files: Mapping[str, AnnotationFile], *, predicts: bool, allow_missing: bool
+    root: Path, dataset: Settings, files: Mapping[str, AnnotationFile], *, predicts: bool, allow_missing: bool
 ) -> dict[str, list[AnnotationRow]]:
     """Compare the rows with what there is of them; return those that are left where some are missing."""
     absent: dict[str, list[AnnotationRow]] = {}

@@ -17,15 +17,15 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
-_BINS = 15
+_BIN_COUNT = 15
 _Z = NormalDist().inv_cdf(0.975)
 
 
 @dataclass(frozen=True)
-class Score:
+class MetricEstimate:
     """One metric, or the difference of two.
 
     Attributes:
@@ -41,9 +41,9 @@ class Score:
     p: float | None = None
 
 
-def measure(
-    labels: Sequence[int], probas: Sequence[float], *, threshold: float = 0.5, calibrated: bool = True
-) -> dict[str, Score]:
+def compute_metrics(
+    labels: Sequence[int], probas: Sequence[float], *, threshold: float = 0.5, are_probabilities: bool = True
+) -> dict[str, MetricEstimate]:
     """Score predictions.
 
     Args:
@@ -71,84 +71,97 @@ def measure(
     # Σ over bins of |Σ (y − p)| / rows, which is that of the definition with the bins' counts cancelled.
     calibration_error = float(np.abs(np.bincount(calibration_bins(p), y - p)).sum() / len(y))
     return {
-        "auroc": _auroc(y, p) if 0 < hateful < len(y) else Score(None),
-        "accuracy": Score(right, *_wilson(right, len(y))),
-        "average_precision": Score(_average_precision(y, p) if hateful else None),
-        "f1": Score(2 * both / either if either else None),
-        "brier": Score(float(((p - y) ** 2).mean()) if calibrated else None),
-        "calibration_error": Score(calibration_error if calibrated else None),
+        "auroc": _auroc(y, p) if 0 < hateful < len(y) else MetricEstimate(None),
+        "accuracy": MetricEstimate(right, *_wilson_interval(right, len(y))),
+        "average_precision": MetricEstimate(_average_precision(y, p) if hateful else None),
+        "f1": MetricEstimate(2 * both / either if either else None),
+        "brier": MetricEstimate(float(((p - y) ** 2).mean()) if are_probabilities else None),
+        "calibration_error": MetricEstimate(calibration_error if are_probabilities else None),
     }
 
 
-def auroc_difference(labels: Sequence[int], first: Sequence[float], second: Sequence[float]) -> Score:
+def auroc_difference(
+    labels: Sequence[int], first: Sequence[float], second: Sequence[float]
+) -> MetricEstimate:
     """The first prediction's AUROC less the second's, by DeLong's test; undefined for one class only.
 
-    The probabilities of two models and the labels are as for :func:`measure`.
+    The probabilities of two models and the labels are as for :func:`compute_metrics`.
     """
     y, p, q = np.asarray(labels), np.asarray(first), np.asarray(second)
     if not 0 < y.sum() < len(y):
-        return Score(None)
-    value, error = _delong(*(ours - theirs for ours, theirs in zip(_pairs(y, p), _pairs(y, q), strict=True)))
+        return MetricEstimate(None)
+    value, error = _delong_estimate(
+        *(
+            ours - theirs
+            for ours, theirs in zip(_placement_counts(y, p), _placement_counts(y, q), strict=True)
+        )
+    )
     if not error:
-        return Score(value)
+        return MetricEstimate(value)
     low, high = max(-1.0, value - _Z * error), min(1.0, value + _Z * error)
-    return Score(value, low, high, p=math.erfc(abs(value) / error / math.sqrt(2)))
+    return MetricEstimate(value, low, high, p=math.erfc(abs(value) / error / math.sqrt(2)))
 
 
-def found_above(y: Integers, p: Floats) -> tuple[Integers, Integers]:
+def cumulative_counts(y: IntArray, p: FloatArray) -> tuple[IntArray, IntArray]:
     """Of the rows with each probability or a higher one, how many are hateful and how many there are."""
     order = np.argsort(-p, kind="stable")
     last_of_equal_ones = np.flatnonzero(np.diff(p[order], append=-1))
     return np.cumsum(y[order])[last_of_equal_ones], last_of_equal_ones + 1
 
 
-def calibration_bins(p: Floats) -> Integers:
+def calibration_bins(p: FloatArray) -> IntArray:
     """Which of 15 bins of equal width each probability is in; a bin holds its upper edge.
 
     As in C. Guo et al., *On Calibration of Modern Neural Networks*, ICML 2017.
     """
-    return np.clip(np.ceil(p * _BINS).astype(np.int64) - 1, 0, _BINS - 1)
+    return np.clip(np.ceil(p * _BIN_COUNT).astype(np.int64) - 1, 0, _BIN_COUNT - 1)
 
 
-def _auroc(y: Integers, p: Floats) -> Score:
-    value, error = _delong(*_pairs(y, p))
-    return Score(value, max(0.0, value - _Z * error), min(1.0, value + _Z * error)) if error else Score(value)
+def _auroc(y: IntArray, p: FloatArray) -> MetricEstimate:
+    value, error = _delong_estimate(*_placement_counts(y, p))
+    return (
+        MetricEstimate(value, max(0.0, value - _Z * error), min(1.0, value + _Z * error))
+        if error
+        else MetricEstimate(value)
+    )
 
 
-def _pairs(y: Integers, p: Floats) -> tuple[Floats, Floats]:
+def _placement_counts(y: IntArray, p: FloatArray) -> tuple[FloatArray, FloatArray]:
     """For each hateful row, how many benign ones are below it, and for each benign one, how many hateful ones
     are above it; a tie counts half.
     """
 
-    def below(rows: Floats, others: Floats) -> Floats:
+    def count_below(rows: FloatArray, others: FloatArray) -> FloatArray:
         others = np.sort(others)
         return np.asarray((np.searchsorted(others, rows) + np.searchsorted(others, rows, "right")) / 2)
 
     hateful, benign = p[y == 1], p[y == 0]
-    return below(hateful, benign), below(-benign, -hateful)
+    return count_below(hateful, benign), count_below(-benign, -hateful)
 
 
-def _delong(of_hateful: Floats, of_benign: Floats) -> tuple[float, float]:
+def _delong_estimate(hateful_counts: FloatArray, benign_counts: FloatArray) -> tuple[float, float]:
     """An AUROC or a difference of two and its standard error, 0 where that cannot be estimated.
 
-    The arguments are what :func:`_pairs` counts, or a difference of such counts: whole or half numbers, so
+    The arguments are what :func:`_placement_counts` counts, or a difference of such counts: whole or half numbers, so
     that no rounding hides a variance of 0.
     """
-    hateful, benign = len(of_hateful), len(of_benign)
-    value = float(of_hateful.sum() / (hateful * benign))
+    hateful, benign = len(hateful_counts), len(benign_counts)
+    value = float(hateful_counts.sum() / (hateful * benign))
     if min(hateful, benign) < 2:
         return value, 0.0
-    variance = of_hateful.var(ddof=1) / (hateful * benign**2) + of_benign.var(ddof=1) / (benign * hateful**2)
+    variance = hateful_counts.var(ddof=1) / (hateful * benign**2) + benign_counts.var(ddof=1) / (
+        benign * hateful**2
+    )
     return value, math.sqrt(variance)
 
 
-def _average_precision(y: Integers, p: Floats) -> float:
+def _average_precision(y: IntArray, p: FloatArray) -> float:
     """The precision at each threshold, weighted by the recall that it adds."""
-    found, chosen = found_above(y, p)
+    found, chosen = cumulative_counts(y, p)
     return float((np.diff(found, prepend=0) * (found / chosen)).sum() / found[-1])
 
 
-def _wilson(share: float, rows: int) -> tuple[float, float]:
+def _wilson_interval(share: float, rows: int) -> tuple[float, float]:
     """The ends of Wilson's score interval of a share of the rows."""
     squared = _Z * _Z / rows
     middle = share + squared / 2

@@ -22,7 +22,7 @@ from mmf_win.runs.history import attempt_start_event
 from mmf_win.runs.outcomes import determine_outcome, outcome_error
 from mmf_win.runs.plan import Plan, choose_reduction, next_attempt
 from mmf_win.supervise import count_oom_kills, run_child
-from mmf_win.upstream import settings
+from mmf_win.upstream import default_settings
 
 _log = logging.getLogger(__name__)
 
@@ -129,15 +129,17 @@ def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict
     )
     save_dir.mkdir(exist_ok=True)
     attempt.save()  # last, as the outcome of this attempt is the run's from here on
-    environment = settings.environment(
+    environment = default_settings.worker_environment(
         plan.job.mmf_paths,
         save_dir,
         logs,
         files.raw_predictions,
         offline=plan.request.offline,
-        asks_hub=attempt.may_query_hub,
+        may_query_hub=attempt.may_query_hub,
     )
-    environment = settings.on_gpus(environment, 0 if plan.job.options.cpu else attempt.train_task.nproc)
+    environment = default_settings.limit_gpus(
+        environment, 0 if plan.job.options.cpu else attempt.train_task.nproc
+    )
     return [*WORKER_COMMAND, str(files.request_file)], environment
 
 

@@ -28,7 +28,12 @@ from mmf_win.protocol import Event, read_events
 from mmf_win.runs.folder import Run, is_task_folder, usage_lock
 from mmf_win.runs.scores import val_auroc
 from mmf_win.threads import AdvanceCallback
-from mmf_win.upstream.checkpoint_files import counts, kept_aside, numbered, set_aside
+from mmf_win.upstream.checkpoint_files import (
+    find_numbered_checkpoints,
+    find_superseded_checkpoints,
+    read_checkpoint_progress,
+    superseded_updates,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +136,12 @@ def _foreign_problem(run: Run, file: CheckedFile, events: Sequence[Event]) -> st
     """
     saved = [event for event in events if event["kind"] == "checkpoint"]
     hashes = {event.get("sha256") for event in saved}
-    if not saved or None in hashes or file.sha256 in hashes or (counted := counts(file.path)) is None:
+    if (
+        not saved
+        or None in hashes
+        or file.sha256 in hashes
+        or (counted := read_checkpoint_progress(file.path)) is None
+    ):
         return None
     begun = Counter(event.get("update") for event in events if event["kind"] == "saving")
     updates = Counter(event.get("update") for event in saved)
@@ -160,7 +170,9 @@ def require_no_foreign_best(run: Run) -> None:
     if (reason := _foreign_problem(run, check_file(best), events)) is None:
         return
     told = [event["sha256"] for event in events if event["kind"] == "checkpoint" and event.get("best")]
-    own = (path for path in numbered(run.checkpoints) if file_digest(path).hex() in told[-1:])
+    own = (
+        path for path in find_numbered_checkpoints(run.checkpoints) if file_digest(path).hex() in told[-1:]
+    )
     copy = next(own, None)
     then = f"put a copy of {copy} in its place" if copy else "the next validation makes the best anew"
     raise CheckpointError(f"{best}: {reason}", hint=f"move it away; {then}")
@@ -190,7 +202,7 @@ def require_intact(name: str, hint: str = "give the file of an intact checkpoint
 def preserve_last_checkpoint(run: Run, checkpoint: Path) -> str:
     """Keep the last checkpoint of a run that goes on from an earlier one, and say what is set aside."""
     last = run.checkpoints / "current.ckpt"
-    here, there = counts(checkpoint), counts(last)
+    here, there = read_checkpoint_progress(checkpoint), read_checkpoint_progress(last)
     if here is None or there is None or there.update <= here.update:
         return ""
     models = run.checkpoints / "models"
@@ -206,10 +218,12 @@ def preserve_last_checkpoint(run: Run, checkpoint: Path) -> str:
 
 def _candidates(run: Run, checkpoint_spec: str, events: Sequence[Event]) -> list[Path]:
     """Existing files, the preferred one first; none that a resume from an earlier one has set aside."""
-    folder, aside = run.checkpoints, set_aside(events)
+    folder, aside = run.checkpoints, superseded_updates(events)
     current, best = folder / "current.ckpt", folder / "best.ckpt"
-    last = [path for path in numbered(folder) if int(path.stem.rpartition("_")[2]) not in aside]
-    counted = counts(current) if aside else None
+    last = [
+        path for path in find_numbered_checkpoints(folder) if int(path.stem.rpartition("_")[2]) not in aside
+    ]
+    counted = read_checkpoint_progress(current) if aside else None
     if counted is None or counted.update not in aside:
         last.insert(0, current)
     ordered = [best, *last] if checkpoint_spec == "best" else [*last, best]
@@ -223,7 +237,7 @@ def list_checkpoints(run: Run) -> list[SavedCheckpoint]:
     """
     folder, stats = run.checkpoints, {}
     # The files with the commonest names first.
-    models = (*numbered(folder), *sorted(kept_aside(folder)))
+    models = (*find_numbered_checkpoints(folder), *sorted(find_superseded_checkpoints(folder)))
     for path in (*sorted(folder.glob("*.ckpt")), *models, *sorted(folder.glob("*_final.pth"))):
         with suppress(FileNotFoundError):
             stats[path] = path.stat()
@@ -240,7 +254,7 @@ def list_checkpoints(run: Run) -> list[SavedCheckpoint]:
         for paths in names.values():
             file = CheckedFile.read(paths[0], progress.advance)
             problem = file.problem or _foreign_problem(run, file, events)
-            counted = None if problem else counts(paths[0])
+            counted = None if problem else read_checkpoint_progress(paths[0])
             shown = {path: path.relative_to(folder).as_posix() for path in paths}
             for path in paths:
                 found[path] = SavedCheckpoint(

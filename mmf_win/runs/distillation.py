@@ -21,7 +21,7 @@ from mmf_win.protocol import AttemptRequest
 from mmf_win.runs.history import read_run_events
 from mmf_win.runs.lookup import run_containing
 from mmf_win.runs.request import RunRequest
-from mmf_win.upstream.config import DATASET, OURS, Tree
+from mmf_win.upstream.config import DATASET, MMFW_GROUP, Settings
 
 _log = logging.getLogger(__name__)
 
@@ -30,11 +30,11 @@ _REQUIRED_LOSS = "cross_entropy"
 
 
 def attach_teacher(
-    request: RunRequest, first_attempt: AttemptRequest, config: Tree, inputs: VerifiedInputs
+    request: RunRequest, first_attempt: AttemptRequest, config: Settings, inputs: VerifiedInputs
 ) -> tuple[RunRequest, AttemptRequest]:
     """A request that remembers its teacher, and an attempt that has its probability for each training row.
 
-    ``config`` is as :func:`mmf_win.upstream.config.resolve` gives it. A note says where the teacher is known
+    ``config`` is as :func:`mmf_win.upstream.config.resolve_config` gives it. A note says where the teacher is known
     to have been trained on these rows.
 
     Raises:
@@ -76,13 +76,13 @@ def attach_teacher(
     if train and _is_trained_on(record, train["sha256"]):
         _log.warning("the teacher was trained on these rows, so it is surer of them than of others: %s", path)
     weight = ours.teacher_weight or _DEFAULT_WEIGHT
-    request = request.merged_with({OURS: {"teacher_sha256": sha256, "teacher_weight": weight}})
+    request = request.merged_with({MMFW_GROUP: {"teacher_sha256": sha256, "teacher_weight": weight}})
     return request, replace(
         first_attempt, task=replace(first_attempt.train_task, teacher_probas=probas, teacher_weight=weight)
     )
 
 
-def _require_loss(model: str, config: Tree) -> None:
+def _require_loss(model: str, config: Settings) -> None:
     """Refuse a model whose losses are not all cross-entropy: those in a list, or the named ones in use."""
     named, heads = config.get("losses") or [], config.get("heads")
     if isinstance(named, dict):

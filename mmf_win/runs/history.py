@@ -22,15 +22,15 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import list_runs, warn_if_time_uncertain
 from mmf_win.runs.request import RunRequest, format_override_value
 from mmf_win.runs.scores import RunScores, common_split, is_test_split, read_scores, val_auroc
-from mmf_win.upstream.config import OURS, parse_yaml
-from mmf_win.upstream.overrides import leaves
+from mmf_win.upstream.config import MMFW_GROUP, parse_yaml
+from mmf_win.upstream.overrides import iter_leaves
 
 _log = logging.getLogger(__name__)
 
 _REQUEST_KEYS = {"model", "config", "start", "init", "mmf", "published_weights", "splits", "data_dir"}
 # What the user chose, and other columns tell, or is a matter of this machine.
 _KEYS_IN_OTHER_COLUMNS = {"training.seed", "training.max_updates", "training.max_epochs", "env.user_dir"}
-_KEYS_IN_OTHER_COLUMNS |= {f"{OURS}.updates", f"{OURS}.keep", f"{OURS}.teacher_sha256"}
+_KEYS_IN_OTHER_COLUMNS |= {f"{MMFW_GROUP}.updates", f"{MMFW_GROUP}.keep", f"{MMFW_GROUP}.teacher_sha256"}
 _COVERAGE_COLUMNS = {"validated_on": "val", "tested_on": "test"}
 # What tells every run from every other, or one place from another, and nothing about the result.
 _UNCOMPARED_KEYS = {f"request.{key}" for key in ("created", "published", "preset_settings")}
@@ -198,7 +198,7 @@ def _format_user_settings(request: RunRequest) -> list[str]:
     """What the user chose, as ``KEY=VALUE``."""
     started = {"init": request.init, "start": request.start}
     chosen: dict[str, Any] = {name: Path(file).name for name, file in started.items() if file}
-    ours = f"{OURS}."
+    ours = f"{MMFW_GROUP}."
     chosen |= {
         key.removeprefix(ours): value
         for key, value in request.user_settings.items()
@@ -259,7 +259,7 @@ def diff_runs(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
 
 def comparable_config(run: Run) -> dict[str, Any]:
     """What :func:`diff_runs` compares of a run, by key. Raises DataError where it cannot be read."""
-    known, config = dict(leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
+    known, config = dict(iter_leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
     if config.is_file():
         from omegaconf import OmegaConf
 
@@ -267,12 +267,14 @@ def comparable_config(run: Run) -> dict[str, Any]:
             of_mmf = OmegaConf.to_container(parse_yaml(config.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"{config}: {error}") from None
-        known.update(leaves(of_mmf, "mmf"))
+        known.update(iter_leaves(of_mmf, "mmf"))
     return {
         key: value
         for key, value in known.items()
         if ".".join(key.split(".")[:2]) not in _UNCOMPARED_KEYS
-        and not (key.startswith(f"request.settings.{OURS}.") and value in (None, False))  # as if not there
+        and not (
+            key.startswith(f"request.settings.{MMFW_GROUP}.") and value in (None, False)
+        )  # as if not there
     }
 
 

@@ -18,7 +18,7 @@ from mmf_win.runs.attempts import DisplayFactory
 from mmf_win.runs.history import describe_loaded_weights
 from mmf_win.runs.profiling import job_from_preset_or_run
 from mmf_win.runs.request import CommandOptions
-from mmf_win.upstream.config import OURS, merge
+from mmf_win.upstream.config import MMFW_GROUP, merge_settings
 
 _log = logging.getLogger(__name__)
 _LOG_TAIL_LINES = 15  # lines of the log of a model that cannot be built
@@ -38,10 +38,10 @@ def check_model(
     """
     name, start = job_from_preset_or_run(preset_or_run, options, data_dir, save_dir)
     # Labels can be learnt by heart, and a teacher's probabilities cannot.
-    alone = start.request.merged_with({OURS: {"teacher": None, "teacher_weight": None}})
+    alone = start.request.merged_with({MMFW_GROUP: {"teacher": None, "teacher_weight": None}})
     plan = training.prepare_plan(replace(start, request=alone))
     with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
-        settings = merge(plan.first_attempt.settings, {"run_type": "train"})
+        settings = merge_settings(plan.first_attempt.settings, {"run_type": "train"})
         task = CheckTask(**vars(plan.first_attempt.train_task))
         first = replace(plan.first_attempt, task=task, image_cache_dir=None, settings=settings)
         here = replace(plan.job, mmf_paths=replace(start.mmf_paths, save_dir=Path(scratch)))

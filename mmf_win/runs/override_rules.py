@@ -11,7 +11,7 @@ from pathlib import Path
 
 from mmf_win.errors import UsageError
 from mmf_win.runs.request import CommandOptions
-from mmf_win.upstream.overrides import RESERVED
+from mmf_win.upstream.overrides import RESERVED_KEYS
 
 _log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def split_arguments(
         if "=" not in override or not override_key(override):
             hint = "names come first, and then overrides, for example training.num_workers=2"
             raise UsageError(f"{override}: not a KEY=VALUE of MMF", hint=hint)
-    _require_not_reserved(overrides, RESERVED)
+    _require_not_reserved(overrides, RESERVED_KEYS)
     last = {override_key(override): override for override in overrides}
     for key, count in Counter(map(override_key, overrides)).items():
         if count > 1:

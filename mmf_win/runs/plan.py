@@ -26,10 +26,10 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions, RunRequest, drop_start_settings
 from mmf_win.runs.targets import PredictionTarget
 from mmf_win.unpacking.staging import require_creatable_folders
-from mmf_win.upstream import settings
-from mmf_win.upstream.config import Tree, merge, resolve
-from mmf_win.upstream.install import Installed, changed_files, usable_mmf
-from mmf_win.upstream.overrides import literal
+from mmf_win.upstream import default_settings
+from mmf_win.upstream.config import Settings, merge_settings, resolve_config
+from mmf_win.upstream.install import MmfInstall, find_changed_files, require_mmf
+from mmf_win.upstream.overrides import escape_interpolation
 from mmf_win.upstream.versions import config_path, has_key, read_version
 
 _log = logging.getLogger(__name__)
@@ -66,14 +66,14 @@ class Plan:
         start: where it begins.
         request: what the run is asked for, with the options and overrides of the command.
         first: the first attempt; its settings are all that MMF gets.
-        config: the configuration that MMF makes of them; see :func:`mmf_win.upstream.config.resolve`.
+        config: the configuration that MMF makes of them; see :func:`mmf_win.upstream.config.resolve_config`.
         inputs: what a training reads, checked.
     """
 
     job: RunJob
     request: RunRequest
     first_attempt: AttemptRequest
-    config: Tree
+    config: Settings
     inputs: VerifiedInputs = field(default_factory=VerifiedInputs)
 
 
@@ -89,12 +89,12 @@ def plan_training(job: RunJob) -> Plan:
     # MMF loads the test set before it trains, and fails without one.
     has_test = job.mmf_paths.dataset.annotation_file(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
-    tree = merge(
-        settings.common(request.model, splits, mmf.version, together["nproc"]),
-        settings.train(ours.updates),
-        request.of_mmf,
+    tree = merge_settings(
+        default_settings.common_settings(request.model, splits, mmf.version, together["nproc"]),
+        default_settings.training_settings(ours.updates),
+        request.mmf_settings,
         {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
-        settings.resume(job.checkpoint) if job.checkpoint else {},
+        default_settings.resume_settings(job.checkpoint) if job.checkpoint else {},
     )
     task = TrainTask(
         only_weights=job.only_weights,
@@ -113,18 +113,18 @@ def plan_prediction(job: RunJob, checkpoint: Path, target: PredictionTarget, fea
     """
     mmf, request = require_mmf_for(job.request), job.request.merged_with(job.options.settings)
     job = replace(job, checkpoint=checkpoint)
-    tree = merge(
-        settings.common(request.model, request.splits, mmf.version),
-        request.of_mmf,
-        settings.predict(checkpoint, mmf.version),
+    tree = merge_settings(
+        default_settings.common_settings(request.model, request.splits, mmf.version),
+        request.mmf_settings,
+        default_settings.prediction_settings(checkpoint, mmf.version),
         target.settings,
-        settings.for_every_split(features=features) if features else {},
+        default_settings.settings_for_all_splits(features=features) if features else {},
     )
     return plan_attempt(PredictTask(str(target.annotation_file.path)), mmf, job, request, tree)
 
 
 def plan_attempt(
-    task: AttemptTask, mmf: Installed, job: RunJob, request: RunRequest, base_settings: Tree
+    task: AttemptTask, mmf: MmfInstall, job: RunJob, request: RunRequest, base_settings: Settings
 ) -> Plan:
     """Merge the command's overrides over the settings in ``tree``.
 
@@ -136,20 +136,22 @@ def plan_attempt(
     for path in (places.data_dir, places.save_dir, places.cache_dir, checkpoint):
         if not is_valid_unicode(str(path)):
             raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")
-    base_settings = settings.with_hooks(base_settings, mmf.version, request.mmfw_settings.precision)
+    base_settings = default_settings.add_hooks(base_settings, mmf.version, request.mmfw_settings.precision)
     asked = replace(request, settings=base_settings)
-    config = resolve(mmf.root, places, asked, options.overrides, checked=request.settings_to_validate)
+    config = resolve_config(
+        mmf.root, places, asked, options.overrides, checked_settings=request.settings_to_validate
+    )
     typed = config["typed"]
     whose = f"run {job.run.id}" if job.run else f"preset {request.preset}"
     code = user_code.resolve_user_dir(config["user_dir"], options, whose)
     if code is not None:
-        typed = merge(typed, {"env": {"user_dir": literal(code)}})
+        typed = merge_settings(typed, {"env": {"user_dir": escape_interpolation(code)}})
     request = request.merged_with(typed)  # an override of MMF's own precision takes the place of an option's
     first = AttemptRequest(
         task,
         request.model,
         str(mmf.root),
-        settings=merge(base_settings, typed),
+        settings=merge_settings(base_settings, typed),
         base_config=request.config,
         checkpoint=str(checkpoint) if checkpoint else None,
         precision=request.mmfw_settings.precision,
@@ -160,9 +162,9 @@ def plan_attempt(
     return Plan(job, request, first, config)
 
 
-def require_mmf_for(request: RunRequest) -> Installed:
+def require_mmf_for(request: RunRequest) -> MmfInstall:
     """The MMF that runs, or an MmfError; a UsageError where it lacks the configuration that is asked for."""
-    mmf = usable_mmf()
+    mmf = require_mmf()
     _warn_about_environment(mmf)
     if request.config is not None:
         try:
@@ -173,11 +175,11 @@ def require_mmf_for(request: RunRequest) -> Installed:
 
 
 @cache
-def _warn_about_environment(mmf: Installed) -> None:
+def _warn_about_environment(mmf: MmfInstall) -> None:
     """Say once, however many predictions follow, what is not as usual: MMF, and variables of Python."""
-    if ignored := [name for name in settings.HARMFUL if os.environ.get(name)]:
+    if ignored := [name for name in default_settings.HARMFUL_VARIABLES if os.environ.get(name)]:
         _log.warning("ignoring %s, which would break or slow the training", ", ".join(ignored))
-    if changed := changed_files(mmf):
+    if changed := find_changed_files(mmf):
         _log.warning("changed or missing files of MMF: %d", len(changed))
 
 
@@ -198,7 +200,7 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
             raise UsageError("several machines need --rdzv HOST:PORT of the first one, and --node-rank N")
         if options.node_rank >= options.nnodes:
             raise UsageError(f"--node-rank {options.node_rank}: it is from 0 to {options.nnodes - 1}")
-    if left := settings.of_launchers(os.environ):
+    if left := default_settings.launcher_variables(os.environ):
         _log.warning("ignoring %s of the environment: mmfw starts its processes itself", ", ".join(left))
     return {
         "nproc": nproc,
@@ -208,7 +210,7 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
     }
 
 
-def require_divisible_batch(config: Tree, process_count: int) -> None:
+def require_divisible_batch(config: Settings, process_count: int) -> None:
     """Raise UsageError where a batch cannot be divided among ``count`` processes."""
     batch = config["training"]["batch_size"]
     if not isinstance(batch, int) or batch % process_count == 0:
@@ -272,10 +274,12 @@ def next_attempt(
         saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.
     """
     following = failed_attempt
-    needed: Tree = {}
+    needed: Settings = {}
     if checkpoint is not None:
         # What says where a run starts must not send a later attempt back there.
-        tree = merge(drop_start_settings(failed_attempt.settings), settings.resume(checkpoint))
+        tree = merge_settings(
+            drop_start_settings(failed_attempt.settings), default_settings.resume_settings(checkpoint)
+        )
         task = replace(failed_attempt.train_task, only_weights=False)
         following = replace(failed_attempt, task=task, settings=tree, checkpoint=str(checkpoint))
     elif failed_attempt.is_training and (
@@ -283,7 +287,7 @@ def next_attempt(
     ):
         needed["training"] = {"seed": start_event["seed"]}
     if limit_name == "workers":
-        needed = merge(needed, {"training": {"num_workers": limit_value}})
+        needed = merge_settings(needed, {"training": {"num_workers": limit_value}})
     elif limit_name == "eval_batch":
         following = replace(following, eval_batch=limit_value)
         # It keeps the scores of a full set off the GPU; where MMF has no such key, a hook does.
@@ -291,4 +295,4 @@ def next_attempt(
             needed["evaluation"] = {"use_cpu": True}
     else:
         following = replace(following, task=replace(following.train_task, micro_batch=limit_value))
-    return replace(following, settings=merge(following.settings, needed))
+    return replace(following, settings=merge_settings(following.settings, needed))

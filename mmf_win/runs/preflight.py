@@ -23,9 +23,9 @@ from mmf_win.runs.lookup import run_containing
 from mmf_win.runs.plan import Plan, require_divisible_batch
 from mmf_win.runs.request import RunRequest, format_override_value
 from mmf_win.runs.targets import PredictionTarget
-from mmf_win.upstream.checkpoint_files import counts
-from mmf_win.upstream.config import Tree, merge, resolve
-from mmf_win.upstream.install import Installed
+from mmf_win.upstream.checkpoint_files import read_checkpoint_progress
+from mmf_win.upstream.config import Settings, merge_settings, resolve_config
+from mmf_win.upstream.install import MmfInstall
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     if asked.checkpoint is None or asked.train_task.only_weights or reset.get("all") or reset.get("counts"):
         return
     checkpoint, patience = Path(asked.checkpoint), training["early_stop.patience"]
-    counted, run = counts(checkpoint), run_containing(checkpoint)
+    counted, run = read_checkpoint_progress(checkpoint), run_containing(checkpoint)
     if counted is None:
         return
     is_to_finish = (  # was stopped after its last update, but before it was done
@@ -107,7 +107,7 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
         )
 
 
-def _total_updates(epochs: int | None, config: Tree, inputs: VerifiedInputs) -> int | None:
+def _total_updates(epochs: int | None, config: Settings, inputs: VerifiedInputs) -> int | None:
     """After how many updates training ends.
 
     MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
@@ -171,7 +171,7 @@ def _require_user_features(mmf_paths: MmfPaths, target: PredictionTarget, lmdb: 
 
 
 def find_preset_inputs(
-    mmf: Installed, preset_names: Sequence[str], mmf_paths: MmfPaths, overrides: Sequence[str] = ()
+    mmf: MmfInstall, preset_names: Sequence[str], mmf_paths: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[InputFiles, list[str]]:
     """What presets, by their names or files, need with these overrides → which of them need it.
 
@@ -180,7 +180,7 @@ def find_preset_inputs(
     found: dict[InputFiles, list[str]] = {}
     with Progress("looking at presets", len(preset_names), "file") as progress:
         for name in preset_names:
-            config = resolve(mmf.root, mmf_paths, presets.load(name), overrides)
+            config = resolve_config(mmf.root, mmf_paths, presets.load(name), overrides)
             for each in list_config_inputs(mmf.root, mmf_paths, config):
                 found.setdefault(each, []).append(name)
             progress.advance(1)
@@ -188,11 +188,13 @@ def find_preset_inputs(
 
 
 def find_run_inputs(
-    mmf: Installed, request: RunRequest, mmf_paths: MmfPaths, overrides: Sequence[str] = ()
+    mmf: MmfInstall, request: RunRequest, mmf_paths: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[InputFiles, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
-    asked = replace(request, settings=merge(request.preset_settings, request.settings))
-    config = resolve(mmf.root, mmf_paths, asked, overrides, checked=request.settings_to_validate)
+    asked = replace(request, settings=merge_settings(request.preset_settings, request.settings))
+    config = resolve_config(
+        mmf.root, mmf_paths, asked, overrides, checked_settings=request.settings_to_validate
+    )
     return {each: _preset_arguments(request) for each in list_config_inputs(mmf.root, mmf_paths, config)}
 
 

@@ -25,8 +25,8 @@ from mmf_win.dataset.coverage import is_user_dataset
 from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths, expand_home, presets_dir, short_portable_name
 from mmf_win.runs.request import RunRequest
-from mmf_win.upstream.config import OURS, ConfigParts, merge, parse_yaml
-from mmf_win.upstream.overrides import literal
+from mmf_win.upstream.config import MMFW_GROUP, ConfigSpec, merge_settings, parse_yaml
+from mmf_win.upstream.overrides import escape_interpolation
 
 #: What helps where a preset is not there, or lacks something.
 LIST_HINT = "`mmfw train --list` shows the presets, and which have published weights"
@@ -49,7 +49,7 @@ _MMF_GROUPS = (
 
 
 @dataclass(frozen=True)
-class Preset(ConfigParts):
+class Preset(ConfigSpec):
     """An experiment to run; the attributes are those of the file, and ``name`` is the file's stem.
 
     ``file`` is where the user's own lies.
@@ -127,8 +127,8 @@ def _read_preset(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, An
             raise UsageError(f"{path}: '{key}' must be {_TYPE_NAMES[_KEY_TYPES[key]]}")
     for key in ("settings", "published"):
         own[key] = own.get(key) or {}
-    if OURS in own["settings"]:
-        message = f"{path}: '{OURS}' in 'settings' is no group of MMF's keys"
+    if MMFW_GROUP in own["settings"]:
+        message = f"{path}: '{MMFW_GROUP}' in 'settings' is no group of MMF's keys"
         raise UsageError(message, hint="options set those")
     dotted = next((key for key in own["settings"] if "." in str(key)), None)
     if dotted is not None:
@@ -142,7 +142,7 @@ def _read_preset(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     env = own["settings"].get("env")
     code = env.get("user_dir") if isinstance(env, dict) else None
     if isinstance(code, str) and code and (path.parent / code).exists():
-        env["user_dir"] = literal((path.parent / code).absolute())
+        env["user_dir"] = escape_interpolation((path.parent / code).absolute())
     if "extends" not in own:
         return own
     other = str(own["extends"])
@@ -150,7 +150,7 @@ def _read_preset(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     base = _read_preset(beside if beside.is_file() else _find_preset_file(other), (*extended_by, path))
     own = {key: value for key, value in own.items() if value not in (None, {})}
     try:
-        settings = merge(base["settings"], own.get("settings", {}))
+        settings = merge_settings(base["settings"], own.get("settings", {}))
     except TypeError as error:
         raise UsageError(f"{path}: 'settings' do not fit those of {other}: {error}") from None
     return {**base, **own, "settings": settings}

@@ -19,7 +19,7 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.plan import RunJob
 from mmf_win.runs.profile_advice import TrainingProfile
 from mmf_win.runs.request import CommandOptions
-from mmf_win.upstream.config import Tree, merge
+from mmf_win.upstream.config import Settings, merge_settings
 
 _log = logging.getLogger(__name__)
 _TRAINING_KEYS = ("batch_size", "checkpoint_interval", "evaluation_interval")
@@ -50,7 +50,7 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
         first = replace(
             plan.first_attempt,
             task=task,
-            settings=merge(plan.first_attempt.settings, _short_training_settings(updates)),
+            settings=merge_settings(plan.first_attempt.settings, _short_training_settings(updates)),
         )
         here = replace(job, mmf_paths=replace(job.mmf_paths, save_dir=Path(scratch)))
         try:
@@ -107,7 +107,7 @@ def job_from_run(run: Run, options: CommandOptions, data_dir: Path | None, save_
     return replace(start, request=request, checkpoint=checkpoint, only_weights=True)
 
 
-def _short_training_settings(updates: int) -> Tree:
+def _short_training_settings(updates: int) -> Settings:
     """Return MMF's keys for a training of so few updates."""
     training = {
         "max_updates": updates,

@@ -23,13 +23,13 @@ from mmf_win.runs import lookup, presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import RunRequest, drop_start_settings
-from mmf_win.upstream.install import Installed, usable_mmf
+from mmf_win.upstream.install import MmfInstall, require_mmf
 from mmf_win.upstream.zoo import Zoo
 
 _log = logging.getLogger(__name__)
 
 
-def find_weights(preset: Preset, mmf: Installed, mmf_paths: MmfPaths) -> ArchiveInput | None:
+def find_weights(preset: Preset, mmf: MmfInstall, mmf_paths: MmfPaths) -> ArchiveInput | None:
     """The published weights of a preset; None where it has none in the zoo of this MMF.
 
     Raises UsageError where the zoo that the user chose is none, MmfError where MMF's own cannot be read.
@@ -37,8 +37,8 @@ def find_weights(preset: Preset, mmf: Installed, mmf_paths: MmfPaths) -> Archive
     if preset.zoo is None:
         return None
     zoo = Zoo(mmf.root, mmf_paths)
-    models = (preset.settings.get("env") or {}).get("model_zoo") or zoo.models
-    weights = zoo_weights_input(replace(zoo, models=models), preset.zoo)
+    models = (preset.settings.get("env") or {}).get("model_zoo") or zoo.models_file
+    weights = zoo_weights_input(replace(zoo, models_file=models), preset.zoo)
     return weights if weights.entry else None
 
 
@@ -56,7 +56,7 @@ def fetch(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: b
         MmfError: they cannot be downloaded.
         DataError: what came is not what it should be.
     """
-    mmf = usable_mmf()
+    mmf = require_mmf()
     published = find_weights(preset, mmf, mmf_paths)
     if published is None:
         lacking = f"preset {preset.name} has no published weights"

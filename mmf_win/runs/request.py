@@ -11,8 +11,8 @@ from typing import Any, Literal
 from mmf_win.paths import expand_home
 from mmf_win.protocol import Precision
 from mmf_win.records import convert_to
-from mmf_win.upstream.config import OURS, ConfigParts, Tree, merge, put
-from mmf_win.upstream.overrides import leaves, literal
+from mmf_win.upstream.config import MMFW_GROUP, ConfigSpec, Settings, merge_settings, set_nested_value
+from mmf_win.upstream.overrides import escape_interpolation, iter_leaves
 
 # What starts a run must not steer where it resumes from.
 _START_KEY_PREFIXES = ("resume", "reset", "zoo_config_override")
@@ -49,7 +49,7 @@ class MmfwSettings:
 
 
 @dataclass(frozen=True)
-class RunRequest(ConfigParts):
+class RunRequest(ConfigSpec):
     """What a run was asked for; saved as ``<run>/request.json``.
 
     ``settings`` are all that differ from MMF's defaults: those of the preset, and merged over them the
@@ -71,7 +71,7 @@ class RunRequest(ConfigParts):
     """
 
     preset: str = ""
-    preset_settings: Tree = field(default_factory=dict)
+    preset_settings: Settings = field(default_factory=dict)
     splits: dict[str, str] = field(default_factory=dict)
     data_dir: str = ""
     preset_file: str | None = None
@@ -86,7 +86,7 @@ class RunRequest(ConfigParts):
     @property
     def mmfw_settings(self) -> MmfwSettings:
         """What MMF has no key for. Raises ValueError where a value is not of its type."""
-        return convert_to(self.settings.get(OURS, {}), MmfwSettings)
+        return convert_to(self.settings.get(MMFW_GROUP, {}), MmfwSettings)
 
     def training_number(self, name: str) -> int | None:
         """What was chosen of ``training``, such as ``seed`` or ``max_updates``, where that is a number."""
@@ -97,39 +97,41 @@ class RunRequest(ConfigParts):
     @property
     def user_settings(self) -> dict[str, Any]:
         """Key → value of the settings that are not the preset's."""
-        of_preset = dict(leaves(self.preset_settings))
+        of_preset = dict(iter_leaves(self.preset_settings))
         none = object()
-        known = leaves(self.settings)
+        known = iter_leaves(self.settings)
         return {key: value for key, value in known if key and of_preset.get(key, none) != value}
 
     @property
-    def settings_to_validate(self) -> Tree:
+    def settings_to_validate(self) -> Settings:
         """The settings that MMF must know.
 
         Of a run that was trained, these are what the user chose: what MMF drops of its preset must not keep
         it from going on.
         """
         if not self.mmf:
-            return self.of_mmf
-        checked: Tree = {}
+            return self.mmf_settings
+        checked: Settings = {}
         for key, value in self.user_settings.items():
-            put(checked, key, value)
-        checked.pop(OURS, None)
+            set_nested_value(checked, key, value)
+        checked.pop(MMFW_GROUP, None)
         return checked
 
-    def merged_with(self, overrides: Tree) -> RunRequest:
+    def merged_with(self, overrides: Settings) -> RunRequest:
         """This request with changes over its settings; what says the same in another way gives way."""
         training, settings = overrides.get("training") or {}, self.settings
         if "fp16" in training:
-            settings = merge(settings, {OURS: {"precision": None}})
+            settings = merge_settings(settings, {MMFW_GROUP: {"precision": None}})
         if not _TOTAL_KEYS.isdisjoint(training):
-            settings = merge(settings, {OURS: {"epochs": None}})
-        if "teacher" in overrides.get(OURS, {}):
-            settings = merge(settings, {OURS: {"teacher_sha256": None}})
-        by_option = "auto_batch" in overrides.get(OURS, {})  # beside an override, MMF decides which holds
+            settings = merge_settings(settings, {MMFW_GROUP: {"epochs": None}})
+        if "teacher" in overrides.get(MMFW_GROUP, {}):
+            settings = merge_settings(settings, {MMFW_GROUP: {"teacher_sha256": None}})
+        by_option = "auto_batch" in overrides.get(
+            MMFW_GROUP, {}
+        )  # beside an override, MMF decides which holds
         if by_option and "batch_size" in training and "batch_size_per_device" in settings.get("training", {}):
-            settings = merge(settings, {"training": {"batch_size_per_device": None}})
-        return replace(self, settings=merge(settings, overrides))
+            settings = merge_settings(settings, {"training": {"batch_size_per_device": None}})
+        return replace(self, settings=merge_settings(settings, overrides))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,7 @@ class CommandOptions(MmfwSettings):
     rdzv: str | None = None
 
     @property
-    def settings(self) -> Tree:
+    def settings(self) -> Settings:
         """The settings that the options choose; those that are not given are not in them."""
         ours = {each.name: getattr(self, each.name) for each in fields(MmfwSettings)}
         training = {"seed": self.seed, "max_updates": self.updates}
@@ -179,15 +181,15 @@ class CommandOptions(MmfwSettings):
             training["batch_size"] = None if self.batch_size == "auto" else self.batch_size
         ours |= {"allow_missing": self.allow_missing or None}
         if self.teacher is not None:  # it may be empty, as an unset variable of the shell is
-            ours["teacher"] = literal(str(expand_home(self.teacher).absolute()))
-        chosen = {"training": _drop_unset(training), OURS: _drop_unset(ours)}
+            ours["teacher"] = escape_interpolation(str(expand_home(self.teacher).absolute()))
+        chosen = {"training": _drop_unset(training), MMFW_GROUP: _drop_unset(ours)}
         if self.updates or self.epochs:
             chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
-            chosen[OURS] |= {"updates": self.updates, "epochs": self.epochs}
+            chosen[MMFW_GROUP] |= {"updates": self.updates, "epochs": self.epochs}
         return _drop_unset(chosen)
 
 
-def drop_start_settings(settings: Tree) -> Tree:
+def drop_start_settings(settings: Settings) -> Settings:
     """The settings without those that hold for the start alone; a run keeps no others."""
     checkpoint = settings.get("checkpoint")
     if not isinstance(checkpoint, dict):

@@ -13,8 +13,8 @@ from mmf_win.errors import DatasetError, UnreadableImageError, UsageError
 from mmf_win.images import open_image
 from mmf_win.integrity.digest import file_digest
 from mmf_win.paths import MmfPaths, short_portable_name
-from mmf_win.upstream import settings
-from mmf_win.upstream.config import Tree
+from mmf_win.upstream import default_settings
+from mmf_win.upstream.config import Settings
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,12 @@ class PredictionTarget:
         return self.annotation_file.rows
 
     @property
-    def settings(self) -> Tree:
+    def settings(self) -> Settings:
         """MMF's keys that name these memes, in place of the run's own splits, which need not be there."""
         if self.is_user_data:  # their images are named by absolute paths
-            return settings.for_every_split(
+            return default_settings.settings_for_all_splits(
                 annotations=self.annotation_file.path, images=self.annotation_file.path.parent
             )
-        return settings.for_every_split(annotations=settings.ANNOTATIONS.format(self.name))
+        return default_settings.settings_for_all_splits(
+            annotations=default_settings.ANNOTATIONS_TEMPLATE.format(self.name)
+        )

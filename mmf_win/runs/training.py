@@ -30,8 +30,8 @@ from mmf_win.runs.plan import Plan, RunJob, plan_training
 from mmf_win.runs.presets import Preset
 from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.unpacking.staging import shared_read_lock
-from mmf_win.upstream.checkpoint_files import counts
-from mmf_win.upstream.config import OURS, merge
+from mmf_win.upstream.checkpoint_files import read_checkpoint_progress
+from mmf_win.upstream.config import MMFW_GROUP, merge_settings
 from mmf_win.upstream.versions import read_version
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def job_to_resume(
         _require_seed_kept(options, checkpoint, run.request().training_number("seed"))
         start = job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
         begun = [event for event in read_run_events(run) if event["kind"] == "train_started"]
-        now = options.settings.get(OURS, {}).get("precision")
+        now = options.settings.get(MMFW_GROUP, {}).get("precision")
         if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
             _log.info("this run goes on in %s; so far it was %s", now, before)
         return replace(start, run=run, checkpoint=checkpoint)
@@ -170,7 +170,7 @@ def _require_seed_kept(options: CommandOptions, checkpoint: Path, run_seed: int 
     resets = ("checkpoint.reset.all=", "checkpoint.reset.counts=")
     if not typed or any(word.startswith(resets) for word in options.overrides):
         return
-    if (counted := counts(checkpoint)) is not None and counted.has_state:
+    if (counted := read_checkpoint_progress(checkpoint)) is not None and counted.has_state:
         message = f"{typed[0]}: what is resumed goes on with the random state of {checkpoint}"
         raise UsageError(message, hint="leave it out")
 
@@ -192,7 +192,7 @@ def prepare_plan(job: RunJob) -> Plan:
         request, first = distillation.attach_teacher(request, first, plan.config, inputs)
     if request.mmfw_settings.epochs and total is not None:
         in_updates = {"training": {"max_updates": total, "max_epochs": None}}
-        first = replace(first, settings=merge(first.settings, in_updates))
+        first = replace(first, settings=merge_settings(first.settings, in_updates))
     if request.mmf and request.mmf != version:
         _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, version)
     task = replace(first.train_task, splits_read=dict(inputs.splits_read), total_updates=total)
@@ -242,12 +242,12 @@ def execute_plan(
         if run is None:
             run = Run.create(places.save_dir, start.name or request.preset)
             lock_fd = stack.enter_context(training_lock(run))
-            if request.start and (counted := counts(Path(request.start))):
+            if request.start and (counted := read_checkpoint_progress(Path(request.start))):
                 _log.info("run %s starts from %s, update %d", run.id, request.start, counted.update)
 
         def run_attempt(attempt: AttemptRequest) -> AttemptOutcome:
             annotations = inputs.write_filtered_annotations(attempt.folder.path / "annotations")
-            attempt = replace(attempt, settings=merge(attempt.settings, annotations))
+            attempt = replace(attempt, settings=merge_settings(attempt.settings, annotations))
             end = run_worker(run, attempt, plan, display, lock_fd=lock_fd)
             if end.kind in ("ok", "interrupted"):
                 micro_batch_store.remember(read_attempt_events(attempt))

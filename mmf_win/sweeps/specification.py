@@ -274,7 +274,7 @@ def _of_any_key(value: Any, where: str, *, empty: bool = False) -> dict[Hashable
 
 @cache
 def placeholders(template: str) -> frozenset[str]:
-    """The names that a template needs values for, those of :data:`RESERVED` among them.
+    """The names that a template needs values for, those of :data:`RESERVED_KEYS` among them.
 
     Raises UsageError where one stands in both forms, or the template cannot be split into words.
     """

@@ -27,27 +27,27 @@ from mmf_win.paths import module_command
 from mmf_win.runs.folder import Run, usage_lock
 from mmf_win.scrub import redact_urls
 from mmf_win.signals import block_stop_signals
-from mmf_win.tracking.sending import Sender, Sent, Sweep, What
-from mmf_win.tracking.tracker import Tracker, tracker, when, why
+from mmf_win.tracking.tracker import Tracker, create_tracker, describe_error, retry_advice
+from mmf_win.tracking.upload import SweepInfo, Uploader, UploadOptions, UploadState
 
 _log = logging.getLogger(__name__)
 
 # Those with public names are shorter in tests.
 #: Seconds from one look at the run to the next.
-POLL_INTERVAL, _LONGEST_POLL_INTERVAL = 3.0, 60.0
+POLL_INTERVAL_S, _MAX_POLL_INTERVAL_S = 3.0, 60.0
 #: Seconds that one look may take, beside one for each MiB of a checkpoint.
-SENDING_TIMEOUT = 120.0
+UPLOAD_TIMEOUT_S = 120.0
 #: Seconds in which followers may send the rest after Ctrl+C, and to a tracker that does not answer.
-PATIENCE_AFTER_CTRL_C = 5.0
-_BETWEEN_MODELS = 600.0
-_HURRY, _CALM = b"!", b"."
-_LEFT = 3
+CTRL_C_TIMEOUT_S = 5.0
+_CHECKPOINT_INTERVAL_S = 600.0
+_STOP_SOON, _SEND_ALL = b"!", b"."
+_EXIT_INCOMPLETE = 3
 _Followers = list[tuple[Run, Tracker, subprocess.Popen[bytes]]]
 
 
 @contextmanager
-def following(
-    trackers: Sequence[Tracker], what: What, sweep_of: Callable[[Run], Sweep | None]
+def manage_followers(
+    trackers: Sequence[Tracker], options: UploadOptions, sweep_of: Callable[[Run], SweepInfo | None]
 ) -> Iterator[Callable[[Run], None]]:
     """Yield what starts the followers of a run, one a tracker; the end of the block waits for their ends.
 
@@ -59,47 +59,49 @@ def following(
     def start(run: Run) -> None:
         for to in trackers:
             try:
-                started.append((run, to, _start(run, to, replace(what, sweep=sweep_of(run)))))
+                started.append((run, to, _start_follower(run, to, replace(options, sweep=sweep_of(run)))))
             except OSError as error:  # of a full disk, perhaps
-                _say_left(run, to, what, str(error))
+                _warn_incomplete(run, to, options, str(error))
 
     deadline = float("inf")
     try:
         yield start
     except (StoppedByUserError, KeyboardInterrupt):
-        deadline = time.monotonic() + PATIENCE_AFTER_CTRL_C
+        deadline = time.monotonic() + CTRL_C_TIMEOUT_S
         raise
     finally:
-        _end(started, what, deadline)
+        _stop_followers(started, options, deadline)
 
 
-def _start(run: Run, to: Tracker, what: What) -> subprocess.Popen[bytes]:
+def _start_follower(run: Run, tracker: Tracker, options: UploadOptions) -> subprocess.Popen[bytes]:
     run.tracking.mkdir(exist_ok=True)
     how: dict[str, Any] = {"start_new_session": True}  # out of reach of the terminal's Ctrl+C
     if sys.platform == "win32":
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
         how = {"creationflags": flags | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
-    command = module_command("mmf_win.tracking.follower", to.name, str(run.path), json.dumps(asdict(what)))
-    with _log_of(run, to).open("ab") as log, block_stop_signals():
+    command = module_command(
+        "mmf_win.tracking.follower", tracker.name, str(run.path), json.dumps(asdict(options))
+    )
+    with _log_file(run, tracker).open("ab") as log, block_stop_signals():
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **how)
 
 
-def _log_of(run: Run, to: Tracker) -> Path:
-    return run.tracking / f"{to.name}.log"
+def _log_file(run: Run, tracker: Tracker) -> Path:
+    return run.tracking / f"{tracker.name}.log"
 
 
-def _end(started: _Followers, what: What, deadline: float) -> None:
+def _stop_followers(started: _Followers, options: UploadOptions, deadline: float) -> None:
     """Tell followers that mmfw ends, wait for them, and say what they leave."""
     for _, _, process in started:
         assert process.stdin is not None
         with suppress(OSError):  # it has ended
-            process.stdin.write(_CALM if deadline == float("inf") else _HURRY)
+            process.stdin.write(_SEND_ALL if deadline == float("inf") else _STOP_SOON)
             process.stdin.close()
     told = time.monotonic() + 1
     for run, to, process in started:
-        known, until = Sent.of(run, to), deadline
-        if known.error or not (to.answers or known.id):  # nor will it, most likely
-            until = min(deadline, time.monotonic() + PATIENCE_AFTER_CTRL_C)
+        known, until = UploadState.load(run, to), deadline
+        if known.error or not (to.is_reachable or known.id):  # nor will it, most likely
+            until = min(deadline, time.monotonic() + CTRL_C_TIMEOUT_S)
         try:
             while process.poll() is None and time.monotonic() < until:
                 time.sleep(0.05)
@@ -111,34 +113,45 @@ def _end(started: _Followers, what: What, deadline: float) -> None:
         if process.poll() is None:
             process.kill()
             process.wait()
-            _say_left(run, to, what, "it had no time to send all" if to.answers else "it does not answer")
+            _warn_incomplete(
+                run, to, options, "it had no time to send all" if to.is_reachable else "it does not answer"
+            )
         elif process.returncode:
-            _say_left(run, to, what, Sent.of(run, to).error or f"see {_log_of(run, to)}")
+            _warn_incomplete(run, to, options, UploadState.load(run, to).error or f"see {_log_file(run, to)}")
 
 
-def _say_left(run: Run, to: Tracker, what: What, reason: str) -> None:
-    push = format_command("mmfw", "track", "push", run.path, "--to", to.name, *what.options)
-    _log.warning("%s lacks some of run %s: %s; `%s` sends it %s", to.name, run.id, reason, push, when(reason))
+def _warn_incomplete(run: Run, tracker: Tracker, options: UploadOptions, reason: str) -> None:
+    push = format_command("mmfw", "track", "push", run.path, "--to", tracker.name, *options.arguments)
+    _log.warning(
+        "%s lacks some of run %s: %s; `%s` sends it %s",
+        tracker.name,
+        run.id,
+        reason,
+        push,
+        retry_advice(reason),
+    )
 
 
-def follow(run: Run, to: Tracker, what: What) -> int:
+def follow_run(run: Run, tracker: Tracker, options: UploadOptions) -> int:
     """Send what becomes of a run until mmfw and its worker have ended; return 0 if all is sent."""
     mmfw_ended, is_alone = Event(), Event()
     said = b""
 
-    def listen() -> None:
+    def wait_for_stop() -> None:
         nonlocal said
         said = os.read(0, 1)
         mmfw_ended.set()
-        time.sleep(PATIENCE_AFTER_CTRL_C + 1)  # by then mmfw has ended it, if it was not ended at once
-        if said == _HURRY:
-            os._exit(_LEFT)
+        time.sleep(CTRL_C_TIMEOUT_S + 1)  # by then mmfw has ended it, if it was not ended at once
+        if said == _STOP_SOON:
+            os._exit(_EXIT_INCOMPLETE)
         if not is_alone.is_set():  # another follower sends this run: it sends this, too
             os._exit(0)
 
-    Thread(target=listen, daemon=True).start()
-    between, sender = POLL_INTERVAL, None
-    alone = Sent.of(run, to).alone(run, patience=float("inf"))  # another one may follow an earlier command
+    Thread(target=wait_for_stop, daemon=True).start()
+    between, sender = POLL_INTERVAL_S, None
+    alone = UploadState.load(run, tracker).upload_lock(
+        run, timeout=float("inf")
+    )  # another one may follow an earlier command
     with alone, usage_lock(run):
         is_alone.set()
         while True:
@@ -147,24 +160,24 @@ def follow(run: Run, to: Tracker, what: What) -> int:
             try:
                 sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
                 # A tracker's package may wait for ever.
-                limit = SENDING_TIMEOUT + max(sizes, default=0) / (1 << 20)
+                limit = UPLOAD_TIMEOUT_S + max(sizes, default=0) / (1 << 20)
                 faulthandler.dump_traceback_later(limit, exit=True)
-                sender = sender or Sender(run, to, what)
-                at_end = float("inf") if said == _HURRY else 0.0
-                sender.send(at_end if is_over else _BETWEEN_MODELS)
+                sender = sender or Uploader(run, tracker, options)
+                at_end = float("inf") if said == _STOP_SOON else 0.0
+                sender.upload_new(at_end if is_over else _CHECKPOINT_INTERVAL_S)
                 if is_over:
                     sender.close()
                     return 0
-                between = POLL_INTERVAL
+                between = POLL_INTERVAL_S
             except Exception as error:  # of the tracker's package, or of the disk
                 _log.warning("%s: %s", type(error).__name__, redact_urls(str(error)))
-                sent, sender = Sent.of(run, to), None
-                sent.error = why(error)
+                sent, sender = UploadState.load(run, tracker), None
+                sent.error = describe_error(error)
                 with suppress(OSError):
                     sent.save(run)
                 if is_over:
-                    return _LEFT
-                between = min(2 * between, _LONGEST_POLL_INTERVAL)
+                    return _EXIT_INCOMPLETE
+                between = min(2 * between, _MAX_POLL_INTERVAL_S)
             faulthandler.cancel_dump_traceback_later()
             if mmfw_ended.wait(between):
                 time.sleep(1)  # until the worker has ended, too
@@ -176,7 +189,7 @@ def main() -> int:
     if sys.platform != "win32":
         os.nice(10)
     with show_log_messages():
-        return follow(Run(Path(run)), tracker(name), What(**json.loads(what)))
+        return follow_run(Run(Path(run)), create_tracker(name), UploadOptions(**json.loads(what)))
 
 
 if __name__ == "__main__":

@@ -23,17 +23,17 @@ _log = logging.getLogger(__name__)
 
 TRACKERS = ("mlflow", "clearml", "wandb")
 #: Which checkpoint is sent.
-Models = Literal["best", "last", "none"]
+CheckpointChoice = Literal["best", "last", "none"]
 #: Where runs go if the tracker's own variable names no other experiment or project.
-PROJECT = "hateful-memes"
+DEFAULT_PROJECT = "hateful-memes"
 OFFLINE = "offline"
 #: The place of sent runs: a server, an offline folder, a store on this machine, or none.
-Upload = Literal["server", "offline", "local", "disabled"]
-_TO_ANSWER, _MOST = 3.0, 1 << 20  # seconds, bytes
+UploadTarget = Literal["server", "offline", "local", "disabled"]
+_ANSWER_TIMEOUT_S, _MAX_ANSWER_BYTES = 3.0, 1 << 20  # seconds, bytes
 
 
 @dataclass(frozen=True)
-class Point:
+class MetricPoint:
     """One value of a series; ``t`` is seconds since the epoch."""
 
     name: str
@@ -43,7 +43,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class About:
+class RunInfo:
     """A run, or a sweep: ``key`` are hexadecimal digits that no other has, ``name`` is for people.
 
     ``created`` is seconds since the epoch; ``lock`` the file that is locked while a sweep is made; ``folder``
@@ -53,7 +53,7 @@ class About:
     key: str
     name: str
     created: float
-    parent: About | None = None
+    parent: RunInfo | None = None
     lock: str | None = None
     folder: Path | None = None
     id: str | None = None
@@ -69,14 +69,14 @@ class Tracker(ABC):
     """
 
     name: ClassVar[str]
-    variable: ClassVar[str]
+    address_variable: ClassVar[str]
     id_variable: ClassVar[str]
     probe: ClassVar[tuple[str, bytes | None, set[str]]]
     confirms: ClassVar[bool] = True
     server: str
     project: str
-    answers = True
-    upload: Upload = "server"
+    is_reachable = True
+    upload: UploadTarget = "server"
     note = ""
 
     @property
@@ -85,7 +85,7 @@ class Tracker(ABC):
         return redact_urls(f"{self.server} {self.project}")
 
     @property
-    def given_id(self) -> str | None:
+    def env_run_id(self) -> str | None:
         """The id of the run that :attr:`id_variable` names, to use where a command sends exactly one."""
         return os.environ.get(self.id_variable) or None
 
@@ -119,7 +119,7 @@ class Tracker(ABC):
         require_packages(self.name, extra=f"[{self.name}]")
         if not self.require_settings():
             return
-        hint = f"set {self.variable} to the address of one, http://HOST:PORT or https://HOST"
+        hint = f"set {self.address_variable} to the address of one, http://HOST:PORT or https://HOST"
         refused = UsageError(f"{self.address} is no server of {self.name}", hint=hint)
         if not re.match("https?://[^/]", self.server, re.IGNORECASE):
             raise refused
@@ -127,10 +127,10 @@ class Tracker(ABC):
         try:
             try:
                 request = Request(f"{self.host}{path}", body, {"Content-Type": "application/json"})
-                with urlopen(request, timeout=_TO_ANSWER) as answer:
-                    said = answer.read(_MOST)
+                with urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
+                    said = answer.read(_MAX_ANSWER_BYTES)
             except HTTPError as error:
-                said = error.read(_MOST)
+                said = error.read(_MAX_ANSWER_BYTES)
                 if b"Invalid Host header" in said:
                     hint = f"restart it with `mlflow server --allowed-hosts {request.host},localhost:*` "
                     hint += "and the other names that it is used by"
@@ -141,7 +141,7 @@ class Tracker(ABC):
                 if error.code != 404:
                     raise
         except OSError as error:
-            self.answers, reason = False, getattr(error, "reason", error)
+            self.is_reachable, reason = False, getattr(error, "reason", error)
             _log.warning("%s at %s does not answer: %s", self.name, redact_urls(self.server), reason)
             return
         except (ValueError, HTTPException):  # no address, or no server of the web
@@ -152,30 +152,30 @@ class Tracker(ABC):
         raise refused
 
     @abstractmethod
-    def open(self, about: About) -> tuple[str, str]:
+    def open_run(self, run_info: RunInfo) -> tuple[str, str]:
         """Find the run by its key, or make it there; return its id, and where people see it."""
 
     @abstractmethod
-    def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def log_params(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Its parameters, and what else is known of it: all there are now."""
 
     @abstractmethod
-    def points(self, points: Sequence[Point]) -> None:
+    def log_metrics(self, points: Sequence[MetricPoint]) -> None:
         """More of its scalars."""
 
     @abstractmethod
-    def file(self, path: Path, folder: str) -> None:
+    def log_artifact(self, path: Path, folder: str) -> None:
         """A file, in place of the one of the same name; checkpoints are those in ``checkpoints``."""
 
     @abstractmethod
-    def state(self, state: str, t: float) -> None:
+    def set_status(self, state: str, t: float) -> None:
         """How it is since ``t``; see :func:`mmf_win.runs.history.run_state`."""
 
     def close(self) -> None:  # noqa: B027 - most have waited for each answer
         """See to it that all has arrived."""
 
     @contextmanager
-    def asked(self) -> Iterator[None]:
+    def translate_errors(self) -> Iterator[None]:
         """Have what its package raises be one MmfError, and what that prints be no result of a command."""
         try:
             with redirect_stdout(sys.stderr):
@@ -183,11 +183,13 @@ class Tracker(ABC):
         except Exception as error:
             if isinstance(error, MmfwError) or getattr(error, "errno", None):  # of the disk
                 raise
-            hint = f"run the same command again {when(why(error))}"
-            raise MmfEnvironmentError(f"{self.name} at {self.address}: {why(error)}", hint=hint) from None
+            hint = f"run the same command again {retry_advice(describe_error(error))}"
+            raise MmfEnvironmentError(
+                f"{self.name} at {self.address}: {describe_error(error)}", hint=hint
+            ) from None
 
 
-def why(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """What a tracker's package raised, in a few words."""
     text = " ".join(redact_urls(str(error)).split())
     if re.search("Max retries exceeded|timed out|[Cc]onnection (refused|reset|aborted)", text):
@@ -195,21 +197,25 @@ def why(error: Exception) -> str:
     return text[:200] or type(error).__name__
 
 
-def when(reason: str) -> str:
+def retry_advice(reason: str) -> str:
     """Return when a command that failed for this reason may work: with time alone, or not."""
     passes = re.search(r"does not answer|no time|\b(429|50[0234])\b|Service Unavailable", reason)
     return "later" if passes else "once this is fixed"
 
 
-def require_no_id(trackers: Iterable[Tracker]) -> None:
+def require_no_env_run_id(trackers: Iterable[Tracker]) -> None:
     """Raise UsageError where a variable names one run of a tracker, for commands that send several."""
     for to in trackers:
-        if to.given_id:
+        if to.env_run_id:
             message = f"{to.id_variable} names one run, and this command sends several or makes a new one"
             raise UsageError(message, hint=f"unset {to.id_variable}")
 
 
-def tracker(name: str) -> Tracker:
+_CLASS_NAMES = {"mlflow": "MLflowTracker", "clearml": "ClearMLTracker", "wandb": "WandbTracker"}
+
+
+def create_tracker(name: str) -> Tracker:
     """A tracker by its name. Raises UsageError where nothing says which server is meant."""
-    made: Tracker = import_module(f"mmf_win.tracking.to_{name}").Connection()
-    return made
+    module = import_module(f"mmf_win.tracking.{name}_tracker")
+    tracker: Tracker = getattr(module, _CLASS_NAMES[name])()
+    return tracker

@@ -16,28 +16,33 @@ from typing import Any
 
 from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.paths import MmfPaths, empty_zoo_file
-from mmf_win.upstream.overrides import RESERVED, assign, literal, require_usable
+from mmf_win.upstream.overrides import (
+    RESERVED_KEYS,
+    apply_overrides,
+    escape_interpolation,
+    require_valid_settings,
+)
 from mmf_win.upstream.versions import config_path, follow_text_links, read_version
 
-Tree = dict[str, Any]
+Settings = dict[str, Any]
 
 DATASET = "hateful_memes"
 #: The group of settings that MMF has no keys for; it never gets them.
-OURS = "mmfw"
-_DEFAULTS = Path("mmf", "configs", "defaults.yaml")
+MMFW_GROUP = "mmfw"
+_DEFAULTS_FILE = Path("mmf", "configs", "defaults.yaml")
 _DATASET_CONFIG = "configs/datasets/hateful_memes/defaults.yaml"
 # 1.0.0rc10 calls the resolver by an older name, and OmegaConf warns of an empty default without quotes.
-_ENVIRONMENT = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
-_DEEPEST = 100
-_LENGTH = (
+_ENV_INTERPOLATION = re.compile(r"\$\{(?:oc\.)?env:(\w+), *([^'}]*)\}")
+_MAX_YAML_DEPTH = 100
+_TRAINING_KEYS = (
     *("max_updates", "max_epochs", "batch_size", "update_frequency"),
     *("early_stop.enabled", "early_stop.patience", "checkpoint_interval", "evaluation_interval"),
 )
-_USER_DIR = "MMF_USER_DIR"
-_FOLDERS = ("cache_dir", "data_dir", "save_dir", "report_dir")
-_NAMED_BESIDE = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
+_USER_DIR_VARIABLE = "MMF_USER_DIR"
+_FOLDER_KEYS = ("cache_dir", "data_dir", "save_dir", "report_dir")
+_COMMAND_LINE_KEYS = {"config", "model", "dataset", "datasets"}  # what MMF gets on its command line
 # mmf.utils.configuration.Configuration.upgrade and ._update_specific
-_RENAMED = {
+_RENAMED_KEYS = {
     "learning_rate": "optimizer.params.lr",
     "training.resume_file": "checkpoint.resume_file",
     "training.resume": "checkpoint.resume",
@@ -49,7 +54,7 @@ _RENAMED = {
 
 
 @dataclass(frozen=True)
-class ConfigParts:
+class ConfigSpec:
     """What MMF's configuration is made of.
 
     Attributes:
@@ -61,23 +66,23 @@ class ConfigParts:
 
     model: str = ""
     config: str | None = None
-    settings: Tree = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
     offline: bool = False
 
     @property
-    def of_mmf(self) -> Tree:
+    def mmf_settings(self) -> Settings:
         """The settings that MMF has keys for."""
-        return {key: value for key, value in self.settings.items() if key != OURS}
+        return {key: value for key, value in self.settings.items() if key != MMFW_GROUP}
 
 
-def resolve(
+def resolve_config(
     root: Path,
-    places: MmfPaths,
-    asked: ConfigParts,
+    mmf_paths: MmfPaths,
+    config_spec: ConfigSpec,
     overrides: Sequence[str] = (),
     *,
-    checked: Tree | None = None,
-) -> Tree:
+    checked_settings: Settings | None = None,
+) -> Settings:
     """The parts of MMF's configuration that name files: ``env``, ``checkpoint``, ``dataset`` and ``model``;
     of ``training``, how long it lasts and when it saves and validates; as ``user_dir`` the folder of the
     user's own code, as it is named; as ``typed`` the tree that the overrides stand for.
@@ -92,65 +97,71 @@ def resolve(
 
     try:
         version = read_version(root)
-        of_mmf, merged = compose(root, places, asked)
+        of_mmf, merged = compose_config(root, mmf_paths, config_spec)
         own_code = bool(merged.env.user_dir) or any(word.startswith("env.user_dir=") for word in overrides)
-        checked = asked.of_mmf if checked is None else checked
-        require_usable(OmegaConf.to_container(of_mmf), checked, version, own_code=own_code)
-        assign(merged, overrides, version=version, own_code=own_code)
+        checked_settings = config_spec.mmf_settings if checked_settings is None else checked_settings
+        require_valid_settings(
+            OmegaConf.to_container(of_mmf), checked_settings, version, has_user_code=own_code
+        )
+        apply_overrides(merged, overrides, version=version, has_user_code=own_code)
         unresolved: Any = OmegaConf.to_container(merged)
 
-        def part(path: str) -> Any:
+        def select_part(path: str) -> Any:
             node = OmegaConf.select(merged, path)
             return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node or {}
 
         return {
-            "env": part("env"),
-            "checkpoint": part("checkpoint"),
-            "dataset": part(f"dataset_config.{DATASET}"),
-            "model": part(f"model_config.{asked.model}"),
-            "training": {key: OmegaConf.select(merged, f"training.{key}") for key in _LENGTH},
-            "user_dir": _user_dir(unresolved["env"]["user_dir"], merged.env.user_dir),
-            "typed": _typed(overrides, unresolved),
+            "env": select_part("env"),
+            "checkpoint": select_part("checkpoint"),
+            "dataset": select_part(f"dataset_config.{DATASET}"),
+            "model": select_part(f"model_config.{config_spec.model}"),
+            "training": {key: OmegaConf.select(merged, f"training.{key}") for key in _TRAINING_KEYS},
+            "user_dir": _find_user_dir(unresolved["env"]["user_dir"], merged.env.user_dir),
+            "typed": _settings_from_overrides(overrides, unresolved),
         }
     except (OmegaConfBaseException, YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
-        raise UsageError(f"the configuration of {asked.model} cannot be put together: {reason}") from None
+        raise UsageError(
+            f"the configuration of {config_spec.model} cannot be put together: {reason}"
+        ) from None
 
 
-def _user_dir(named: Any, configured: Any) -> str | None:
+def _find_user_dir(raw_value: Any, resolved_value: Any) -> str | None:
     """The folder of code that MMF imports: the configuration's, or where that is empty ``MMF_USER_DIR``.
 
     What is ``named`` in the configuration stands here for what is ``configured``. It is None where nothing
     names a folder, and empty where what names one stands for nothing here.
     """
-    folder = configured or os.environ.get(_USER_DIR)
-    is_named = named is not None and _USER_DIR not in str(named)  # MMF's own names the variable
+    folder = resolved_value or os.environ.get(_USER_DIR_VARIABLE)
+    is_named = raw_value is not None and _USER_DIR_VARIABLE not in str(
+        raw_value
+    )  # MMF's own names the variable
     return str(folder) if folder else "" if is_named else None
 
 
-def _typed(overrides: Sequence[str], config: Any) -> Tree:
+def _settings_from_overrides(overrides: Sequence[str], config: Any) -> Settings:
     """The tree that overrides stand for, taken from ``config``, which has them; of a list, all items."""
-    typed: Tree = {}
+    typed: Settings = {}
     for override in overrides:
         key = override.partition("=")[0].partition("[")[0]
         value = config
         for name in key.split("."):
             value = value[name]
-        put(typed, key, value)
+        set_nested_value(typed, key, value)
     return typed
 
 
-def put(tree: Tree, key: str, value: Any) -> None:
+def set_nested_value(settings: Settings, key: str, value: Any) -> None:
     """Set a key such as ``training.seed`` in a tree of settings."""
     *groups, last = key.split(".")
     for name in groups:
-        if not isinstance(tree.get(name), dict):
-            tree[name] = {}
-        tree = tree[name]
-    tree[last] = value
+        if not isinstance(settings.get(name), dict):
+            settings[name] = {}
+        settings = settings[name]
+    settings[last] = value
 
 
-def merge(*trees: Mapping[str, Any]) -> Tree:
+def merge_settings(*trees: Mapping[str, Any]) -> Settings:
     """Settings merged key by key; later ones win."""
     from omegaconf import OmegaConf
 
@@ -158,36 +169,41 @@ def merge(*trees: Mapping[str, Any]) -> Tree:
     return dict(merged)
 
 
-def compose(root: Path, places: MmfPaths, asked: ConfigParts) -> tuple[Any, Any]:
+def compose_config(root: Path, mmf_paths: MmfPaths, config_spec: ConfigSpec) -> tuple[Any, Any]:
     """MMF's own configuration of the experiment, and with its settings.
 
-    Arguments and errors are as for :func:`resolve`.
+    Arguments and errors are as for :func:`resolve_config`.
     """
     from omegaconf import OmegaConf
 
-    own = model_config(root, asked.model)
+    own = find_model_config(root, config_spec.model)
     named = [root / "mmf" / own] if own else []
     named += [root / "mmf" / _DATASET_CONFIG]
-    named += [config_path(root, asked.config)] if asked.config else []
-    defaults = load_yaml(root, root / _DEFAULTS)
+    named += [config_path(root, config_spec.config)] if config_spec.config else []
+    defaults = load_yaml(root, root / _DEFAULTS_FILE)
     of_mmf = OmegaConf.merge(defaults, *(load_yaml(root, path) for path in named))
-    for key in _NAMED_BESIDE & asked.of_mmf.keys():
-        raise UsageError(f"{key} is set by mmfw", hint=RESERVED[key])
-    _require_group(asked.of_mmf.get("env", {}))  # OmegaConf 2.3 names no key of a list that it cannot merge
-    merged: Any = OmegaConf.merge(of_mmf, asked.of_mmf)
+    for key in _COMMAND_LINE_KEYS & config_spec.mmf_settings.keys():
+        raise UsageError(f"{key} is set by mmfw", hint=RESERVED_KEYS[key])
+    _require_group(
+        config_spec.mmf_settings.get("env", {})
+    )  # OmegaConf 2.3 names no key of a list that it cannot merge
+    merged: Any = OmegaConf.merge(of_mmf, config_spec.mmf_settings)
     whole: Any = OmegaConf.to_container(merged)
     env = whole["env"]
     _require_group(env)
     env_of_mmf: Any = OmegaConf.to_container(defaults.env)
-    for key in _FOLDERS:
+    for key in _FOLDER_KEYS:
         if env[key] != env_of_mmf[key]:
-            raise UsageError(f"env.{key} is set by mmfw", hint=RESERVED[f"env.{key}"])
-    for old, new in _RENAMED.items():
+            raise UsageError(f"env.{key} is set by mmfw", hint=RESERVED_KEYS[f"env.{key}"])
+    for old, new in _RENAMED_KEYS.items():
         if OmegaConf.select(merged, old) is not None:
             raise UsageError(f"{old} is an old key, which MMF lets win over {new}", hint=f"write {new}")
-    merged.env.cache_dir, merged.env.data_dir = literal(places.cache_dir), literal(places.data_dir)
-    if asked.offline:
-        merged.env.dataset_zoo = literal(empty_zoo_file())
+    merged.env.cache_dir, merged.env.data_dir = (
+        escape_interpolation(mmf_paths.cache_dir),
+        escape_interpolation(mmf_paths.data_dir),
+    )
+    if config_spec.offline:
+        merged.env.dataset_zoo = escape_interpolation(empty_zoo_file())
     return of_mmf, merged
 
 
@@ -196,7 +212,7 @@ def _require_group(env: object) -> None:
         raise UsageError(f"env: {env!r} in place of a group of keys", hint="set a key in it: env.user_dir")
 
 
-def model_config(root: Path, model: str) -> str | None:
+def find_model_config(root: Path, model: str) -> str | None:
     """Return the configuration that MMF's class of a model names as its own, or None where it names none."""
     for path in sorted((root / "mmf" / "models").rglob("*.py")):
         _, registered, code = path.read_text(encoding="utf-8").partition(f'.register_model("{model}")')
@@ -219,8 +235,8 @@ def parse_yaml(text: str) -> Any:
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
-                raise yaml.YAMLError(f"it is nested more than {_DEEPEST} levels deep")
+            if depth > _MAX_YAML_DEPTH:
+                raise yaml.YAMLError(f"it is nested more than {_MAX_YAML_DEPTH} levels deep")
         return OmegaConf.load(StringIO(text))
     except OSError:  # OmegaConf says so of one number
         raise ValueError("a mapping of keys is expected") from None
@@ -235,7 +251,7 @@ def load_yaml(root: Path, path: Path) -> Any:
     path = follow_text_links(path)
     try:
         text = path.read_text(encoding="utf-8")
-        own: Any = parse_yaml(_ENVIRONMENT.sub(r"${oc.env:\1,'\2'}", text))
+        own: Any = parse_yaml(_ENV_INTERPOLATION.sub(r"${oc.env:\1,'\2'}", text))
     except OSError as error:
         raise MmfEnvironmentError(
             f"{path} cannot be read: {error.strerror}", hint="run `mmfw setup`"

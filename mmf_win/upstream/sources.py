@@ -29,7 +29,7 @@ from mmf_win.paths import is_portable
 from mmf_win.unpacking.extract import choose_all, extract_to_staging
 from mmf_win.unpacking.staging import Staging
 
-_WITHOUT_PIP = "take `mmfw setup --mmf github`, which does without pip"
+_GITHUB_HINT = "take `mmfw setup --mmf github`, which does without pip"
 _log = logging.getLogger(__name__)
 
 
@@ -47,23 +47,25 @@ class PypiWheel:
     name: Literal["pypi"] = "pypi"
     commit: None = None
 
-    def fetch(self, here: Staging) -> Manifest:
+    def fetch(self, staging: Staging) -> Manifest:
         """Download the wheel by pip, unpack it below ``here.new`` and check its hash; or an MmfError."""
         _log.info("Getting MMF %s by pip.", self.version)
-        wheel = self._download(here.folder)
+        wheel = self._download_wheel(staging.folder)
         digest = hashlib.sha256()
         files: Mapping[str, ManifestEntry] = {}
         with suppress(ArchiveError):
             archive = open_archive(wheel)
-            files = extract_to_staging(archive, choose_all, here, f"Unpacking MMF {self.version}", digest)
+            files = extract_to_staging(archive, choose_all, staging, f"Unpacking MMF {self.version}", digest)
         if not files or digest.hexdigest() != self.wheel_sha256:
             message = f"{wheel.name} is not the wheel that PyPI publishes"
             raise MmfEnvironmentError(
-                message, hint=f"check which index pip uses (`pip config list`), or {_WITHOUT_PIP}"
+                message, hint=f"check which index pip uses (`pip config list`), or {_GITHUB_HINT}"
             )
-        return Manifest(here.new_dir, files, "published", ManifestSource.from_path(wheel, self.wheel_sha256))
+        return Manifest(
+            staging.new_dir, files, "published", ManifestSource.from_path(wheel, self.wheel_sha256)
+        )
 
-    def _download(self, folder: Path) -> Path:
+    def _download_wheel(self, folder: Path) -> Path:
         pip = [sys.executable, "-X", "utf8", "-m", "pip", "--no-input", "--disable-pip-version-check"]
         system = "--python-version=3.8 --implementation=cp --abi=cp38 --platform=manylinux1_x86_64"
         wheel = ["--only-binary=:all:", *system.split(), f"mmf=={self.version}"]
@@ -81,10 +83,10 @@ class PypiWheel:
             return wheels[0]
         if "No module named pip" in done.stdout:
             message = f"{sys.executable} has no pip"
-            raise MmfEnvironmentError(message, hint=f"run `python -m ensurepip`, or {_WITHOUT_PIP}")
+            raise MmfEnvironmentError(message, hint=f"run `python -m ensurepip`, or {_GITHUB_HINT}")
         said = "\n".join(f"  {line}" for line in done.stdout.strip().splitlines()[-10:])
         message = f"pip cannot download mmf=={self.version}:\n{said}"
-        raise MmfEnvironmentError(message, hint=f"check the connection and pip's index, or {_WITHOUT_PIP}")
+        raise MmfEnvironmentError(message, hint=f"check the connection and pip's index, or {_GITHUB_HINT}")
 
 
 @dataclass(frozen=True)
@@ -97,35 +99,35 @@ class GithubArchive:
 
     version: str
     commit: str
-    tree: str
+    tree_id: str
     url: str
 
     name: Literal["github"] = "github"
 
-    def fetch(self, here: Staging) -> Manifest:
+    def fetch(self, staging: Staging) -> Manifest:
         """Download the archive, unpack it below ``here.new`` and check its tree's id; or an MmfError."""
-        archive = here.folder / f"mmf-{self.commit[:12]}.tar.gz"
+        archive = staging.folder / f"mmf-{self.commit[:12]}.tar.gz"
         sha256 = download(self.url, archive, f"MMF {self.version} from GitHub")
         files: dict[str, GitTreeEntry] = {}
         entries: dict[str, ManifestEntry] = {}
         try:
             with tarfile.open(archive, "r:gz") as opened:
-                for name, mode, content in _unpack(opened, here.new_dir):
+                for name, mode, content in _extract_members(opened, staging.new_dir):
                     files[name] = mode, git_object_id(content)
                     entries[name] = ManifestEntry(hashlib.sha256(content).hexdigest(), len(content))
         except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
             message = f"what {self.url} sent is damaged or no archive: {error}"
             raise MmfEnvironmentError(message, hint="run the same command again") from error
-        if (tree := git_tree_id(files)) != self.tree:
-            differs = f"the id of its tree is {tree}, not {self.tree}"
+        if (tree := git_tree_id(files)) != self.tree_id:
+            differs = f"the id of its tree is {tree}, not {self.tree_id}"
             message = f"what {self.url} sent is not commit {self.commit}: {differs}"
             raise MmfEnvironmentError(
                 message, hint="something on the way changes downloads; try another network"
             )
-        return Manifest(here.new_dir, entries, "published", ManifestSource.from_path(archive, sha256))
+        return Manifest(staging.new_dir, entries, "published", ManifestSource.from_path(archive, sha256))
 
 
-def _unpack(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, str, bytes]]:
+def _extract_members(archive: tarfile.TarFile, root: Path) -> Iterator[tuple[str, str, bytes]]:
     """Write an archive's files below ``root``, without its top folder; yield the mode and content of each."""
     for member in archive:
         parts = member.name.split("/")[1:]
@@ -147,7 +149,7 @@ _COMMIT = "b0ffc7fba39f210f833c127362146aec01a2f259"
 GITHUB = GithubArchive(
     version="1.0.0rc12",
     commit=_COMMIT,
-    tree="bb51710ea1bb3d3b157968574ba06cc321804188",
+    tree_id="bb51710ea1bb3d3b157968574ba06cc321804188",
     url=f"https://github.com/facebookresearch/mmf/archive/{_COMMIT}.tar.gz",
 )
 #: A way to get one fixed version of MMF.

@@ -19,7 +19,7 @@ from mmf_win.errors import MmfEnvironmentError
 _MAX_LINKS = 40
 
 #: Versions that mmfw knows → keys, and groups of keys, of MMF's defaults that each of them has alone.
-ONLY_IN: Mapping[str, frozenset[str]] = {
+VERSION_SPECIFIC_KEYS: Mapping[str, frozenset[str]] = {
     "1.0.0rc10": frozenset({"training.stdout_capture"}),
     "1.0.0rc12": frozenset(
         {
@@ -35,21 +35,21 @@ ONLY_IN: Mapping[str, frozenset[str]] = {
 }
 
 
-def versions_with(key: str) -> list[str]:
+def versions_with_key(key: str) -> list[str]:
     """The versions that have a configuration key, where not all have it; empty for any other key."""
     return [
         version
-        for version, only in ONLY_IN.items()
+        for version, only in VERSION_SPECIFIC_KEYS.items()
         if any(key == known or key.startswith((f"{known}.", f"{known}[")) for known in only)
     ]
 
 
 def has_key(version: str, key: str) -> bool:
     """Whether a version of MMF, which must be one that mmfw knows, has a key that only some have."""
-    if version not in ONLY_IN:
-        message = f"MMF {version} is unknown to mmfw, which works with {' and '.join(ONLY_IN)}"
+    if version not in VERSION_SPECIFIC_KEYS:
+        message = f"MMF {version} is unknown to mmfw, which works with {' and '.join(VERSION_SPECIFIC_KEYS)}"
         raise MmfEnvironmentError(message, hint="run `mmfw setup --mmf pypi`")
-    return version in versions_with(key)
+    return version in versions_with_key(key)
 
 
 def read_version(root: Path) -> str:
@@ -94,14 +94,14 @@ def follow_text_links(path: Path) -> Path:
     here = path
     for _ in range(_MAX_LINKS):
         link = next((part for part in (here, *here.parents) if part.is_file()), None)
-        target = _link_target(link) if link else None
+        target = _read_text_link(link) if link else None
         if link is None or target is None:
             return here
         here = Path(os.path.normpath(link.parent / target / here.relative_to(link)))
     raise MmfEnvironmentError(f"the links from {path} lead in a circle", hint="run `mmfw setup`")
 
 
-def _link_target(path: Path) -> str | None:
+def _read_text_link(path: Path) -> str | None:
     with suppress(OSError, ValueError):  # not text, or text that cannot be a path
         text = path.read_text(encoding="utf-8")
         if text and "\n" not in text and (path.parent / text).exists():

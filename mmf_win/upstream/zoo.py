@@ -22,13 +22,13 @@ from mmf_win.upstream.config import parse_yaml
 from mmf_win.upstream.versions import follow_text_links
 
 # mmf.utils.download.DownloadableFile
-_OF_MMF = "https://dl.fbaipublicfiles.com/mmf/data/"
+_MMF_DATA_URL = "https://dl.fbaipublicfiles.com/mmf/data/"
 #: What MMF writes into ``.built.json``; where it finds another, it downloads everything again. In YAML
 #: ``1.0_2020_10_01`` is the number 1.020201001, so that is what MMF reads, writes and compares.
-Version: TypeAlias = str | float
+ZooVersion: TypeAlias = str | float
 
 #: MMF's own zoos, as its configuration names them.
-DATASETS, MODELS = "configs/zoo/datasets.yaml", "configs/zoo/models.yaml"
+DATASET_ZOO_FILE, MODEL_ZOO_FILE = "configs/zoo/datasets.yaml", "configs/zoo/models.yaml"
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -41,7 +41,7 @@ class ZooEntry:
     """
 
     folder: Path
-    version: Version | None
+    version: ZooVersion | None
     url: str
     file_name: str
     sha256: str | None = None
@@ -50,7 +50,7 @@ class ZooEntry:
     marker = ChildPath(".built.json", parent="folder")
 
     @property
-    def names(self) -> tuple[str, ...]:
+    def archive_names(self) -> tuple[str, ...]:
         """What a copy of it may be called: as the server calls it, or as MMF does."""
         on_server = unquote(urlsplit(self.url).path).rpartition("/")[2]
         return tuple(dict.fromkeys(name for name in (on_server, self.file_name) if name))
@@ -75,55 +75,55 @@ class Zoo:
     """
 
     root: Path
-    places: MmfPaths
-    datasets: str = field(default_factory=lambda: os.environ.get("MMF_DATASET_ZOO") or DATASETS)
-    models: str = field(default_factory=lambda: os.environ.get("MMF_MODEL_ZOO") or MODELS)
+    mmf_paths: MmfPaths
+    datasets_file: str = field(default_factory=lambda: os.environ.get("MMF_DATASET_ZOO") or DATASET_ZOO_FILE)
+    models_file: str = field(default_factory=lambda: os.environ.get("MMF_MODEL_ZOO") or MODEL_ZOO_FILE)
 
-    def dataset(self, part: str) -> ZooEntry | None:
+    def dataset_entry(self, part: str) -> ZooEntry | None:
         """The entry for ``features`` or ``extras`` of Hateful Memes; None where there is none."""
-        datasets = _load(self.root, self.datasets)
-        entry = _select(datasets, "hateful_memes.defaults") or _select(datasets, "hateful_memes")
+        datasets = _load_zoo_file(self.root, self.datasets_file)
+        entry = _select_node(datasets, "hateful_memes.defaults") or _select_node(datasets, "hateful_memes")
         if not isinstance(entry, Mapping) or not isinstance(entry.get("resources"), Mapping):
             return None
-        root = self.places.dataset.root
+        root = self.mmf_paths.dataset.root
         folder = root if part == "extras" else root / part
-        return _entry(f"hateful_memes.{part}", folder, entry.get("version"), entry["resources"].get(part))
+        return _zoo_entry(f"hateful_memes.{part}", folder, entry.get("version"), entry["resources"].get(part))
 
-    def model(self, key: str) -> ZooEntry | None:
+    def model_entry(self, key: str) -> ZooEntry | None:
         """The entry for a pretrained model; None where there is none of that name.
 
         Of a key such as ``visual_bert.pretrained.coco`` that is a group, the ``defaults`` are meant.
         """
-        entry, name = _select(_load(self.root, self.models), key), key
+        entry, name = _select_node(_load_zoo_file(self.root, self.models_file), key), key
         if isinstance(entry, Mapping) and not {"version", "resources"} <= entry.keys():
             entry, name = entry.get("defaults"), f"{key}.defaults"
         if not isinstance(entry, Mapping):
             return None
-        folder = self.places.data_dir / "models" / name
-        return _entry(key, folder, entry.get("version"), entry.get("resources"))
+        folder = self.mmf_paths.data_dir / "models" / name
+        return _zoo_entry(key, folder, entry.get("version"), entry.get("resources"))
 
 
-def _load(root: Path, zoo: str) -> Any:
+def _load_zoo_file(root: Path, zoo: str) -> Any:
     # MMF looks in the working folder first, then in its own.
     of_mmf = follow_text_links(root / "mmf" / zoo)
     path = of_mmf if of_mmf.is_file() and not Path(zoo).is_file() else Path(zoo)
     try:
-        return _read(path, path.stat().st_mtime_ns)
+        return _parse_zoo_file(path, path.stat().st_mtime_ns)
     except OSError as error:
         problem = f"{path} cannot be read: {error.strerror}"
     except ValueError as error:
         problem = f"{path}: {error}"
-    if zoo in (DATASETS, MODELS):
+    if zoo in (DATASET_ZOO_FILE, MODEL_ZOO_FILE):
         raise MmfEnvironmentError(problem, hint="run `mmfw setup`")
     raise UsageError(problem, hint="see the variables MMF_DATASET_ZOO and MMF_MODEL_ZOO")
 
 
 @lru_cache(maxsize=4)  # a listing asks for the same zoos again and again
-def _read(path: Path, mtime_ns: int) -> Any:
+def _parse_zoo_file(path: Path, mtime_ns: int) -> Any:
     return parse_yaml(path.read_text(encoding="utf-8"))
 
 
-def _select(zoo: Any, key: str) -> Any:
+def _select_node(zoo: Any, key: str) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -134,14 +134,14 @@ def _select(zoo: Any, key: str) -> Any:
         return None
 
 
-def _entry(key: str, folder: Path, version: Version | None, listed: Any) -> ZooEntry | None:
+def _zoo_entry(key: str, folder: Path, version: ZooVersion | None, resources: Any) -> ZooEntry | None:
     """The entry; None where it is not one archive, as everything is that Hateful Memes needs."""
-    items = [listed] if isinstance(listed, Mapping) else list(listed or [])
+    items = [resources] if isinstance(resources, Mapping) else list(resources or [])
     if len(items) != 1 or not items[0].get("compressed", True):
         return None
     url, name = str(items[0].get("url", "")), str(items[0].get("file_name", ""))
     if not is_portable(name):
         raise UsageError(f"MMF's zoo names no usable file for {key}: {name!r}")
-    url = re.sub("^mmf://", _OF_MMF, url)
+    url = re.sub("^mmf://", _MMF_DATA_URL, url)
     sha256 = str(items[0].get("hashcode") or "").lower()
     return ZooEntry(folder, version, url, name, sha256 if _SHA256.fullmatch(sha256) else None)

@@ -25,7 +25,7 @@ from mmf_win.files import write_bytes
 from mmf_win.machine import limit_threads
 from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import ExportTask, ServeTask
-from mmf_win.upstream.overrides import as_yaml, literal
+from mmf_win.upstream.overrides import escape_interpolation, to_yaml_scalar
 from mmf_win.upstream.versions import config_path
 from mmf_win.version import __version__
 from mmf_win.worker.launcher import join, launch, take_gpu
@@ -192,9 +192,16 @@ def mmf_options(request: AttemptRequest) -> list[str]:
     config = request.folder.config
     base = config_path(Path(request.mmf_root), request.base_config) if request.base_config else None
     # An absolute include is taken as it is by every MMF.
-    includes = {"includes": [literal(base)] if base else []}
-    write_bytes(config, as_yaml(includes | request.settings).encode())
-    return ["config", as_yaml(literal(config)), "model", request.model, "dataset", "hateful_memes"]
+    includes = {"includes": [escape_interpolation(base)] if base else []}
+    write_bytes(config, to_yaml_scalar(includes | request.settings).encode())
+    return [
+        "config",
+        to_yaml_scalar(escape_interpolation(config)),
+        "model",
+        request.model,
+        "dataset",
+        "hateful_memes",
+    ]
 
 
 def versions() -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from mmf_win.errors import DataError
 from mmf_win.protocol import AttemptOutcome, AttemptRequest
-from mmf_win.upstream.settings import of_launchers
+from mmf_win.upstream.default_settings import launcher_variables
 from mmf_win.worker.stopping import Stop
 
 _TO_MEET = 60  # seconds in which all machines must have come
@@ -109,5 +109,5 @@ def join(request: AttemptRequest) -> None:
         where = {"init_method": file, "rank": int(os.environ["RANK"]), "world_size": task.nproc}
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     torch.distributed.init_process_group(backend, timeout=_PATIENCE, **where)
-    for name in of_launchers(os.environ):
+    for name in launcher_variables(os.environ):
         del os.environ[name]

@@ -52,7 +52,7 @@ def test_without_mmf_or_a_package_it_names_the_next_step_and_writes_nothing_fake
 
     monkeypatch.setattr(install, "find_spec", lambda name: None if name == "PIL" else object())
     for usable, said in ((missing, "mmfw setup"), (lambda: None, "pillow cannot be found")):
-        monkeypatch.setattr(demo, "usable_mmf", usable)
+        monkeypatch.setattr(demo, "require_mmf", usable)
         assert said in mmfw("demo", "--dir", "here", code=MmfEnvironmentError.exit_code)
     assert not (in_tmp_path / "here").exists()
 
@@ -74,7 +74,7 @@ def go_fake(path: Path, model: str) -> dict[str, Any]:
 @pytest.fixture
 def fake_way(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, where the workflow is replaced, so that only what is around it is tested."""
-    monkeypatch.setattr(demo, "usable_mmf", lambda: None)
+    monkeypatch.setattr(demo, "require_mmf", lambda: None)
     monkeypatch.setattr(demo, "require_packages", lambda *_: None)
     monkeypatch.setattr(demo, "_go", go_fake)
     return in_tmp_path

@@ -43,9 +43,9 @@ def test_without_a_choice_a_broken_copy_is_mended(
         mmfw("setup", "--mmf", "github")
         (install.find_mmf().root / "mmf/__init__.py").write_bytes(b"?")
         changed = "changed: mmf/__init__.py (1 instead of 0 bytes)"
-        assert install.changed_files(install.find_mmf()) == [changed]
+        assert install.find_changed_files(install.find_mmf()) == [changed]
         mmfw("setup")
-    assert install.changed_files(install.find_mmf()) == []
+    assert install.find_changed_files(install.find_mmf()) == []
 
 
 def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mmf_win.tracking.to_mlflow import Connection
+from mmf_win.tracking.mlflow_tracker import MLflowTracker
 from mmf_win.upstream import install
 from tests.worlds import report_world
 from tests.worlds.tools import Mmfw
@@ -50,7 +50,7 @@ def test_a_server_that_is_no_tracker_is_refused(
 def test_a_server_that_is_down_or_refuses_is_noted(
     mmfw: Mmfw, user_dir: Path, no_tracker: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_tracker.files[Connection.probe[0].lstrip("/")] = b"{}"
+    no_tracker.files[MLflowTracker.probe[0].lstrip("/")] = b"{}"
     no_tracker.faults = [answers(500)]
     train = ("train", "mmbt_grid", "--data-dir", user_dir, "--track", "mlflow")
     mmfw(*train, code=3)
@@ -68,7 +68,7 @@ def test_a_server_that_is_down_or_refuses_is_noted(
 def test_a_server_that_wants_a_key_is_taken_for_one_that_answers(
     mmfw: Mmfw, no_tracker: WebServer, user_dir: Path
 ) -> None:
-    no_tracker.files[Connection.probe[0].lstrip("/")] = b"{}"
+    no_tracker.files[MLflowTracker.probe[0].lstrip("/")] = b"{}"
     no_tracker.faults = [answers(401)]
     mmfw("train", "mmbt_grid", "--data-dir", user_dir, "--track", "mlflow", code=3)
     assert "does not answer" not in mmfw.err and "no Hateful Memes dataset" in mmfw.err

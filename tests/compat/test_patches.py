@@ -19,12 +19,12 @@ from mmf_win.compat import late, mmf_data, mmf_models, omegaconf
 from mmf_win.compat.__main__ import main as list_patches
 from mmf_win.compat.patch import RC10, RC12, Edit, Patch, lacks
 from mmf_win.errors import DamagedFeaturesError
-from mmf_win.upstream.versions import ONLY_IN
+from mmf_win.upstream.versions import VERSION_SPECIFIC_KEYS
 
 
 @pytest.mark.parametrize("each", compat.PATCHES, ids=lambda each: each.name)
 def test_every_patch_says_what_it_is_for(each: Patch) -> None:
-    assert each.mmf <= set(ONLY_IN)
+    assert each.mmf <= set(VERSION_SPECIFIC_KEYS)
     assert each.mmf
     assert each.library
     assert len(each.problem) > 30, "a sentence: what breaks, and where"

@@ -10,7 +10,7 @@ from mmf_win.commands.progress import RunDisplay
 from mmf_win.dataset import prediction_file
 from mmf_win.dataset.prediction_file import Prediction, write_predictions
 from mmf_win.errors import DataError, DatasetError
-from mmf_win.results import prediction
+from mmf_win.results import evaluation
 from tests.worlds import report_world
 
 IDS = ["8291", "42953", "12"]
@@ -128,8 +128,8 @@ def test_the_order_is_judged_by_the_ids_whose_place_is_known(tmp_path: Path) -> 
 def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
     world = report_world.make(tmp_path, groups=0)  # draws nothing, so it needs no Pillow
     world.annotate([], "nobody")
-    member = prediction.RunCheckpoint(world.run(), tmp_path / "best.ckpt")
+    member = evaluation.RunCheckpoint(world.run(), tmp_path / "best.ckpt")
     member.checkpoint.touch()
     with pytest.raises(DatasetError, match=r"nobody\.jsonl: there are no memes in it"):
-        options = prediction.PredictionOptions(split=["nobody"])
-        list(prediction.predict([member], world.save, options, RunDisplay))
+        options = evaluation.PredictionOptions(split=["nobody"])
+        list(evaluation.predict_and_score([member], world.save, options, RunDisplay))

@@ -17,7 +17,7 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import list_runs
-from mmf_win.upstream.checkpoint_files import Counts, counts
+from mmf_win.upstream.checkpoint_files import CheckpointProgress, read_checkpoint_progress
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds import hostile
 from tests.worlds.tools import typed
@@ -32,8 +32,8 @@ def files(run: Run) -> set[str]:
     return found - {"config.yaml", "train.log"}
 
 
-def known(run: Run, name: str) -> Counts:
-    found = counts(run.checkpoints / name)
+def known(run: Run, name: str) -> CheckpointProgress:
+    found = read_checkpoint_progress(run.checkpoints / name)
     assert found is not None
     return found
 

@@ -6,7 +6,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from mmf_win.upstream.config import merge
+from mmf_win.upstream.config import merge_settings
 from tests.endtoend.conftest import Tool, events, saved
 
 READS_A_FILE = """
@@ -28,7 +28,9 @@ class Reads(BaseModel):
 def from_pretrained(tool: Tool, file: Path, mapping: dict[str, str]) -> str:
     """A preset of a Visual BERT that takes what a mapping names from a file, as ``visual_bert_coco`` does."""
     start = {"resume_file": str(file), "resume_pretrained": True, "pretrained_state_mapping": mapping}
-    return tool.preset("visual_bert", settings=merge(tool.settings("visual_bert"), {"checkpoint": start}))
+    return tool.preset(
+        "visual_bert", settings=merge_settings(tool.settings("visual_bert"), {"checkpoint": start})
+    )
 
 
 def test_weights_of_another_model_end_a_training_before_its_first_update(tool: Tool) -> None:
@@ -85,7 +87,7 @@ def test_a_model_that_reads_a_file_while_it_is_built_needs_trust_as_a_checkpoint
     torch.save({"from": PurePosixPath("x"), "weight": torch.tensor(1.0)}, file)
     code.parent.mkdir()
     code.write_text(READS_A_FILE, encoding="utf-8")
-    settings = merge(
+    settings = merge_settings(
         tool.settings("image"), {"model_config": {"reads": {"file": str(file), "losses": ["cross_entropy"]}}}
     )
     words = ("train", tool.preset("image", model="reads", settings=settings), "--updates", "1")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mmf_win.runs import user_code
-from mmf_win.upstream.config import merge
+from mmf_win.upstream.config import merge_settings
 from tests.endtoend.conftest import Tool
 from tests.worlds.tiny_mmf import SPLITS
 
@@ -107,7 +107,7 @@ def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(
     tree: Any = {"type": str(folder), "params": {"trust_remote_code": True}}
     for name in ("tokenizer_config", "params", "text_processor", "processors", "hateful_memes"):
         tree = {name: tree}
-    settings = merge(tool.settings("bert"), {"dataset_config": tree})
+    settings = merge_settings(tool.settings("bert"), {"dataset_config": tree})
     preset = tool.preset("bert", settings=settings)
     assert tool.code("train", preset, "--updates", "1") == 3
     assert "own.py" in tool.errors and "--trust" in tool.errors

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mmf_win.results.saved_metrics import path_beside
+from mmf_win.results.metrics_file import metrics_path
 from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, losses, probabilities, saved
 from tests.endtoend.test_stopping import user
 from tests.worlds.tools import requires_console_events, wide
@@ -86,7 +86,7 @@ def test_each_of_two_predictions_at_once_records_its_own_precision(tool: Tool, f
         Path(f"{at}.go").touch()
         assert somebody.gets_the_prompt_back() == 0
     (second,) = {*run.reports.glob("*.csv")} - {Path(first["csv"])}
-    record = json.loads(path_beside(second).read_text(encoding="utf-8"))
+    record = json.loads(metrics_path(second).read_text(encoding="utf-8"))
     assert [each["members"][0]["precision"] for each in (first, record)] == ["fp32", "bf16"]
 
 

@@ -21,7 +21,7 @@ from mmf_win.dataset.prediction_file import Prediction, read_predictions
 from mmf_win.files import link_or_copy, read_json
 from mmf_win.integrity.verify import LOCK_NAME
 from mmf_win.protocol import AttemptOutcome, AttemptRequest
-from mmf_win.results.probabilities import best_accuracy, blend
+from mmf_win.results.blending import best_accuracy_threshold, blend
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Faulty, Tool, ids, outcomes, probabilities
@@ -133,7 +133,9 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     assert probabilities(blended) == blend("mean", [probabilities(first), probabilities(second)])
     val = [read_predictions(next(run.reports.glob("*_dev_unseen_*.csv"))) for run in runs]
     labels = [int(row.label or 0) for row in read_annotations(annotations / "dev_unseen.jsonl")]
-    threshold = best_accuracy(labels, blend("mean", [[row.proba for row in member] for member in val]))
+    threshold = best_accuracy_threshold(
+        labels, blend("mean", [[row.proba for row in member] for member in val])
+    )
     assert (blended["threshold"], blended["threshold_from"]) == (threshold, "best accuracy on dev_unseen")
     predictions = read_predictions(Path(blended["csv"]))
     assert [row.label for row in predictions] == [int(row.proba > threshold) for row in predictions]

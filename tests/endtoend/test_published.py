@@ -15,7 +15,7 @@ import pytest
 from mmf_win.dataset.annotations import read_annotations
 from mmf_win.integrity import torch_file
 from mmf_win.runs.folder import Run
-from mmf_win.upstream.checkpoint_files import counts
+from mmf_win.upstream.checkpoint_files import read_checkpoint_progress
 from tests.endtoend.conftest import Tool, probabilities, saved, starts
 from tests.endtoend.test_predicting import predict
 from tests.worlds import zoo
@@ -157,7 +157,7 @@ def test_training_on_from_weights_begins_at_update_0(shop: Shop) -> None:
     for name, init in (("checkpoint", str(best)), ("weights", str(final))):
         run = shop.tool.train(shop.preset, "--init", init, "--name", name, *STILL)
         assert starts(run) == [0]
-        known = counts(run.checkpoints / "best.ckpt")
+        known = read_checkpoint_progress(run.checkpoints / "best.ckpt")
         assert known is not None and known.best_update == 1, "the best score is the old run's"
         assert shop.tool("runs", "show", name)["init"] == init
         assert shop.probas(name, "--split", "dev_seen") == expected

@@ -13,7 +13,7 @@ import pytest
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol import AttemptRequest
 from mmf_win.runs.folder import Run
-from mmf_win.upstream import settings
+from mmf_win.upstream import default_settings
 from tests.endtoend.conftest import Tool, losses
 
 UPDATES = 50
@@ -55,7 +55,7 @@ def mmf_alone(tool: Tool, run: Run, tmp_path: Path) -> list[float]:
     )
     asked.save()
     places = MmfPaths.resolve(tool.world.data, tool.save_dir)
-    environment = settings.environment(
+    environment = default_settings.worker_environment(
         places, again.checkpoints, again.logs, again.path / "raw", offline=True
     )
     file = tmp_path / "losses.json"

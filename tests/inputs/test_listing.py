@@ -11,7 +11,7 @@ import pytest
 from mmf_win.inputs.discovery import list_config_inputs, list_dataset_paths
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets
-from mmf_win.upstream.config import merge, resolve
+from mmf_win.upstream.config import merge_settings, resolve_config
 from mmf_win.upstream.versions import read_version
 
 pytestmark = pytest.mark.torch  # for MMF
@@ -57,8 +57,8 @@ WEIGHTS = {
 def needs(mmf_root: Path, places: MmfPaths, name: str, *overrides: str, **settings: Any) -> dict[str, Any]:
     """What a preset needs, by the first word of its title."""
     preset = presets.load(name)
-    asked = replace(preset, settings=merge(preset.settings, settings))
-    config = resolve(mmf_root, places, asked, overrides)
+    asked = replace(preset, settings=merge_settings(preset.settings, settings))
+    config = resolve_config(mmf_root, places, asked, overrides)
     return {each.title.split()[0]: each for each in list_config_inputs(mmf_root, places, config)}
 
 

@@ -11,14 +11,14 @@ import pytest
 
 from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.dataset.coverage import Coverage
-from mmf_win.results.report.scored import Scored, ScoredMeme
+from mmf_win.results.report.scored_split import ScoredMeme, ScoredSplit
 from tests.worlds.tools import LazyModule, requires_package
 
 np = LazyModule("numpy")
 scipy = LazyModule("scipy.stats")
 sklearn = LazyModule("sklearn.metrics")
 metrics = LazyModule("mmf_win.results.metrics")
-saved_metrics = LazyModule("mmf_win.results.saved_metrics")
+saved_metrics = LazyModule("mmf_win.results.metrics_file")
 
 pytestmark = [pytest.mark.torch, requires_package("numpy", "scipy", "sklearn")]
 
@@ -40,7 +40,7 @@ def test_a_case_computed_by_hand() -> None:
     The hateful memes are above 1 and 2 of the benign ones, which are below 2 and 1 of the hateful ones.
     So both components are 1/2 and 1, with a variance of 1/8, and that of the AUROC is 1/8 / 2 + 1/8 / 2.
     """
-    scores = metrics.measure([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
+    scores = metrics.compute_metrics([0, 0, 1, 1], [0.1, 0.4, 0.35, 0.8])
     assert (scores["auroc"].value, scores["auroc"].low) == (0.75, pytest.approx(0.75 - 1.959964 / 8**0.5))
     assert scores["auroc"].high == 1, "no AUROC is above 1"
     assert scores["accuracy"].value == 0.75
@@ -53,14 +53,14 @@ def test_a_case_computed_by_hand() -> None:
 
 def test_the_edges_of_probability_have_bins() -> None:
     for labels, error in (([0, 1], 0), ([1, 0], 1)):
-        assert metrics.measure(labels, [0.0, 1.0])["calibration_error"].value == error
+        assert metrics.compute_metrics(labels, [0.0, 1.0])["calibration_error"].value == error
 
 
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
 @pytest.mark.parametrize("rows", [2, 3, 10, 257])
 def test_values_agree_with_scikit_learn(rows: int, digits: int | None) -> None:
     labels, probas = sample(rows, seed=rows, digits=digits)
-    scores = metrics.measure(labels, probas)
+    scores = metrics.compute_metrics(labels, probas)
     chosen = [int(p > 0.5) for p in probas]
     expected = {
         "auroc": sklearn.roc_auc_score(labels, probas),
@@ -75,7 +75,7 @@ def test_values_agree_with_scikit_learn(rows: int, digits: int | None) -> None:
 @pytest.mark.parametrize("digits", [None, 1, 0], ids=["no ties", "ties", "zeros and ones"])
 def test_the_curves_of_a_page_are_those_of_scikit_learn(digits: int | None) -> None:
     labels, probas = map(np.array, sample(60, digits=digits))
-    found, chosen = metrics.found_above(labels, probas)
+    found, chosen = metrics.cumulative_counts(labels, probas)
     precision, recall, _ = sklearn.precision_recall_curve(labels, probas)
     # scikit-learn ends the curve in a point without predictions.
     assert found / chosen == pytest.approx(precision[-2::-1])
@@ -87,13 +87,13 @@ def test_the_curves_of_a_page_are_those_of_scikit_learn(digits: int | None) -> N
 
 @pytest.mark.parametrize(("right", "rows"), [(16, 30), (0, 7), (7, 7), (1, 1), (850, 1000)])
 def test_the_interval_of_the_accuracy_is_wilsons_as_in_scipy(right: int, rows: int) -> None:
-    accuracy = metrics.measure([1] * right + [0] * (rows - right), [0.9] * rows)["accuracy"]
+    accuracy = metrics.compute_metrics([1] * right + [0] * (rows - right), [0.9] * rows)["accuracy"]
     expected = scipy.binomtest(right, rows).proportion_ci(0.95, "wilson")
     assert (accuracy.low, accuracy.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def auroc(labels: list[int], probas: list[float]) -> Any:
-    return metrics.measure(labels, probas)["auroc"]
+    return metrics.compute_metrics(labels, probas)["auroc"]
 
 
 def covariance(labels: list[int], *columns: list[float]) -> Any:
@@ -142,14 +142,14 @@ def test_an_auroc_without_a_variance_has_no_interval(labels: list[int], probas: 
     ids=["benign", "hateful"],
 )
 def test_what_one_class_leaves_undefined_is_none(labels: list[int], undefined: set[str]) -> None:
-    scores = metrics.measure(labels, [0.1, 0.2, 0.3])
+    scores = metrics.compute_metrics(labels, [0.1, 0.2, 0.3])
     assert {name for name in NAMES if scores[name].value is None} == undefined
     assert all(scores[name].low is None for name in undefined)
 
 
 def test_the_threshold_moves_accuracy_and_nothing_that_is_about_order() -> None:
     labels, probas = sample(100)
-    half, other = (metrics.measure(labels, probas, threshold=t) for t in (0.5, 0.7))
+    half, other = (metrics.compute_metrics(labels, probas, threshold=t) for t in (0.5, 0.7))
     assert half["accuracy"] != other["accuracy"]
     assert half["auroc"] == other["auroc"]
 
@@ -168,10 +168,10 @@ def test_a_model_is_no_better_than_itself_and_better_than_chance() -> None:
     assert metrics.auroc_difference([1, 1], [0.1, 0.2], [0.2, 0.1]).value is None
 
 
-def predicted(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str | None = None) -> Scored:
+def predicted(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str | None = None) -> ScoredSplit:
     """Predictions in no file."""
     memes = tuple(ScoredMeme(row, proba, 0) for row, proba in zip(rows, probas, strict=True))
-    return Scored(
+    return ScoredSplit(
         Path("a.csv"), "test", Path("test.jsonl"), "", memes, {"ensemble": kind}, Coverage("test", 1)
     )
 
@@ -179,7 +179,7 @@ def predicted(rows: Sequence[AnnotationRow], probas: Sequence[float], kind: str 
 def scored(labels: Sequence[int | None]) -> dict[str, Any]:
     """The scores of predictions that rise from row to row."""
     rows = [AnnotationRow(n, f"img/{n}.png", "", label, n + 1) for n, label in enumerate(labels)]
-    found = predicted(rows, [(n + 1) / (len(labels) + 1) for n in range(len(labels))]).scores
+    found = predicted(rows, [(n + 1) / (len(labels) + 1) for n in range(len(labels))]).score_record
     assert json.loads(json.dumps(found, allow_nan=False)) == found, "a NaN is no JSON"
     return found
 
@@ -195,7 +195,7 @@ def test_auroc_and_accuracy_have_intervals_around_them() -> None:
 def test_ranks_are_not_judged_as_probabilities() -> None:
     rows = [AnnotationRow(n, f"img/{n}.png", "", n % 2, n + 1) for n in range(4)]
     found, of_mean = (predicted(rows, [n / 3 for n in range(4)], kind).metrics for kind in ("rank", "mean"))
-    undefined = {name for name in saved_metrics.METRICS if found[name].value is None}
+    undefined = {name for name in saved_metrics.METRIC_TITLES if found[name].value is None}
     assert undefined == {"brier", "calibration_error"}
     assert found["auroc"] == of_mean["auroc"]
 
@@ -205,12 +205,12 @@ def test_without_a_label_for_each_row_there_are_no_scores(labels: list[int | Non
     found = scored(labels)
     assert found["rows"] == len(labels)
     assert found["hateful"] is None and found["intervals"] == {}
-    assert all(found[name] is None for name in saved_metrics.METRICS)
+    assert all(found[name] is None for name in saved_metrics.METRIC_TITLES)
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff"])
 def test_a_record_that_cannot_be_read_is_empty(tmp_path: Path, content: bytes | None) -> None:
     csv = tmp_path / "predictions.csv"
     if content is not None:
-        saved_metrics.path_beside(csv).write_bytes(content)
-    assert saved_metrics.read(csv) == {}
+        saved_metrics.metrics_path(csv).write_bytes(content)
+    assert saved_metrics.read_metrics(csv) == {}

@@ -12,8 +12,8 @@ from mmf_win.commands.progress import RunDisplay
 from mmf_win.dataset import annotations
 from mmf_win.dataset.prediction_file import read_predictions, write_predictions
 from mmf_win.errors import CheckpointError
-from mmf_win.results import prediction
-from mmf_win.results.prediction import PredictionOptions, RunCheckpoint
+from mmf_win.results import evaluation
+from mmf_win.results.evaluation import PredictionOptions, RunCheckpoint
 from mmf_win.runs.targets import PredictionTarget
 from tests.worlds import report_world
 from tests.worlds.report_world import SPLIT, World
@@ -63,10 +63,10 @@ def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_la
         write_predictions(csv, rows)
 
     monkeypatch.setattr(annotations, "read_text_and_sha256", read_text)
-    monkeypatch.setattr(prediction, "write_predictions", write)
+    monkeypatch.setattr(evaluation, "write_predictions", write)
     member = checkpoint(small)
-    options = PredictionOptions(split=[SPLIT, VALIDATION], threshold="best-accuracy", by=by)
-    results = list(prediction.predict([member], small.save, options, RunDisplay))
+    options = PredictionOptions(split=[SPLIT, VALIDATION], threshold="best-accuracy", predict_function=by)
+    results = list(evaluation.predict_and_score([member], small.save, options, RunDisplay))
     assert sorted(read) == sorted([SPLIT, VALIDATION])
     assert written == [result.scored.csv.name for result in results]
     assert [result.record["accuracy"] for result in results] == [1.0, 1.0]
@@ -85,8 +85,8 @@ def test_of_a_checkpoint_that_is_replaced_meanwhile_no_predictions_stay(small: W
 
     with pytest.raises(CheckpointError, match=r"best\.ckpt: it was replaced"):
         list(
-            prediction.predict(
-                [member], small.save, PredictionOptions(split=[SPLIT], by=replacing), RunDisplay
+            evaluation.predict_and_score(
+                [member], small.save, PredictionOptions(split=[SPLIT], predict_function=replacing), RunDisplay
             )
         )
     assert not list(member.run.reports.iterdir())

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from mmf_win.results.probabilities import KINDS, best_accuracy, blend, label, ranks
+from mmf_win.results.blending import BLEND_METHODS, apply_threshold, best_accuracy_threshold, blend, ranks
 
 SURE = 1 / (1 + math.sqrt(0.001 / 0.999 * 0.6 / 0.4))  # 0.96, where the mean of the two is 0.7
 
@@ -34,7 +34,7 @@ def test_ranks_go_from_0_to_1_and_equal_values_share_theirs() -> None:
     assert ranks([0.7]) == [0.5]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BLEND_METHODS)
 def test_no_kind_changes_the_order_of_a_single_member(kind: str) -> None:
     member = [0.7, 0.1, 0.5, 0.9, 0.11]
     blended = blend(kind, [member])
@@ -48,11 +48,11 @@ def test_members_of_different_lengths_are_refused() -> None:
 
 
 def right(labels: list[int], probas: list[float], threshold: float) -> int:
-    return sum(label(p, threshold) == truth for p, truth in zip(probas, labels, strict=True))
+    return sum(apply_threshold(p, threshold) == truth for p, truth in zip(probas, labels, strict=True))
 
 
 def test_at_exactly_the_threshold_a_meme_is_benign() -> None:
-    assert [label(p, 0.5) for p in (0.49, 0.5, 0.51)] == [0, 0, 1]
+    assert [apply_threshold(p, 0.5) for p in (0.49, 0.5, 0.51)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_at_exactly_the_threshold_a_meme_is_benign() -> None:
     ids=["between the classes", "nothing is better than one half", "hateful alone", "benign alone"],
 )
 def test_the_best_threshold(labels: list[int], probas: list[float], threshold: float) -> None:
-    assert best_accuracy(labels, probas) == threshold
+    assert best_accuracy_threshold(labels, probas) == threshold
 
 
 def test_neighbours_without_a_number_between_them_are_told_apart() -> None:
     low, high = 0.7, 0.7000000000000001
-    assert right([0, 1], [low, high], best_accuracy([0, 1], [low, high])) == 2
+    assert right([0, 1], [low, high], best_accuracy_threshold([0, 1], [low, high])) == 2
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -81,6 +81,6 @@ def test_no_threshold_does_better(seed: int) -> None:
     probas = [random.choice(values) for _ in range(9)]
     labels = [random.randint(0, 1) for _ in probas]
     every = sorted({0.0, 1.0, *values, *((a + b) / 2 for a, b in product(values, values))})
-    assert right(labels, probas, best_accuracy(labels, probas)) == max(
+    assert right(labels, probas, best_accuracy_threshold(labels, probas)) == max(
         right(labels, probas, t) for t in every
     )

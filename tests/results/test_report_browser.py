@@ -41,9 +41,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = [world.predicted(name, skill=-0.5) for name in names]  # wrong about most, to show mistakes
     tasks, settings = report_world.sweep(world, 12, predicted=2)
     return {
-        "run": pages.of_run(runs[0]),
-        "compare": pages.of_runs(runs, world.save),
-        "sweep": pages.of_runs(tasks, world.save, settings=settings),
+        "run": pages.write_run_page(runs[0]),
+        "compare": pages.write_comparison_page(runs, world.save),
+        "sweep": pages.write_comparison_page(tasks, world.save, settings=settings),
     }
 
 

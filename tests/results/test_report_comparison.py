@@ -16,7 +16,7 @@ from mmf_win.cli import main
 from mmf_win.errors import UsageError
 from mmf_win.files import write_json
 from mmf_win.protocol import AttemptOutcome
-from mmf_win.results.report.scored import read_scored
+from mmf_win.results.report.scored_split import load_scored_split
 from mmf_win.runs.history import RunRecord
 from tests.worlds.event_log import EventLog
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, sweep, tell, text_of
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.torch, requires_pages]
 
 def entries(runs: list[Any]) -> list[Any]:
     return [
-        comparison.entry_of(known, pages.scored_by_best(known, SPLIT, None))
+        comparison.build_compared_run(known, pages.load_best_scored_split(known, SPLIT, None))
         for known in map(RunRecord.read, runs)
     ]
 
@@ -39,9 +39,9 @@ def entries(runs: list[Any]) -> list[Any]:
 def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
     runs = [world.predicted(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
     other = world.predicted("visual_bert", preset="visual_bert", published={})
-    first, second = comparison.grouped(entries([*runs, other]))
+    first, second = comparison.group_runs(entries([*runs, other]))
     aurocs = [entry.auroc for entry in first.entries]
-    page = text_of(pages.of_runs([*runs, other], world.save))
+    page = text_of(pages.write_comparison_page([*runs, other], world.save))
     assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f} n = 3" in page
     assert f"{second.entries[0].auroc:.4f} n = 1" in page, "one run has no deviation"
     assert "Published AUROC on test_seen" in page
@@ -50,7 +50,7 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
 
 def grouped(*runs: Any) -> dict[str, list[Any]]:
     """The runs of each group, by its name."""
-    groups = comparison.grouped([comparison.entry_of(RunRecord.read(run), None) for run in runs])
+    groups = comparison.group_runs([comparison.build_compared_run(RunRecord.read(run), None) for run in runs])
     return {group.name: [entry.known.run for entry in group.entries] for group in groups}
 
 
@@ -78,7 +78,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
     found = grouped(first, other, second)
     assert list(found.values()) == [[first, second], [other]]
     assert list(found)[1] == f"mmbt_grid{name}"
-    page = text_of(pages.of_runs([first, other, second], world.save))
+    page = text_of(pages.write_comparison_page([first, other, second], world.save))
     assert "n = 2" in page and "n = 3" not in page
 
 
@@ -137,16 +137,20 @@ def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: Wo
     runs = [world.run("first"), world.run("second", seed=2), world.run("third", preset="visual_bert")]
     for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
         assert (
-            list(comparison.of_runs([(RunRecord.read(run), None) for run in shown], None, {})["colours"])
+            list(
+                comparison.comparison_context([(RunRecord.read(run), None) for run in shown], None, {})[
+                    "colours"
+                ]
+            )
             == apart
         )
-    page = pages.of_runs(runs[:2], world.save).read_text(encoding="utf-8")
+    page = pages.write_comparison_page(runs[:2], world.save).read_text(encoding="utf-8")
     assert page.count("--key: var(--series-2)") == 2, "in the legend and in the table"
 
 
 def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
     good, bad = world.predicted("good", skill=1.5), world.predicted("bad", skill=0.0)
-    (contrast,) = comparison.contrasts(entries([bad, good]))
+    (contrast,) = comparison.compare_aurocs(entries([bad, good]))
     first, second, difference = (contrast[key] for key in ("first", "second", "difference"))
     assert (first.known.run, second.known.run, contrast["memes"]) == (good, bad, 32)
     assert difference.value == pytest.approx(first.auroc - second.auroc)
@@ -171,17 +175,19 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None
     for each in (run, last):
         EventLog(each.events, "1").write("checkpoint", update=60, best=True, sha256="best")
     known = [RunRecord.read(each) for each in (run, old, last)]
-    about = comparison.of_runs([(each, pages.scored_by_best(each, SPLIT, None)) for each in known], SPLIT, {})
+    about = comparison.comparison_context(
+        [(each, pages.load_best_scored_split(each, SPLIT, None)) for each in known], SPLIT, {}
+    )
     assert [entry.known.scores.counted for entry in about["entries"]] == ["best", "unknown", "best"]
     assert [entry.rows for entry in about["entries"]] == ["32", "32", None]
     assert about["entries"][0].scored.csv == best and len(about["contrasts"]) == 1
-    page = text_of(pages.of_runs([run, old, last], world.save))
+    page = text_of(pages.write_comparison_page([run, old, last], world.save))
     assert page.count("by checkpoint: unknown") == 1
     for shown, told in ((best, "best.ckpt (best)"), (newer, "best.ckpt (unknown)")):
-        scored = read_scored(shown, SPLIT, world.dataset)
-        assert told in text_of(pages.of_run(run, scored=scored))
+        scored = load_scored_split(shown, SPLIT, world.dataset)
+        assert told in text_of(pages.write_run_page(run, scored=scored))
     with pytest.raises(UsageError, match="by its best checkpoint"):
-        pages.of_runs([last, world.run("d")], world.save, split=SPLIT)
+        pages.write_comparison_page([last, world.run("d")], world.save, split=SPLIT)
 
 
 def test_a_run_beside_itself_does_not_differ(world: World) -> None:
@@ -189,16 +195,16 @@ def test_a_run_beside_itself_does_not_differ(world: World) -> None:
     csv = world.predict(run)
     twin = world.run("b")
     (twin.reports / csv.name.replace("_a_", "_b_")).write_bytes(csv.read_bytes())
-    (contrast,) = comparison.contrasts(entries([run, twin]))
+    (contrast,) = comparison.compare_aurocs(entries([run, twin]))
     assert (contrast["difference"].value, contrast["difference"].p) == (0.0, None)
-    page = text_of(pages.of_runs([run, twin], world.save))
+    page = text_of(pages.write_comparison_page([run, twin], world.save))
     assert "+0.0000 – – 32" in page, "neither an interval nor a p-value"
 
 
 def test_runs_without_predictions_are_compared_by_their_training(world: World) -> None:
     runs = [world.run("a"), world.run("b"), world.run("c")]
     tell(runs[2], attempt("1", 0, 0))
-    page = pages.of_runs(runs, world.save).read_text(encoding="utf-8")
+    page = pages.write_comparison_page(runs, world.save).read_text(encoding="utf-8")
     assert "compared by their training alone" in page
     assert 'id="validation"' in page and "Differences in AUROC" not in page
     assert page.count("2 of 3 runs over their updates") == 4, "of two plots, and as their text alternative"
@@ -208,7 +214,7 @@ def test_runs_without_predictions_are_compared_by_their_training(world: World) -
 def test_without_both_classes_the_difference_is_undefined(world: World, label: dict[str, int]) -> None:
     world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", **label} for n in range(1, 9)])
     runs = [world.predicted("a"), world.predicted("b")]
-    assert "undefined" in text_of(pages.of_runs(runs, world.save))
+    assert "undefined" in text_of(pages.write_comparison_page(runs, world.save))
 
 
 def test_the_command_compares_when_several_runs_are_named(
@@ -230,9 +236,9 @@ def test_the_command_compares_when_several_runs_are_named(
 def test_what_cannot_be_compared_is_an_error(world: World) -> None:
     run, other = world.run("a"), world.run("b")
     with pytest.raises(UsageError, match="named twice"):
-        pages.of_runs([run, run], world.save)
+        pages.write_comparison_page([run, run], world.save)
     with pytest.raises(UsageError, match="dev_seen"):
-        pages.of_runs([run, other], world.save, split="dev_seen")
+        pages.write_comparison_page([run, other], world.save, split="dev_seen")
 
 
 @pytest.mark.parametrize("asked", [{}, {"published": {}}], ids=["a preset of the paper", "another"])
@@ -241,7 +247,7 @@ def test_no_published_number_stands_beside_another_split(world: World, asked: di
         world.dataset.annotation_file(SPLIT).read_bytes()
     )
     runs = [world.predicted(name, split="test_unseen", **asked) for name in ("a", "b")]
-    page = text_of(pages.of_runs(runs, world.save))
+    page = text_of(pages.write_comparison_page(runs, world.save))
     assert "0.6792" not in page and "Published" not in page
     assert ("The paper reports dev_seen and test_seen, not test_unseen." in page) == (not asked)
 
@@ -252,7 +258,7 @@ def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
         tell(run, attempt("1", 0, 120, validated=data, seed=run.request().training_number("seed")))
-    page = text_of(pages.of_runs(runs, world.save))
+    page = text_of(pages.write_comparison_page(runs, world.save))
     assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
     assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
     assert "on different rows" in page, "of the first preset's two runs"
@@ -261,7 +267,9 @@ def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
 def plotted(values: list[Any], scores: list[float | None] | None = None) -> Any:
     """The plot of one setting."""
     reached = scores or [n / 100 for n in range(len(values))]
-    [plot] = plots.by_setting([({"lr": value}, score) for value, score in zip(values, reached, strict=True)])
+    [plot] = plots.draw_scores_by_setting(
+        [({"lr": value}, score) for value, score in zip(values, reached, strict=True)]
+    )
     return plot
 
 
@@ -322,17 +330,19 @@ def test_a_line_goes_through_the_mean_at_each_value() -> None:
 
 
 def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
-    found = plots.by_setting([({"a": n, "b": 7, "c": n // 2}, n / 10 if n < 2 else None) for n in range(4)])
+    found = plots.draw_scores_by_setting(
+        [({"a": n, "b": 7, "c": n // 2}, n / 10 if n < 2 else None) for n in range(4)]
+    )
     assert [(plot.title, plot.name) for plot in found] == [("a", "setting-1")]
     assert len(dots(found[0])) == 2 and found[0].caption == "2 runs at 2 values."
-    assert plots.by_setting([({"a": n}, None) for n in range(4)]) == []
+    assert plots.draw_scores_by_setting([({"a": n}, None) for n in range(4)]) == []
 
 
 def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World) -> None:
     runs, settings = sweep(world, 12, predicted=10)
     known = [RunRecord.read(run) for run in runs]
-    about = comparison.of_runs(
-        [(each, pages.scored_by_best(each, SPLIT, None)) for each in known], None, settings
+    about = comparison.comparison_context(
+        [(each, pages.load_best_scored_split(each, SPLIT, None)) for each in known], None, settings
     )
     compared = (entry for c in about["contrasts"] for entry in (c["first"], c["second"]))
     contrasted = {entry.known.run.id for entry in compared}
@@ -340,7 +350,7 @@ def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World
     assert len(about["contrasts"]) == 8 * 7 / 2
     assert len(about["colours"]) == 8 and about["plots"][0].caption.startswith("8 runs")
     runs[0].events.unlink()
-    page = text_of(pages.of_runs(runs, world.save, settings=settings))
+    page = text_of(pages.write_comparison_page(runs, world.save, settings=settings))
     assert "Of 12 runs, these are the 8 with the best validation AUROC." in page
     assert "Of the runs that predicted test_seen, only the 8 with the best validation AUROC" in page
     assert "11 runs at 11 values" in page and "Left out, without a validation AUROC: 1 of 12 runs." in page
@@ -348,12 +358,12 @@ def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World
 
 def test_of_few_runs_all_are_shown_and_of_no_sweep_there_are_no_settings(world: World) -> None:
     runs, settings = sweep(world, 9, predicted=9)
-    page = pages.of_runs(runs, world.save).read_text(encoding="utf-8")
+    page = pages.write_comparison_page(runs, world.save).read_text(encoding="utf-8")
     assert 'id="setting' not in page and "these are the" not in page
     assert page.count('data-name="Other"') == 9 * 8 / 2
     data = {"split": "dev_seen", "rows": 433, "full_rows": 500}
     for run, validated in zip(runs[:2], (None, data), strict=True):
         tell(run, attempt("1", 0, 120, validated=validated))
-        page = text_of(pages.of_runs(runs[:2], world.save, settings=settings))
+        page = text_of(pages.write_comparison_page(runs[:2], world.save, settings=settings))
         assert "2 runs at 2 values" in page and "these are the" not in page and "only the" not in page
         assert ("The runs were validated on different rows" in page) == (validated is not None)

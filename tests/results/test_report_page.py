@@ -21,7 +21,7 @@ from mmf_win.errors import DataError, UsageError
 from mmf_win.files import write_json
 from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome
-from mmf_win.results.report.scored import read_scored
+from mmf_win.results.report.scored_split import load_scored_split
 from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, tell, text_of
 from tests.worlds.tools import LazyModule, requires_package
 
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.torch, requires_pages, requires_package("sklearn")]
 
 
 def made(world: World, **chosen: Any) -> str:
-    page: Path = pages.of_run(world.predicted(), **chosen)
+    page: Path = pages.write_run_page(world.predicted(), **chosen)
     return page.read_text(encoding="utf-8")
 
 
@@ -42,7 +42,7 @@ def test_it_says_what_the_numbers_depend_on(world: World) -> None:
     member = {"run": run.id, "checkpoint": "x/best.ckpt", "checkpoint_sha256": "ab" * 32}
     told = {"members": [member], "threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}
     write_json(csv.with_suffix(".metrics.json"), told)
-    page = pages.of_run(run).read_text(encoding="utf-8")
+    page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert hashlib.sha256(world.dataset.annotation_file(SPLIT).read_bytes()).hexdigest() in page
     assert "ab" * 32 in page
     for fact in ("mmbt_grid", "1.0.0rc10", "2.13.0", "cuda:0", f"{SPLIT}, 32 memes", "120 of 120"):
@@ -57,8 +57,8 @@ def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(
     newer = older.with_name(older.name.replace("T00-00-01", "T00-00-02"))
     newer.write_bytes(older.read_bytes())
     for chosen, meant, other in ((older, older, newer), (None, newer, older)):
-        scored = chosen and read_scored(chosen, SPLIT, world.dataset)
-        page = pages.of_run(run, split=SPLIT, scored=scored)
+        scored = chosen and load_scored_split(chosen, SPLIT, world.dataset)
+        page = pages.write_run_page(run, split=SPLIT, scored=scored)
         assert page == meant.with_suffix(".html")
         text = text_of(page)
         assert meant.name in text and other.name not in text
@@ -81,7 +81,7 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Worl
     ]
     left_out(world, 8)
     csv = ensemble(world, "mean", members=members)
-    written = pages.of_ensemble(read_scored(csv, SPLIT, world.dataset))
+    written = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset))
     assert written == csv.with_suffix(".html")
     page = written.read_text(encoding="utf-8")
     for word in (f"Mean of 2 on {SPLIT}", "Member a/x", "Member b/x", "The ensemble", "Do not publish"):
@@ -94,18 +94,18 @@ def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: Worl
 
 def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: World) -> None:
     csv = ensemble(world, "rank", versions={"mmf": "1.0.0rc10", "torch": "2.13.0"})
-    page = pages.of_ensemble(read_scored(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
+    page = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
     assert 'id="roc"' in page and "Average precision" in text_of(page)
     assert 'id="calibration"' not in page and "Brier" not in page and "Calibration error" not in page
     assert "PyTorch 2.13.0" in text_of(page)
     assert "probabilit" not in page.lower() and "got the higher rank" in text_of(page)
     world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1032)])
-    page = pages.of_ensemble(read_scored(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
+    page = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
     assert "Highest ranks" in page and "probabilit" not in page.lower()
 
 
 def test_intervals_name_their_method_and_why_there_is_none(world: World) -> None:
-    page = text_of(pages.of_run(world.predicted(skill=5)))
+    page = text_of(pages.write_run_page(world.predicted(skill=5)))
     assert "Wilson" in page and "DeLong" in page
     assert "AUROC 1.0000 what the challenge ranked by" in page and "such as one of 1, has none" in page
     assert re.search(r"Accuracy 1\.0000 95 % interval 0\.8\d+ – 1\.0000", page)
@@ -114,7 +114,7 @@ def test_intervals_name_their_method_and_why_there_is_none(world: World) -> None
 def test_texts_of_megabytes_are_cut_with_their_length(world: World) -> None:
     texts = {n: f"{n} long " * 100_000 for n in range(1000, 1006)}
     world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": texts[n], "label": n % 2} for n in texts])
-    page = pages.of_run(world.predicted())
+    page = pages.write_run_page(world.predicted())
     assert page.stat().st_size < 500_000
     assert f"1000 long … ({10 * 100_000:,} characters)" in text_of(page)
 
@@ -136,7 +136,7 @@ def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
     run = world.run(preset=evil[:40], model="<b>\u2066", settings={})
     csv = run.reports / f"hateful_memes_mmbt_grid_{SPLIT}_2026-01-01T00-00-01.csv"
     csv.write_text("id,proba,label\n1,0.9,1\n2,0.1,0\n", encoding="utf-8")
-    page = pages.of_run(run).read_text(encoding="utf-8")
+    page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert page.count("<script>") == 1, "our own"
     assert "&lt;b&gt;" in page
     assert "\\u202e\\u009b" in page and not set(page) & set("\u202e\x9b\u2066")
@@ -179,7 +179,7 @@ def test_own_memes_with_labels_have_a_gallery_beside_their_mistakes(world: World
     run = world.run()
     csv = world.predict(run)
     user_annotations_path(csv).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
-    page = pages.of_run(run).read_text(encoding="utf-8")
+    page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert page.count('class="card"', page.index('id="gallery"'), page.index("Worst mistakes")) == 24
     assert page.count('class="all"') == 1, "one button is for all pictures"
 
@@ -194,7 +194,7 @@ def test_labels_of_one_class_leave_the_auroc_undefined(world: World, label: int)
 
 
 def test_a_run_without_predictions_gets_its_curves(world: World) -> None:
-    page = pages.of_run(world.run(seed=None, start="other/best.ckpt")).read_text(encoding="utf-8")
+    page = pages.write_run_page(world.run(seed=None, start="other/best.ckpt")).read_text(encoding="utf-8")
     assert "Nothing has been predicted" in page
     assert 'id="loss"' in page and "Do not publish" not in page
     assert "Seed 4000, drawn" in text_of(page) and "Started from other/best.ckpt" in text_of(page)
@@ -205,7 +205,7 @@ def test_published_weights_are_said_to_be_untrained(world: World) -> None:
     run = world.predicted("mmbt_grid-published", **asked)
     run.events.unlink()
     run.outcome_file.unlink()
-    page = pages.of_run(run).read_text(encoding="utf-8")
+    page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert "mmbt.hateful_memes.images" in page and "nothing was trained here" in page
     assert 'id="training-title"' not in page and "Training took" not in page
     assert "0.6792" in page, "the paper's number"
@@ -215,23 +215,23 @@ def test_a_run_that_is_still_going_says_so(world: World) -> None:
     run = world.run()
     run.outcome_file.unlink()
     with file_lock(run.training_lock_file):
-        assert "still going; this page shows it up to update 120" in text_of(pages.of_run(run))
+        assert "still going; this page shows it up to update 120" in text_of(pages.write_run_page(run))
 
 
 def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
     run = world.run()
     torn = run.events.read_bytes()[:-20].replace(b'"loss": 0.65', b'"loss": 0.6', 1)
     run.events.write_bytes(b'\x00\xff not JSON\n[1]\n{"kind": 3}\n' + torn)
-    assert 'id="loss"' in pages.of_run(run).read_text(encoding="utf-8")
+    assert 'id="loss"' in pages.write_run_page(run).read_text(encoding="utf-8")
     run.events.unlink()
-    assert "No update has been reported yet" in text_of(pages.of_run(run))
+    assert "No update has been reported yet" in text_of(pages.write_run_page(run))
 
 
 def test_attempts_are_marked_and_explained(world: World) -> None:
     run = world.run()
     tell(run, [*attempt("1", 0, 60), *attempt("2", 30, 120, micro_batch=16)])
     AttemptOutcome("cuda_oom").save(run.attempt(1).outcome_file)
-    page = text_of(pages.of_run(run))
+    page = text_of(pages.write_run_page(run))
     began = "Attempt 2 began at update 30, after the GPU&#39;s memory had run out"
     assert f"{began}; batch 32, micro-batch 16." in page
     assert "Batch 32, micro-batch 16" in page
@@ -246,7 +246,7 @@ def test_two_thousand_memes_make_a_page_below_5_mb(world: World) -> None:
         image.save(world.dataset.images / "img" / f"{n}.png")
     texts = {n: f"{n // 2} " * 40 for n in range(2000)}
     world.annotate([{"id": n, "img": f"img/{n % 4}.png", "text": texts[n], "label": n % 2} for n in texts])
-    page = pages.of_run(world.predicted())
+    page = pages.write_run_page(world.predicted())
     assert page.read_text(encoding="utf-8").count("<img") == 12 + 12 + 2 * 8
     assert page.stat().st_size < 5_000_000
 
@@ -260,24 +260,24 @@ def test_the_newest_predictions_are_shown_and_others_by_their_split(world: World
     run = world.predicted()
     older = world.predict(run, "dev_seen")
     os.utime(older, (0, 0))
-    assert f"on {SPLIT}" in text_of(pages.of_run(run))
-    assert "on dev_seen" in text_of(pages.of_run(run, split="dev_seen"))
+    assert f"on {SPLIT}" in text_of(pages.write_run_page(run))
+    assert "on dev_seen" in text_of(pages.write_run_page(run, split="dev_seen"))
     with pytest.raises(UsageError, match="no predictions for train") as caught:
-        pages.of_run(run, split="train")
+        pages.write_run_page(run, split="train")
     assert "dev_seen" in str(caught.value.hint)
 
 
 def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world: World) -> None:
     run = world.run()
     csv = world.predict(run)
-    page = pages.of_run(run)
+    page = pages.write_run_page(run)
     before = page.read_bytes()
     csv.write_text("id,proba,label\n1,0.5,1\n", encoding="utf-8")
     with pytest.raises(DataError, match="do not fit the annotations"):
-        pages.of_run(run)
+        pages.write_run_page(run)
     world.dataset.annotation_file(SPLIT).unlink()
     with pytest.raises(DataError, match="there is no such file"):
-        pages.of_run(run)
+        pages.write_run_page(run)
     assert page.read_bytes() == before
     assert [file.name for file in page.parent.iterdir() if file.suffix == ".part"] == []
 
@@ -289,7 +289,7 @@ def test_predictions_that_cannot_be_are_an_error(world: World, rest: str) -> Non
     head, first, *others = csv.read_text(encoding="utf-8").splitlines()
     csv.write_text("\n".join([head, first.partition(",")[0] + rest, *others]), encoding="utf-8")
     with pytest.raises(DataError, match=r"impossible numbers|not a prediction file"):
-        pages.of_run(run)
+        pages.write_run_page(run)
 
 
 def test_the_command_says_where_the_page_is(world: World, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,7 +327,7 @@ def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
     world.annotate([{"id": n, "img": f"img/{n}.png", "text": f"{n}", "label": n % 2} for n in range(1000)])
     run = world.run()
     csv = world.predict(run)
-    page = text_of(pages.of_run(run, images=False))
+    page = text_of(pages.write_run_page(run, images=False))
     labels = [row.label for row in read_annotations(world.dataset.annotation_file(SPLIT))]
     auroc = sklearn.roc_auc_score(labels, [row.proba for row in read_predictions(csv)])
     assert f"AUROC {auroc:.4f}" in page
@@ -340,7 +340,7 @@ def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
 def told_of(world: World, split: str, **asked: Any) -> str:
     """The page of a run that predicted the world's 32 memes as this split."""
     world.dataset.annotation_file(split).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
-    return text_of(pages.of_run(world.predicted(split=split, **asked), split=split, images=False))
+    return text_of(pages.write_run_page(world.predicted(split=split, **asked), split=split, images=False))
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: 
     data = {"split": "train", "rows": 8400, "full_rows": 8500}
     validated = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
     tell(run, attempt("1", 0, 120, data=data, validated=validated))
-    page = text_of(pages.of_run(run))
+    page = text_of(pages.write_run_page(run))
     assert f"These predictions cover 32 of 40 rows of {SPLIT}" in page
     assert f"Split {SPLIT}, 32 of 40 memes" in page
     assert "Not comparable: here it is 32 of 40 rows" in page

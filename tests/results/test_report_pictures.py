@@ -84,7 +84,7 @@ def test_a_missing_or_broken_picture_is_none(tmp_path: Path, content: Callable[[
     if content is not None:
         path.write_bytes(content())
     assert pictures.thumbnail(path) is None
-    assert pictures.alike({1: path, 2: path}) == {}
+    assert pictures.group_similar_pictures({1: path, 2: path}) == {}
 
 
 MEMORY = """
@@ -95,7 +95,7 @@ from mmf_win.results.report import pictures
 files = {n: Path(name) for n, name in enumerate(sys.argv[1:])}
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 shown = [pictures.thumbnail(file) is not None for file in files.values()]
-alike = sorted(pictures.alike({**files, -1: files[0], -2: files[1]}))
+alike = sorted(pictures.group_similar_pictures({**files, -1: files[0], -2: files[1]}))
 print(shown, alike, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -125,7 +125,7 @@ def test_one_picture_under_two_captions_is_recognised_and_others_are_not(tmp_pat
             images[10 * n + caption] = draw_meme(
                 picture, f"caption {caption} that is long enough for two lines"
             )
-    found = pictures.alike(saved(tmp_path, images))
+    found = pictures.group_similar_pictures(saved(tmp_path, images))
     assert {id_ - id_ % 10 for id_ in found} == {like - like % 10 for like in found.values()}
     assert all(like == id_ - id_ % 10 for id_, like in found.items()), "nothing else looks alike"
     assert len(found) >= 60, "most of the 80 are found; plain ones are left out"
@@ -138,7 +138,7 @@ def test_a_tall_caption_does_not_hide_the_picture_below(tmp_path: Path) -> None:
         for version, caption in enumerate([110, 60, 20]):  # the first reaches over a third of the picture
             images[10 * n + version] = image.copy()
             images[10 * n + version].paste("black", (0, 0, 400, caption))
-    assert pictures.alike(saved(tmp_path, images)) == {id_: id_ - id_ % 10 for id_ in images}
+    assert pictures.group_similar_pictures(saved(tmp_path, images)) == {id_: id_ - id_ % 10 for id_ in images}
 
 
 def test_pictures_that_share_only_their_upper_part_are_not_the_same(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_pictures_that_share_only_their_upper_part_are_not_the_same(tmp_path: Pa
     upper, images = scene(random, 400, 140), {id_: scene(random, 400, 300) for id_ in range(4)}
     for image in images.values():
         image.paste(upper, (0, 0))
-    assert pictures.alike(saved(tmp_path, images)) == {}
+    assert pictures.group_similar_pictures(saved(tmp_path, images)) == {}
 
 
 def test_two_that_are_like_a_third_are_of_one_group(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_two_that_are_like_a_third_are_of_one_group(tmp_path: Path) -> None:
         images[id_] = scene(Random(7), 400, 320)
         images[id_].paste("black", (left, 0, right, 320))
     files = saved(tmp_path, images)
-    assert pictures.alike({1: files[1], 2: files[2]}) == {}
-    assert pictures.alike(files) == {1: 1, 2: 1, 3: 1}
+    assert pictures.group_similar_pictures({1: files[1], 2: files[2]}) == {}
+    assert pictures.group_similar_pictures(files) == {1: 1, 2: 1, 3: 1}
 
 
 def test_pairs_need_no_attribute_that_pillow_may_change(
@@ -169,9 +169,9 @@ def test_pairs_need_no_attribute_that_pillow_may_change(
 
     monkeypatch.setattr(Image.Image, "__setattr__", set_by_pillow_alone)
     images = {n: draw_meme(Picture(True, 240, 200, 1), f"caption {n}") for n in (1, 2)}
-    assert pictures.alike(saved(tmp_path, images)) == {1: 1, 2: 1}
+    assert pictures.group_similar_pictures(saved(tmp_path, images)) == {1: 1, 2: 1}
 
 
 def test_plain_backgrounds_are_not_the_same_picture(tmp_path: Path) -> None:
     images = {n: Image.new("RGB", (200, 200), "white") for n in (1, 2)}
-    assert pictures.alike(saved(tmp_path, images)) == {}
+    assert pictures.group_similar_pictures(saved(tmp_path, images)) == {}

@@ -9,7 +9,7 @@ import pytest
 
 from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.results.report.curves import read_curves
-from mmf_win.results.report.scored import ScoredMeme, pairs, worst
+from mmf_win.results.report.scored_split import ScoredMeme, find_confounder_pairs, worst_errors
 from tests.worlds.report_world import attempt
 
 NO_OUTCOMES: Callable[[str], None] = {}.get
@@ -21,7 +21,7 @@ def test_every_curve_is_read() -> None:
     assert [update for update, _ in curves.series("val/auroc")] == [30, 60]
     for name in ("train/lr", "train/updates_per_s", "train/max_mem_mib", "val/loss", "val/accuracy"):
         assert curves.series(name), name
-    assert curves.undone == ()
+    assert curves.superseded_samples == ()
     assert read_curves([], NO_OUTCOMES).series("train/loss") == [], "before training began"
 
 
@@ -29,39 +29,39 @@ def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
     curves = read_curves([*attempt("1", 0, 60), *attempt("3", 30, 120, batch=16)], {"1": "cuda_oom"}.get)
     updates = [update for update, _ in curves.series("train/loss")]
     assert updates == list(range(10, 121, 10))
-    assert [update for update, _ in curves.series("train/loss", undone=True)] == [40, 50, 60]
+    assert [update for update, _ in curves.series("train/loss", superseded=True)] == [40, 50, 60]
     first, second = curves.attempts
-    assert (first.update, first.why, first.batch) == (0, "", 32)
-    assert (second.update, second.batch) == (30, 16)
-    assert "memory" in second.why
+    assert (first.start_update, first.resume_reason, first.batch) == (0, "", 32)
+    assert (second.start_update, second.batch) == (30, 16)
+    assert "memory" in second.resume_reason
 
 
 def test_an_attempt_without_an_end_was_killed() -> None:
     curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)], NO_OUTCOMES)
-    assert curves.attempts[1].why == "after it was killed"
+    assert curves.attempts[1].resume_reason == "after it was killed"
 
 
 def test_an_attempt_that_was_killed_before_it_trained_does_not_hide_how_the_training_had_ended() -> None:
     killed = attempt("2", 60, 60)[:1]
     curves = read_curves([*attempt("1", 0, 60), *killed, *attempt("3", 60, 120)], {"1": "nan"}.get)
-    assert curves.attempts[1].why == "after the loss had become NaN"
+    assert curves.attempts[1].resume_reason == "after the loss had become NaN"
 
 
 def test_the_outcome_of_an_attempt_is_found_though_a_full_disk_took_the_event_of_the_next_start() -> None:
     curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)[1:]], {"1": "disk"}.get)
-    assert curves.attempts[1].why.startswith("after the disk had filled up")
+    assert curves.attempts[1].resume_reason.startswith("after the disk had filled up")
 
 
 @pytest.mark.parametrize("name", ["1", "2"])
 def test_events_of_earlier_versions_tell_the_outcome_of_attempts_whose_folders_are_gone(name: str) -> None:
     ended = {"t": 1_001_900.0, "kind": "run_ended", "attempt": "1", "outcome": "interrupted"}
     curves = read_curves([*attempt("1", 0, 60), ended, *attempt(name, 60, 120)], NO_OUTCOMES)
-    assert curves.attempts[1].why == "after an interruption"
+    assert curves.attempts[1].resume_reason == "after an interruption"
 
 
 def test_pauses_between_attempts_take_no_time() -> None:
     curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)], NO_OUTCOMES)
-    seconds = [second for second, _ in curves.over_time("train/updates_per_s")]
+    seconds = [second for second, _ in curves.series_over_time("train/updates_per_s")]
     assert seconds == [float(n) for n in range(10, 121, 10)]
 
 
@@ -90,27 +90,30 @@ def meme(id_: int, text: str, label: int | None, proba: float) -> ScoredMeme:
 
 def test_same_text_and_other_label_make_a_pair() -> None:
     memes = [meme(1, "Love  you", 1, 0.2), meme(2, "love you", 0, 0.6), meme(3, "love you", 1, 0.9)]
-    found = [(p.hateful.row.id, p.benign.row.id, p.shared, round(p.margin, 2)) for p in pairs(memes, {})]
+    found = [
+        (p.hateful.row.id, p.benign.row.id, p.shared, round(p.margin, 2))
+        for p in find_confounder_pairs(memes, {})
+    ]
     assert found == [(1, 2, "text", -0.4), (3, 2, "text", 0.3)], "the most wrong one first"
 
 
 def test_same_picture_and_other_label_make_a_pair() -> None:
     memes = [meme(1, "a", 1, 0.2), meme(2, "b", 0, 0.6), meme(3, "c", 1, 0.9)]
-    [pair] = pairs(memes, {1: 1, 2: 1})
+    [pair] = find_confounder_pairs(memes, {1: 1, 2: 1})
     assert (pair.hateful.row.id, pair.benign.row.id, pair.shared) == (1, 2, "picture")
 
 
 def test_what_many_memes_have_in_common_makes_no_pairs() -> None:
     memes = [meme(n, "when you", n % 2, 0.5) for n in range(10_000)]
-    assert pairs(memes, {m.row.id: 1 for m in memes}) == []
+    assert find_confounder_pairs(memes, {m.row.id: 1 for m in memes}) == []
 
 
 def test_memes_without_text_do_not_share_it() -> None:
-    assert pairs([meme(1, " ", 1, 0.2), meme(2, "", 0, 0.6)], {}) == []
+    assert find_confounder_pairs([meme(1, " ", 1, 0.2), meme(2, "", 0, 0.6)], {}) == []
 
 
 def test_the_worst_mistakes_are_the_surest_ones() -> None:
     memes = [meme(1, "", 0, 0.6), meme(2, "", 0, 0.9), meme(3, "", 0, 0.1), meme(4, "", 1, 0.2)]
-    assert [m.row.id for m in worst(memes, 0, 10)] == [2, 1]
-    assert [m.row.id for m in worst(memes, 0, 1)] == [2]
-    assert [m.row.id for m in worst(memes, 1, 10)] == [4]
+    assert [m.row.id for m in worst_errors(memes, 0, 10)] == [2, 1]
+    assert [m.row.id for m in worst_errors(memes, 0, 1)] == [2]
+    assert [m.row.id for m in worst_errors(memes, 1, 10)] == [4]

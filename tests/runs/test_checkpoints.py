@@ -211,7 +211,7 @@ def test_a_pipe_is_refused_and_not_waited_for(run: Run) -> None:
         "best.ckpt": None,
         "current.ckpt": "not a file",
     }
-    assert checkpoints.counts(run.checkpoints / "current.ckpt") is None
+    assert checkpoints.read_checkpoint_progress(run.checkpoints / "current.ckpt") is None
     with pytest.raises(OSError, match="not a file"):
         file_digest(run.checkpoints / "current.ckpt")
 

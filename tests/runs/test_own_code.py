@@ -15,7 +15,7 @@ from mmf_win.runs import presets, user_code
 from mmf_win.runs.preflight import file_overrides
 from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.upstream import config
-from mmf_win.upstream.config import ConfigParts
+from mmf_win.upstream.config import ConfigSpec
 from tests.worlds.mmf_sources import bare_mmf
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -33,9 +33,9 @@ def code_of(root: Path, places: MmfPaths) -> Any:
 
     def code_of(named: Any = None, *typed: str, trust: bool = False, **beside: Any) -> str | None:
         settings = {"env": named if isinstance(named, dict) else {"user_dir": named}} if named else {}
-        parts = ConfigParts("mine", settings={**settings, **beside})
+        parts = ConfigSpec("mine", settings={**settings, **beside})
         once = CommandOptions(overrides=typed, trust=trust)
-        found = config.resolve(root, places, parts, typed)["user_dir"]
+        found = config.resolve_config(root, places, parts, typed)["user_dir"]
         return user_code.resolve_user_dir(found, once, "run r")
 
     return code_of
@@ -151,6 +151,6 @@ def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
 
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
 def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, places: MmfPaths) -> None:
-    parts = ConfigParts("mine", settings={"env": env, "beside": {"user_dir": "code"}})
+    parts = ConfigSpec("mine", settings={"env": env, "beside": {"user_dir": "code"}})
     with pytest.raises(UsageError, match=r"^(the configuration of mine cannot be put together: )?env: "):
-        config.resolve(root, places, parts)
+        config.resolve_config(root, places, parts)

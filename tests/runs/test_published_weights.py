@@ -216,7 +216,7 @@ def test_every_published_baseline_names_weights_of_the_zoo() -> None:
     for root in roots:
         for preset in named:
             assert preset.zoo is not None
-            entry = Zoo(root, MmfPaths.resolve()).model(preset.zoo)
+            entry = Zoo(root, MmfPaths.resolve()).model_entry(preset.zoo)
             assert entry is not None and preset.model in entry.url, (preset.name, str(root))
             assert entry.folder.name == preset.zoo, "it is a group, whose default may change"
 

@@ -13,7 +13,7 @@ from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
 from mmf_win.runs.plan import RunJob, plan_attempt
 from mmf_win.runs.request import CommandOptions, MmfwSettings, RunRequest
-from mmf_win.upstream.install import Installed
+from mmf_win.upstream.install import MmfInstall
 from tests.worlds.memes import SLOTS
 from tests.worlds.mmf_sources import bare_mmf
 from tests.worlds.run_requests import request
@@ -115,7 +115,7 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
 ) -> None:
     root = bare_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
     mmf, of_run = (
-        Installed(root, "1.0.0rc12", "path"),
+        MmfInstall(root, "1.0.0rc12", "path"),
         request(model="mmbt", precision="bf16", mmf="1.0.0rc12"),
     )
     for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
@@ -127,7 +127,7 @@ def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attemp
 
 def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(tmp_path: Path, places: MmfPaths) -> None:
     root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
-    once, mmf = CommandOptions(overrides=["checkpoint.reset.all=true"]), Installed(root, "1.0.0rc10", "path")
+    once, mmf = CommandOptions(overrides=["checkpoint.reset.all=true"]), MmfInstall(root, "1.0.0rc10", "path")
     of_run = request(model="mmbt")
     plan = plan_attempt("train", mmf, RunJob(of_run, once, places), of_run, {})
     assert plan.first_attempt.settings["checkpoint"] == {"reset": {"all": True}}

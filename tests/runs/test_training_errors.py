@@ -19,7 +19,7 @@ from mmf_win.runs.folder import Run, training_lock
 from mmf_win.runs.history import run_state
 from mmf_win.runs.plan import Plan, RunJob
 from mmf_win.runs.request import CommandOptions, RunRequest
-from mmf_win.upstream.install import Installed
+from mmf_win.upstream.install import MmfInstall
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS, lay_out
 from tests.worlds.tools import Mmfw
@@ -79,10 +79,10 @@ def test_an_unreadable_checkpoint_and_a_split_that_is_not_there(run: Run, mmfw: 
 
 
 def test_mmf_is_missing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> None:
-    def nothing() -> Installed:
+    def nothing() -> MmfInstall:
         raise MmfEnvironmentError("MMF is not installed", hint="run `mmfw setup`")
 
-    monkeypatch.setattr("mmf_win.runs.plan.usable_mmf", nothing)
+    monkeypatch.setattr("mmf_win.runs.plan.require_mmf", nothing)
     save = tmp_path / "save"
     assert "mmfw setup" in mmfw("train", "mmbt_grid", "--data-dir", data, "--save-dir", save, code=6)
     assert not save.exists(), "no run folder for a run that never began"

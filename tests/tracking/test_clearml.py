@@ -15,7 +15,7 @@ import pytest
 from mmf_win.files import remove_tree, write_json
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
-from mmf_win.tracking.tracker import tracker
+from mmf_win.tracking.tracker import create_tracker
 from tests.tracking.conftest import follower
 from tests.worlds import report_world
 from tests.worlds.clearml_stub import Stub
@@ -203,12 +203,12 @@ def test_the_server_is_the_one_of_clearmls_own_file(
     file = tmp_path / "clearml.conf"
     file.write_text(text, encoding="utf-8")
     monkeypatch.setenv("CLEARML_CONFIG_FILE", str(file))
-    assert tracker("clearml").address == "http://other:8008 hateful-memes"
+    assert create_tracker("clearml").address == "http://other:8008 hateful-memes"
     file.write_bytes(b"\xff")
-    assert tracker("clearml").address == "https://api.clear.ml hateful-memes"
+    assert create_tracker("clearml").address == "https://api.clear.ml hateful-memes"
     monkeypatch.setenv("CLEARML_API_HOST", "http://this:1")
     monkeypatch.setenv("CLEARML_PROJECT", "mine")
-    assert tracker("clearml").address == "http://this:1 mine"
+    assert create_tracker("clearml").address == "http://this:1 mine"
 
 
 def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mmf_win.tracking.sending import destinations
-from mmf_win.tracking.to_mlflow import Connection
-from mmf_win.tracking.tracker import when
+from mmf_win.tracking.mlflow_tracker import MLflowTracker
+from mmf_win.tracking.tracker import retry_advice
+from mmf_win.tracking.upload import load_upload_states
 from tests.tracking.conftest import follower
 from tests.tracking.test_wandb import folders
 from tests.worlds.mlflow_server import needs_server
@@ -62,7 +62,7 @@ def test_offline_a_folder_has_the_run_and_the_note_says_so(
         (home / by).parent.mkdir(exist_ok=True)
         (home / by).write_text("[default]\nmode = offline\n", encoding="utf-8")
     [told], said = push(world, "--to", "wandb")
-    [sent] = destinations(run)
+    [sent] = load_upload_states(run)
     assert told["upload"] == sent.upload == sent.address.split()[0] == "offline"
     assert sent.link == str(run.tracking) and len(folders(run)) == 1
     assert "W&B is offline; `wandb sync" in said
@@ -81,9 +81,9 @@ def test_where_wandb_is_disabled_nothing_is_noted_as_sent(
         (home / by).write_text("[default]\nmode = disabled\n", encoding="utf-8")
     _, said = push(world, "--to", "wandb", code=2)
     assert "nothing is sent" in said and "WANDB_MODE=online" in said
-    assert destinations(run) == [] and not run.tracking.exists()
+    assert load_upload_states(run) == [] and not run.tracking.exists()
     assert follower("wandb", run).returncode == 3
-    assert all(not sent.events and sent.id is None for sent in destinations(run)), "nor by a follower"
+    assert all(not sent.events and sent.id is None for sent in load_upload_states(run)), "nor by a follower"
     mmfw("train", "mmbt_grid", "--data-dir", world.data / "none", "--track", "wandb", code=3)
     assert "nothing is sent" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "it trains all the same"
 
@@ -94,7 +94,7 @@ def test_offline_clearml_says_so(world: World, home: Path, monkeypatch: pytest.M
     monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
     monkeypatch.setenv("CLEARML_CACHE_DIR", str(home))
     [told], said = push(world, "--to", "clearml")
-    [sent] = destinations(run)
+    [sent] = load_upload_states(run)
     assert told["upload"] == sent.upload == "offline" and Path(told["link"]).parent == home / "offline"
     assert "import_offline_session" in said
 
@@ -114,7 +114,7 @@ def test_a_store_on_this_machine_is_called_so_and_is_another_in_another_folder(
     (home / "other").mkdir()
     monkeypatch.chdir(home / "other")
     assert push(world, "--to", "mlflow")[0][0]["new"] and (home / "other" / "mlflow.db").is_file()
-    assert len(destinations(run)) == 2
+    assert len(load_upload_states(run)) == 2
 
 
 @needs_server
@@ -124,7 +124,7 @@ def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_i
     run, port = world.run(), server.rpartition(":")[2]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     [told], _ = push(world, "--to", "mlflow")
-    assert told["upload"] == destinations(run)[0].upload == "server"
+    assert told["upload"] == load_upload_states(run)[0].upload == "server"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.1:{port}")
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
     assert f"`mlflow server --allowed-hosts 127.1:{port},localhost:*`" in mmfw.err
@@ -187,7 +187,7 @@ def test_a_folder_that_mlflow_is_told_to_allow_is_used(world: World, monkeypatch
 def test_a_key_of_wandb_is_found_wherever_wandb_login_writes_it(
     home: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mmf_win.tracking import to_wandb
+    from mmf_win.tracking import wandb_tracker
 
     if by == "variable":
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
@@ -195,21 +195,21 @@ def test_a_key_of_wandb_is_found_wherever_wandb_login_writes_it(
         (home / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password k\n", encoding="utf-8")
     else:
         (home / "settings").write_text("[default]\napi_key = k\n", encoding="utf-8")
-    assert to_wandb.Connection().require_settings()
+    assert wandb_tracker.WandbTracker().require_settings()
 
 
 @pytest.mark.parametrize("by", ["variable", "token", "file"])
 def test_a_key_of_clearml_is_found_wherever_clearml_looks(
     home: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mmf_win.tracking import to_clearml
+    from mmf_win.tracking import clearml_tracker
 
     if by == "file":
         text = 'api {\n  credentials {"access_key" = "A", "secret_key" = "S"}\n}\n'
         (home / "clearml.conf").write_text(text, encoding="utf-8")
     else:
         monkeypatch.setenv("CLEARML_AUTH_TOKEN" if by == "token" else "CLEARML_API_ACCESS_KEY", "k")
-    assert to_clearml.Connection().require_settings()
+    assert clearml_tracker.ClearMLTracker().require_settings()
 
 
 @needs_mlflow
@@ -217,7 +217,7 @@ def test_a_key_of_databricks_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")
     monkeypatch.setenv("DATABRICKS_HOST", "http://127.0.0.1:9")
     monkeypatch.setenv("DATABRICKS_TOKEN", "k")
-    assert not Connection().require_settings(), "it is not probed"
+    assert not MLflowTracker().require_settings(), "it is not probed"
 
 
 @pytest.mark.parametrize(
@@ -232,4 +232,4 @@ def test_a_key_of_databricks_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_only_what_passes_is_to_be_tried_again_later(reason: str, passes: bool) -> None:
-    assert (when(reason) == "later") == passes
+    assert (retry_advice(reason) == "later") == passes

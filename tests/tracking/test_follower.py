@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from mmf_win.tracking import follower
-from mmf_win.tracking.sending import What, destinations
-from mmf_win.tracking.tracker import tracker
+from mmf_win.tracking.tracker import create_tracker
+from mmf_win.tracking.upload import UploadOptions, load_upload_states
 from tests.worlds.held import HOLD, witness
 from tests.worlds.report_world import World
 
@@ -25,11 +25,11 @@ import msgspec  # what reads the run's files is not to be loaded in the short ti
 from pathlib import Path
 from mmf_win.runs.folder import Run
 from mmf_win.tracking import follower, tracker
-from mmf_win.tracking.sending import What
-follower.SENDING_TIMEOUT = 0.1
-fake = tracker.tracker("clearml")
+from mmf_win.tracking.upload import UploadOptions
+follower.UPLOAD_TIMEOUT_S = 0.1
+fake = tracker.create_tracker("clearml")
 fake.open = lambda about: threading.Event().wait()
-sys.exit(follower.follow(Run(Path(sys.argv[1])), fake, What()))
+sys.exit(follower.follow_run(Run(Path(sys.argv[1])), fake, UploadOptions()))
 """
 # A follower of the run named first, whose recording tracker fails at what is named after it.
 _RECORDED = """\
@@ -37,11 +37,11 @@ import json, sys
 from pathlib import Path
 from mmf_win.runs.folder import Run
 from mmf_win.tracking import follower
-from mmf_win.tracking.sending import What
+from mmf_win.tracking.upload import UploadOptions
 from tests.worlds.recording_tracker import BufferingTracker
 tracker = BufferingTracker()
 tracker.fails = {*sys.argv[2:]}
-code = follower.follow(Run(Path(sys.argv[1])), tracker, What())
+code = follower.follow_run(Run(Path(sys.argv[1])), tracker, UploadOptions())
 print(json.dumps([tracker.steps("train/loss"), tracker.states]))
 sys.exit(code)
 """
@@ -51,9 +51,9 @@ def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_follo
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, file = world.run(), tmp_path / "the first has ended"
-    dead, well = tracker("clearml"), tracker("wandb")
-    dead.answers = False
-    monkeypatch.setattr(follower, "PATIENCE_AFTER_CTRL_C", 0.0)
+    dead, well = create_tracker("clearml"), create_tracker("wandb")
+    dead.is_reachable = False
+    monkeypatch.setattr(follower, "CTRL_C_TIMEOUT_S", 0.0)
     with witness() as first:
         scripts = {dead.name: (_UNTIL_KILLED, first.port), well.name: (_UNTIL_THERE, str(file))}
         monkeypatch.setattr(
@@ -65,7 +65,7 @@ def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_follo
             file.touch()
 
         ending = Thread(target=then)
-        with follower.following([dead, well], What(), lambda _run: None) as follow:
+        with follower.manage_followers([dead, well], UploadOptions(), lambda _run: None) as follow:
             follow(run)
             first.accept()
             ending.start()
@@ -94,8 +94,8 @@ def test_what_a_follower_could_not_send_is_noted_and_the_next_one_sends_it(world
 
     code, (steps, _) = follow("close")
     assert code and steps, "it fails after all was handed over"
-    [sent] = destinations(run)
+    [sent] = load_upload_states(run)
     assert sent.error and not sent.events, "what the tracker may not have got is not noted"
     assert follow() == (0, [list(range(10, 121, 10)), ["running", "done"]])
-    [sent] = destinations(run)
+    [sent] = load_upload_states(run)
     assert sent.error is None and sent.state == "done"

@@ -19,13 +19,13 @@ from mmf_win.files import write_json
 from mmf_win.locking import file_lock
 from mmf_win.paths import module_command
 from mmf_win.protocol import AttemptOutcome, read_events
-from mmf_win.results import saved_metrics
+from mmf_win.results import metrics_file
 from mmf_win.runs.folder import Run, require_unused
 from mmf_win.sweeps import folder
 from mmf_win.sweeps.folder import SweepFolder, write_yaml
-from mmf_win.tracking.sending import Sender, Sent, What, destinations
-from mmf_win.tracking.to_mlflow import Connection
-from mmf_win.tracking.tracker import tracker
+from mmf_win.tracking.mlflow_tracker import MLflowTracker
+from mmf_win.tracking.tracker import create_tracker
+from mmf_win.tracking.upload import Uploader, UploadOptions, UploadState, load_upload_states
 from tests.tracking.conftest import follower, tell
 from tests.worlds.browser import needs_browser, running_browser
 from tests.worlds.mlflow_server import Seen, needs_server
@@ -59,15 +59,15 @@ def points_of(run: Run, name: str, first: int = 0) -> list[tuple[int, int, float
     return [(event["update"], round(event["t"] * 1000), event[name]) for event in events]
 
 
-def sender(run: Run, what: What | None = None) -> Sender:
+def sender(run: Run, what: UploadOptions | None = None) -> Uploader:
     """What sends from this process."""
     run.tracking.mkdir(exist_ok=True)
-    return Sender(run, tracker("mlflow"), what or What())
+    return Uploader(run, create_tracker("mlflow"), what or UploadOptions())
 
 
 def send(run: Run) -> bool:
     """Send what is new."""
-    return sender(run).send()
+    return sender(run).upload_new()
 
 
 def test_what_a_run_leaves_is_sent_once(world: World, mlflow: Seen, mmfw: Mmfw, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_what_a_run_leaves_is_sent_once(world: World, mlflow: Seen, mmfw: Mmfw, 
         "split": SPLIT,
     }
     write_json(
-        saved_metrics.path_beside(csv), {**scores, "members": [{"checkpoint_sha256": "of no checkpoint"}]}
+        metrics_file.metrics_path(csv), {**scores, "members": [{"checkpoint_sha256": "of no checkpoint"}]}
     )
     run.checkpoints.mkdir()
     (run.checkpoints / "config.yaml").write_text(
@@ -105,7 +105,7 @@ def test_what_a_run_leaves_is_sent_once(world: World, mlflow: Seen, mmfw: Mmfw, 
     assert (params["env.api_key"], params["a.password"]) == ("<secret>", "<secret>")
     config = mlflow.text("config.yaml", tmp_path)
     assert "hunter2" not in config + mlflow.text("request.json", tmp_path) and "lr: 1" in config
-    names = {f"reports/{csv.name}", f"reports/{saved_metrics.path_beside(csv).name}"}
+    names = {f"reports/{csv.name}", f"reports/{metrics_file.metrics_path(csv).name}"}
     assert mlflow.files("reports") == names and mlflow.files("checkpoints") == set()
     assert (there.info.status, there.data.tags["mmfw.outcome"]) == ("FINISHED", "done")
     [again] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
@@ -143,7 +143,7 @@ def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
 
         def waits_for(something: Callable[..., bool]) -> None:
-            while not any(map(something, destinations(run))):
+            while not any(map(something, load_upload_states(run))):
                 assert process.poll() is None
                 time.sleep(0.02)
 
@@ -234,17 +234,17 @@ def test_a_checkpoint_is_sent_at_most_every_ten_minutes_and_at_the_end(
     run.checkpoints.mkdir()
     best = run.checkpoints / "best.ckpt"
     best.write_bytes(b"first")
-    sends = sender(run, What(models="best"))
-    assert sends.send(600.0)
+    sends = sender(run, UploadOptions(models="best"))
+    assert sends.upload_new(600.0)
     assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "first"
     best.write_bytes(b"second, which is longer")
-    assert not sends.send(600.0)
-    assert sends.send()
+    assert not sends.upload_new(600.0)
+    assert sends.upload_new()
     assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "second, which is longer"
     best.write_bytes(b"third")
-    sends.sent.models -= 600
-    assert not sends.send(float("inf"))
-    assert sends.send(600.0)
+    sends.upload_state.models -= 600
+    assert not sends.upload_new(float("inf"))
+    assert sends.upload_new(600.0)
     assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "third"
 
 
@@ -252,11 +252,11 @@ def test_a_checkpoint_that_is_replaced_meanwhile_arrives_as_it_was(
     world: World, mlflow: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.run()
-    to = tracker("mlflow")
+    to = create_tracker("mlflow")
     run.checkpoints.mkdir()
     last = run.checkpoints / "current.ckpt"
     last.write_bytes(b"old")
-    real = to.file
+    real = to.log_artifact
 
     def file(path: Path, folder: str) -> None:
         if folder == "checkpoints":
@@ -265,8 +265,8 @@ def test_a_checkpoint_that_is_replaced_meanwhile_arrives_as_it_was(
         real(path, folder)
 
     run.tracking.mkdir()
-    monkeypatch.setattr(to, "file", file)
-    assert Sender(run, to, What(models="last")).send()
+    monkeypatch.setattr(to, "log_artifact", file)
+    assert Uploader(run, to, UploadOptions(models="last")).upload_new()
     assert mlflow.text("checkpoints/current.ckpt", tmp_path) == "old"
     assert [path.suffix for path in run.tracking.iterdir()] == [".json"]
 
@@ -305,7 +305,7 @@ def test_a_password_in_the_address_is_in_no_link_and_no_note(
     run = world.run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.replace("//", "//me:hunter2@"))
     mmfw("track", "push", "--to", "mlflow", "--save-dir", world.save, "--json")
-    [sent] = destinations(run)
+    [sent] = load_upload_states(run)
     assert (sent.link or "").startswith(f"{server}/#/") and "hunter2" not in str(sent) + mmfw.out + mmfw.err
 
 
@@ -315,7 +315,7 @@ def test_a_record_of_scores_that_cannot_be_read_keeps_nothing_else_back(
 ) -> None:
     run = world.run()
     csv = world.predict(run)
-    saved_metrics.path_beside(csv).write_bytes(odd)
+    metrics_file.metrics_path(csv).write_bytes(odd)
     assert send(run)
     assert mlflow.run().info.status == "FINISHED" and f"reports/{csv.name}" in mlflow.files("reports")
 
@@ -340,7 +340,7 @@ def test_a_run_is_not_removed_while_it_is_sent(
             require_unused(run)
         refused.append(str(error.value))
 
-    monkeypatch.setattr(Connection, "points", removing)
+    monkeypatch.setattr(MLflowTracker, "log_metrics", removing)
     mmfw("track", "push", "--to", "mlflow", "--save-dir", world.save)
     assert refused and "is being sent" in refused[0]
     require_unused(run)
@@ -348,7 +348,7 @@ def test_a_run_is_not_removed_while_it_is_sent(
 
 def test_a_follower_leaves_the_run_to_another_one_once_mmfw_has_ended(world: World, mlflow: Seen) -> None:
     run = world.run()
-    with Sent.of(run, tracker("mlflow")).alone(run):
+    with UploadState.load(run, create_tracker("mlflow")).upload_lock(run):
         assert follower("mlflow", run).returncode == 0
     assert mlflow.runs() == []
 

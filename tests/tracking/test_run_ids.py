@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from mmf_win.runs.folder import Run
-from mmf_win.tracking.sending import Sender, What, destinations
-from mmf_win.tracking.tracker import tracker
+from mmf_win.tracking.tracker import create_tracker
+from mmf_win.tracking.upload import Uploader, UploadOptions, load_upload_states
 from tests.tracking.test_clearml import Stub, stub  # noqa: F401
 from tests.tracking.test_clearml import push as push_to_clearml
 from tests.tracking.test_destinations import home, push  # noqa: F401
@@ -45,7 +45,7 @@ def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
     named = mlflow.client.create_run(experiment, run_name="mine").info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", named)
     assert send(run), "the other run has nothing of it"
-    [sent] = destinations(run)
+    [sent] = load_upload_states(run)
     assert sent.id == named and (sent.link or "").endswith(f"experiments/{experiment}/runs/{named}")
     there = mlflow.client.get_run(named)
     assert (there.info.run_name, there.info.status) == ("mine", "FINISHED")
@@ -55,7 +55,7 @@ def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
     assert not send(run)
     run.outcome_file.unlink()
     assert send(run), "it is killed now"
-    assert destinations(run)[0].id == named and mlflow.client.get_run(named).info.status == "KILLED"
+    assert load_upload_states(run)[0].id == named and mlflow.client.get_run(named).info.status == "KILLED"
     assert mlflow.run().info.run_id == first
 
 
@@ -73,7 +73,7 @@ def test_a_run_of_mlflow_that_has_another_training_or_is_deleted_is_refused(
     (run.reports / "more.metrics.json").write_text("{}", encoding="utf-8")
     with pytest.raises(Exception, match="must be in the 'active'"):
         send(run)
-    assert mlflow.runs() == [] and destinations(other) == []
+    assert mlflow.runs() == [] and load_upload_states(other) == []
 
 
 @needs_wandb
@@ -102,13 +102,13 @@ def test_without_its_run_a_sweep_of_wandb_makes_no_random_run(
     run = world.run()
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SWEEP_ID", "sw33p")
-    to = tracker("wandb")
+    to = create_tracker("wandb")
     run.tracking.mkdir()
-    key = Sender(run, to, What())
+    key = Uploader(run, to, UploadOptions())
     [sent], _ = push(world, "--to", "wandb")
     [about] = of_kind(folders(run)[0], "run")
     assert about.run_id == sent["id"] and len(sent["id"]) == 32 and about.project == "hateful-memes"
-    assert key.sent.id is None and about.sweep_id == ""
+    assert key.upload_state.id is None and about.sweep_id == ""
 
 
 @pytest.mark.parametrize("name", VARIABLES)
@@ -132,7 +132,7 @@ def test_a_named_run_is_refused_where_several_are_sent(
     ):
         mmfw(*words, *(() if "train" in words else ("--save-dir", world.save)), code=2)
         assert f"{VARIABLES[name]} names one run" in mmfw.err and f"unset {VARIABLES[name]}" in mmfw.err
-    assert destinations(other) == []
+    assert load_upload_states(other) == []
 
 
 @needs_clearml

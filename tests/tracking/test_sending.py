@@ -9,9 +9,9 @@ import pytest
 
 from mmf_win.files import read_json, write_json
 from mmf_win.locking import file_lock
-from mmf_win.results import saved_metrics
+from mmf_win.results import metrics_file
 from mmf_win.runs.folder import Run
-from mmf_win.tracking.sending import Sender, Sent, What, destinations
+from mmf_win.tracking.upload import Uploader, UploadOptions, UploadState, load_upload_states
 from tests.tracking.conftest import tell
 from tests.worlds.recording_tracker import BufferingTracker, RecordingTracker
 from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
@@ -36,7 +36,7 @@ def run(world: World) -> Run:
 
 def send(run: Run, tracker: RecordingTracker, **what: Any) -> bool:
     """Send what is new as a process that starts now does, which knows only the note on disk."""
-    return Sender(run, tracker, What(**what)).send()
+    return Uploader(run, tracker, UploadOptions(**what)).upload_new()
 
 
 def note_of(run: Run) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_a_finished_run_arrives_with_its_points_settings_files_and_state(
     assert tracker.tags == {"mmfw.outcome": "done"}
     assert set(tracker.files) == {"request.json"}
     assert tracker.states == ["running", "done"]
-    [sent] = destinations(run)
+    [sent] = load_upload_states(run)
     assert (sent.id, sent.state, sent.error) == ("run 1", "done", None)
 
 
@@ -85,10 +85,10 @@ def test_nothing_is_sent_twice(run: Run, tracker: RecordingTracker) -> None:
 
 @pytest.mark.parametrize("process", ["the same", "a new one"])
 def test_only_new_events_are_sent(run: Run, tracker: RecordingTracker, process: str) -> None:
-    sender = Sender(run, tracker, What())
-    assert sender.send() and not sender.send()
+    sender = Uploader(run, tracker, UploadOptions())
+    assert sender.upload_new() and not sender.upload_new()
     tell(run, attempt("2", 120, 150))
-    assert sender.send() if process == "the same" else send(run, tracker)
+    assert sender.upload_new() if process == "the same" else send(run, tracker)
     assert tracker.steps("train/loss") == [*EVERY_TEN, 130, 140, 150]
 
 
@@ -127,7 +127,7 @@ def test_after_a_failure_the_rest_is_sent_once(run: Run, tracker: RecordingTrack
     tracker.fails = {method}
     with pytest.raises(ConnectionError):
         send(run, tracker)
-    assert all(sent.state != "done" for sent in destinations(run))
+    assert all(sent.state != "done" for sent in load_upload_states(run))
     tracker.fails = set()
     assert send(run, tracker)
     assert tracker.steps("train/loss") == EVERY_TEN
@@ -140,7 +140,7 @@ def test_of_many_events_those_that_arrived_before_a_failure_are_not_sent_again(
     run: Run, tracker: RecordingTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell(run, attempt("2", 120, 20_000))
-    real, requests = tracker.points, []
+    real, requests = tracker.log_metrics, []
 
     def fail_the_second(points: Any) -> None:
         requests.append(len(points))
@@ -148,7 +148,7 @@ def test_of_many_events_those_that_arrived_before_a_failure_are_not_sent_again(
             raise ConnectionError
         real(points)
 
-    monkeypatch.setattr(tracker, "points", fail_the_second)
+    monkeypatch.setattr(tracker, "log_metrics", fail_the_second)
     with pytest.raises(ConnectionError):
         send(run, tracker)
     assert 0 < note_of(run)["events"]["events.jsonl"] < 20_000 / 10
@@ -157,7 +157,7 @@ def test_of_many_events_those_that_arrived_before_a_failure_are_not_sent_again(
 
 
 def test_a_copy_left_by_a_killed_process_keeps_nothing_back(run: Run, tracker: RecordingTracker) -> None:
-    left = run.tracking / f"{Sent.of(run, tracker).place}.staged"
+    left = run.tracking / f"{UploadState.load(run, tracker).file_stem}.staged"
     left.mkdir()
     (left / "request.json").write_text("half a cop", encoding="utf-8")
     assert send(run, tracker)
@@ -188,20 +188,20 @@ def test_a_run_that_was_deleted_there_is_sent_anew_once_it_has_something_new(
     tell(run, attempt("2", 120, 140))
     assert send(run, again)
     assert again.steps("train/loss") == [*EVERY_TEN, 130, 140] and set(again.files) == {"request.json"}
-    assert [sent.id for sent in destinations(run)] == ["run 2"]
+    assert [sent.id for sent in load_upload_states(run)] == ["run 2"]
 
 
 def test_what_a_buffering_tracker_is_sent_is_noted_only_when_it_is_closed(run: Run) -> None:
     tracker = BufferingTracker()
     tracker.fails = {"close"}
-    sender = Sender(run, tracker, What())
-    assert sender.send()
+    sender = Uploader(run, tracker, UploadOptions())
+    assert sender.upload_new()
     with pytest.raises(ConnectionError):
         sender.close()
     assert (note_of(run)["events"], note_of(run)["files"]) == ({}, {})
     again = BufferingTracker()
-    sender = Sender(run, again, What())
-    assert sender.send()
+    sender = Uploader(run, again, UploadOptions())
+    assert sender.upload_new()
     sender.close()
     assert again.steps("train/loss") == EVERY_TEN
     assert not send(run, again)
@@ -232,11 +232,11 @@ def test_a_checkpoint_is_sent_again_only_after_the_interval(run: Run, tracker: R
     run.checkpoints.mkdir()
     best = run.checkpoints / "best.ckpt"
     best.write_bytes(b"first")
-    sender = Sender(run, tracker, What(models="best"))
-    assert sender.send(3600.0)
+    sender = Uploader(run, tracker, UploadOptions(models="best"))
+    assert sender.upload_new(3600.0)
     best.write_bytes(b"the second")
-    assert not sender.send(3600.0)
-    assert sender.send()
+    assert not sender.upload_new(3600.0)
+    assert sender.upload_new()
     assert tracker.files["checkpoints/best.ckpt"] == [b"first", b"the second"]
 
 
@@ -246,11 +246,11 @@ def test_at_the_end_a_checkpoint_is_sent_though_the_clock_has_not_moved(
     """The clock of Windows moves every 16 ms."""
     run.checkpoints.mkdir()
     last = run.checkpoints / "current.ckpt"
-    monkeypatch.setattr("mmf_win.tracking.sending.time.time", lambda: BEGAN + 2000.0)
-    sender = Sender(run, tracker, What(models="last"))
+    monkeypatch.setattr("mmf_win.tracking.upload.time.time", lambda: BEGAN + 2000.0)
+    sender = Uploader(run, tracker, UploadOptions(models="last"))
     for content in (b"first", b"the second"):
         last.write_bytes(content)
-        assert sender.send()
+        assert sender.upload_new()
     assert tracker.files["checkpoints/current.ckpt"] == [b"first", b"the second"]
 
 
@@ -263,7 +263,7 @@ def test_scores_carry_the_update_of_their_checkpoint(
     for number, (sha256, _, _) in enumerate(saves):
         scores = {"auroc": 0.7, "threshold": 0.5, "created": BEGAN + number, "split": SPLIT}
         record = {**scores, "members": [{"checkpoint_sha256": sha256}]}
-        write_json(saved_metrics.path_beside(run.reports / f"{number}.csv"), record)
+        write_json(metrics_file.metrics_path(run.reports / f"{number}.csv"), record)
     send(run, tracker)
     found = {(point.name, point.step) for point in tracker.sent if point.name.startswith(SPLIT)}
     assert found == {(f"{SPLIT}/update 60/auroc", 60), (f"{SPLIT}/auroc", 90)}
@@ -294,5 +294,5 @@ def test_a_note_of_an_earlier_version_of_what_wandb_did_not_send_is_passed_over(
     [note] = run.tracking.glob("*.json")
     write_json(note, {**note_of(run), "link": None})
     again = RecordingTracker()
-    assert destinations(run) == [] and send(run, again)
+    assert load_upload_states(run) == [] and send(run, again)
     assert again.sent == tracker.sent

@@ -18,9 +18,9 @@ import pytest
 from mmf_win.files import write_json
 from mmf_win.paths import module_command
 from mmf_win.protocol import AttemptOutcome, read_events
-from mmf_win.results import saved_metrics
+from mmf_win.results import metrics_file
 from mmf_win.runs.folder import Run
-from mmf_win.tracking.sending import destinations
+from mmf_win.tracking.upload import load_upload_states
 from tests.tracking.conftest import follower, tell
 from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
 from tests.worlds.tools import requires_package
@@ -101,7 +101,7 @@ def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: World)
     tell(run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events])  # as it is today
     scores = {"auroc": 0.71, "created": BEGAN, "split": SPLIT, "members": [{"checkpoint_sha256": "none"}]}
     csv = world.predict(run)
-    write_json(saved_metrics.path_beside(csv), scores)
+    write_json(metrics_file.metrics_path(csv), scores)
     sent = push(run)
     [folder] = folders(run)
     assert sent["new"] and sent["link"] == str(run.tracking)
@@ -116,7 +116,7 @@ def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: World)
     assert values(of_kind(folder, "summary")[0].update) == {"mmfw.outcome": "done"}
     assert {metric.glob_name: metric.step_metric for metric in of_kind(folder, "metric")}["*"] == "update"
     names = {file.name for file in (folder / "files").iterdir()}
-    assert names == {"request.json", csv.name, saved_metrics.path_beside(csv).name}
+    assert names == {"request.json", csv.name, metrics_file.metrics_path(csv).name}
     kept = {".wandb", ".json", ".csv"}
     everything = b"".join(file.read_bytes() for file in folder.rglob("*") if file.suffix in kept)
     assert b"hunter2" not in everything and b"track" not in everything, "nor the command line"
@@ -132,7 +132,9 @@ def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: World
     AttemptOutcome("interrupted").save(run.outcome_file)
     assert push(run)["state"] == "interrupted"
     first, second = folders(run)
-    assert {file.name for file in run.tracking.rglob("*.wandb")} == {f"run-{destinations(run)[0].id}.wandb"}
+    assert {file.name for file in run.tracking.rglob("*.wandb")} == {
+        f"run-{load_upload_states(run)[0].id}.wandb"
+    }
     assert len(series(first, "train/loss")) == 12 and series(second, "train/loss") == []
     assert series(second, "train/loss/2") == told(run, "loss", before), "updates that lie behind are kept"
     summary = values(of_kind(second, "summary")[0].update)
@@ -158,8 +160,8 @@ def test_what_a_follower_that_is_killed_has_not_brought_in_safety_is_sent_later(
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         while not [*run.tracking.glob("wandb/*/files/request.json")]:  # which follows the points
             time.sleep(0.02)
-            assert process.poll() is None and not any(sent.error for sent in destinations(run))
+            assert process.poll() is None and not any(sent.error for sent in load_upload_states(run))
         process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
-    assert [sent.events for sent in destinations(run)] in ([], [{}])
+    assert [sent.events for sent in load_upload_states(run)] in ([], [{}])
     push(run)
     assert series(folders(run)[-1], "train/loss") == told(run, "loss")

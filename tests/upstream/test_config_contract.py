@@ -22,9 +22,16 @@ from mmf_win.errors import UsageError
 from mmf_win.inputs.discovery import list_dataset_paths
 from mmf_win.paths import MmfPaths, empty_zoo_file
 from mmf_win.runs import presets
-from mmf_win.upstream.config import ConfigParts, compose, load_yaml, merge, model_config, resolve
-from mmf_win.upstream.settings import for_every_split, resume
-from mmf_win.upstream.zoo import DATASETS, MODELS, Zoo
+from mmf_win.upstream.config import (
+    ConfigSpec,
+    compose_config,
+    find_model_config,
+    load_yaml,
+    merge_settings,
+    resolve_config,
+)
+from mmf_win.upstream.default_settings import resume_settings, settings_for_all_splits
+from mmf_win.upstream.zoo import DATASET_ZOO_FILE, MODEL_ZOO_FILE, Zoo
 from tests.worlds.memes import lay_out
 from tests.worlds.mmf_configuration import Question, ask, leaves
 from tests.worlds.odd_names import ALONE
@@ -134,9 +141,9 @@ def places_in(folder: Path) -> MmfPaths:
 
 def overridden(root: Path, folder: Path, asked: Question, overrides: Sequence[str]) -> Question:
     """The same with overrides in its settings, as an attempt has them."""
-    parts = ConfigParts(asked.model, asked.config, asked.settings)
-    typed = resolve(root, places_in(folder), parts, overrides)["typed"]
-    return replace(asked, settings=merge(asked.settings, typed))
+    parts = ConfigSpec(asked.model, asked.config, asked.settings)
+    typed = resolve_config(root, places_in(folder), parts, overrides)["typed"]
+    return replace(asked, settings=merge_settings(asked.settings, typed))
 
 
 def questions_of(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[str, Question]]:
@@ -211,7 +218,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @cache
 def merged(root: Path, folder: Path, model: str, config: str | None, settings: str) -> Any:
     """Before the overrides."""
-    return compose(root, places_in(folder), ConfigParts(model, config, json.loads(settings)))[1]
+    return compose_config(root, places_in(folder), ConfigSpec(model, config, json.loads(settings)))[1]
 
 
 def ours(root: Path, folder: Path, question: Question) -> dict[str, Any]:
@@ -230,12 +237,14 @@ def test_paths_of_any_name_are_what_mmf_reads(mmf_root: Path, tmp_path: Path) ->
         features, config = own / "x.lmdb", own / "own.yaml"
         features.mkdir(parents=True)
         config.write_text("training: {seed: 2}\n", encoding="utf-8")
-        tree = merge(resume(own / "a.ckpt"), for_every_split(features=features))
+        tree = merge_settings(resume_settings(own / "a.ckpt"), settings_for_all_splits(features=features))
         asked[own] = Question("mmbt", str(config), tree, folder=str(own))
     for (own, question), theirs in zip(
         asked.items(), ask(mmf_root, list(asked.values()))["configurations"], strict=True
     ):
-        read = resolve(mmf_root, places_in(own), ConfigParts("mmbt", question.config, question.settings))
+        read = resolve_config(
+            mmf_root, places_in(own), ConfigSpec("mmbt", question.config, question.settings)
+        )
         assert theirs["training"]["seed"] == 2, own
         assert theirs["checkpoint"]["resume_file"] == str(own / "a.ckpt") == read["checkpoint"]["resume_file"]
         assert theirs["dataset_config"]["hateful_memes"]["features"] == read["dataset"]["features"]
@@ -267,17 +276,17 @@ def test_what_mmf_would_not_take_for_what_it_says_is_refused(
 ) -> None:
     for override in REFUSED:
         with pytest.raises(UsageError) as caught:
-            resolve(mmf_root, places_in(folder), ConfigParts(*MMBT), [override])
+            resolve_config(mmf_root, places_in(folder), ConfigSpec(*MMBT), [override])
         assert caught.value.hint, override
     for tree in REFUSED_SETTINGS:
         assert isinstance(by_mmf[json.dumps(tree)], dict), tree
         with pytest.raises(UsageError) as caught:
-            resolve(mmf_root, places_in(folder), ConfigParts(*MMBT, tree))
+            resolve_config(mmf_root, places_in(folder), ConfigSpec(*MMBT, tree))
         assert caught.value.hint, tree
 
 
 def test_what_is_read_of_it_are_its_parts(mmf_root: Path, folder: Path, by_mmf: dict[str, Any]) -> None:
-    read = resolve(mmf_root, places_in(folder), ConfigParts(*MMBT))
+    read = resolve_config(mmf_root, places_in(folder), ConfigSpec(*MMBT))
     theirs = by_mmf[""]
     training = OmegaConf.create(theirs["training"])
     assert read == {
@@ -296,14 +305,14 @@ def test_every_model_has_the_configuration_that_its_class_names(
 ) -> None:
     assert len(answers["models"]) > 15
     for model, config in answers["models"].items():
-        assert model_config(mmf_root, model) == config, model
+        assert find_model_config(mmf_root, model) == config, model
 
 
 def test_every_entry_of_the_zoo_is_the_one_that_mmf_reads(
     mmf_root: Path, folder: Path, zoo_keys: list[str], answers: dict[str, Any]
 ) -> None:
-    zoo = Zoo(mmf_root, places_in(folder), DATASETS, MODELS)
-    found = {key: zoo.model(key) for key in zoo_keys} | {"hateful_memes": zoo.dataset("features")}
+    zoo = Zoo(mmf_root, places_in(folder), DATASET_ZOO_FILE, MODEL_ZOO_FILE)
+    found = {key: zoo.model_entry(key) for key in zoo_keys} | {"hateful_memes": zoo.dataset_entry("features")}
     assert len(answers["zoo"]) == len(found) > 30
     for key, (version, resources) in answers["zoo"].items():
         listed = resources["features"] if isinstance(resources, dict) else resources
@@ -327,4 +336,4 @@ def test_a_class_in_a_package_of_its_own_is_found(tmp_path: Path) -> None:
         '    return "own.yaml"',
     ]
     lay_out({"mmf/models/unit/unit.py": "\n".join(code).encode()}, tmp_path)
-    assert model_config(tmp_path, "unit") == "own.yaml"
+    assert find_model_config(tmp_path, "unit") == "own.yaml"

@@ -22,8 +22,8 @@ from mmf_win.integrity.verify import LOCK_NAME, mark_intact, record_hashes
 from mmf_win.unpacking.staging import staging_folder
 from mmf_win.upstream import sources
 from mmf_win.upstream.install import (
-    Installed,
-    changed_files,
+    MmfInstall,
+    find_changed_files,
     find_mmf,
     install,
     require_packages,
@@ -46,7 +46,7 @@ def _pin(monkeypatch: pytest.MonkeyPatch, source: MmfSource) -> None:
     monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (source,))
 
 
-def _fetch(monkeypatch: pytest.MonkeyPatch) -> Installed:
+def _fetch(monkeypatch: pytest.MonkeyPatch) -> MmfInstall:
     with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
         source = github(server.url)
         _pin(monkeypatch, source)
@@ -56,9 +56,9 @@ def _fetch(monkeypatch: pytest.MonkeyPatch) -> Installed:
 class TestGithub:
     def test_a_commit_is_fetched_and_found(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
-        assert installed == Installed(home / "mmf" / f"github-{COMMIT[:12]}", VERSION, "github", COMMIT)
+        assert installed == MmfInstall(home / "mmf" / f"github-{COMMIT[:12]}", VERSION, "github", COMMIT)
         assert find_mmf() == installed
-        assert changed_files(installed) == []
+        assert find_changed_files(installed) == []
         assert (installed.root / "docs/Привет 你好.md").read_bytes() == TREE["docs/Привет 你好.md"].content
         link = installed.root / "projects/pythia/link.yaml"
         assert not link.is_symlink(), "it is a text file on every system"
@@ -117,8 +117,8 @@ class TestGithub:
             "extra: mmf/stray.py",
             "missing: mmf/configs/real.yaml",
         ]
-        assert sorted(changed_files(installed) or ()) == found
-        assert changed_files(_fetch(monkeypatch)) == []
+        assert sorted(find_changed_files(installed) or ()) == found
+        assert find_changed_files(_fetch(monkeypatch)) == []
 
     def test_a_change_that_no_time_tells_of_is_found_by_a_full_look(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -130,20 +130,20 @@ class TestGithub:
         manifest = Manifest.load(installed.root)
         assert manifest is not None
         mark_intact(manifest, ["mmf.txt"])
-        assert changed_files(installed) == []
-        assert changed_files(installed, full=True) == ["changed: mmf.txt (other content)"]
+        assert find_changed_files(installed) == []
+        assert find_changed_files(installed, full=True) == ["changed: mmf.txt (other content)"]
 
     def test_a_changed_list_of_hashes_is_noticed(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
         sums = installed.root / MANIFEST_NAME
         (installed.root / "mmf.txt").write_bytes(b"other")
         record_hashes(installed.root, TREE)
-        assert changed_files(installed) == [f"changed: {MANIFEST_NAME}"]
+        assert find_changed_files(installed) == [f"changed: {MANIFEST_NAME}"]
         sums.write_bytes(b"?")
-        assert changed_files(installed) == [f"{sums}:1: not a line of sha256sum"]
+        assert find_changed_files(installed) == [f"{sums}:1: not a line of sha256sum"]
         sums.unlink()
-        assert changed_files(installed) == [f"missing: {MANIFEST_NAME}"]
-        assert changed_files(_fetch(monkeypatch)) == []
+        assert find_changed_files(installed) == [f"missing: {MANIFEST_NAME}"]
+        assert find_changed_files(_fetch(monkeypatch)) == []
 
     def test_a_new_copy_that_cannot_be_had_or_put_in_place_leaves_the_old_one_in_force(
         self, home: Path, monkeypatch: pytest.MonkeyPatch
@@ -152,7 +152,7 @@ class TestGithub:
         with WebServer.serving() as server, pytest.raises(MmfEnvironmentError):
             install(github(server.url), force=True)
         assert find_mmf() == installed
-        assert changed_files(installed) == []
+        assert find_changed_files(installed) == []
         real = Path.replace
 
         def refuse_the_new_one(path: Path, target: Path) -> Path:
@@ -165,7 +165,7 @@ class TestGithub:
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server, pytest.raises(PermissionError):
             install(github(server.url), force=True)
         assert find_mmf() == installed
-        assert changed_files(installed) == []
+        assert find_changed_files(installed) == []
         assert not staging_folder(home / "mmf").exists()
 
     def test_a_fake_disk_that_may_only_be_read_is_said_before_anything_is_fetched(
@@ -207,7 +207,7 @@ class TestGithub:
         moved = home.rename(home.with_name("moved"))
         monkeypatch.setenv("MMFW_HOME", str(moved))
         assert find_mmf().root.is_relative_to(moved)
-        assert changed_files(find_mmf()) == []
+        assert find_changed_files(find_mmf()) == []
 
 
 @no_pip
@@ -230,13 +230,13 @@ class TestPypi:
         source = pypi(index)
         _pin(monkeypatch, source)
         installed = install(source)
-        assert installed == Installed(home / "mmf" / f"pypi-{VERSION}", VERSION, "pypi", None)
+        assert installed == MmfInstall(home / "mmf" / f"pypi-{VERSION}", VERSION, "pypi", None)
         assert find_mmf() == installed
-        assert changed_files(installed) == []
+        assert find_changed_files(installed) == []
         assert (installed.root / "mmf/configs/real.yaml").is_file()
         (installed.root / "mmf_cli/run.py").write_bytes(b"")
-        assert changed_files(installed) == ["changed: mmf_cli/run.py (0 instead of 15 bytes)"]
-        assert changed_files(install(source)) == []
+        assert find_changed_files(installed) == ["changed: mmf_cli/run.py (0 instead of 15 bytes)"]
+        assert find_changed_files(install(source)) == []
 
     def test_it_is_carried_over_as_the_guide_says(
         self, home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
@@ -296,9 +296,9 @@ class TestCheckout:
         monkeypatch.chdir(checkout.parent)
         before = sorted(checkout.rglob("*"))
         use_checkout(Path(checkout.name))
-        assert find_mmf() == Installed(checkout.resolve(), VERSION, "path")
+        assert find_mmf() == MmfInstall(checkout.resolve(), VERSION, "path")
         assert sorted(checkout.rglob("*")) == before
-        assert changed_files(find_mmf()) is None
+        assert find_changed_files(find_mmf()) is None
 
     def test_another_folder_is_refused(self, home: Path, checkout: Path) -> None:
         for folder in ("mmf", "nowhere"):
@@ -319,7 +319,7 @@ def test_an_mmf_of_the_environment_is_found_without_being_imported(
     mmf_sources.checkout(user_dir)
     (user_dir / "mmf/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
-    assert find_mmf() == Installed(user_dir, VERSION, "environment")
+    assert find_mmf() == MmfInstall(user_dir, VERSION, "environment")
 
 
 def test_packages_that_are_missing_are_named_with_their_cure(
@@ -344,4 +344,4 @@ def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:
 
 @pytest.mark.torch
 def test_the_mmf_that_setup_brought_is_whole() -> None:
-    assert not changed_files(find_mmf()), "None for a checkout"
+    assert not find_changed_files(find_mmf()), "None for a checkout"

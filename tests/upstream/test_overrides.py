@@ -12,10 +12,10 @@ from mmf_win.console import format_command
 from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets
-from mmf_win.upstream.config import ConfigParts, compose, merge, resolve
+from mmf_win.upstream.config import ConfigSpec, compose_config, merge_settings, resolve_config
 from mmf_win.upstream.install import find_mmf
-from mmf_win.upstream.overrides import RESERVED, assign, require_usable
-from mmf_win.upstream.versions import ONLY_IN, read_version, versions_with
+from mmf_win.upstream.overrides import RESERVED_KEYS, apply_overrides, require_valid_settings
+from mmf_win.upstream.versions import VERSION_SPECIFIC_KEYS, read_version, versions_with_key
 from tests.worlds.mmf_configuration import leaves
 from tests.worlds.odd_names import ALONE
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
@@ -28,8 +28,8 @@ DATASET = "dataset_config.hateful_memes"
 
 def assigned(root: Path, places: MmfPaths, *overrides: str) -> Any:
     """Our own configuration with overrides."""
-    _, config = compose(root, places, ConfigParts(*MMBT, offline=True))
-    assign(config, overrides, version=read_version(root))
+    _, config = compose_config(root, places, ConfigSpec(*MMBT, offline=True))
+    apply_overrides(config, overrides, version=read_version(root))
     return config
 
 
@@ -38,7 +38,7 @@ def test_a_path_that_is_there_is_taken_as_it_is_typed(tmp_path: Path) -> None:
         path = tmp_path / name
         path.mkdir()
         config = OmegaConf.create({"checkpoint": {"resume_file": None}})
-        assign(config, [f"checkpoint.resume_file={path}"], version="1.0.0rc10")
+        apply_overrides(config, [f"checkpoint.resume_file={path}"], version="1.0.0rc10")
         assert config.checkpoint.resume_file == str(path)
 
 
@@ -48,12 +48,12 @@ def test_keys_of_one_version_alone_are_known() -> None:
     for root in (find_mmf().root, Path(str(NEWEST_MMF))):
         defaults = OmegaConf.to_container(OmegaConf.load(root / "mmf" / "configs" / "defaults.yaml"))
         keys[read_version(root)] = {key for key, value in leaves(defaults) if value != {}}
-    assert keys.keys() == ONLY_IN.keys()
+    assert keys.keys() == VERSION_SPECIFIC_KEYS.keys()
     for version, own in keys.items():
         others = set().union(*(keys[other] for other in keys if other != version))
         for key in own | others:
             only = (key in own) != (key in others)
-            assert (version in versions_with(key)) == (only and key in own), key
+            assert (version in versions_with_key(key)) == (only and key in own), key
 
 
 @pytest.mark.parametrize("word", ["training.fp16=True", "training.wandb.enabled=True", "trainer.type=mmf"])
@@ -122,7 +122,7 @@ def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, places: Mmf
         "model_config.mmbt.losses[0].type=bce",
         "training.seed=1",
     ]
-    assert resolve(mmf_root, places, ConfigParts(*MMBT), words)["typed"] == {
+    assert resolve_config(mmf_root, places, ConfigSpec(*MMBT), words)["typed"] == {
         "dataset_config": {"hateful_memes": {"annotations": {"test": ["own.jsonl"]}}},
         "model_config": {"mmbt": {"losses": [{"type": "bce"}]}},
         "training": {"seed": 1},
@@ -132,14 +132,14 @@ def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, places: Mmf
 def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: MmfPaths) -> None:
     word = "model_config.my_own.layers=3"
     with pytest.raises(UsageError):
-        resolve(mmf_root, places, ConfigParts(*MMBT), [word])
+        resolve_config(mmf_root, places, ConfigSpec(*MMBT), [word])
     for words, settings in (((word, "env.user_dir=mine"), {}), ((word,), {"env": {"user_dir": "mine"}})):
-        resolve(mmf_root, places, ConfigParts(*MMBT, settings), words)
+        resolve_config(mmf_root, places, ConfigSpec(*MMBT, settings), words)
     own = tree("env.user_dir=mine", "model_config.mmbt2.layers=3", "optimizer.type=mine")
-    resolve(mmf_root, places, ConfigParts("mmbt2", MMBT[1], own))
+    resolve_config(mmf_root, places, ConfigSpec("mmbt2", MMBT[1], own))
     with pytest.raises(UsageError):
         words = ("training.no_such_key=1", "env.user_dir=mine")
-        resolve(mmf_root, places, ConfigParts(*MMBT), words)
+        resolve_config(mmf_root, places, ConfigSpec(*MMBT), words)
 
 
 @pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir", "model"])
@@ -147,8 +147,8 @@ def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
     mmf_root: Path, places: MmfPaths, key: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{key} is set by mmfw") as caught:
-        resolve(mmf_root, places, ConfigParts(*MMBT, tree(f"{key}=x")))
-    assert caught.value.hint == RESERVED[key]
+        resolve_config(mmf_root, places, ConfigSpec(*MMBT, tree(f"{key}=x")))
+    assert caught.value.hint == RESERVED_KEYS[key]
 
 
 @pytest.mark.parametrize(
@@ -164,11 +164,11 @@ def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
 def test_a_new_key_is_taken_where_a_class_may_read_it_or_a_preset_has_one(
     mmf_root: Path, places: MmfPaths, key: str
 ) -> None:
-    asked = ConfigParts(*MMBT, {"training": {"new_group": {"new": 1}}})
-    config = compose(mmf_root, places, asked)[1]
-    assign(config, [f"{key}=3"], version=read_version(mmf_root))
+    asked = ConfigSpec(*MMBT, {"training": {"new_group": {"new": 1}}})
+    config = compose_config(mmf_root, places, asked)[1]
+    apply_overrides(config, [f"{key}=3"], version=read_version(mmf_root))
     assert OmegaConf.select(config, key) == 3
-    resolve(mmf_root, places, asked, [f"{key}=3"])
+    resolve_config(mmf_root, places, asked, [f"{key}=3"])
 
 
 def tree(*words: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
     mmf_root: Path, places: MmfPaths, word: str, meant: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve(mmf_root, places, ConfigParts(*MMBT, tree(word)))
+        resolve_config(mmf_root, places, ConfigSpec(*MMBT, tree(word)))
     assert meant in f"{caught.value} {caught.value.hint}"
     assert word.partition("=")[0].partition(".")[0] in str(caught.value)
 
@@ -246,10 +246,10 @@ def test_a_number_of_a_list_is_refused_by_itself(mmf_root: Path, places: MmfPath
 def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
     mmf_root: Path, places: MmfPaths
 ) -> None:
-    asked = ConfigParts(*MMBT, tree("training.batchsize=4"))
-    resolve(mmf_root, places, asked, checked={})
+    asked = ConfigSpec(*MMBT, tree("training.batchsize=4"))
+    resolve_config(mmf_root, places, asked, checked_settings={})
     with pytest.raises(UsageError):
-        resolve(mmf_root, places, asked, ["training.batch_size=0"], checked={})
+        resolve_config(mmf_root, places, asked, ["training.batch_size=0"], checked_settings={})
 
 
 def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, places: MmfPaths) -> None:
@@ -277,15 +277,15 @@ def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, p
     ],
 )
 def test_what_mmf_reads_is_taken(mmf_root: Path, places: MmfPaths, word: str) -> None:
-    resolve(mmf_root, places, ConfigParts(*MMBT, tree(word)))
+    resolve_config(mmf_root, places, ConfigSpec(*MMBT, tree(word)))
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
 def test_nothing_that_mmfs_configurations_set_is_refused(mmf_root: Path, places: MmfPaths, name: str) -> None:
     preset = presets.load(name)
-    bare = OmegaConf.to_container(compose(mmf_root, places, ConfigParts(preset.model))[0])
-    whole = OmegaConf.to_container(compose(mmf_root, places, preset)[1])
-    require_usable(bare, whole, read_version(mmf_root))
+    bare = OmegaConf.to_container(compose_config(mmf_root, places, ConfigSpec(preset.model))[0])
+    whole = OmegaConf.to_container(compose_config(mmf_root, places, preset)[1])
+    require_valid_settings(bare, whole, read_version(mmf_root))
 
 
 def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, places: MmfPaths) -> None:
@@ -295,5 +295,5 @@ def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, plac
     }
     for name in ("mmbt_grid", "visual_bert_coco"):
         preset = presets.load(name)
-        settings = merge(preset.settings, chosen)
-        resolve(mmf_root, places, ConfigParts(preset.model, preset.config, settings))
+        settings = merge_settings(preset.settings, chosen)
+        resolve_config(mmf_root, places, ConfigSpec(preset.model, preset.config, settings))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.paths import MmfPaths
-from mmf_win.upstream import settings
+from mmf_win.upstream import default_settings
 from mmf_win.upstream.versions import has_key
 
 SPLITS = {"train": "train", "val": "dev", "test": "test"}
@@ -15,13 +15,13 @@ SPLITS = {"train": "train", "val": "dev", "test": "test"}
 
 @pytest.mark.parametrize("version", ["1.0.0rc10", "1.0.0rc12"])
 def test_only_keys_that_the_version_knows_are_set(version: str) -> None:
-    training = settings.common("mmbt", SPLITS, version)["training"]
+    training = default_settings.common_settings("mmbt", SPLITS, version)["training"]
     assert ("stdout_capture" in training) == has_key(version, "training.stdout_capture")
     assert ("colored_logs" in training) == has_key(version, "training.colored_logs")
     assert ("trainer" in training) == (not has_key(version, "training.callbacks"))
-    precision = settings.with_hooks({}, version, "bf16").get("training", {}).get("fp16")
+    precision = default_settings.add_hooks({}, version, "bf16").get("training", {}).get("fp16")
     assert precision is (False if has_key(version, "training.fp16") else None)
-    evaluation = settings.predict(Path("best.ckpt"), version)["evaluation"]
+    evaluation = default_settings.prediction_settings(Path("best.ckpt"), version)["evaluation"]
     assert ("reporter" in evaluation) == has_key(version, "evaluation.reporter")
 
 
@@ -38,28 +38,28 @@ def test_a_worker_gets_the_first_of_the_gpus_that_may_be_seen(
     environment = {"PATH": "/bin", "WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    assert settings.on_gpus(environment, count) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": left}
+    assert default_settings.limit_gpus(environment, count) == {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": left}
 
 
 @pytest.mark.parametrize(("updates", "interval"), [(1, 1), (9, 1), (100, 20), (22000, 1000)])
 def test_a_short_run_validates_at_least_five_times(updates: int, interval: int) -> None:
-    assert settings.train(updates)["training"]["evaluation_interval"] == interval
+    assert default_settings.training_settings(updates)["training"]["evaluation_interval"] == interval
 
 
 def test_training_never_goes_on_to_the_test_set() -> None:
-    assert settings.train(None) == {"run_type": "train_val"}
+    assert default_settings.training_settings(None) == {"run_type": "train_val"}
 
 
 def test_our_callback_stands_beside_those_of_a_preset() -> None:
     own = {"training": {"callbacks": [{"type": "mine", "params": {}}], "seed": 1}}
-    training = settings.with_hooks(own, "1.0.0rc12", None)["training"]
+    training = default_settings.add_hooks(own, "1.0.0rc12", None)["training"]
     assert [callback["type"] for callback in training["callbacks"]] == ["mine", "mmfw"]
     assert training["seed"] == 1 and "fp16" not in training
-    assert settings.with_hooks(own, "1.0.0rc10", "bf16") == own
+    assert default_settings.add_hooks(own, "1.0.0rc10", "bf16") == own
 
 
 def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
-    checkpoint = settings.predict(Path("best.ckpt"), "1.0.0rc10")["checkpoint"]
+    checkpoint = default_settings.prediction_settings(Path("best.ckpt"), "1.0.0rc10")["checkpoint"]
     assert checkpoint["resume_pretrained"] is False and checkpoint["resume_zoo"] is None
     assert checkpoint["resume"] is False, "else MMF takes current.ckpt whatever the file says"
 
@@ -67,7 +67,9 @@ def test_a_prediction_never_copies_only_the_pretrained_part() -> None:
 def environment(places: MmfPaths, *, offline: bool) -> dict[str, str]:
     """That of a worker."""
     folder = places.save_dir
-    return settings.environment(places, folder / "c", folder / "l", folder / "r", offline=offline)
+    return default_settings.worker_environment(
+        places, folder / "c", folder / "l", folder / "r", offline=offline
+    )
 
 
 def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
@@ -97,8 +99,9 @@ def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
 
 
 def test_a_worker_starts_without_variables_of_python_that_break_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*settings.HARMFUL, "PYTHONHASHSEED"):
+    for name in (*default_settings.HARMFUL_VARIABLES, "PYTHONHASHSEED"):
         monkeypatch.setenv(name, "1")
-    assert environment(MmfPaths.resolve(), offline=True).keys() & {*settings.HARMFUL, "PYTHONHASHSEED"} == {
-        "PYTHONHASHSEED"
-    }
+    assert environment(MmfPaths.resolve(), offline=True).keys() & {
+        *default_settings.HARMFUL_VARIABLES,
+        "PYTHONHASHSEED",
+    } == {"PYTHONHASHSEED"}

@@ -112,6 +112,6 @@ def test_an_entry_of_a_zoo_may_lack_a_version(
     zoo.write_text(
         json.dumps({"hateful_memes": {"defaults": {**version, "resources": {"features": resource}}}})
     )
-    entry = Zoo(user_dir, places, str(zoo)).dataset("features")
+    entry = Zoo(user_dir, places, str(zoo)).dataset_entry("features")
     assert entry is not None and entry.version == version.get("version")
     assert entry.url.startswith("https://") and entry.archive.name == "features.tar.gz"

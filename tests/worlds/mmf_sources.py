@@ -68,7 +68,7 @@ def checkout(root: Path) -> Path:
 
 def github(url: str, tree: str = TREE_ID) -> GithubArchive:
     """The tiny MMF on a server."""
-    return GithubArchive(version=VERSION, commit=COMMIT, tree=tree, url=f"{url}/mmf.tar.gz")
+    return GithubArchive(version=VERSION, commit=COMMIT, tree_id=tree, url=f"{url}/mmf.tar.gz")
 
 
 def pypi(folder: Path) -> PypiWheel:

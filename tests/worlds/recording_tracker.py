@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mmf_win.tracking.tracker import About, Point, Tracker
+from mmf_win.tracking.tracker import MetricPoint, RunInfo, Tracker
 
 
 class RecordingTracker(Tracker):
@@ -13,10 +13,10 @@ class RecordingTracker(Tracker):
 
     Attributes:
         fails: the methods that raise instead of recording; for a file, ``file <name>``.
-        run_id: the id that the next :meth:`open` returns.
-        opened: what each :meth:`open` was asked for.
+        run_id: the id that the next :meth:`open_run` returns.
+        opened: what each :meth:`open_run` was asked for.
         sent: the points, in the order in which they came.
-        settings, tags: those of the last :meth:`describe`.
+        settings, tags: those of the last :meth:`log_params`.
         files: ``<folder>/<name>`` → the contents that it was sent with, oldest first.
         states: the states, in the order in which they came.
         calls: how many methods were called.
@@ -24,7 +24,7 @@ class RecordingTracker(Tracker):
 
     name = "recording"
     id_variable = "RECORDING_RUN_ID"
-    variable = "RECORDING_TRACKER"
+    address_variable = "RECORDING_TRACKER"
     probe = ("/", None, set())
     server = "offline"
     project = "test"
@@ -32,8 +32,8 @@ class RecordingTracker(Tracker):
     def __init__(self) -> None:
         self.fails: set[str] = set()
         self.run_id = "run 1"
-        self.opened: list[About] = []
-        self.sent: list[Point] = []
+        self.opened: list[RunInfo] = []
+        self.sent: list[MetricPoint] = []
         self.settings: dict[str, str] = {}
         self.tags: dict[str, str] = {}
         self.files: dict[str, list[bytes]] = {}
@@ -44,28 +44,28 @@ class RecordingTracker(Tracker):
         """Return the updates of the points of a series, in the order in which they came."""
         return [point.step for point in self.sent if point.name == series]
 
-    def open(self, about: About) -> tuple[str, str]:
+    def open_run(self, run_info: RunInfo) -> tuple[str, str]:
         """Record the request and return :attr:`run_id`."""
         self._call("open")
-        self.opened.append(about)
+        self.opened.append(run_info)
         return self.run_id, f"https://tracker.example/{self.run_id}"
 
-    def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def log_params(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Record the settings and the tags."""
         self._call("describe")
         self.settings, self.tags = dict(settings), dict(tags)
 
-    def points(self, points: Sequence[Point]) -> None:
+    def log_metrics(self, points: Sequence[MetricPoint]) -> None:
         """Record the points."""
         self._call("points")
         self.sent += points
 
-    def file(self, path: Path, folder: str) -> None:
+    def log_artifact(self, path: Path, folder: str) -> None:
         """Record the content that the file has now."""
         self._call(f"file {path.name}")
         self.files.setdefault(f"{folder}/{path.name}".lstrip("/"), []).append(path.read_bytes())
 
-    def state(self, state: str, t: float) -> None:
+    def set_status(self, state: str, t: float) -> None:
         """Record the state."""
         self._call(f"state {state}")
         self.states.append(state)

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from mmf_win.runs.request import CommandOptions, MmfwSettings, RunRequest
-from mmf_win.upstream.config import merge
+from mmf_win.upstream.config import merge_settings
 
 _OPTIONS = ["seed", "batch_size", *(field.name for field in fields(MmfwSettings))]
 
@@ -19,5 +19,5 @@ def request(*, overrides: Sequence[str] = (), **values: Any) -> RunRequest:
     chosen = {name: values.pop(name) for name in _OPTIONS if name in values}
     of_preset = values.get("settings", {})
     typed: Any = OmegaConf.to_container(OmegaConf.from_dotlist(list(overrides)))
-    settings = merge(of_preset, CommandOptions(**chosen).settings, typed)
+    settings = merge_settings(of_preset, CommandOptions(**chosen).settings, typed)
     return RunRequest(**{**values, "settings": settings, "preset_settings": of_preset})

@@ -16,19 +16,19 @@ from mmf_win.dataset.published_results import (
     find_published_score,
     missing_score_reason,
 )
-from mmf_win.results.metrics import Score, auroc_difference
+from mmf_win.results.metrics import MetricEstimate, auroc_difference
 from mmf_win.results.report import plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
-from mmf_win.results.report.scored import Scored
+from mmf_win.results.report.scored_split import ScoredSplit
 from mmf_win.runs import history, seeds
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import RunRecord
 
-_BEST = len(plots.SERIES)  # of how many runs of a sweep the curves and differences are shown
-_LONGEST = 120  # characters of a group's name
+_MAX_SHOWN_RUNS = len(plots.SERIES_ROLES)  # of how many runs of a sweep the curves and differences are shown
+_MAX_NAME_CHARS = 120  # characters of a group's name
 
 # The seed, what is told otherwise, and what changes how something is done, and not the result.
-_NO_MATTER = re.compile(
+_IRRELEVANT_KEYS = re.compile(
     r"(mmf\.)?training\.(seed|num_workers|log_interval)|mmf\.checkpoint\..*|training\.max_(updates|epochs)"
     r"|mmfw\.(updates|epochs|keep|auto_batch)|settings|offline|preset_file",
 )
@@ -41,26 +41,26 @@ class ComparedRun:
     Attributes:
         known: what its files say.
         preset: what it was trained by, or what its published weights are of.
-        configuration: what its result depends on beside the seed, by key; see :func:`_configuration`.
+        configuration: what its result depends on beside the seed, by key; see :func:`_result_config`.
         best, best_on: its best validation AUROC, and what that was measured on, where there is one.
         scored, rows: its predictions of the split that is compared, and of how many rows, where it has some.
         auroc, accuracy: of these predictions, where all of them have labels.
     """
 
-    known: RunRecord
+    run_record: RunRecord
     curves: TrainingCurves
     preset: str
     configuration: Mapping[str, Any]
-    best: float | None
-    best_on: str | None
-    scored: Scored | None
+    best_auroc: float | None
+    validation_rows: str | None
+    scored: ScoredSplit | None
     rows: str | None
     auroc: float | None
     accuracy: float | None
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that were trained to their end with configurations that differ in the seed alone, or one run.
 
     The name is their preset, and what tells them from other groups of it.
@@ -69,8 +69,8 @@ class Group:
     name: str
     entries: Sequence[ComparedRun]
 
-    def same(self, attribute: str) -> str | None:
-        """``best_on`` or ``rows``, where it is known and the same for all of the runs."""
+    def shared_value(self, attribute: str) -> str | None:
+        """``validation_rows`` or ``rows``, where it is known and the same for all of the runs."""
         values = {getattr(entry, attribute) for entry in self.entries} - {None}
         return "different rows" if len(values) > 1 else next(iter(values), None)
 
@@ -79,8 +79,8 @@ class Group:
         return all(paper.rows == len(e.scored.memes) for e in self.entries if e.scored is not None)
 
 
-def of_runs(
-    runs: Sequence[tuple[RunRecord, Scored | None]],
+def comparison_context(
+    runs: Sequence[tuple[RunRecord, ScoredSplit | None]],
     split: str | None,
     settings: Mapping[Run, Mapping[str, object]],
 ) -> dict[str, Any]:
@@ -94,18 +94,20 @@ def of_runs(
 
     Raises DataError where a run's configuration, or how it ended, cannot be read.
     """
-    entries = [entry_of(known, scored) for known, scored in runs]
-    groups = grouped(entries)
+    entries = [build_compared_run(known, scored) for known, scored in runs]
+    groups = group_runs(entries)
     predicted = [entry for entry in entries if entry.scored is not None]
-    shown, contrasted = (best(entries), best(predicted)) if settings else (entries, predicted)
-    group_of = {entry.known.run: group.name for group in groups for entry in group.entries}
-    apart = dict.fromkeys(group_of[entry.known.run] for entry in shown)
+    shown, contrasted = (
+        (select_best_runs(entries), select_best_runs(predicted)) if settings else (entries, predicted)
+    )
+    group_of = {entry.run_record.run: group.name for group in groups for entry in group.entries}
+    apart = dict.fromkeys(group_of[entry.run_record.run] for entry in shown)
     if len(apart) == 1:
-        apart = dict.fromkeys(entry.known.summary.id for entry in shown)
-    colours = dict(zip(apart, cycle(plots.SERIES)))  # of the groups, or of the runs of the only one
-    roles = [colours.get(e.known.summary.id) or colours[group_of[e.known.run]] for e in shown]
-    numbers = {group.name: group.entries[0].known.request.published for group in groups}
-    varied = [(settings[e.known.run], e.best) for e in entries if e.known.run in settings]
+        apart = dict.fromkeys(entry.run_record.summary.id for entry in shown)
+    colours = dict(zip(apart, cycle(plots.SERIES_ROLES)))  # of the groups, or of the runs of the only one
+    roles = [colours.get(e.run_record.summary.id) or colours[group_of[e.run_record.run]] for e in shown]
+    numbers = {group.name: group.entries[0].run_record.request.published for group in groups}
+    varied = [(settings[e.run_record.run], e.best_auroc) for e in entries if e.run_record.run in settings]
     papers = {name: split and find_published_score(of, split, "auroc") for name, of in numbers.items()}
     return {
         "groups": groups,
@@ -114,74 +116,88 @@ def of_runs(
         "papers": papers if any(papers.values()) else {},
         "paper": PAPER,
         "why_none": missing_score_reason(split)
-        if split and any(e.known.request.published for e in entries)
+        if split and any(e.run_record.request.published for e in entries)
         else None,
-        "contrasts": contrasts(contrasted),
-        "best": _BEST,
+        "contrasts": compare_aurocs(contrasted),
+        "best": _MAX_SHOWN_RUNS,
         "all_predicted": len(contrasted) == len(predicted),
         "all_shown": len(shown) == len(entries),
-        "all_validated_alike": len({entry.best_on for entry in entries} - {None}) < 2,
-        "settings": plots.by_setting(varied),
-        "plots": plots.overlaid([*zip((entry.curves for entry in shown), roles, strict=True)]),
+        "all_validated_alike": len({entry.validation_rows for entry in entries} - {None}) < 2,
+        "settings": plots.draw_scores_by_setting(varied),
+        "plots": plots.draw_overlaid_curves([*zip((entry.curves for entry in shown), roles, strict=True)]),
         "colours": colours,
     }
 
 
-def best(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
+def select_best_runs(entries: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Those with the best validation AUROC, in their order; a test set is not for choosing."""
-    ranked = sorted(entries, key=lambda entry: -1.0 if entry.best is None else entry.best, reverse=True)
-    chosen = {entry.known.run for entry in ranked[:_BEST]}
-    return [entry for entry in entries if entry.known.run in chosen]
+    ranked = sorted(
+        entries, key=lambda entry: -1.0 if entry.best_auroc is None else entry.best_auroc, reverse=True
+    )
+    chosen = {entry.run_record.run for entry in ranked[:_MAX_SHOWN_RUNS]}
+    return [entry for entry in entries if entry.run_record.run in chosen]
 
 
-def grouped(entries: Sequence[ComparedRun]) -> list[Group]:
+def group_runs(entries: Sequence[ComparedRun]) -> list[SeedGroup]:
     """The runs with those that they may be averaged with, in the order in which they were named."""
 
-    def alike(entry: ComparedRun) -> str:
-        alone = None if entry.known.state == "done" else entry.known.run.path
+    def group_key(entry: ComparedRun) -> str:
+        alone = None if entry.run_record.state == "done" else entry.run_record.run.path
         return repr((sorted(entry.configuration.items()), alone))
 
-    groups = seeds.group_by_config((entry, alike(entry), entry.known.summary.seed) for entry in entries)
+    groups = seeds.group_by_config(
+        (entry, group_key(entry), entry.run_record.summary.seed) for entry in entries
+    )
     firsts = [group[0] for group in groups]
-    names = [_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts]
+    names = [
+        _group_name(first, [other for other in firsts if other.preset == first.preset]) for first in firsts
+    ]
     return [
-        Group(name if names.count(name) == 1 else f"{name} ({group[0].known.summary.id})", group)
+        SeedGroup(name if names.count(name) == 1 else f"{name} ({group[0].run_record.summary.id})", group)
         for group, name in zip(groups, names, strict=True)
     ]
 
 
-def _name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
+def _group_name(first: ComparedRun, others: Sequence[ComparedRun]) -> str:
     """The preset of a group, and the settings that tell it from ``others`` of the preset."""
 
-    def apart(of_mmf: bool) -> list[str]:
+    def differing_settings(is_mmf_key: bool) -> list[str]:
         return [
             f"{key}={value}"
             for key, value in first.configuration.items()
-            if key.startswith("mmf.") == of_mmf
+            if key.startswith("mmf.") == is_mmf_key
             and any(value != other.configuration.get(key) for other in others)
         ]
 
     # MMF's configuration follows from what was asked for, unless a file that this names was changed.
-    return shorten(", ".join([first.preset, *(apart(False) or apart(True))]), _LONGEST, placeholder=" …")
+    return shorten(
+        ", ".join([first.preset, *(differing_settings(False) or differing_settings(True))]),
+        _MAX_NAME_CHARS,
+        placeholder=" …",
+    )
 
 
-def _configuration(known: RunRecord, curves: TrainingCurves) -> dict[str, Any]:
+def _result_config(run_record: RunRecord, curves: TrainingCurves) -> dict[str, Any]:
     """What the result of a run depends on beside its seed: what was asked for, what MMF made of it, what it
     was trained on, which totals it was to reach when (rates of learning depend on that), and how it ended.
     """
-    told = history.comparable_config(known.run).items()
+    told = history.comparable_config(run_record.run).items()
     found = {key.removeprefix("request.").removeprefix("settings."): value for key, value in told}
-    data = [str(attempt.data) for attempt in curves.attempts if attempt.data]
-    totals = dict.fromkeys(str(attempt.total) for attempt in curves.attempts if attempt.total)
+    data = [str(attempt.coverage) for attempt in curves.attempts if attempt.coverage]
+    totals = dict.fromkeys(str(attempt.max_updates) for attempt in curves.attempts if attempt.max_updates)
     found |= {
         "trained on": data[-1] if data else None,
         "total": " then ".join(totals),
-        "state": None if known.state == "done" else known.state,
+        "state": None if run_record.state == "done" else run_record.state,
     }
-    return {key: value for key, value in found.items() if value is not None and not _NO_MATTER.fullmatch(key)}
+    return {
+        key: value
+        for key, value in found.items()
+        if value is not None and not _IRRELEVANT_KEYS.fullmatch(key)
+    }
 
 
-def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
+def compare_aurocs(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     """Of every two runs with predictions, the better one first, the difference on the memes of both."""
     scored = [(entry, entry.scored.memes) for entry in entries if entry.scored is not None]
     ranked = sorted(scored, key=lambda pair: pair[0].auroc or 0.0, reverse=True)
@@ -189,7 +205,7 @@ def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     for (first, ours), (second, others) in combinations(ranked, 2):
         theirs = {meme.row.id: meme.proba for meme in others}
         both = [meme for meme in ours if meme.row.id in theirs]
-        labels, difference = labels_of(meme.row for meme in both), Score(None)
+        labels, difference = labels_of(meme.row for meme in both), MetricEstimate(None)
         if labels is not None:
             p, q = [meme.proba for meme in both], [theirs[meme.row.id] for meme in both]
             difference = auroc_difference(labels, p, q)
@@ -197,18 +213,22 @@ def contrasts(entries: Sequence[ComparedRun]) -> list[dict[str, Any]]:
     return found
 
 
-def entry_of(known: RunRecord, scored: Scored | None) -> ComparedRun:
-    """A run, with its scores where its predictions have labels. Raises as :func:`of_runs`."""
+def build_compared_run(run_record: RunRecord, scored: ScoredSplit | None) -> ComparedRun:
+    """A run, with its scores where its predictions have labels. Raises as :func:`comparison_context`."""
     metrics = {} if scored is None else scored.metrics
-    request, summary, curves = known.request, known.summary, read_curves(known.events, known.attempt_outcome)
+    request, summary, curves = (
+        run_record.request,
+        run_record.summary,
+        read_curves(run_record.events, run_record.attempt_outcome),
+    )
     on = None if summary.best_auroc is None else summary.validated_on
     return ComparedRun(
-        known,
+        run_record,
         curves,
         preset=f"{request.preset}, published weights" if request.published_weights else request.preset,
-        configuration=_configuration(known, curves),
-        best=summary.best_auroc,
-        best_on=None if on is None else on.split_label,
+        configuration=_result_config(run_record, curves),
+        best_auroc=summary.best_auroc,
+        validation_rows=None if on is None else on.split_label,
         scored=scored,
         rows=None if scored is None else scored.coverage.amount,
         auroc=metrics["auroc"].value if metrics else None,

@@ -9,7 +9,7 @@ from mmf_win.dataset.coverage import Coverage
 from mmf_win.protocol import Event
 from mmf_win.protocol.metrics import series_values
 
-_WHY = {
+_RESUME_REASONS = {
     "interrupted": "after an interruption",
     "cuda_oom": "after the GPU's memory had run out",
     "host_oom": "after the memory had run out",
@@ -21,7 +21,7 @@ _WHY = {
 
 
 @dataclass(frozen=True)
-class TrainedAttempt:
+class AttemptCurve:
     """One process that trained; what is not known of it is None.
 
     Attributes:
@@ -33,13 +33,13 @@ class TrainedAttempt:
         total: updates that it was to reach.
     """
 
-    update: int
+    start_update: int
     batch: int | None
     micro_batch: int | None
     device: str | None
-    why: str
-    data: Coverage | None
-    total: int | None
+    resume_reason: str
+    coverage: Coverage | None
+    max_updates: int | None
 
     @property
     def batching(self) -> str:
@@ -63,7 +63,7 @@ class Sample:
     update: int
     seconds: float
     values: dict[str, float]
-    data: Coverage | None = None
+    coverage: Coverage | None = None
 
 
 @dataclass(frozen=True)
@@ -77,14 +77,14 @@ class TrainingCurves:
         versions: of the packages that the newest attempt ran with.
     """
 
-    attempts: tuple[TrainedAttempt, ...] = ()
+    attempts: tuple[AttemptCurve, ...] = ()
     samples: tuple[Sample, ...] = ()
-    undone: tuple[Sample, ...] = ()
+    superseded_samples: tuple[Sample, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def series(self, name: str, *, undone: bool = False) -> list[tuple[int, float]]:
+    def series(self, name: str, *, superseded: bool = False) -> list[tuple[int, float]]:
         """Pairs of update and value of ``train/loss``, ``val/auroc`` and so on; or of what is ``undone``."""
-        samples = self.undone if undone else self.samples
+        samples = self.superseded_samples if superseded else self.samples
         return [(sample.update, sample.values[name]) for sample in samples if name in sample.values]
 
     @property
@@ -93,9 +93,9 @@ class TrainingCurves:
         validations = [sample for sample in self.samples if "val/auroc" in sample.values]
         return max(validations, key=lambda sample: sample.values["val/auroc"], default=None)
 
-    def over_time(self, name: str) -> list[tuple[float, float]]:
+    def series_over_time(self, name: str) -> list[tuple[float, float]]:
         """Pairs of seconds spent in training and value, of everything that was done."""
-        everything = sorted((*self.samples, *self.undone), key=lambda sample: sample.seconds)
+        everything = sorted((*self.samples, *self.superseded_samples), key=lambda sample: sample.seconds)
         return [(sample.seconds, sample.values[name]) for sample in everything if name in sample.values]
 
 
@@ -106,7 +106,7 @@ def read_curves(events: Iterable[Event], outcome_of: Callable[[str], str | None]
         events: of all attempts.
         outcome_of: return how an attempt ended, by its name; None where nothing says so.
     """
-    attempts: list[TrainedAttempt] = []
+    attempts: list[AttemptCurve] = []
     samples: list[Sample] = []
     undone: list[Sample] = []
     outcomes: dict[str, str | None] = {}  # from the last attempt that trained on, by earlier versions' events
@@ -124,19 +124,19 @@ def read_curves(events: Iterable[Event], outcome_of: Callable[[str], str | None]
             spent, began, current = seconds, time, name
             outcome = _last_outcome(outcomes, name, outcome_of)
             outcomes = {name: None}
-            why = _WHY.get(outcome, "after an error") if outcome else "after it was killed"
-            attempt = TrainedAttempt(
-                update=event.get("update", 0),
+            why = _RESUME_REASONS.get(outcome, "after an error") if outcome else "after it was killed"
+            attempt = AttemptCurve(
+                start_update=event.get("update", 0),
                 batch=event.get("batch"),
                 micro_batch=event.get("micro_batch"),
                 device=event.get("device"),
-                why=why if attempts else "",
-                data=Coverage.from_json(event.get("data")),
-                total=event.get("max_updates"),
+                resume_reason=why if attempts else "",
+                coverage=Coverage.from_json(event.get("data")),
+                max_updates=event.get("max_updates"),
             )
             attempts.append(attempt)
-            undone += [sample for sample in samples if sample.update > attempt.update]
-            samples = [sample for sample in samples if sample.update <= attempt.update]
+            undone += [sample for sample in samples if sample.update > attempt.start_update]
+            samples = [sample for sample in samples if sample.update <= attempt.start_update]
         elif not attempts or name != current or event.get("final"):
             continue
         elif values := series_values(event):
@@ -148,7 +148,7 @@ def read_curves(events: Iterable[Event], outcome_of: Callable[[str], str | None]
 
 
 def _last_outcome(
-    recorded: dict[str, str | None], current: str, outcome_of: Callable[[str], str | None]
+    outcomes: dict[str, str | None], current_attempt: str, outcome_of: Callable[[str], str | None]
 ) -> str | None:
     """Return the outcome of the last attempt that has one, or None if all were killed.
 
@@ -157,8 +157,8 @@ def _last_outcome(
         current: the attempt that begins. It has the name of an earlier one if the folder of that was removed.
         outcome_of: as for :func:`read_curves`.
     """
-    for name, outcome in reversed(recorded.items()):
-        if outcome is None and name != current:
+    for name, outcome in reversed(outcomes.items()):
+        if outcome is None and name != current_attempt:
             outcome = outcome_of(name)
         if outcome is not None:
             return outcome

@@ -17,12 +17,19 @@ from mmf_win.dataset.published_results import PAPER, find_published_score, missi
 from mmf_win.errors import DataError, UsageError
 from mmf_win.files import atomic_replace
 from mmf_win.paths import DatasetPaths, MmfPaths, data_dir_arguments, reserve_file
-from mmf_win.results.metrics import Score
+from mmf_win.results.metrics import MetricEstimate
+from mmf_win.results.metrics_file import METRIC_TITLES
 from mmf_win.results.report import comparison, plots
 from mmf_win.results.report.curves import TrainingCurves, read_curves
-from mmf_win.results.report.pictures import alike, thumbnail
-from mmf_win.results.report.scored import Pair, Scored, pairs, ranked, read_scored, worst
-from mmf_win.results.saved_metrics import METRICS
+from mmf_win.results.report.pictures import group_similar_pictures, thumbnail
+from mmf_win.results.report.scored_split import (
+    ConfounderPair,
+    ScoredSplit,
+    find_confounder_pairs,
+    load_scored_split,
+    rank_by_probability,
+    worst_errors,
+)
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import RunRecord, RunSummary, describe_loaded_weights
@@ -30,13 +37,13 @@ from mmf_win.runs.request import RunRequest
 from mmf_win.runs.scores import UNKNOWN, RunScores, common_split
 from mmf_win.version import __version__
 
-_MISTAKES = 12  # memes shown of each kind of mistake
-_GALLERY = 24  # memes shown of own memes, and of a split without labels
-_PAIRS = 8  # confounder pairs shown
-_LONGEST = 500  # characters of a meme's text, or of what else a file says
+_MAX_MISTAKES = 12  # memes shown of each kind of mistake
+_MAX_GALLERY_MEMES = 24  # memes shown of own memes, and of a split without labels
+_MAX_PAIRS = 8  # confounder pairs shown
+_MAX_TEXT_CHARS = 500  # characters of a meme's text, or of what else a file says
 
 # As the worker names them in its events.
-_PACKAGES = {
+_PACKAGE_TITLES = {
     "mmfw": "mmfw",
     "mmf": "MMF",
     "python": "Python",
@@ -56,10 +63,10 @@ class Fact(NamedTuple):
     brief: str | None = None
 
 
-def of_run(
+def write_run_page(
     run: Run,
     *,
-    scored: Scored | None = None,
+    scored: ScoredSplit | None = None,
     split: str | None = None,
     data_dir: Path | None = None,
     output: Path | None = None,
@@ -80,38 +87,40 @@ def of_run(
     run's request cannot be read.
     """
     known = RunRecord.read(run)
-    dataset = _dataset(known, data_dir)
+    dataset = _dataset_paths(known, data_dir)
     if scored is None:
         found = next((each for each in known.scores.predictions if split in (None, each.split)), None)
         if found is not None:
-            scored = read_scored(found.csv, found.split, dataset)
+            scored = load_scored_split(found.csv, found.split, dataset)
         elif split is not None:
-            raise _not_predicted(known, split, dataset, data_dir)
+            raise _not_predicted_error(known, split, dataset, data_dir)
     request, curves = known.request, read_curves(known.events, known.attempt_outcome)
     about = {
         "id": known.summary.id,
         "name": request.preset,
         "summary": known.summary,
         "curves": None if request.published_weights else curves,
-        "training": plots.training(curves),
-        "resources": plots.resources(curves),
-        "facts": _facts(known, curves, scored),
-        **_predictions(scored, request.published, dataset, images),
+        "training": plots.draw_training(curves),
+        "resources": plots.draw_resources(curves),
+        "facts": _run_facts(known, curves, scored),
+        **_prediction_context(scored, request.published, dataset, images),
     }
     beside = scored.csv.with_suffix(".html") if scored else run.reports / "report.html"
-    return write("run.html", output or beside, about)
+    return write_page("run.html", output or beside, about)
 
 
-def _not_predicted(known: RunRecord, split: str, dataset: DatasetPaths, data_dir: Path | None) -> UsageError:
-    there, message = splits_on_disk(dataset), f"run {known.run.id} has no predictions for {split}"
+def _not_predicted_error(
+    run_record: RunRecord, split: str, dataset: DatasetPaths, data_dir: Path | None
+) -> UsageError:
+    there, message = splits_on_disk(dataset), f"run {run_record.run.id} has no predictions for {split}"
     if split in there:
-        return UsageError(message, hint=_predict([known.run], split, data_dir))
-    others = sorted({each.split for each in known.scores.predictions})
+        return UsageError(message, hint=_predict_hint([run_record.run], split, data_dir))
+    others = sorted({each.split for each in run_record.scores.predictions})
     hint = f"it has those for {', '.join(others)}" if others else f"there are: {', '.join(there)}"
     return UsageError(message, hint=hint)
 
 
-def with_something_to_show(run: Run) -> Run:
+def require_reportable(run: Run) -> Run:
     """The run, if it came as far as an update or has predictions. Raises DataError for any other."""
     known = RunRecord.read(run)
     if known.scores.predictions or any(event["kind"] in ("train", "val") for event in known.events):
@@ -119,7 +128,7 @@ def with_something_to_show(run: Run) -> Run:
     raise DataError("has neither updates nor predictions to show", prefix=f"run {run.id}")
 
 
-def of_ensemble(scored: Scored) -> Path:
+def write_ensemble_page(scored: ScoredSplit) -> Path:
     """Write the page of an ensemble beside its predictions and their record, and return it."""
     csv, record = scored.csv, scored.saved_metrics
     members = record["members"]
@@ -130,17 +139,17 @@ def of_ensemble(scored: Scored) -> Path:
         "curves": None,
         "facts": [
             *(Fact("Member", member["run"]) for member in members),
-            *_versions(record["versions"]),
-            *_facts_of(scored),
+            *_version_facts(record["versions"]),
+            *_prediction_facts(scored),
             Fact("Folder", str(csv.parent), ""),
         ],
         # Images of own memes have absolute paths.
-        **_predictions(scored, {}, DatasetPaths(scored.annotations.parent.parent), images=True),
+        **_prediction_context(scored, {}, DatasetPaths(scored.annotations.parent.parent), images=True),
     }
-    return write("run.html", csv.with_suffix(".html"), about)
+    return write_page("run.html", csv.with_suffix(".html"), about)
 
 
-def of_runs(
+def write_comparison_page(
     runs: Sequence[Run],
     save_dir: Path,
     *,
@@ -167,62 +176,75 @@ def of_runs(
         raise UsageError("the same run was named twice", hint="name another one beside it")
     found = [RunRecord.read(run) for run in runs]
     chosen = split or common_split(known.scores.newest_by_split for known in found)
-    scored = [(known, scored_by_best(known, chosen, data_dir)) for known in found]
+    scored = [(known, load_best_scored_split(known, chosen, data_dir)) for known in found]
     if split is not None and not any(predictions for _, predictions in scored):
         message = f"none of these runs has predictions for {split} by its best checkpoint"
-        raise UsageError(message, hint=_predict(runs, split, data_dir))
-    about = comparison.of_runs(scored, chosen, settings or {})
+        raise UsageError(message, hint=_predict_hint(runs, split, data_dir))
+    about = comparison.comparison_context(scored, chosen, settings or {})
     with nullcontext(output) if output else reserve_file(save_dir, "comparison_", ".html") as made:
-        return write("compare.html", made, about)
+        return write_page("compare.html", made, about)
 
 
-def _predict(runs: Sequence[Run], split: str, data_dir: Path | None) -> str:
+def _predict_hint(runs: Sequence[Run], split: str, data_dir: Path | None) -> str:
     """The command that makes the predictions which a page needs."""
     where = data_dir_arguments(data_dir) if data_dir else []
     command = format_command("mmfw", "predict", *(run.path for run in runs), "--split", split, *where)
     return f"`{command}` makes them"
 
 
-def _dataset(known: RunRecord, data_dir: Path | None) -> DatasetPaths:
-    return MmfPaths.resolve(data_dir or Path(known.request.data_dir)).dataset
+def _dataset_paths(run_record: RunRecord, data_dir: Path | None) -> DatasetPaths:
+    return MmfPaths.resolve(data_dir or Path(run_record.request.data_dir)).dataset
 
 
-def scored_by_best(known: RunRecord, split: str | None, data_dir: Path | None) -> Scored | None:
+def load_best_scored_split(
+    run_record: RunRecord, split: str | None, data_dir: Path | None
+) -> ScoredSplit | None:
     """Return a run's predictions of the split by its best checkpoint, or None if there are none."""
-    found = known.scores.newest_by_split.get(split) if split else None
-    return None if found is None else read_scored(found.csv, found.split, _dataset(known, data_dir))
+    found = run_record.scores.newest_by_split.get(split) if split else None
+    return (
+        None
+        if found is None
+        else load_scored_split(found.csv, found.split, _dataset_paths(run_record, data_dir))
+    )
 
 
-def _predictions(
-    scored: Scored | None, numbers: dict[str, Any], dataset: DatasetPaths, images: bool
+def _prediction_context(
+    scored: ScoredSplit | None, published_scores: dict[str, Any], dataset: DatasetPaths, images: bool
 ) -> dict[str, Any]:
     """What there is to show of predictions; ``numbers`` are those published of the preset."""
-    shown: dict[str, Any] = {"scored": scored, "published": numbers, "paper": PAPER, "images": images}
+    shown: dict[str, Any] = {
+        "scored": scored,
+        "published": published_scores,
+        "paper": PAPER,
+        "images": images,
+    }
     shown |= {"metrics": None, "decisions": [], "gallery": []}
     if scored is None:
         return shown
     labels, probas, threshold, name = scored.labels, scored.probas, scored.threshold, scored.value_name
-    memes = ranked(scored.memes, _GALLERY) if labels is None or scored.are_own else []
+    memes = (
+        rank_by_probability(scored.memes, _MAX_GALLERY_MEMES) if labels is None or scored.is_user_data else []
+    )
     shown |= {"gallery": memes}
     if labels is None:
-        shown |= {"decisions": plots.histogram(probas, threshold, name)}
+        shown |= {"decisions": plots.draw_histogram(probas, threshold, name)}
     else:
         metrics = scored.metrics
         pictures = {meme.row.id: dataset.images / meme.row.img for meme in scored.memes}
-        found = pairs(scored.memes, alike(pictures) if images else {})
-        worst_pairs = _without_repeats(found)
+        found = find_confounder_pairs(scored.memes, group_similar_pictures(pictures) if images else {})
+        worst_pairs = _select_distinct_pairs(found)
         counts = Counter((meme.row.label, meme.decision) for meme in scored.memes)
-        alarms, misses = (worst(scored.memes, label, _MISTAKES) for label in (0, 1))
+        alarms, misses = (worst_errors(scored.memes, label, _MAX_MISTAKES) for label in (0, 1))
         memes = [*memes, *alarms, *misses, *(meme for pair in worst_pairs for meme in pair[:2])]
         shown |= {
             "metrics": metrics,
-            "tiles": _tiles(metrics, scored, numbers),
+            "tiles": _metric_tiles(metrics, scored, published_scores),
             "why_none": missing_score_reason(scored.coverage.split),
             "kept": counts[0, 0],
             "false_alarms": counts[0, 1],
             "missed": counts[1, 0],
             "caught": counts[1, 1],
-            "decisions": plots.decisions(labels, probas, metrics, threshold, name),
+            "decisions": plots.draw_decisions(labels, probas, metrics, threshold, name),
             "alarms": alarms,
             "misses": misses,
             "pairs": worst_pairs,
@@ -234,19 +256,21 @@ def _predictions(
     return {**shown, "pictures": copies, "missing": sum(copy is None for copy in copies.values())}
 
 
-def _without_repeats(found: list[Pair]) -> list[Pair]:
+def _select_distinct_pairs(confounder_pairs: list[ConfounderPair]) -> list[ConfounderPair]:
     """The first pairs, in which no meme comes twice."""
-    shown: list[Pair] = []
+    shown: list[ConfounderPair] = []
     seen: set[int] = set()
-    for pair in found:
+    for pair in confounder_pairs:
         ids = {meme.row.id for meme in pair[:2]}
-        if len(shown) < _PAIRS and not ids & seen:
+        if len(shown) < _MAX_PAIRS and not ids & seen:
             shown.append(pair)
             seen |= ids
     return shown
 
 
-def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]) -> list[dict[str, Any]]:
+def _metric_tiles(
+    metrics: Mapping[str, MetricEstimate], scored: ScoredSplit, published_scores: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Of each metric its name, a word about it, its score, and the paper's."""
     about = {
         "auroc": "what the challenge ranked by",
@@ -259,39 +283,39 @@ def _tiles(metrics: Mapping[str, Score], scored: Scored, numbers: dict[str, Any]
             "name": name[0].upper() + name[1:],
             "about": about.get(key, "less is better"),
             "score": metrics[key],
-            "published": find_published_score(numbers, scored.split, key),
+            "published": find_published_score(published_scores, scored.split, key),
         }
-        for key, name in METRICS.items()
+        for key, name in METRIC_TITLES.items()
         if metrics[key].value is not None or key in about
     ]
 
 
-def _facts(known: RunRecord, curves: TrainingCurves, scored: Scored | None) -> list[Fact]:
-    request, summary = known.request, known.summary
+def _run_facts(run_record: RunRecord, curves: TrainingCurves, scored: ScoredSplit | None) -> list[Fact]:
+    request, summary = run_record.request, run_record.summary
     facts = [Fact("Preset", request.preset, ""), Fact("Model", request.model)]
     if request.published_weights:
         facts += [
             Fact("Weights", f"published, {request.published_weights}"),
-            *_versions({} if scored is None else scored.saved_metrics.get("versions", {})),
+            *_version_facts({} if scored is None else scored.saved_metrics.get("versions", {})),
             Fact("State", summary.state, ""),
         ]
     else:
-        facts += _facts_of_training(request, summary, curves)
-        loaded = (describe_loaded_weights(event) for event in known.events if event["kind"] == "loaded")
+        facts += _training_facts(request, summary, curves)
+        loaded = (describe_loaded_weights(event) for event in run_record.events if event["kind"] == "loaded")
         facts += [Fact("Weights", told, "") for told in dict.fromkeys(loaded)]
-        told_of = (event.get("text", "") for event in known.events if event["kind"] == "nonfinite")
+        told_of = (event.get("text", "") for event in run_record.events if event["kind"] == "nonfinite")
         facts += [Fact("Not finite", text, "") for text in told_of]
     if scored is not None:
-        facts += _facts_of(scored, known.scores)
+        facts += _prediction_facts(scored, run_record.scores)
     return [*facts, Fact("Folder", summary.path, "")]
 
 
-def _facts_of_training(request: RunRequest, summary: RunSummary, curves: TrainingCurves) -> list[Fact]:
+def _training_facts(request: RunRequest, summary: RunSummary, curves: TrainingCurves) -> list[Fact]:
     total = f" of {summary.max_updates:,}" if summary.max_updates else ""
     drawn = ", drawn" if request.training_number("seed") is None else ""
     facts = [
         Fact("MMF", request.mmf or "unknown"),
-        *_versions(curves.versions),
+        *_version_facts(curves.versions),
         *([Fact("Started from", request.start, "")] if request.start else []),
         Fact("Began", format_local_time(summary.started)),
         Fact("Training took", format_duration(summary.seconds)),
@@ -302,18 +326,18 @@ def _facts_of_training(request: RunRequest, summary: RunSummary, curves: Trainin
     if curves.attempts:
         last = curves.attempts[-1]
         facts += [Fact("Batch", last.batching), Fact("Device", last.device or "unknown")]
-        if last.data is not None:
-            facts.append(Fact("Trained on", str(last.data), None if last.data.is_partial else ""))
+        if last.coverage is not None:
+            facts.append(Fact("Trained on", str(last.coverage), None if last.coverage.is_partial else ""))
     on = summary.validated_on
     is_all = on is not None and not on.is_partial
     return [*facts, Fact("Validated on", on.split_label if on else "unknown", "" if is_all else None)]
 
 
-def _versions(versions: Mapping[str, str]) -> list[Fact]:
-    return [Fact(name, versions[key], "") for key, name in _PACKAGES.items() if key in versions]
+def _version_facts(versions: Mapping[str, str]) -> list[Fact]:
+    return [Fact(name, versions[key], "") for key, name in _PACKAGE_TITLES.items() if key in versions]
 
 
-def _facts_of(scored: Scored, scores: RunScores | None = None) -> list[Fact]:
+def _prediction_facts(scored: ScoredSplit, scores: RunScores | None = None) -> list[Fact]:
     digest = scored.sha256
     facts = [
         Fact("Split", f"{scored.coverage.split}, {scored.coverage.amount} memes", ""),
@@ -329,7 +353,7 @@ def _facts_of(scored: Scored, scores: RunScores | None = None) -> list[Fact]:
     return [*facts, Fact("Threshold", chosen), Fact("Predictions", scored.csv.name, "")]
 
 
-def write(template: str, output: Path, about: dict[str, Any]) -> Path:
+def write_page(template: str, output: Path, context: dict[str, Any]) -> Path:
     """Write a page, complete or not at all.
 
     Everything that comes from runs and datasets is escaped, and a content security policy forbids the page to
@@ -342,9 +366,9 @@ def write(template: str, output: Path, about: dict[str, Any]) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"score": _score, "cut": _cut, "spread": seeds.mean_and_std}
+    environment.filters |= {"score": _format_score, "cut": _truncate_text, "spread": seeds.mean_and_std}
     made = datetime.now().strftime("%Y-%m-%d %H:%M")
-    page = environment.get_template(template).render(version=__version__, made=made, **about)
+    page = environment.get_template(template).render(version=__version__, made=made, **context)
     page = escape_controls(page)  # whose names and texts might turn those beside them around
     output.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace(output.resolve()) as temporary:  # a link stays one
@@ -352,12 +376,12 @@ def write(template: str, output: Path, about: dict[str, Any]) -> Path:
     return output
 
 
-def _cut(text: str) -> str:
+def _truncate_text(text: str) -> str:
     """A text that is short enough to be read, with its length where it was longer."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
+    return text if len(text) <= _MAX_TEXT_CHARS else f"{text[:_MAX_TEXT_CHARS]}… ({len(text):,} characters)"
 
 
-def _score(value: float | None, digits: int = 4, sign: bool = False) -> str:
+def _format_score(value: float | None, digits: int = 4, sign: bool = False) -> str:
     """A metric, or that there is none; a real minus sign before negative ones."""
     if value is None:
         return "undefined"

@@ -22,7 +22,12 @@ from mmf_win.console import summarize_list
 from mmf_win.errors import CheckpointError
 from mmf_win.files import remove
 from mmf_win.integrity import torch_file
-from mmf_win.upstream.checkpoint_files import STATE, counts, kept_aside, numbered
+from mmf_win.upstream.checkpoint_files import (
+    STATE_KEY,
+    find_numbered_checkpoints,
+    find_superseded_checkpoints,
+    read_checkpoint_progress,
+)
 from mmf_win.worker.hooks.checkpoint_io import SingleWrite, reader, replaced
 from mmf_win.worker.hooks.loading import counting_copies
 from mmf_win.worker.hooks.nonfinite import not_finite
@@ -63,7 +68,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             state = self.resume_state.state() if self.resume_state else None
 
             def write_all(value: dict[str, Any], path: Path) -> None:
-                write(value if state is None else {**value, STATE: state}, path)
+                write(value if state is None else {**value, STATE_KEY: state}, path)
 
             with _writing_by(write_all):
                 super().save(update, iteration, update_best=update_best)
@@ -93,7 +98,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         if self.resume_state is None or not counted or loaded.get("num_updates") != counted:
             return
         self._restore_best()
-        if STATE in loaded and not self.resume_state.resume(loaded[STATE]):
+        if STATE_KEY in loaded and not self.resume_state.resume(loaded[STATE_KEY]):
             self._observer.event("note", text="the training rows have changed; their order is drawn again")
 
     def restore(self) -> None:
@@ -141,15 +146,19 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         callback = getattr(self.trainer, "early_stop_callback", None)  # of 1.0.0rc12
         stopping = self.trainer.early_stopping if callback is None else callback.early_stopping
         best = self._folder / f"{self.ckpt_prefix}best.ckpt"
-        known = counts(best) if torch_file.find_problem(best) is None else None
+        known = read_checkpoint_progress(best) if torch_file.find_problem(best) is None else None
         worst = math.inf if stopping.minimize else -math.inf
         stopping.best_monitored_update = known.best_update if known else 0
         stopping.best_monitored_iteration = known.best_iteration if known else 0
         stopping.best_monitored_value = known.best_value if known else worst
 
     def _prune(self, update: int) -> None:
-        older = [path for path in numbered(self._folder) if path.name != f"model_{update}.ckpt"]
-        passed = [path for path, reached in kept_aside(self._folder).items() if reached < update]
+        older = [
+            path for path in find_numbered_checkpoints(self._folder) if path.name != f"model_{update}.ckpt"
+        ]
+        passed = [
+            path for path, reached in find_superseded_checkpoints(self._folder).items() if reached < update
+        ]
         for path in (*older[self._observer.request.train_task.keep_checkpoints :], *passed):
             with suppress(OSError):  # on Windows, someone may be reading it; there is a next time
                 path.unlink()

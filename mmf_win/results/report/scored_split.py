@@ -20,14 +20,16 @@ from mmf_win.dataset.prediction_file import order_by_ids, read_predictions
 from mmf_win.dataset.user_memes import user_annotations_path
 from mmf_win.errors import DataError, DatasetError
 from mmf_win.paths import DatasetPaths
-from mmf_win.results import saved_metrics
-from mmf_win.results.probabilities import DEFAULT_THRESHOLD
+from mmf_win.results import metrics_file
+from mmf_win.results.blending import DEFAULT_THRESHOLD
 from mmf_win.unpacking.staging import require_complete_install
 
 if TYPE_CHECKING:
-    from mmf_win.results.metrics import Score
+    from mmf_win.results.metrics import MetricEstimate
 
-_MOST = 20  # what more memes have in common is a phrase or a placeholder; the challenge's are twos and threes
+_MAX_SHARING_MEMES = (
+    20  # what more memes have in common is a phrase or a placeholder; the challenge's are twos and threes
+)
 
 
 class ScoredMeme(NamedTuple):
@@ -38,7 +40,7 @@ class ScoredMeme(NamedTuple):
     decision: int
 
 
-class Pair(NamedTuple):
+class ConfounderPair(NamedTuple):
     """Two memes, hateful and benign by their labels, that share their ``text`` or their ``picture``."""
 
     hateful: ScoredMeme
@@ -52,14 +54,14 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredSplit:
     """The predictions of one split.
 
     Attributes:
         split: the annotation file's stem, or what stands for own memes in names.
         annotations: the file of the memes, or the copy of that of own memes; ``sha256`` is its hash.
         memes: in the order of the annotations.
-        saved_metrics: the record, see :mod:`mmf_win.results.saved_metrics`; empty where there is none.
+        saved_metrics: the record, see :mod:`mmf_win.results.metrics_file`; empty where there is none.
         coverage: how many rows of the split, as the user calls it, there are predictions for.
     """
 
@@ -72,7 +74,7 @@ class Scored:
     coverage: Coverage
 
     @property
-    def are_own(self) -> bool:
+    def is_user_data(self) -> bool:
         """Whether these are memes of the user's own, not the dataset's."""
         return self.annotations == user_annotations_path(self.csv)
 
@@ -82,7 +84,7 @@ class Scored:
         return labels_of(meme.row for meme in self.memes)
 
     @property
-    def labelled(self) -> int:
+    def labelled_count(self) -> int:
         """How many of the memes have a label."""
         return sum(meme.row.label is not None for meme in self.memes)
 
@@ -102,30 +104,30 @@ class Scored:
         return float(self.saved_metrics.get("threshold", DEFAULT_THRESHOLD))
 
     @cached_property
-    def metrics(self) -> dict[str, Score]:
+    def metrics(self) -> dict[str, MetricEstimate]:
         """The metrics by their names; none without labels."""
         if (labels := self.labels) is None:
             return {}
-        from mmf_win.results.metrics import measure
+        from mmf_win.results.metrics import compute_metrics
 
         calibrated = self.value_name == "probability"
-        return measure(labels, self.probas, threshold=self.threshold, calibrated=calibrated)
+        return compute_metrics(labels, self.probas, threshold=self.threshold, are_probabilities=calibrated)
 
     @property
-    def scores(self) -> dict[str, Any]:
+    def score_record(self) -> dict[str, Any]:
         """The part of the record that the labels decide."""
         labels, found = self.labels, self.metrics
         return {
-            **{name: found[name].value if name in found else None for name in saved_metrics.METRICS},
+            **{name: found[name].value if name in found else None for name in metrics_file.METRIC_TITLES},
             "intervals": {name: [s.low, s.high] for name, s in found.items() if s.low is not None},
             "rows": len(self.memes),
-            "labelled": self.labelled,
+            "labelled": self.labelled_count,
             "hateful": None if labels is None else sum(labels),
             "threshold": self.threshold,
         }
 
 
-def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
+def load_scored_split(csv: Path, split: str, dataset: DatasetPaths) -> ScoredSplit:
     """Read a file of predictions together with the annotations of its split.
 
     Raises DataError where one of the two cannot be read, or they do not fit each other.
@@ -145,39 +147,41 @@ def read_scored(csv: Path, split: str, dataset: DatasetPaths) -> Scored:
     except DataError as error:
         raise DataError(f"{csv}: {error}", hint=f"predict {split} again") from None
     memes = tuple(ScoredMeme(r, p.proba, p.label) for r, p in zip(file.rows, predictions, strict=True))
-    record = saved_metrics.read(csv)
+    record = metrics_file.read_metrics(csv)
     if annotations == own:
         covered = Coverage(Path(str(record.get("annotations", split))).name, len(memes))
     else:
         covered = load_coverage(dataset, file)
-    return Scored(csv, split, annotations, file.sha256, memes, record, covered)
+    return ScoredSplit(csv, split, annotations, file.sha256, memes, record, covered)
 
 
-def ranked(memes: Sequence[ScoredMeme], limit: int) -> list[ScoredMeme]:
+def rank_by_probability(memes: Sequence[ScoredMeme], limit: int) -> list[ScoredMeme]:
     """Memes by their probability, the highest first."""
     return sorted(memes, key=lambda meme: (-meme.proba, meme.row.id))[:limit]
 
 
-def worst(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[ScoredMeme]:
+def worst_errors(memes: Sequence[ScoredMeme], label: int, limit: int) -> list[ScoredMeme]:
     """Memes of class ``label`` that were taken for the other one, the surest mistakes first."""
     wrong = [meme for meme in memes if meme.row.label == label and meme.decision != label]
     return sorted(wrong, key=lambda meme: (-abs(meme.proba - label), meme.row.id))[:limit]
 
 
-def pairs(memes: Sequence[ScoredMeme], pictures: Mapping[int, int]) -> list[Pair]:
+def find_confounder_pairs(
+    memes: Sequence[ScoredMeme], picture_groups: Mapping[int, int]
+) -> list[ConfounderPair]:
     """All confounder pairs, those first that the model got most wrong.
 
     For the ids of memes whose pictures look alike, ``pictures`` has a number that those have in common.
     """
     texts = {meme.row.id: text for meme in memes if (text := " ".join(meme.row.text.casefold().split()))}
-    found: list[Pair] = []
-    shared: dict[str, Mapping[int, Hashable]] = {"text": texts, "picture": pictures}
+    found: list[ConfounderPair] = []
+    shared: dict[str, Mapping[int, Hashable]] = {"text": texts, "picture": picture_groups}
     for what, keys in shared.items():
         sides: dict[Hashable, tuple[list[ScoredMeme], list[ScoredMeme]]] = defaultdict(lambda: ([], []))
         for meme in memes:
             if meme.row.id in keys and meme.row.label is not None:
                 sides[keys[meme.row.id]][meme.row.label].append(meme)
         for benign, hateful in sides.values():
-            if len(benign) + len(hateful) <= _MOST:
-                found += [Pair(h, b, what) for h in hateful for b in benign]
+            if len(benign) + len(hateful) <= _MAX_SHARING_MEMES:
+                found += [ConfounderPair(h, b, what) for h in hateful for b in benign]
     return sorted(found, key=lambda pair: (pair.margin, pair.hateful.row.id, pair.benign.row.id))

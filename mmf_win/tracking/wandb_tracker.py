@@ -16,10 +16,15 @@ from typing import Any
 
 from mmf_win.errors import UsageError
 from mmf_win.paths import expand_home
-from mmf_win.tracking.tracker import OFFLINE, PROJECT, About, Point, Tracker, Upload
+from mmf_win.tracking.tracker import DEFAULT_PROJECT, OFFLINE, MetricPoint, RunInfo, Tracker, UploadTarget
 
-_TO_BEGIN, _TO_END = 60.0, 1800.0  # seconds
-_MODES: dict[str, Upload] = {"online": "server", "shared": "server", "run": "server", "offline": "offline"}
+_START_TIMEOUT_S, _FINISH_TIMEOUT_S = 60.0, 1800.0  # seconds
+_MODES: dict[str, UploadTarget] = {
+    "online": "server",
+    "shared": "server",
+    "run": "server",
+    "offline": "offline",
+}
 _MODES |= {"dryrun": "offline", "disabled": "disabled"}
 _NOTES = {
     "disabled": "W&B is disabled, so nothing is sent there; set WANDB_MODE=online to send",
@@ -27,23 +32,23 @@ _NOTES = {
 }
 
 
-class Connection(Tracker):
+class WandbTracker(Tracker):
     """A connection to W&B."""
 
     _run: Any
     name = "wandb"
-    variable = "WANDB_BASE_URL"
+    address_variable = "WANDB_BASE_URL"
     id_variable = "WANDB_RUN_ID"
     confirms = False  # what its own process has not written yet is lost where that is killed
     probe = ("/graphql", b'{"query": "{ __typename }"}', {"data", "errors"})
 
     def __init__(self) -> None:
-        server = os.environ.get(self.variable) or "https://api.wandb.ai"
-        self._mode = os.environ.get("WANDB_MODE") or _setting("mode") or "online"
+        server = os.environ.get(self.address_variable) or "https://api.wandb.ai"
+        self._mode = os.environ.get("WANDB_MODE") or _read_setting("mode") or "online"
         self.upload = _MODES.get(self._mode, "server")
         self.server = OFFLINE if self.upload == "offline" else server
         self.note = _NOTES.get(self.upload, "")
-        self.project = os.environ.get("WANDB_PROJECT") or PROJECT
+        self.project = os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
         os.environ.setdefault("WANDB_SILENT", "true")  # else it prints, whatever its settings
         self._run, self._exit_code = None, 0
 
@@ -54,45 +59,55 @@ class Connection(Tracker):
             hint = "set WANDB_MODE to online, offline or disabled"
             raise UsageError(f"W&B has no mode {self._mode}", hint=hint)
         given = map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
-        if self.upload == "server" and not (any(given) or _setting("api_key") or get_netrc_auth(self.server)):
+        if self.upload == "server" and not (
+            any(given) or _read_setting("api_key") or get_netrc_auth(self.server)
+        ):
             hint = "run `wandb login`, or set WANDB_API_KEY"
             raise UsageError(f"there is no W&B API key for {self.host}", hint=hint)
         return self.upload == "server"
 
-    def open(self, about: About) -> tuple[str, str]:
+    def open_run(self, run_info: RunInfo) -> tuple[str, str]:
         import wandb
 
         self.close()
         # By itself it sends much of the machine, its user, the code and the command line.
         off = ("disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
         how: dict[str, Any] = {**dict.fromkeys(off, True), "host": "", "console": "off", "symlink": False}
-        how |= {"init_timeout": _TO_BEGIN, "finish_timeout": _TO_END, "finish_timeout_raises": True}
+        how |= {
+            "init_timeout": _START_TIMEOUT_S,
+            "finish_timeout": _FINISH_TIMEOUT_S,
+            "finish_timeout_raises": True,
+        }
         settings = wandb.Settings(x_save_requirements=False, **how)
-        for name in () if self.given_id else ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH"):
+        for name in () if self.env_run_id else ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH"):
             os.environ.pop(name, None)  # with an agent's, W&B ignores the id
-        named: dict[str, Any] = {"id": about.id or about.key, "project": self.project, "name": about.name}
-        group = about.parent.name if about.parent else None
-        self._run = wandb.init(**named, group=group, resume="allow", dir=about.folder, settings=settings)
+        named: dict[str, Any] = {
+            "id": run_info.id or run_info.key,
+            "project": self.project,
+            "name": run_info.name,
+        }
+        group = run_info.parent.name if run_info.parent else None
+        self._run = wandb.init(**named, group=group, resume="allow", dir=run_info.folder, settings=settings)
         if self._run.disabled or self._run.offline != (self.upload == "offline"):
             raise UsageError("W&B is offline or disabled", hint="run `wandb online`, and unset WANDB_MODE")
         # Its own steps never go back, as updates do after a resume.
         self._run.define_metric("update", hidden=True)
         self._run.define_metric("*", step_metric="update")
-        return self._run.id, str(about.folder) if self.server == OFFLINE else self._run.url
+        return self._run.id, str(run_info.folder) if self.server == OFFLINE else self._run.url
 
-    def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def log_params(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
         self._run.config.update(dict(settings), allow_val_change=True)
         self._run.summary.update(dict(tags))
 
-    def points(self, points: Sequence[Point]) -> None:
+    def log_metrics(self, points: Sequence[MetricPoint]) -> None:
         for (step, t), some in groupby(points, lambda point: (point.step, point.t)):
             self._run.log({"update": step, "_timestamp": t} | {point.name: point.value for point in some})
 
-    def file(self, path: Path, folder: str) -> None:
+    def log_artifact(self, path: Path, folder: str) -> None:
         base = escape(str(path.parent))
         self._run.save(escape(str(path)), base_path=base, policy="now")  # links or copies it at once
 
-    def state(self, state: str, t: float) -> None:
+    def set_status(self, state: str, t: float) -> None:
         self._exit_code = 0 if state in ("running", "done") else 1
 
     def close(self) -> None:
@@ -101,7 +116,7 @@ class Connection(Tracker):
             run.finish(self._exit_code)
 
 
-def _setting(name: str) -> str | None:
+def _read_setting(name: str) -> str | None:
     """Return what the settings files of W&B say, which ``wandb offline`` and ``wandb login`` write."""
     config, root = ConfigParser(interpolation=None), expand_home(os.environ.get("WANDB_DIR") or ".")
     system = expand_home(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")

@@ -29,7 +29,7 @@ from typing import Any
 from mmf_win.files import read_json
 
 #: Their names for people, in the order of their weight in the challenge.
-METRICS = {
+METRIC_TITLES = {
     "auroc": "AUROC",
     "accuracy": "accuracy",
     "average_precision": "average precision",
@@ -39,16 +39,16 @@ METRICS = {
 }
 
 
-def path_beside(csv: Path) -> Path:
+def metrics_path(csv: Path) -> Path:
     """Where the record of a prediction file lies."""
     return csv.with_suffix(".metrics.json")
 
 
-def read(csv: Path) -> dict[str, Any]:
+def read_metrics(csv: Path) -> dict[str, Any]:
     """The record beside a prediction file; empty where there is none that can be read."""
     with suppress(OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError):
-        record = read_json(path_beside(csv))
-        numbers = [record["threshold"], *(v for name in METRICS if (v := record.get(name)) is not None)]
+        record = read_json(metrics_path(csv))
+        numbers = [record["threshold"], *(v for name in METRIC_TITLES if (v := record.get(name)) is not None)]
         named = ("run", "checkpoint", "checkpoint_sha256")
         members = [{key: str(member[key]) for key in named} for member in record.get("members", ())]
         if all(map(isfinite, numbers)):

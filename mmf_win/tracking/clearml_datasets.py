@@ -12,11 +12,11 @@ from mmf_win.errors import DatasetError, UsageError
 from mmf_win.integrity.manifest import Manifest, manifest_files
 from mmf_win.integrity.verify import find_damage
 from mmf_win.paths import DatasetPaths
-from mmf_win.tracking.to_clearml import Connection
+from mmf_win.tracking.clearml_tracker import ClearMLTracker
 from mmf_win.tracking.tracker import OFFLINE
 
 
-def get(id_: str) -> Path:
+def download_dataset(id_: str) -> Path:
     """A local copy of a data set: if it is a converted one, a data folder in which each file is intact.
 
     Raises:
@@ -24,9 +24,9 @@ def get(id_: str) -> Path:
         DatasetError: a file is damaged.
         MmfError: clearml is missing, or its server does not answer.
     """
-    with connected() as to:
-        if not to.ask("tasks.get_all", id=[id_], system_tags=["dataset"], search_hidden=True)["tasks"]:
-            raise UsageError(f"{id_}: ClearML has no data set of this id", hint=f"see {to.variable}")
+    with open_connection() as to:
+        if not to.call_api("tasks.get_all", id=[id_], system_tags=["dataset"], search_hidden=True)["tasks"]:
+            raise UsageError(f"{id_}: ClearML has no data set of this id", hint=f"see {to.address_variable}")
         from clearml import Dataset
 
         copy = Path(Dataset.get(dataset_id=id_, silence_alias_warnings=True).get_local_copy())
@@ -34,7 +34,7 @@ def get(id_: str) -> Path:
     return copy
 
 
-def register(name: str, paths: DatasetPaths) -> str:
+def register_dataset(name: str, paths: DatasetPaths) -> str:
     """Make a data set of the converted dataset, and return its id.
 
     Raises:
@@ -43,8 +43,8 @@ def register(name: str, paths: DatasetPaths) -> str:
     """
     if _require_intact(paths.data_dir, "`mmfw repair dataset` repairs it") is None:
         raise DatasetError(f"{paths.root}: no dataset was converted", hint="`mmfw convert` does that")
-    with connected() as to:
-        to.ask("debug.ping")  # for what follows tries for ever
+    with open_connection() as to:
+        to.call_api("debug.ping")  # for what follows tries for ever
         from clearml import Dataset
 
         made = Dataset.create(dataset_name=name, dataset_project=to.project)
@@ -56,13 +56,13 @@ def register(name: str, paths: DatasetPaths) -> str:
 
 
 @contextmanager
-def connected() -> Iterator[Connection]:
+def open_connection() -> Iterator[ClearMLTracker]:
     """A connection. Raises UsageError in the offline mode, and as :meth:`Tracker.asked`."""
-    to = Connection()
+    to = ClearMLTracker()
     if to.server == OFFLINE:
         raise UsageError("ClearML's offline mode has no data sets", hint="unset CLEARML_OFFLINE_MODE")
     to.require_usable()
-    with to.asked():
+    with to.translate_errors():
         yield to
 
 

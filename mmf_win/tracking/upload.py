@@ -25,39 +25,39 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import run_state
 from mmf_win.runs.request import format_override_value
 from mmf_win.scrub import is_secret, make_scrubber
-from mmf_win.tracking.tracker import About, Models, Point, Tracker
-from mmf_win.upstream.overrides import leaves
+from mmf_win.tracking.tracker import CheckpointChoice, MetricPoint, RunInfo, Tracker
+from mmf_win.upstream.overrides import iter_leaves
 
-Sweep = tuple[str, str, str]
-_CHECKPOINTS = {"best": "best.ckpt", "last": "current.ckpt"}
-_SCORES = ".metrics.json"
-_FACTS = ("seed", "batch", "micro_batch", "precision", "device", "parameters", "max_updates")
-_AT_ONCE = 500  # events
+SweepInfo = tuple[str, str, str]
+_CHECKPOINT_FILES = {"best": "best.ckpt", "last": "current.ckpt"}
+_METRICS_SUFFIX = ".metrics.json"
+_START_FIELDS = ("seed", "batch", "micro_batch", "precision", "device", "parameters", "max_updates")
+_MAX_EVENTS_AT_ONCE = 500  # events
 
 
 @dataclass(frozen=True)
-class What:
+class UploadOptions:
     """What is sent beside settings, scalars, predictions and the outcome.
 
     Attributes:
         models: which checkpoint.
         pages: whether the pages in the run's reports are sent, which hold memes.
-        sweep: key, name and lock of the sweep that the run is of; see :class:`About`.
+        sweep: key, name and lock of the sweep that the run is of; see :class:`RunInfo`.
     """
 
-    models: Models = "none"
+    models: CheckpointChoice = "none"
     pages: bool = False
-    sweep: Sweep | None = None
+    sweep: SweepInfo | None = None
 
     @property
-    def options(self) -> list[str]:
+    def arguments(self) -> list[str]:
         """The options that choose it."""
         models = ["--track-models", self.models] if self.models != "none" else []
         return [*models, *(["--track-page"] if self.pages else [])]
 
 
 @dataclass
-class Sent:
+class UploadState:
     """What a tracker has of a run.
 
     Attributes:
@@ -83,33 +83,33 @@ class Sent:
     error: str | None = None
 
     @classmethod
-    def of(cls, run: Run, tracker: Tracker) -> Sent:
+    def load(cls, run: Run, tracker: Tracker) -> UploadState:
         """What is noted; nothing where that cannot be read."""
         new = cls(tracker.name, tracker.address)
-        return next((sent for sent in destinations(run) if sent.place == new.place), new)
+        return next((sent for sent in load_upload_states(run) if sent.file_stem == new.file_stem), new)
 
     @property
-    def place(self) -> str:
+    def file_stem(self) -> str:
         """The name of the note, without its suffix."""
         return f"{self.tracker}-{sha256(self.address.encode()).hexdigest()[:8]}"
 
     def save(self, run: Run) -> None:
         """Note it."""
-        write_json(run.tracking / f"{self.place}.json", asdict(self))
+        write_json(run.tracking / f"{self.file_stem}.json", asdict(self))
 
-    def alone(self, run: Run, patience: float = 0.0) -> AbstractContextManager[int]:
+    def upload_lock(self, run: Run, timeout: float = 0.0) -> AbstractContextManager[int]:
         """Send to it alone: the block raises InUseError where another process does for so many seconds."""
         run.tracking.mkdir(exist_ok=True)
         refused = InUseError(f"another process sends run {run.id} to {self.tracker}")
-        return file_lock(run.tracking / f"{self.place}.lock", patience, in_use_error=refused)
+        return file_lock(run.tracking / f"{self.file_stem}.lock", timeout, in_use_error=refused)
 
 
-def destinations(run: Run) -> list[Sent]:
+def load_upload_states(run: Run) -> list[UploadState]:
     """What each tracker has of a run."""
     found = []
     for file in sorted(run.tracking.glob("*.json")):
         with suppress(OSError, ValueError):
-            found.append(read_record(file, Sent))
+            found.append(read_record(file, UploadState))
     # Earlier versions noted runs that W&B, which was offline or disabled, did not send: they have no link.
     return [sent for sent in found if sent.link or sent.id is None]
 
@@ -120,26 +120,26 @@ def event_files(run: Run) -> dict[str, Path]:
     return {file.relative_to(run.path).as_posix(): file for file in files}
 
 
-class Sender:
+class Uploader:
     """Sends what is new of a run, again and again; after an error, another one must be made."""
 
-    def __init__(self, run: Run, tracker: Tracker, what: What) -> None:
-        self.sent = Sent.of(run, tracker)
-        self._run, self._tracker, self._what = run, tracker, what
+    def __init__(self, run: Run, tracker: Tracker, options: UploadOptions) -> None:
+        self.upload_state = UploadState.load(run, tracker)
+        self._run, self._tracker, self._options = run, tracker, options
         self._is_open = False
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         """Read all events anew."""
         self._readers: dict[str, EventReader] = {}
-        self._seen: dict[str, int] = {}
+        self._event_counts: dict[str, int] = {}
         self._resumed_at: list[int] = []
-        self._furthest, self._last = 0, 0.0
-        self._started: Event = {}
-        self._saved: dict[str, int] = {}  # hash of a checkpoint → its update
-        self._best: str | None = None
+        self._max_update, self._last_time = 0, 0.0
+        self._start_event: Event = {}
+        self._update_by_sha256: dict[str, int] = {}  # hash of a checkpoint → its update
+        self._best_sha256: str | None = None
 
-    def send(self, between_models: float = 0.0) -> bool:
+    def upload_new(self, checkpoint_interval_s: float = 0.0) -> bool:
         """Send what is new, and return whether anything was.
 
         Args:
@@ -149,80 +149,84 @@ class Sender:
             Exception: whatever the tracker's package raises.
             DataError, OSError: a file of the run cannot be read, or no note be written.
         """
-        run, sent, request = self._run, self.sent, self._run.request()
-        secrets = [*os.environ.items(), *((key, str(value)) for key, value in leaves(request.settings))]
+        run, sent, request = self._run, self.upload_state, self._run.request()
+        secrets = [*os.environ.items(), *((key, str(value)) for key, value in iter_leaves(request.settings))]
         self._request, self._scrub = request, make_scrubber(secrets)
         now = "done" if request.published_weights else run_state(run)
-        new = [*self._new_events()]
-        settings, tags = self._settings(), {"mmfw.outcome": now}
+        new = [*self._read_new_events()]
+        settings, tags = self._run_params(), {"mmfw.outcome": now}
         if self._resumed_at:
             tags["resumed_at"] = ", ".join(map(str, self._resumed_at))
         described = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
-        files = [due for due in self._files(between_models) if sent.files.get(due[0]) != due[2]]
-        is_new = new or files or self._tracker.given_id not in (None, sent.id)
+        files = [
+            due for due in self._iter_upload_files(checkpoint_interval_s) if sent.files.get(due[0]) != due[2]
+        ]
+        is_new = new or files or self._tracker.env_run_id not in (None, sent.id)
         if not is_new and (described, now) == (sent.files.get("settings"), sent.state):
             return False
         if not self._is_open:
-            self._open()
-            if self.sent is not sent:  # nothing of it is there
-                self._begin()
-                return self.send(between_models)
+            self._open_run()
+            if self.upload_state is not sent:  # nothing of it is there
+                self._reset()
+                return self.upload_new(checkpoint_interval_s)
         if sent.state != "running":
-            self._tracker.state("running", time.time())  # an ended run may refuse more
+            self._tracker.set_status("running", time.time())  # an ended run may refuse more
             sent.state = "running"
         if described != sent.files.get("settings"):
-            self._tracker.describe(settings, tags)
-            self._note(sent.files, {"settings": described})
-        for first in range(0, len(new), _AT_ONCE):
-            some = new[first : first + _AT_ONCE]
+            self._tracker.log_params(settings, tags)
+            self._record_upload(sent.files, {"settings": described})
+        for first in range(0, len(new), _MAX_EVENTS_AT_ONCE):
+            some = new[first : first + _MAX_EVENTS_AT_ONCE]
             if points := [point for _, _, points in some for point in points]:
-                self._tracker.points(points)
-            self._note(sent.events, {name: count for name, count, _ in some})
+                self._tracker.log_metrics(points)
+            self._record_upload(sent.events, {name: count for name, count, _ in some})
         for name, file, like in files:
-            self._send_file(name, file)
-            self._note(sent.files, {name: like})
+            self._upload_file(name, file)
+            self._record_upload(sent.files, {name: like})
         if now != sent.state:
-            self._tracker.state(now, self._last or time.time())
+            self._tracker.set_status(now, self._last_time or time.time())
             sent.state = now
-            self._note(sent.files, {})
+            self._record_upload(sent.files, {})
         return True
 
     def close(self) -> None:
         """See to it that all has arrived, and note that."""
         self._tracker.close()
         if self._is_open:
-            self.sent.save(self._run)
+            self.upload_state.save(self._run)
 
-    def _open(self) -> None:
+    def _open_run(self) -> None:
         """Open the run there; what is noted holds if it is the one that was noted."""
-        created, sweep = self._request.created, self._what.sweep
-        parent = None if sweep is None else About(*sweep[:2], created, lock=sweep[2])
+        created, sweep = self._request.created, self._options.sweep
+        parent = None if sweep is None else RunInfo(*sweep[:2], created, lock=sweep[2])
         named = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
         own = sha256(f"{'/'.join(named)} {created!r}".encode(errors="replace")).hexdigest()[:32]
-        id_ = self._tracker.given_id or self.sent.id
-        about = About(own, self._run.id, created, parent, folder=self._run.tracking, id=id_)
-        found, link = self._tracker.open(about)
+        id_ = self._tracker.env_run_id or self.upload_state.id
+        about = RunInfo(own, self._run.id, created, parent, folder=self._run.tracking, id=id_)
+        found, link = self._tracker.open_run(about)
         self._is_open = True
-        if found != self.sent.id:
-            self.sent = Sent(self.sent.tracker, self.sent.address, self._tracker.upload, found, link)
-            self.sent.save(self._run)
+        if found != self.upload_state.id:
+            self.upload_state = UploadState(
+                self.upload_state.tracker, self.upload_state.address, self._tracker.upload, found, link
+            )
+            self.upload_state.save(self._run)
 
-    def _note(self, known: dict[str, Any], new: dict[str, Any]) -> None:
-        known.update(new)
-        self.sent.error = None
+    def _record_upload(self, uploaded: dict[str, Any], new: dict[str, Any]) -> None:
+        uploaded.update(new)
+        self.upload_state.error = None
         if self._tracker.confirms:
-            self.sent.save(self._run)
+            self.upload_state.save(self._run)
 
-    def _new_events(self) -> Iterator[tuple[str, int, list[Point]]]:
+    def _read_new_events(self) -> Iterator[tuple[str, int, list[MetricPoint]]]:
         """Of each event that was not sent: its file, how many are there with it, and the points in it."""
         for name, file in event_files(self._run).items():
             for event in self._readers.setdefault(name, EventReader(file, keep_mmf_names=True)).poll():
-                self._seen[name] = self._seen.get(name, 0) + 1
-                points = [*self._points(event, name)]
-                if self._seen[name] > self.sent.events.get(name, 0):
-                    yield name, self._seen[name], points
+                self._event_counts[name] = self._event_counts.get(name, 0) + 1
+                points = [*self._event_points(event, name)]
+                if self._event_counts[name] > self.upload_state.events.get(name, 0):
+                    yield name, self._event_counts[name], points
 
-    def _points(self, event: Event, file: str) -> Iterator[Point]:
+    def _event_points(self, event: Event, file: str) -> Iterator[MetricPoint]:
         """The points in the next event of a file; what it tells besides is remembered.
 
         After a resume from a checkpoint that lies behind the last point, training is another branch, whose
@@ -235,38 +239,42 @@ class Sender:
             values[file.replace("events.jsonl", "memes")] = update
         if update is None:
             return
-        self._last = t
+        self._last_time = t
         if kind == "train_started":
-            self._started = event
-            if update < self._furthest:
+            self._start_event = event
+            if update < self._max_update:
                 self._resumed_at.append(update)
-                self._furthest = update
+                self._max_update = update
         elif kind == "checkpoint":
             sha256 = event.get("sha256", "")
-            self._saved[sha256] = update
-            self._best = sha256 if event.get("best") else self._best
+            self._update_by_sha256[sha256] = update
+            self._best_sha256 = sha256 if event.get("best") else self._best_sha256
         elif kind in ("train", "val") and not event.get("final"):  # that one's checkpoint may lie behind
-            self._furthest = max(self._furthest, update)
+            self._max_update = max(self._max_update, update)
         branch = f"/{len(self._resumed_at) + 1}" if self._resumed_at and kind != "predict" else ""
         for name, value in values.items():
-            yield Point(name + branch, float(value), update, t)
+            yield MetricPoint(name + branch, float(value), update, t)
 
-    def _files(self, between_models: float) -> Iterator[tuple[str, Path, str]]:
+    def _iter_upload_files(self, checkpoint_interval_s: float) -> Iterator[tuple[str, Path, str]]:
         """Name, place and stamp of each file that is to be there."""
-        run, wanted = self._run, self._what.models
-        found = [run.request_file, run.checkpoints / "config.yaml", *sorted(run.reports.glob(f"*{_SCORES}"))]
-        found += [file.with_name(file.name.removesuffix(_SCORES) + ".csv") for file in found[2:]]
-        found += sorted(run.reports.glob("*.html")) if self._what.pages else []
-        if wanted != "none" and time.time() >= self.sent.models + between_models:
-            found.append(run.checkpoints / _CHECKPOINTS[wanted])
+        run, wanted = self._run, self._options.models
+        found = [
+            run.request_file,
+            run.checkpoints / "config.yaml",
+            *sorted(run.reports.glob(f"*{_METRICS_SUFFIX}")),
+        ]
+        found += [file.with_name(file.name.removesuffix(_METRICS_SUFFIX) + ".csv") for file in found[2:]]
+        found += sorted(run.reports.glob("*.html")) if self._options.pages else []
+        if wanted != "none" and time.time() >= self.upload_state.models + checkpoint_interval_s:
+            found.append(run.checkpoints / _CHECKPOINT_FILES[wanted])
         for file in found:
             with suppress(FileNotFoundError):
                 stat = file.stat()
                 yield file.relative_to(run.path).as_posix(), file, f"{stat.st_size} {stat.st_mtime_ns}"
 
-    def _send_file(self, name: str, file: Path) -> None:
+    def _upload_file(self, name: str, file: Path) -> None:
         """Send a file as it is now, whatever takes its place meanwhile."""
-        staged = self._run.tracking / f"{self.sent.place}.staged"
+        staged = self._run.tracking / f"{self.upload_state.file_stem}.staged"
         if staged.exists():  # left by a follower that was killed
             remove_tree(staged)
         staged.mkdir()
@@ -277,15 +285,17 @@ class Sender:
                 write_bytes(copy, text.encode(errors="replace"))
             else:
                 link_or_copy(file, copy)
-            if name.endswith(_SCORES):
-                self._tracker.points([*self._scores(file)])
+            if name.endswith(_METRICS_SUFFIX):
+                self._tracker.log_metrics([*self._score_points(file)])
             is_model = file.suffix == ".ckpt"
-            self._tracker.file(copy, file.parent.name if is_model or file.parent == self._run.reports else "")
-            self.sent.models = time.time() if is_model else self.sent.models
+            self._tracker.log_artifact(
+                copy, file.parent.name if is_model or file.parent == self._run.reports else ""
+            )
+            self.upload_state.models = time.time() if is_model else self.upload_state.models
         finally:
             remove_tree(staged)
 
-    def _scores(self, file: Path) -> Iterator[Point]:
+    def _score_points(self, file: Path) -> Iterator[MetricPoint]:
         """The scores of a prediction, at the update of its checkpoint; none of a record that is odd."""
         try:
             record = read_json(file)
@@ -293,18 +303,18 @@ class Sender:
             split = record["split"]
         except (LookupError, TypeError, ValueError):
             return
-        update = self._saved.get(sha256, 0)
-        by = f"update {update}/" if sha256 in self._saved and sha256 != self._best else ""
+        update = self._update_by_sha256.get(sha256, 0)
+        by = f"update {update}/" if sha256 in self._update_by_sha256 and sha256 != self._best_sha256 else ""
         for name, value in record.items():
             if isinstance(value, float) and is_number(value) and name not in ("created", "threshold"):
-                yield Point(f"{split}/{by}{name}", value, update, t)
+                yield MetricPoint(f"{split}/{by}{name}", value, update, t)
 
-    def _settings(self) -> dict[str, str]:
+    def _run_params(self) -> dict[str, str]:
         """What the run was asked for and how it began, for people, with secrets masked."""
         request = self._request
         told = {name: getattr(request, name) for name in ("preset", "model", "mmf", "init", "start")}
         told |= {f"split.{slot}": split for slot, split in request.splits.items()}
-        told |= {key: value for key, value in leaves(request.settings) if key}
-        told |= {name: self._started[name] for name in _FACTS if name in self._started}
+        told |= {key: value for key, value in iter_leaves(request.settings) if key}
+        told |= {name: self._start_event[name] for name in _START_FIELDS if name in self._start_event}
         shown = {key: format_override_value(value) for key, value in told.items() if value is not None}
         return {key: "<secret>" if is_secret(key) else self._scrub(value) for key, value in shown.items()}

@@ -17,53 +17,53 @@ from typing import Any
 from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.locking import file_lock
 from mmf_win.paths import expand_home
-from mmf_win.tracking.tracker import PROJECT, About, Point, Tracker, why
+from mmf_win.tracking.tracker import DEFAULT_PROJECT, MetricPoint, RunInfo, Tracker, describe_error
 
-_KEY = "mmfw.key"
-_MOST = {"metrics": 1000, "params": 100, "tags": 100}  # of one request
-_LONGEST = 5000  # letters of a value
-_FOLDERS = "MLFLOW_ALLOW_FILE_STORE"
-_EXPERIMENT = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
+_KEY_TAG = "mmfw.key"
+_MAX_BATCH_SIZES = {"metrics": 1000, "params": 100, "tags": 100}  # of one request
+_MAX_VALUE_CHARS = 5000  # letters of a value
+_FILE_STORE_VARIABLE = "MLFLOW_ALLOW_FILE_STORE"
+_PROBE_PATH = "/api/2.0/mlflow/experiments/get-by-name?experiment_name=Default"
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _STATES = {"running": "RUNNING", "done": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
 
 
-class Connection(Tracker):
+class MLflowTracker(Tracker):
     """A connection to MLflow."""
 
     name = "mlflow"
-    variable = "MLFLOW_TRACKING_URI"
+    address_variable = "MLFLOW_TRACKING_URI"
     id_variable = "MLFLOW_RUN_ID"
-    probe = (_EXPERIMENT, None, {"experiment", "error_code"})
+    probe = (_PROBE_PATH, None, {"experiment", "error_code"})
 
     def __init__(self) -> None:
-        self.server = os.environ.get(self.variable, "")
-        self.project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        self.server = os.environ.get(self.address_variable, "")
+        self.project = os.environ.get("MLFLOW_EXPERIMENT_NAME") or DEFAULT_PROJECT
         if local := re.fullmatch(r"(file:|sqlite(?:\+\w+)?:///)(?![/\\]|\w:|:memory:)(.+)", self.server):
             self.server = local[1] + Path(local[2]).absolute().as_posix()  # of two folders, two addresses
         scheme = re.match(r"databricks$|\w[\w.-]+(?=[+:])", self.server)
-        self._kind = scheme[0] if scheme else "file"
-        if self._kind in ("file", "sqlite"):
+        self._scheme = scheme[0] if scheme else "file"
+        if self._scheme in ("file", "sqlite"):
             self.upload = "local"
             self.note = f"runs go to {self.server}, a store on this machine, and to no server"
         if not self.server:
-            hint = f"`mlflow server` starts one, and {self.variable}=http://127.0.0.1:5000 names it"
-            raise UsageError(f"no server of MLflow is named in {self.variable}", hint=hint)
+            hint = f"`mlflow server` starts one, and {self.address_variable}=http://127.0.0.1:5000 names it"
+            raise UsageError(f"no server of MLflow is named in {self.address_variable}", hint=hint)
         # By itself it tries for minutes; whoever sends tries again later anyway.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # it may hold a password
         self._client: Any = None
-        self._run = ""
+        self._run_id = ""
 
     def require_settings(self) -> bool:
-        kind, place = self._kind, self.server.partition(":///")[2]
+        kind, place = self._scheme, self.server.partition(":///")[2]
         if kind == "sqlite" and (place in ("", ":memory:") or Path(place).is_dir()):
-            raise UsageError(f"{self.server} names no file", hint=f"{self.variable}=sqlite:///FILE")
-        if kind == "file" and os.environ.get(_FOLDERS, "").lower() not in ("true", "1"):
+            raise UsageError(f"{self.server} names no file", hint=f"{self.address_variable}=sqlite:///FILE")
+        if kind == "file" and os.environ.get(_FILE_STORE_VARIABLE, "").lower() not in ("true", "1"):
             message = f"{self.server} is no server of mlflow; MLflow writes to a folder only with"
-            hint = f"set {self.variable} to a server or to sqlite:///FILE"
-            raise UsageError(f"{message} {_FOLDERS}=true", hint=hint)
+            hint = f"set {self.address_variable} to a server or to sqlite:///FILE"
+            raise UsageError(f"{message} {_FILE_STORE_VARIABLE}=true", hint=hint)
         if kind in _DATABASES:
             self._require_driver()
         file = expand_home(os.environ.get("DATABRICKS_CONFIG_FILE") or "~/.databrickscfg")
@@ -83,42 +83,52 @@ class Connection(Tracker):
             hint = "run `pip install sqlalchemy alembic`, and install the driver of the database"
             raise MmfEnvironmentError(f"{self.address} needs the package {error.name}", hint=hint) from None
         except Exception as error:  # of SQLAlchemy: no address, or no such database
-            raise UsageError(f"{self.address}: {why(error)}", hint=f"correct {self.variable}") from None
+            raise UsageError(
+                f"{self.address}: {describe_error(error)}", hint=f"correct {self.address_variable}"
+            ) from None
 
-    def open(self, about: About) -> tuple[str, str]:
+    def open_run(self, run_info: RunInfo) -> tuple[str, str]:
         from mlflow import MlflowClient
 
         self._client = self._client or MlflowClient()
-        run = self._noted(about) or self._found(self._experiment(), about)
-        self._run, experiment = run.info.run_id, run.info.experiment_id
-        return self._run, f"{self.host}/#/experiments/{experiment}/runs/{self._run}"
+        run = self._find_recorded_run(run_info) or self._get_or_create_run(
+            self._get_or_create_experiment(), run_info
+        )
+        self._run_id, experiment = run.info.run_id, run.info.experiment_id
+        return self._run_id, f"{self.host}/#/experiments/{experiment}/runs/{self._run_id}"
 
-    def describe(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
+    def log_params(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
         from mlflow.entities import Param, RunTag
 
-        there = self._client.get_run(self._run).data
-        now = {_name(key): value[:_LONGEST] for key, value in settings.items()}
+        there = self._client.get_run(self._run_id).data
+        now = {_legal_name(key): value[:_MAX_VALUE_CHARS] for key, value in settings.items()}
         known = {**now, **there.params, **there.tags}  # a parameter cannot change; a tag says what it is now
         changed = {key: value for key, value in now.items() if known[key] != value}
-        self._log("params", [Param(key, value) for key, value in now.items() if key not in there.params])
-        self._log("tags", [RunTag(_name(key), value) for key, value in {**changed, **tags}.items()])
+        self._log_in_batches(
+            "params", [Param(key, value) for key, value in now.items() if key not in there.params]
+        )
+        self._log_in_batches(
+            "tags", [RunTag(_legal_name(key), value) for key, value in {**changed, **tags}.items()]
+        )
 
-    def points(self, points: Sequence[Point]) -> None:
+    def log_metrics(self, points: Sequence[MetricPoint]) -> None:
         from mlflow.entities import Metric
 
-        self._log("metrics", [Metric(_name(p.name), p.value, round(p.t * 1000), p.step) for p in points])
+        self._log_in_batches(
+            "metrics", [Metric(_legal_name(p.name), p.value, round(p.t * 1000), p.step) for p in points]
+        )
 
-    def file(self, path: Path, folder: str) -> None:
-        self._client.log_artifact(self._run, str(path), folder)
+    def log_artifact(self, path: Path, folder: str) -> None:
+        self._client.log_artifact(self._run_id, str(path), folder)
 
-    def state(self, state: str, t: float) -> None:
+    def set_status(self, state: str, t: float) -> None:
         status = _STATES.get(state, "FAILED")
         if status == "RUNNING":
-            self._client.update_run(self._run, status)
+            self._client.update_run(self._run_id, status)
         else:
-            self._client.set_terminated(self._run, status, round(t * 1000))
+            self._client.set_terminated(self._run_id, status, round(t * 1000))
 
-    def _experiment(self) -> str:
+    def _get_or_create_experiment(self) -> str:
         from mlflow.exceptions import MlflowException
 
         if (found := self._client.get_experiment_by_name(self.project)) is None:
@@ -129,38 +139,38 @@ class Connection(Tracker):
                     raise  # else another follower was faster
         return str(found.experiment_id)
 
-    def _noted(self, about: About) -> Any:
+    def _find_recorded_run(self, run_info: RunInfo) -> Any:
         """Return the run that a variable names, or that was noted and is not deleted; else None."""
         from mlflow.exceptions import MlflowException
 
-        with nullcontext() if self.given_id else suppress(MlflowException):
-            if about.id:
-                run = self._client.get_run(about.id)
-                if run.data.tags.get(_KEY, about.key) != about.key:
+        with nullcontext() if self.env_run_id else suppress(MlflowException):
+            if run_info.id:
+                run = self._client.get_run(run_info.id)
+                if run.data.tags.get(_KEY_TAG, run_info.key) != run_info.key:
                     message = f"{self.id_variable} names a run of another training"
                     raise UsageError(message, hint=f"unset {self.id_variable}")
-                self._client.set_tag(about.id, _KEY, about.key)  # which a deleted run refuses
+                self._client.set_tag(run_info.id, _KEY_TAG, run_info.key)  # which a deleted run refuses
                 return run
         return None
 
-    def _found(self, experiment: str, about: About) -> Any:
+    def _get_or_create_run(self, experiment: str, run_info: RunInfo) -> Any:
         """Return the run with its key, which is made where there is none; a sweep is over at once."""
-        client, tags = self._client, {_KEY: about.key}
-        for known in client.search_runs([experiment], f"tags.`{_KEY}` = '{about.key}'", max_results=1):
+        client, tags = self._client, {_KEY_TAG: run_info.key}
+        for known in client.search_runs([experiment], f"tags.`{_KEY_TAG}` = '{run_info.key}'", max_results=1):
             return known
-        if about.parent is not None:
-            with file_lock(Path(str(about.parent.lock)), timeout=60.0):
-                tags["mlflow.parentRunId"] = self._found(experiment, about.parent).info.run_id
-        made = client.create_run(experiment, round(about.created * 1000), tags, about.name)
-        if about.lock:
+        if run_info.parent is not None:
+            with file_lock(Path(str(run_info.parent.lock)), timeout=60.0):
+                tags["mlflow.parentRunId"] = self._get_or_create_run(experiment, run_info.parent).info.run_id
+        made = client.create_run(experiment, round(run_info.created * 1000), tags, run_info.name)
+        if run_info.lock:
             client.set_terminated(made.info.run_id)
         return made
 
-    def _log(self, kind: str, entities: Sequence[Any]) -> None:
-        for first in range(0, len(entities), _MOST[kind]):
-            self._client.log_batch(self._run, **{kind: entities[first : first + _MOST[kind]]})
+    def _log_in_batches(self, kind: str, entities: Sequence[Any]) -> None:
+        for first in range(0, len(entities), _MAX_BATCH_SIZES[kind]):
+            self._client.log_batch(self._run_id, **{kind: entities[first : first + _MAX_BATCH_SIZES[kind]]})
 
 
-def _name(name: str) -> str:
+def _legal_name(name: str) -> str:
     """A name with what MLflow refuses replaced."""
     return re.sub(r"[^\w\-. :/]|(?<![^/])\.{0,2}(?![^/])", "_", name)[:250]
