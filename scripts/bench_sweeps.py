@@ -18,7 +18,7 @@ from pathlib import Path
 from _bench import MMFW, PYTHON, Cost, call, in_turn, parser, show
 
 from mmf_win.sweeps.folder import SweepFolder, write_yaml
-from mmf_win.sweeps.planning import all_tasks
+from mmf_win.sweeps.planning import list_tasks
 
 _SHORT, _SLEEP, _MANY, _QUEUED = 100, 30, 10_000, 1_000
 _SWEEP = (*MMFW, "sweep", "run", "params.yaml", "-o", "output")
@@ -68,12 +68,12 @@ def _specification(template: str, count: int) -> str:
 def _have_run(sweep: SweepFolder) -> None:
     """Leave what a sweep of many tasks leaves, in its folder."""
     sweep.specification.write_text(_specification("/bin/true {n}", _MANY), encoding="utf-8")
-    for task in all_tasks(sweep):
-        folder = sweep.task(task.name)
+    for task in list_tasks(sweep):
+        folder = sweep.task_folder(task.name)
         folder.path.mkdir()
         meta = {"_output": str(folder.path), "_name": task.name}
         write_yaml(folder.param, {**task.values, **meta})
-        replace(task, state="success", finished=("t",), starts=1, seconds=1.5).record(folder)
+        replace(task, state="success", finished=("t",), starts=1, seconds=1.5).save(folder)
 
 
 def _contestant(command: Sequence[str], specification: str = "") -> Callable[[], Cost]:

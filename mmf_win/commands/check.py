@@ -10,7 +10,7 @@ from typing import get_args
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import format_table, print_json, print_result, print_status
 from mmf_win.errors import CheckFailedError
@@ -23,7 +23,7 @@ from mmf_win.runs.override_rules import require_trainable, split_arguments
 from mmf_win.runs.request import CommandOptions
 
 
-class _Display(RunDisplay):
+class _CheckDisplay(RunDisplay):
     """Says which check is done."""
 
     def _on_train_started(self, event: Event) -> None:
@@ -36,17 +36,17 @@ class _Display(RunDisplay):
 
 
 @click.command(cls=Command)
-@options.words("[PRESET|RUN] [KEY=VALUE ...]", "PRESET", "RUN")
+@options.positional_arguments("[PRESET|RUN] [KEY=VALUE ...]", "PRESET", "RUN")
 @options.output("A new file for what was found, as JSON.", "FILE")
 @options.allow_missing
 @options.trust
 @options.no_retry
 @options.stop_timeout
-@options.places_and_json
-@options.gather(asked=CommandOptions)
+@options.folders_and_json
+@options.collect_options(command_options=CommandOptions)
 def command(
     words: tuple[str, ...],
-    asked: CommandOptions,
+    command_options: CommandOptions,
     output: Path | None,
     data_dir: Path | None,
     save_dir: Path | None,
@@ -68,9 +68,11 @@ def command(
         output = expand_home(output).absolute()
         require_new_file(output)
     names, overrides = split_arguments(words, max_names=1)
-    asked = replace(asked, overrides=overrides)
-    require_trainable(asked, resumes=False)
-    name, found = check_model(next(iter(names), None), asked, data_dir, save_dir, display=_Display)
+    command_options = replace(command_options, overrides=overrides)
+    require_trainable(command_options, resumes=False)
+    name, found = check_model(
+        next(iter(names), None), command_options, data_dir, save_dir, display=_CheckDisplay
+    )
     told = {"name": name, "findings": [asdict(each) for each in found]}
     counts = Counter(each.verdict for each in found)
     if as_json:

@@ -9,7 +9,7 @@ import click
 
 from mmf_win.archives import PasswordCallback
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.console import format_command, format_duration, format_table, print_json, print_status
 from mmf_win.dataset.annotations import choose_splits
 from mmf_win.dataset.convert import ConversionResult, convert, load_dataset_manifest
@@ -20,7 +20,7 @@ from mmf_win.paths import MmfPaths, data_dir_arguments
 @click.command(cls=Command)
 @click.argument("words", nargs=-1, type=click.Path(), metavar="ARCHIVE")
 @click.option("--zip", "source", type=click.Path(), metavar="ARCHIVE", help="The same as ARCHIVE.")
-@options.ask
+@options.password_options
 @click.option("--clearml-dataset", "dataset", metavar="ID", help="A data set in ClearML, instead of ARCHIVE.")
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace a dataset that came from another archive.")
@@ -78,10 +78,10 @@ def command(
     if as_json:
         print_json({"target": places.dataset.root, "data_dir": places.data_dir, **asdict(result)})
     else:
-        _show(result, places)
+        _print_result(result, places)
 
 
-def _show(result: ConversionResult, places: MmfPaths) -> None:
+def _print_result(result: ConversionResult, places: MmfPaths) -> None:
     header = ("split", "rows", "hateful", "benign", "left out")
     rows = []
     for name, s in result.splits.items():

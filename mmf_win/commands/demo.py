@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.console import format_command, format_duration, print_json, print_status
 from mmf_win.demo.folder import DEMO_PRESETS, PASSWORD, DemoFolder
 from mmf_win.errors import StoppedByUserError, TrainingError
@@ -25,7 +25,7 @@ from mmf_win.results import metrics_file
 from mmf_win.upstream.install import require_mmf, require_packages
 
 _SEED = 1
-_GOOD = 0.8
+_MIN_AUROC = 0.8
 
 
 @click.command(cls=Command)
@@ -63,24 +63,26 @@ def command(chosen: Path | None, keep: bool, model: str, as_json: bool) -> None:
     start = time.monotonic()
     if keep and chosen is None:
         chosen = Path("mmfw-demo")
-    with _folder(chosen) as path, redirect_stdout(sys.stderr) if as_json else nullcontext():
-        result = _go(path, model)
+    with _working_folder(chosen) as path, redirect_stdout(sys.stderr) if as_json else nullcontext():
+        result = _run_workflow(path, model)
         if chosen is None:
-            result |= _kept(result) | {"data_dir": None, "save_dir": None}
+            result |= _copy_results(result) | {"data_dir": None, "save_dir": None}
     result["seconds"] = round(time.monotonic() - start, 1)
-    _say_end(result)
+    _print_summary(result)
     if as_json:
         print_json(result)
-    if result["auroc"] < _GOOD:
-        message = f"an AUROC of {result['auroc']:.4f} is less than the {_GOOD} that this demo has to reach"
+    if result["auroc"] < _MIN_AUROC:
+        message = (
+            f"an AUROC of {result['auroc']:.4f} is less than the {_MIN_AUROC} that this demo has to reach"
+        )
         raise TrainingError(message, hint="`mmfw doctor` may show why")
 
 
 @contextmanager
-def _folder(chosen: Path | None) -> Iterator[Path]:
+def _working_folder(path: Path | None) -> Iterator[Path]:
     """The chosen folder; without one a temporary one, which stays only when something in it went wrong."""
-    if chosen is not None:
-        yield expand_home(chosen).absolute()
+    if path is not None:
+        yield expand_home(path).absolute()
         return
     temporary = Path(tempfile.mkdtemp(prefix="mmfw-demo-"))
     try:
@@ -95,18 +97,18 @@ def _folder(chosen: Path | None) -> Iterator[Path]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _go(path: Path, model: str) -> dict[str, Any]:
+def _run_workflow(path: Path, model: str) -> dict[str, Any]:
     """Run all commands; return what they led to."""
     folder = DemoFolder(path)
     folder.claim()
     folder.generate_files(_SEED, model)
     data_dir, save_dir = str(folder.data_dir), str(folder.save_dir)
     data, save = ("--data-dir", data_dir), ("--save-dir", save_dir)
-    _run("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)
+    _run_command("convert", "--zip", str(folder.archive), "--password", PASSWORD, *data)
     if model == "vilbert":
-        _run("features", "extract", str(folder.features), *data)
-    run = _run("train", DEMO_PRESETS[model], "--seed", str(_SEED), *data, *save)
-    _run("predict", run.id, *data, *save)
+        _run_command("features", "extract", str(folder.features), *data)
+    run = _run_command("train", DEMO_PRESETS[model], "--seed", str(_SEED), *data, *save)
+    _run_command("predict", run.id, *data, *save)
     csv = max(run.reports.glob("*.csv"))
     metrics = metrics_file.read_metrics(csv)
     scores = {name: metrics[name] for name in ("auroc", "accuracy")}
@@ -114,7 +116,7 @@ def _go(path: Path, model: str) -> dict[str, Any]:
     return {**scores, **files, "run": run.id, "data_dir": data_dir, "save_dir": save_dir}
 
 
-def _kept(result: dict[str, Any]) -> dict[str, str | None]:
+def _copy_results(result: dict[str, Any]) -> dict[str, str | None]:
     """Copies of the predictions and the report in the current folder; None for what cannot be written."""
     copies: dict[str, str | None] = {"csv": None, "report": None}
     try:
@@ -129,16 +131,16 @@ def _kept(result: dict[str, Any]) -> dict[str, str | None]:
     return copies
 
 
-def _run(*words: str) -> Any:
+def _run_command(*argv: str) -> Any:
     """Run a command of mmfw, and show it as one would type it; return what its function does."""
     print_status()
-    print_status(label=f"$ {format_command('mmfw', *words)}", ansi_code=1)
-    name, *arguments = words
+    print_status(label=f"$ {format_command('mmfw', *argv)}", ansi_code=1)
+    name, *arguments = argv
     command = import_module(f"mmf_win.commands.{name}").command
     return command.main(arguments, prog_name=f"mmfw {name}", standalone_mode=False)
 
 
-def _say_end(result: dict[str, Any]) -> None:
+def _print_summary(result: dict[str, Any]) -> None:
     print_status(
         f"\nThe demo took {format_duration(result['seconds'])}. "
         f"The test set's AUROC is {result['auroc']:.4f}, its accuracy {result['accuracy']:.4f}."

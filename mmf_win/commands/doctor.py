@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.console import (
     colour_text,
     escape_controls,
@@ -32,13 +32,13 @@ from mmf_win.upstream.install import find_mmf
 
 
 @click.command(cls=Command)
-@options.places_and_json
+@options.folders_and_json
 @click.option("--compat", is_flag=True, help="List only the patches to MMF for today's libraries.")
 @click.option("--report", type=Path, metavar="FILE.zip", help="Write a bug report to this new file instead.")
 @click.option(
     "--run",
     metavar="RUN",
-    shell_complete=options.completed_by("RUN"),
+    shell_complete=options.make_completer("RUN"),
     help="The run of the report.  [default: newest]",
 )
 @click.option("--log", is_flag=True, help="Report the run's logs, too, which may hold texts of memes.")
@@ -75,7 +75,7 @@ def command(
     if report is not None and compat:
         raise UsageError("--report and --compat cannot be combined", hint="leave one of the two out")
     if compat:
-        _show_compat(as_json)
+        _print_patches(as_json)
         return
     places = MmfPaths.resolve(data_dir, save_dir)
     if report is not None:
@@ -83,18 +83,20 @@ def command(
         return
     found = survey(places)
     if as_json:
-        print_json(_plain(found))
+        print_json(_survey_to_json(found))
     else:
-        print("\n\n".join([*map(escape_controls, _sections(found)), *_missing(found)]), flush=True)
+        print(
+            "\n\n".join([*map(escape_controls, _survey_sections(found)), *_missing_lines(found)]), flush=True
+        )
     if found["mmf"].problems and found["mmf"].error is not None:
         raise found["mmf"].error
 
 
-def _write_report(places: MmfPaths, path: Path, wanted: str | None, log: bool, as_json: bool) -> None:
+def _write_report(places: MmfPaths, path: Path, run_spec: str | None, log: bool, as_json: bool) -> None:
     require_new_file(path)  # before the survey, which takes a while
     newest = next(iter(list_runs(places.save_dir)), None)
-    run = newest if wanted is None else find_run(places.save_dir, wanted)
-    names = bug_report.write(run, _plain(survey(places)), path, include_logs=log)
+    run = newest if run_spec is None else find_run(places.save_dir, run_spec)
+    names = bug_report.write(run, _survey_to_json(survey(places)), path, include_logs=log)
     if as_json:
         print_json({"report": path, "run": run and run.id, "files": names})
         return
@@ -104,38 +106,38 @@ def _write_report(places: MmfPaths, path: Path, wanted: str | None, log: bool, a
     print_result(path)
 
 
-def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
+def _survey_to_json(survey_data: Mapping[str, Any]) -> dict[str, Any]:
     """A survey with its errors as messages and hints."""
-    mmf, torch = found["mmf"], found["torch"]
+    mmf, torch = survey_data["mmf"], survey_data["torch"]
     told = {"installed": mmf.installed and asdict(mmf.installed), "problems": mmf.problems}
     told |= {"message": mmf.error and str(mmf.error), "hint": mmf.error and mmf.error.hint}
-    missing = [{"what": str(error), "hint": error.hint} for error in found["missing"]]
-    return {**found, "mmf": told, "torch": torch and asdict(torch), "missing": missing}
+    missing = [{"what": str(error), "hint": error.hint} for error in survey_data["missing"]]
+    return {**survey_data, "mmf": told, "torch": torch and asdict(torch), "missing": missing}
 
 
-def _sections(found: Mapping[str, Any]) -> Iterator[str]:
-    yield format_table(("package", "version"), list(found["versions"].items()))
-    yield "\n".join(_mmf_lines(found["mmf"]))
+def _survey_sections(survey_data: Mapping[str, Any]) -> Iterator[str]:
+    yield format_table(("package", "version"), list(survey_data["versions"].items()))
+    yield "\n".join(_mmf_lines(survey_data["mmf"]))
     folders = []
-    for folder in found["folders"]:
+    for folder in survey_data["folders"]:
         free = None if folder["free"] is None else format_size(folder["free"])
         exists = "yes" if folder["exists"] else "not yet"
         folders.append((folder["name"], folder["path"], folder["named_by"], exists, free))
     yield format_table(("folder", "path", "named by", "exists", "free"), folders)
-    dataset = found["dataset"]
+    dataset = survey_data["dataset"]
     splits = ", ".join(dataset["splits"]) or "no splits"
     features = "with" if dataset["features"] else "without"
     yield f"Dataset: {splits}; {dataset['images']} images; {features} region features"
-    yield "\n".join([*_machine_lines(found), f"Decryption: {found['decryption']}"])
-    if found["fits"]:
-        fits = [(rows, kind) for kind, rows in found["fits"].items()]
+    yield "\n".join([*_machine_lines(survey_data), f"Decryption: {survey_data['decryption']}"])
+    if survey_data["fits"]:
+        fits = [(rows, kind) for kind, rows in survey_data["fits"].items()]
         yield format_table(("micro-batch", "that fitted, for"), fits)
 
 
-def _missing(found: Mapping[str, Any]) -> Iterator[str]:
-    if not found["missing"]:
+def _missing_lines(survey_data: Mapping[str, Any]) -> Iterator[str]:
+    if not survey_data["missing"]:
         yield colour_text("Everything is in place.", 32)
-    for error in found["missing"]:
+    for error in survey_data["missing"]:
         what, fix = map(escape_controls, (error, error.hint))
         yield f"{colour_text('missing:', 33)} {what}\n{colour_text('fix:', 36)}     {fix}"
 
@@ -152,8 +154,8 @@ def _mmf_lines(mmf: MmfState) -> Iterator[str]:
     yield from (f"  {problem}" for problem in summarize_lines(mmf.problems or ()))
 
 
-def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    machine, cuda = found["machine"], found["cuda"]
+def _machine_lines(survey_data: Mapping[str, Any]) -> Iterator[str]:
+    machine, cuda = survey_data["machine"], survey_data["cuda"]
     memory = f", {format_size(machine['memory'])} of memory" if machine["memory"] else ""
     yield f"Machine: {machine['cpus']} processors{memory}"
     newest = ", CUDA {}.{}".format(*cuda["newest"]) if cuda else ""
@@ -161,13 +163,13 @@ def _machine_lines(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"GPU: {gpu['name']}, {format_size(gpu['memory'])}, driver {gpu['driver']}{newest}"
     if not machine["gpus"]:
         yield "GPU: none that NVIDIA's driver knows"
-    if found["torch"] is not None:
-        yield f"torch: built for {found['torch'].target}"
-    for setting in found["settings"]:
+    if survey_data["torch"] is not None:
+        yield f"torch: built for {survey_data['torch'].target}"
+    for setting in survey_data["settings"]:
         yield f"{setting['name']}: {setting['value']}" + (f" ({setting['hint']})" if setting["hint"] else "")
 
 
-def _show_compat(as_json: bool) -> None:
+def _print_patches(as_json: bool) -> None:
     installed = find_mmf()
     done = subprocess.run(  # in a child, which may import what the parent must not
         module_command("mmf_win.compat", str(installed.root), installed.version),

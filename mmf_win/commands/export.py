@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.commands.progress import RunDisplay
 from mmf_win.console import format_size, format_table, print_json, print_result, print_status
 from mmf_win.errors import UsageError
@@ -22,20 +22,20 @@ from mmf_win.upstream.install import require_packages
 
 
 @click.command(cls=Command)
-@options.words("[RUN] [KEY=VALUE ...]", "RUN")
+@options.positional_arguments("[RUN] [KEY=VALUE ...]", "RUN")
 @options.output("The new folder.", required=True)
 @click.option(
     "--checkpoint",
     default="best",
     show_default=True,
     metavar="best|last|PATH",
-    shell_complete=options.completed_by("best", "last"),
+    shell_complete=options.make_completer("best", "last"),
     help="The weights to export.",
 )
 @options.split("The split on which the exported model is compared.  [default: the run's validation split]")
 @click.option(
     "--tolerance",
-    type=options.Number(min=0),
+    type=options.NumberRange(min=0),
     default=1e-4,
     show_default=True,
     metavar="P",
@@ -44,19 +44,19 @@ from mmf_win.upstream.install import require_packages
 @click.option("--int8", is_flag=True, help="Quantize the weights to 8 bits, and compare once more.")
 @click.option(
     "--max-loss",
-    type=options.Number(-1, 1),
+    type=options.NumberRange(-1, 1),
     metavar="AUROC",
     help="By how much the AUROC may fall with --int8; beyond that, nothing is written.  [default: 0.005]",
 )
 @options.trust
 @options.stop_timeout
 @options.data_dir
-@options.runs_and_json
-@options.gather(asked=CommandOptions, wanted=ExportOptions)
+@options.save_dir_and_json
+@options.collect_options(command_options=CommandOptions, export_options=ExportOptions)
 def command(
     words: tuple[str, ...],
-    asked: CommandOptions,
-    wanted: ExportOptions,
+    command_options: CommandOptions,
+    export_options: ExportOptions,
     checkpoint: str,
     data_dir: Path | None,
     save_dir: Path,
@@ -78,17 +78,19 @@ def command(
       python model/run.py --image cat.jpg --text "look at this cat"
       mmfw predict --with model --split dev_seen
     """
-    if wanted.max_auroc_drop is not None and not wanted.int8:
+    if export_options.max_auroc_drop is not None and not export_options.int8:
         raise UsageError("--max-loss is for --int8", hint="leave it out, or add --int8")
     require_packages("onnx", "onnxscript", "onnxruntime", extra="[export]")
     runs, overrides = split_arguments(words, max_names=1)
-    asked = replace(asked, overrides=overrides)
-    require_predictable(asked)
+    command_options = replace(command_options, overrides=overrides)
+    require_predictable(command_options)
     [member] = select_checkpoints(save_dir, runs, [checkpoint])
     places = MmfPaths.resolve(data_dir or Path(member.run.request().data_dir), save_dir)
     # What is exported calculates with 32 bits on the CPU, and so must what it is compared with.
-    asked = replace(asked, precision="fp32", fast=False, cpu=True)
-    about = export_checkpoint(member.run, member.checkpoint, places, asked, RunDisplay, wanted)
+    command_options = replace(command_options, precision="fp32", fast=False, cpu=True)
+    about = export_checkpoint(
+        member.run, member.checkpoint, places, command_options, RunDisplay, export_options
+    )
     if as_json:
         print_json(about)
         return
@@ -97,21 +99,25 @@ def command(
         f"{parity['rows']:,} memes of {parity['split']}: probabilities differ by at most "
         f"{parity['largest_difference']:.1g} from those of `mmfw predict`"
     )
-    if wanted.int8:
-        _tell_of_int8(about["int8"])
-    print_result(wanted.output)
+    if export_options.int8:
+        _print_int8_comparison(about["int8"])
+    print_result(export_options.output)
 
 
-def _tell_of_int8(told: dict[str, Any]) -> None:
+def _print_int8_comparison(comparison: dict[str, Any]) -> None:
     rows = []
     for name, key in (("float32", "before"), ("int8", "after")):
-        p50, p99 = (f"{told[key][each]:.1f}" for each in ("p50_ms", "p99_ms"))
-        rows.append((name, format_size(told[key]["bytes"]), p50, p99, f"{told['auroc'][key]:.4f}"))
+        p50, p99 = (f"{comparison[key][each]:.1f}" for each in ("p50_ms", "p99_ms"))
+        rows.append(
+            (name, format_size(comparison[key]["bytes"]), p50, p99, f"{comparison['auroc'][key]:.4f}")
+        )
     print(format_table(("weights", "size", "p50 ms", "p99 ms", "AUROC"), rows))
-    print_status(f"probabilities differ by at most {told['largest_difference']:.2g} from those with 32 bits")
-    if interval := told["auroc"]["interval"]:
+    print_status(
+        f"probabilities differ by at most {comparison['largest_difference']:.2g} from those with 32 bits"
+    )
+    if interval := comparison["auroc"]["interval"]:
         print_status(
-            "AUROC: {:+.4f} (95 %: {:+.4f} to {:+.4f})".format(told["auroc"]["difference"], *interval)
+            "AUROC: {:+.4f} (95 %: {:+.4f} to {:+.4f})".format(comparison["auroc"]["difference"], *interval)
         )
     print_status(
         "int8 depends on the processor: with VNNI (or on ARM with dot products) results and times are others"

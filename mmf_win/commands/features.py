@@ -11,7 +11,7 @@ import click
 
 from mmf_win.archives import PasswordCallback
 from mmf_win.commands import options, verify
-from mmf_win.commands.examples import Group
+from mmf_win.commands.help_examples import Group
 from mmf_win.console import (
     format_command,
     format_size,
@@ -34,8 +34,8 @@ from mmf_win.runs.preflight import file_overrides, find_preset_inputs, find_run_
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.zoo import DATASET_ZOO_FILE, Zoo
 
-_NUMBERS = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
-_REGIONS = [100, 100]  # MMF's max_features
+_FEATURE_SIZE = 2048  # of Faster R-CNN, which MMF's configurations of Hateful Memes count on
+_EXPECTED_REGIONS = [100, 100]  # MMF's max_features
 
 
 @click.group(cls=Group)
@@ -53,12 +53,12 @@ def command() -> None:
     """
 
 
-_words = options.words("[PRESET ...] [KEY=VALUE ...]", "PRESET")
+_presets_argument = options.positional_arguments("[PRESET ...] [KEY=VALUE ...]", "PRESET")
 
 
 @command.command()
-@_words
-@options.places_and_json
+@_presets_argument
+@options.folders_and_json
 def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, as_json: bool) -> None:
     """Show what PRESETs need, where it lies, and how much is to be downloaded.
 
@@ -69,16 +69,16 @@ def status(words: Sequence[str], data_dir: Path | None, save_dir: Path | None, a
       mmfw features status
       mmfw features status mmbt_region visual_bert_coco --json
     """
-    wanted = _wanted(words, data_dir, save_dir)
+    wanted = _find_required_files(words, data_dir, save_dir)
     found = {each: each.quick_check() for each in wanted.inputs}
     absent = [each for each, finding in found.items() if finding.state in ("missing", "damaged")]
-    _show(found, wanted, as_json, query_download_sizes(absent, Mirror()))
+    _print_files(found, wanted, as_json, query_download_sizes(absent, Mirror()))
 
 
 @command.command()
-@options.archives
-@_words
-@options.places_and_json
+@options.archive_options
+@_presets_argument
+@options.folders_and_json
 def fetch(
     words: Sequence[str], data_dir: Path | None, save_dir: Path | None, as_json: bool, mirror: Mirror
 ) -> None:
@@ -92,14 +92,14 @@ def fetch(
       mmfw features fetch visual_bert checkpoint.resume_zoo=visual_bert.pretrained.cc.full
       mmfw features fetch --source https://mirror.example/mmf --no-keep-archives
     """
-    wanted = _wanted(words, data_dir, save_dir)
+    wanted = _find_required_files(words, data_dir, save_dir)
     found = fetch_inputs(list(wanted.inputs), wanted.places, mirror)
-    _show(dict(zip(wanted.inputs, found, strict=True)), wanted, as_json, {})
+    _print_files(dict(zip(wanted.inputs, found, strict=True)), wanted, as_json, {})
 
 
 @command.command()
 @click.argument("archive", type=click.Path(path_type=Path))
-@options.ask
+@options.password_options
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace features that came from another archive.")
 def extract(archive: Path, ask: PasswordCallback | None, data_dir: Path | None, force: bool) -> None:
@@ -132,7 +132,7 @@ def _require_harmless(lmdb: Path) -> None:
 
 
 @command.command()
-@click.argument("folders", nargs=-1, required=True, metavar="FOLDER ...", type=options.FOLDER)
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER ...", type=options.EXISTING_FOLDER)
 @options.output("Build this LMDB.  [default: detectron.lmdb where MMF looks]", "LMDB")
 @options.data_dir
 @click.option("--force", is_flag=True, help="Replace the LMDB that is there.")
@@ -168,17 +168,19 @@ def add(
             f"{len(added['without_info'])} images have no _info.npy: {summarize_list(added['without_info'])}"
         )
         print_status(f"note: {images}; ViLBERT reads the boxes in it")
-    if [*added["regions"]] != _REGIONS:
+    if [*added["regions"]] != _EXPECTED_REGIONS:
         fewest, most = added["regions"]
         count = fewest if fewest == most else f"{fewest} to {most}"
         key = "dataset_config.hateful_memes.max_features"
         print_status(f"note: an image has {count} regions; ViLBERT needs the same number in all, as {key}")
-    if added["numbers"] != _NUMBERS:
-        print_status(f"note: {added['numbers']} numbers describe a region; the presets expect {_NUMBERS}")
+    if added["numbers"] != _FEATURE_SIZE:
+        print_status(
+            f"note: {added['numbers']} numbers describe a region; the presets expect {_FEATURE_SIZE}"
+        )
     print_status(f"features of {added['images']} images: {added['lmdb']}")
 
 
-class _Wanted(NamedTuple):
+class _RequiredFiles(NamedTuple):
     """MMF's folders, the files there with the presets that read them, and the overrides that make them so."""
 
     places: MmfPaths
@@ -186,9 +188,11 @@ class _Wanted(NamedTuple):
     overrides: Sequence[str]
 
 
-def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) -> _Wanted:
+def _find_required_files(
+    arguments: Sequence[str], data_dir: Path | None, save_dir: Path | None
+) -> _RequiredFiles:
     """What the presets need, else the newest run, else all presets."""
-    named, overrides = split_arguments(words)
+    named, overrides = split_arguments(arguments)
     places, mmf = MmfPaths.resolve(data_dir, save_dir), find_mmf()
     try:
         newest, request = lookup.first_usable_run(places.save_dir, None, lambda run: (run, run.request()))
@@ -196,7 +200,7 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
         newest = None
     if named or newest is None:
         chosen = named or [name for name in presets.names() if name not in DEMO_PRESETS.values()]
-        return _Wanted(places, find_preset_inputs(mmf, chosen, places, overrides), overrides)
+        return _RequiredFiles(places, find_preset_inputs(mmf, chosen, places, overrides), overrides)
     places = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
     try:
         inputs = find_run_inputs(mmf, request, places, overrides)
@@ -204,39 +208,44 @@ def _wanted(words: Sequence[str], data_dir: Path | None, save_dir: Path | None) 
         message = f"run {newest.id}, the newest, with its overrides: {error}"
         raise UsageError(message, hint="name presets instead") from None
     print_status(f"for preset {request.preset}, that of the newest run")
-    return _Wanted(places, inputs, [*file_overrides(request), *overrides])
+    return _RequiredFiles(places, inputs, [*file_overrides(request), *overrides])
 
 
-def _show(
-    found: Mapping[InputFiles, VerificationResult],
-    wanted: _Wanted,
+def _print_files(
+    results: Mapping[InputFiles, VerificationResult],
+    required_files: _RequiredFiles,
     as_json: bool,
-    to_get: Mapping[InputFiles, int | None],
+    download_sizes: Mapping[InputFiles, int | None],
 ) -> None:
     if as_json:
         told = []
-        for each, finding in found.items():
+        for each, finding in results.items():
             source, sha256 = each.published_origin()
-            more = {"presets": wanted.inputs[each], "files": each.files(), "source": source, "sha256": sha256}
-            told.append({**verify.to_json(finding), **more, "download_bytes": to_get.get(each)})
+            more = {
+                "presets": required_files.inputs[each],
+                "files": each.files(),
+                "source": source,
+                "sha256": sha256,
+            }
+            told.append({**verify.to_json(finding), **more, "download_bytes": download_sizes.get(each)})
         print_json(told)
         return
-    if not found:
+    if not results:
         print_status("neither region features nor pretrained weights are needed")
         return
-    verify.show(list(found.values()))
-    for each, length in to_get.items():
+    verify.print_results(list(results.values()))
+    for each, length in download_sizes.items():
         if length:
             print_status(f"{each.title}: {format_size(length)} to download")
     presets_to_fetch: dict[str, None] = {}
-    for each, finding in found.items():
+    for each, finding in results.items():
         if finding.state == "missing":
             if error := each.unrepairable_error(finding):
                 print_status(f"next: {error.hint}")
             else:
-                presets_to_fetch |= dict.fromkeys(wanted.inputs[each])
+                presets_to_fetch |= dict.fromkeys(required_files.inputs[each])
     if presets_to_fetch:
-        words = [*presets_to_fetch, *wanted.overrides]
+        words = [*presets_to_fetch, *required_files.overrides]
         print_status(
-            f"next: {format_command('mmfw', 'features', 'fetch', *words, *data_dir_arguments(wanted.places.data_dir))}"
+            f"next: {format_command('mmfw', 'features', 'fetch', *words, *data_dir_arguments(required_files.places.data_dir))}"
         )

@@ -26,76 +26,78 @@ from mmf_win.runs.request import CommandOptions
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 #: A folder that is there.
-FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
+EXISTING_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 #: A file that is there.
-FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+EXISTING_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
-def _known(word: str, places: MmfPaths) -> Iterable[str]:
-    """What a word of :func:`completed_by` stands for; of runs also unreadable ones, the newest first."""
+def _completions(candidate: str, places: MmfPaths) -> Iterable[str]:
+    """What a word of :func:`make_completer` stands for; of runs also unreadable ones, the newest first."""
     # Imported when the shell asks: no other command needs all of them.
-    if word == "PRESET":
+    if candidate == "PRESET":
         from mmf_win.runs import presets
 
         return presets.names()
-    if word == "RUN":
+    if candidate == "RUN":
         from mmf_win.runs.lookup import list_runs_with_sweeps
 
         runs = list_runs_with_sweeps(places.save_dir)
         return [*(run.path.parent.name for run in runs), *(run.id for run in runs)]
-    return splits_on_disk(places.dataset) if word == "SPLIT" else [word]
+    return splits_on_disk(places.dataset) if candidate == "SPLIT" else [candidate]
 
 
-def completed_by(*words: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+def make_completer(*candidates: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     """The ``shell_complete`` of a parameter, where these words may stand, else files.
 
     ``PRESET``, ``RUN`` and ``SPLIT`` are all of these, in the folders that were named before or the default.
     """
 
-    def complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    def complete(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         places = MmfPaths.resolve(ctx.params.get("data_dir"), ctx.params.get("save_dir"))
         known: dict[str, None] = {}
-        for word in words:
+        for word in candidates:
             with suppress(OSError):  # a message would stand in the middle of the command
-                known.update(dict.fromkeys(_known(word, places)))
-        found = [CompletionItem(word) for word in known if word.startswith(begun)]
-        return found or [CompletionItem(begun, type="file")]
+                known.update(dict.fromkeys(_completions(word, places)))
+        found = [CompletionItem(word) for word in known if word.startswith(incomplete)]
+        return found or [CompletionItem(incomplete, type="file")]
 
     return complete
 
 
-def words(metavar: str, *completed: str) -> _Decorator:
+def positional_arguments(metavar: str, *candidates: str) -> _Decorator:
     """The words of a command that belong to no option."""
-    return click.argument("words", nargs=-1, metavar=metavar, shell_complete=completed_by(*completed))
+    return click.argument("words", nargs=-1, metavar=metavar, shell_complete=make_completer(*candidates))
 
 
-def number(*names: str, meaning: str, least: int = 1, **settings: Any) -> _Decorator:
+def number(*names: str, help_text: str, minimum: int = 1, **attrs: Any) -> _Decorator:
     """An option that takes a whole number."""
-    return click.option(*names, type=click.IntRange(least), metavar="N", help=meaning, **settings)
+    return click.option(*names, type=click.IntRange(minimum), metavar="N", help=help_text, **attrs)
 
 
-def split(meaning: str, **settings: Any) -> _Decorator:
+def split(help_text: str, **attrs: Any) -> _Decorator:
     """``--split``."""
-    complete = completed_by("SPLIT")
-    return click.option("--split", metavar="SPLIT", shell_complete=complete, help=meaning, **settings)
+    complete = make_completer("SPLIT")
+    return click.option("--split", metavar="SPLIT", shell_complete=complete, help=help_text, **attrs)
 
 
-def _folder(name: str, meaning: str, **settings: Any) -> _Decorator:
+def _folder_option(name: str, help_text: str, **attrs: Any) -> _Decorator:
     folder = click.Path(path_type=Path, file_okay=False)
-    return click.option(name, type=folder, metavar="DIR", help=meaning, **settings)
+    return click.option(name, type=folder, metavar="DIR", help=help_text, **attrs)
 
 
-data_dir = _folder("--data-dir", "MMF's data folder.  [default: MMF_DATA_DIR, else MMF's own]")
+data_dir = _folder_option("--data-dir", "MMF's data folder.  [default: MMF_DATA_DIR, else MMF's own]")
 
-_RUNS = ("--save-dir", "Where runs are kept.  [default: MMF_SAVE_DIR, else ./save]")
+_SAVE_DIR_OPTION = ("--save-dir", "Where runs are kept.  [default: MMF_SAVE_DIR, else ./save]")
 #: The folder that was named, if any.
-save_dir = _folder(*_RUNS)
+save_dir = _folder_option(*_SAVE_DIR_OPTION)
 
 #: The folder that was named, or else its default.
-runs_dir = _folder(*_RUNS, callback=lambda _ctx, _param, chosen: MmfPaths.resolve(None, chosen).save_dir)
+save_dir_or_default = _folder_option(
+    *_SAVE_DIR_OPTION, callback=lambda _ctx, _param, chosen: MmfPaths.resolve(None, chosen).save_dir
+)
 
 
-class Number(click.FloatRange):
+class NumberRange(click.FloatRange):
     """A number in a range, in which NaN is not."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -107,7 +109,7 @@ class Number(click.FloatRange):
 
 stop_timeout = click.option(
     "--stop-timeout",
-    type=Number(0, 86_400, min_open=True),
+    type=NumberRange(0, 86_400, min_open=True),
     envvar="MMFW_STOP_TIMEOUT",
     show_envvar=True,
     default=CommandOptions.stop_timeout,
@@ -152,17 +154,17 @@ fast = click.option(
 )
 
 
-def output(meaning: str, metavar: str = "DIR", **settings: Any) -> _Decorator:
-    """``-o``, which names a folder, or a file where ``metavar`` is ``FILE``."""
+def output(help_text: str, metavar: str = "DIR", **attrs: Any) -> _Decorator:
+    """``-o``, which names a folder, or a file where ``metavar`` is ``EXISTING_FILE``."""
     is_file = metavar == "FILE"
     path = click.Path(path_type=Path, dir_okay=not is_file, file_okay=is_file)
-    return click.option("-o", "--output", type=path, metavar=metavar, help=meaning, **settings)
+    return click.option("-o", "--output", type=path, metavar=metavar, help=help_text, **attrs)
 
 
-def form(*others: str, meaning: str) -> _Decorator:
+def output_format(*other_formats: str, help_text: str) -> _Decorator:
     """``--format``: text, or one of ``others``."""
-    choice = click.Choice(["text", *others])
-    return click.option("--format", "form", type=choice, default="text", show_default=True, help=meaning)
+    choice = click.Choice(["text", *other_formats])
+    return click.option("--format", "form", type=choice, default="text", show_default=True, help=help_text)
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for scripts.")
@@ -181,40 +183,42 @@ no_retry = click.option(
 )
 
 
-def _number_or_auto(value: str) -> Any:
+def _parse_number_or_auto(value: str) -> Any:
     """A positive number, or ``auto``."""
     return value if value == "auto" else click.IntRange(1)(value)
 
 
-def number_or_auto(name: str, meaning: str, **settings: Any) -> _Decorator:
+def number_or_auto(name: str, help_text: str, **attrs: Any) -> _Decorator:
     """An option that takes a positive whole number or ``auto``."""
-    return click.option(name, type=_number_or_auto, metavar="N|auto", help=meaning, **settings)
+    return click.option(name, type=_parse_number_or_auto, metavar="N|auto", help=help_text, **attrs)
 
 
-def processes(function: Callable[..., Any]) -> Callable[..., Any]:
+def process_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command the options of how many processes train together, and where."""
     on_gpus = "Processes of this machine that train together, each on a GPU of its own. auto takes all GPUs."
     env: dict[str, Any] = {"envvar": "MMFW_NPROC", "show_envvar": True}
     nproc = number_or_auto("--nproc", f"{on_gpus}  [default: 1]", **env)
     cpu = click.option("--cpu", is_flag=True, help="Train on the CPU, whatever GPUs there are.")
-    nnodes = number("--nnodes", meaning="On how many machines; start the same command on each.", default=1)
-    node = number("--node-rank", meaning="Which of them this is, from 0. The first keeps the run.", least=0)
+    nnodes = number("--nnodes", help_text="On how many machines; start the same command on each.", default=1)
+    node = number(
+        "--node-rank", help_text="Which of them this is, from 0. The first keeps the run.", minimum=0
+    )
     meeting = "Where they meet: the first one, and a free port of it."
     rdzv = click.option("--rdzv", metavar="HOST:PORT", help=meeting)
     return nproc(cpu(nnodes(node(rdzv(function)))))
 
 
-def agreed(question: str, yes: bool) -> bool:
+def confirm(question: str, assume_yes: bool) -> bool:
     """Whether the user says yes, or has said so before. Raises UsageError where nobody answers."""
     try:
-        return yes or click.confirm(question, err=True)
+        return assume_yes or click.confirm(question, err=True)
     except click.Abort as error:
         if isinstance(error.__context__, EOFError):
             raise UsageError("nobody is there to answer", hint="--yes goes on without asking") from None
         raise
 
 
-def ask(function: Callable[..., None]) -> Callable[..., None]:
+def password_options(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command ``--password`` and ``--password-file``.
 
     Its argument ``ask`` answers with the password: that of an option or of MMFW_PASSWORD, else what the user
@@ -228,23 +232,25 @@ def ask(function: Callable[..., None]) -> Callable[..., None]:
         help="The archive's password. It can be seen in the list of processes and stays in the shell's "
         "history; --password-file, the variable MMFW_PASSWORD and the hidden prompt avoid that.",
     )
-    @click.option("--password-file", type=FILE, metavar="F", help="A file whose first line is the password.")
+    @click.option(
+        "--password-file", type=EXISTING_FILE, metavar="F", help="A file whose first line is the password."
+    )
     @wraps(function)
     def command(*, password: str | None, password_file: Path | None, **arguments: Any) -> None:
         if password_file is not None:
             if click.get_current_context().get_parameter_source("password") is ParameterSource.COMMANDLINE:
                 raise UsageError("--password and --password-file both name the password; give one of them")
-            password = _first_line(password_file)
-        function(ask=_answer(password), **arguments)
+            password = _read_password(password_file)
+        function(ask=_password_callback(password), **arguments)
 
     return command
 
 
-def archives(function: Callable[..., None]) -> Callable[..., None]:
+def archive_options(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options of where archives come from, as a :class:`Mirror`, ``mirror``."""
 
     @source
-    @ask
+    @password_options
     @keep_archives
     @wraps(function)
     def command(
@@ -257,13 +263,13 @@ def archives(function: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def gather(**kinds: type[Any]) -> _Decorator:
+def collect_options(**classes: type[Any]) -> _Decorator:
     """Hand a command, by each name, an object of a dataclass, made of those options that are its fields."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(function)
         def command(**values: Any) -> Any:
-            for name, kind in kinds.items():
+            for name, kind in classes.items():
                 given = [field.name for field in fields(kind) if field.name in values]
                 values[name] = kind(**{field: values.pop(field) for field in given})
             return function(**values)
@@ -273,17 +279,17 @@ def gather(**kinds: type[Any]) -> _Decorator:
     return decorate
 
 
-def places_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
+def folders_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--data-dir`` and ``--save-dir``, each None where it is not named, and ``--json``."""
     return data_dir(save_dir(as_json(function)))
 
 
-def runs_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
+def save_dir_and_json(function: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command ``--save-dir``, which is never None, and ``--json``."""
-    return runs_dir(as_json(function))
+    return save_dir_or_default(as_json(function))
 
 
-def _answer(password: str | None) -> Callable[[], str] | None:
+def _password_callback(password: str | None) -> Callable[[], str] | None:
     if password is not None:
         return lambda: password
     if sys.stdin.isatty():
@@ -291,7 +297,7 @@ def _answer(password: str | None) -> Callable[[], str] | None:
     return None
 
 
-def _first_line(path: Path) -> str:
+def _read_password(path: Path) -> str:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:

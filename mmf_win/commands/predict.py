@@ -10,9 +10,9 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.commands.track import sweep_of, tracking, usable
+from mmf_win.commands.track import enabled_trackers, sweep_of_run, tracking_options
 from mmf_win.console import print_json, print_result, print_status
 from mmf_win.dataset.annotations import require_split
 from mmf_win.dataset.published_results import find_paper_splits
@@ -29,7 +29,7 @@ from mmf_win.runs.override_rules import require_predictable, split_arguments
 from mmf_win.runs.published_weights import get_or_create_run
 from mmf_win.runs.request import CommandOptions
 from mmf_win.sweeps.folder import find_sweep
-from mmf_win.sweeps.table import lines
+from mmf_win.sweeps.table import build_table
 from mmf_win.tracking.follower import manage_followers
 from mmf_win.tracking.tracker import require_no_env_run_id
 from mmf_win.tracking.upload import UploadOptions
@@ -37,7 +37,7 @@ from mmf_win.upstream.install import require_packages
 
 
 @dataclass(frozen=True)
-class _Weights:
+class _WeightOptions:
     """Whose weights predict; see the options of these names."""
 
     checkpoint: tuple[str, ...]
@@ -47,23 +47,28 @@ class _Weights:
     source: str | None
 
 
-_ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--report", "trackers": "--track"}
+_FILE_OPTIONS = {
+    "threshold": "--threshold",
+    "output": "--output",
+    "report": "--report",
+    "trackers": "--track",
+}
 
 
 @click.command(cls=Command)
-@options.words("[RUN ...] [KEY=VALUE ...]", "RUN")
+@options.positional_arguments("[RUN ...] [KEY=VALUE ...]", "RUN")
 @click.option(
     "--checkpoint",
     multiple=True,
     show_default="best",
     metavar="best|last|PATH",
-    shell_complete=options.completed_by("best", "last"),
+    shell_complete=options.make_completer("best", "last"),
     help="The weights to use; may be given several times.",
 )
 @click.option(
     "--published",
     metavar="PRESET",
-    shell_complete=options.completed_by("PRESET"),
+    shell_complete=options.make_completer("PRESET"),
     help="Use the fine-tuned weights that MMF's zoo publishes for PRESET; they are downloaded if need be.",
 )
 @click.option(
@@ -119,7 +124,7 @@ _ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--r
     help="The probability above which a meme is labelled hateful. best-accuracy chooses it on the validation "
     "split, which is then predicted, too.",
 )
-@options.number("--batch-size", meaning="Memes per batch.  [default: the run's]")
+@options.number("--batch-size", help_text="Memes per batch.  [default: the run's]")
 @options.precision
 @options.fast
 @click.option(
@@ -131,19 +136,21 @@ _ABOUT_FILES = {"threshold": "--threshold", "output": "--output", "report": "--r
     "Where prediction files, scores and pages go, each under a new name, so that nothing there is "
     "overwritten. `mmfw report` and `mmfw runs` do not look there.  [default: the run's reports]"
 )
-@tracking
+@tracking_options
 @options.stop_timeout
 @options.no_retry
 @options.data_dir
-@options.runs_and_json
-@options.gather(command_options=CommandOptions, weights=_Weights, chosen=PredictionOptions)
+@options.save_dir_and_json
+@options.collect_options(
+    command_options=CommandOptions, weights=_WeightOptions, prediction_options=PredictionOptions
+)
 def command(
     words: tuple[str, ...],
-    weights: _Weights,
-    chosen: PredictionOptions,
+    weights: _WeightOptions,
+    prediction_options: PredictionOptions,
     report: bool,
     trackers: tuple[str, ...],
-    what: UploadOptions,
+    upload_options: UploadOptions,
     save_dir: Path,
     as_json: bool,
 ) -> None:
@@ -170,58 +177,75 @@ def command(
       mmfw predict mmbt_grid --memes own.csv    a table: img, text, and optionally id and label
       mmfw predict visual_bert --memes own.csv --features own.lmdb
     """
-    _require_one_kind(chosen)
-    found = usable(trackers, what)
-    follow = click.get_current_context().with_resource(manage_followers(found, what, sweep_of))
+    _require_one_input(prediction_options)
+    found = enabled_trackers(trackers, upload_options)
+    follow = click.get_current_context().with_resource(manage_followers(found, upload_options, sweep_of_run))
     runs, overrides = split_arguments(words)
-    asked, features = replace(chosen.command_options, overrides=overrides), chosen.features
-    require_predictable(asked, features=features, memes=chosen.memes, image=chosen.image)
-    chosen = replace(chosen, command_options=asked)
-    _require_alone(weights, chosen, runs)
-    members, chosen = _choose_members(weights, chosen, runs, save_dir)
+    asked, features = (
+        replace(prediction_options.command_options, overrides=overrides),
+        prediction_options.features,
+    )
+    require_predictable(
+        asked, features=features, memes=prediction_options.memes, image=prediction_options.image
+    )
+    prediction_options = replace(prediction_options, command_options=asked)
+    _require_one_weight_source(weights, prediction_options, runs)
+    members, prediction_options = _choose_members(weights, prediction_options, runs, save_dir)
     if len({member.run for member in members}) > 1:
         require_no_env_run_id(found)
-    output = chosen.output and chosen.output.absolute()
-    chosen = replace(chosen, output=output, features=find_lmdb(features) if features else None)
-    if chosen.image:
-        probas = evaluation.predict_meme(members, save_dir, chosen, RunDisplay)
-        _print_probas(probas, members, chosen.ensemble, as_json)
+    output = prediction_options.output and prediction_options.output.absolute()
+    prediction_options = replace(
+        prediction_options, output=output, features=find_lmdb(features) if features else None
+    )
+    if prediction_options.image:
+        probas = evaluation.predict_meme(members, save_dir, prediction_options, RunDisplay)
+        _print_probas(probas, members, prediction_options.ensemble, as_json)
         if trackers:  # which a variable has named
             print_status("note: what --image predicts is not sent")
         return
-    for result in evaluation.predict_and_score(members, save_dir, chosen, RunDisplay):
-        _print_result(result, chosen.data_dir, report=report, as_json=as_json)
+    for result in evaluation.predict_and_score(members, save_dir, prediction_options, RunDisplay):
+        _print_result(result, prediction_options.data_dir, report=report, as_json=as_json)
     if output and trackers:
         print_status("note: predictions that --output puts elsewhere are not sent")
     for run in dict.fromkeys(member.run for member in members):
         follow(run)
 
 
-def _require_one_kind(chosen: PredictionOptions) -> None:
+def _require_one_input(prediction_options: PredictionOptions) -> None:
     """Refuse options that name different things to predict, and with --image those that are about files."""
-    named = {"--split": chosen.split, "--memes": chosen.memes, "--image": chosen.image}
+    named = {
+        "--split": prediction_options.split,
+        "--memes": prediction_options.memes,
+        "--image": prediction_options.image,
+    }
     given = [option for option, value in named.items() if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} name different memes to predict; give one of them")
-    if (count := len([*chosen.memes, *chosen.image])) > 1:
+    if (count := len([*prediction_options.memes, *prediction_options.image])) > 1:
         raise UsageError(f"{given[0]} is given {count} times", hint="give one; --memes takes a table of many")
-    if (not chosen.image) != (chosen.text is None):
+    if (not prediction_options.image) != (prediction_options.text is None):
         raise UsageError("--image and --text belong together", hint='for a picture without words: --text ""')
     context = click.get_current_context()
-    for name, option in _ABOUT_FILES.items() if chosen.image else ():
+    for name, option in _FILE_OPTIONS.items() if prediction_options.image else ():
         is_given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         if is_given and context.params[name] not in ("0.5", False):
             message = f"{option} is about files of predictions, and --image prints a probability alone"
             raise UsageError(message, hint="`mmfw predict --memes FILE` or `--split SPLIT` writes such files")
 
 
-def _require_alone(weights: _Weights, chosen: PredictionOptions, runs: Sequence[str]) -> None:
+def _require_one_weight_source(
+    weights: _WeightOptions, prediction_options: PredictionOptions, runs: Sequence[str]
+) -> None:
     """Refuse what names other weights beside --with, --best-of or --published."""
-    preset, asked = weights.published, chosen.command_options
+    preset, asked = weights.published, prediction_options.command_options
     if weights.exported:
         given: dict[str, object] = {"RUN": runs, "KEY=VALUE": asked.overrides}
         given |= {"--checkpoint": weights.checkpoint, "--published": preset}
-        given |= {"--best-of": weights.best_of, "--source": weights.source, "--features": chosen.features}
+        given |= {
+            "--best-of": weights.best_of,
+            "--source": weights.source,
+            "--features": prediction_options.features,
+        }
         given |= {"--batch-size": asked.batch_size, "--precision": asked.precision, "--fast": asked.fast}
         if named := [name for name, value in given.items() if value not in (None, ())]:
             raise UsageError(f"--with names the model and how it predicts; leave out {' and '.join(named)}")
@@ -232,38 +256,43 @@ def _require_alone(weights: _Weights, chosen: PredictionOptions, runs: Sequence[
     if preset is not None and (runs or weights.checkpoint):
         other = "--checkpoint" if weights.checkpoint else f"a run ({runs[0]})"
         raise UsageError(f"--published and {other} both name the weights", hint="leave out one of them")
-    if preset is not None and chosen.ensemble is not None:
+    if preset is not None and prediction_options.ensemble is not None:
         raise UsageError(
             "--published predicts one set of weights, and --ensemble needs several",
             hint="predict it without --ensemble; then its run can be blended with others: "
-            f"mmfw predict {preset}-published RUN --ensemble {chosen.ensemble}",
+            f"mmfw predict {preset}-published RUN --ensemble {prediction_options.ensemble}",
         )
 
 
 def _choose_members(
-    weights: _Weights, chosen: PredictionOptions, runs: Sequence[str], save_dir: Path
+    weights: _WeightOptions, prediction_options: PredictionOptions, runs: Sequence[str], save_dir: Path
 ) -> tuple[list[RunCheckpoint], PredictionOptions]:
     """Whose weights predict, and what is predicted with them."""
     if weights.exported is not None:
         model = ExportedModel.from_folder(weights.exported)
         run = find_run(save_dir, model.metadata["run"])
         return [RunCheckpoint(run, model.folder / "model.onnx")], replace(
-            chosen, predict_function=model.predict
+            prediction_options, predict_function=model.predict
         )
     if weights.published is not None:
-        places, is_own = MmfPaths.resolve(chosen.data_dir, save_dir), bool(chosen.memes or chosen.image)
-        split = chosen.split or (() if is_own else tuple(find_paper_splits(places.dataset).values()))
+        places, is_own = (
+            MmfPaths.resolve(prediction_options.data_dir, save_dir),
+            bool(prediction_options.memes or prediction_options.image),
+        )
+        split = prediction_options.split or (
+            () if is_own else tuple(find_paper_splits(places.dataset).values())
+        )
         for name in split:  # before a long download
             require_split(places.dataset, name)
         run = get_or_create_run(weights.published, places, weights.source, without_dataset=is_own)
-        return [RunCheckpoint(run, run.checkpoints / "best.ckpt")], replace(chosen, split=split)
+        return [RunCheckpoint(run, run.checkpoints / "best.ckpt")], replace(prediction_options, split=split)
     if weights.best_of is not None:
         sweep = find_sweep(save_dir, weights.best_of)
-        best = next((line.tasks for line in lines(sweep, metric="auroc")), ())
+        best = next((line.task_ids for line in build_table(sweep, metric="auroc")), ())
         if not best:  # without any run, the newest would be predicted
             raise UsageError(f"{sweep.path}: no task that has ended well has a trained run")
         runs = [str(sweep.path / Path(task).name) for task in best]
-    return evaluation.select_checkpoints(save_dir, runs, weights.checkpoint or ("best",)), chosen
+    return evaluation.select_checkpoints(save_dir, runs, weights.checkpoint or ("best",)), prediction_options
 
 
 def _print_probas(
@@ -283,14 +312,14 @@ def _print_result(result: PredictionResult, data_dir: Path | None, *, report: bo
     """Print the scores and the file, and make its page."""
     scored = result.scored
     if not as_json:
-        _tell(result)
+        _print_scores(result)
         print_result(scored.csv)
-    made = _page(result, data_dir) if report else None
+    made = _write_page(result, data_dir) if report else None
     if as_json:
         print_json({"csv": scored.csv, "report": made, **result.record}, on_one_line=True)
 
 
-def _page(result: PredictionResult, data_dir: Path | None) -> Path | None:
+def _write_page(result: PredictionResult, data_dir: Path | None) -> Path | None:
     """The page about a prediction; None where a package is missing."""
     try:
         require_packages("jinja2", "matplotlib", "pillow")
@@ -307,7 +336,7 @@ def _page(result: PredictionResult, data_dir: Path | None) -> Path | None:
     return page
 
 
-def _tell(result: PredictionResult) -> None:
+def _print_scores(result: PredictionResult) -> None:
     metrics = result.record
     where = f"{result.scored.coverage}: {result.title}"
     if metrics["accuracy"] is None:

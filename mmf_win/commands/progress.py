@@ -20,7 +20,7 @@ class EventBar:
     """
 
     def __init__(self) -> None:
-        self.notes: dict[str, str] = {}
+        self.figures: dict[str, str] = {}
         self._bar: Progress | None = None
 
     def start(self, title: str, total: int | None, unit: Unit, done: int, *, leave: bool = True) -> None:
@@ -28,10 +28,10 @@ class EventBar:
         self.close()
         self._bar = Progress(title, total, unit, done, leave=leave).__enter__()
 
-    def advance_to(self, done: int, *more_notes: str) -> None:
+    def advance_to(self, done: int, *more_figures: str) -> None:
         """Show how much is done, if a bar was started."""
         if self._bar is not None:
-            notes = [*(f"{name} {value}" for name, value in self.notes.items()), *more_notes]
+            notes = [*(f"{name} {value}" for name, value in self.figures.items()), *more_figures]
             self._bar.annotate(", ".join(notes))
             self._bar.advance(max(0, done - self._bar.done))
 
@@ -47,18 +47,18 @@ class RunDisplay(EventBar):
 
     def __init__(self) -> None:
         super().__init__()
-        self._best: int | None = None
-        self._gpu: Iterator[str] = iter(())
-        self._cpu = False
+        self._best_update: int | None = None
+        self._gpu_figures: Iterator[str] = iter(())
+        self._is_on_cpu = False
 
     def __enter__(self) -> Callable[[Event], None]:
         print_status("loading MMF …")
-        return self._show
+        return self._show_event
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _show(self, event: Event) -> None:
+    def _show_event(self, event: Event) -> None:
         show = getattr(self, f"_on_{event['kind']}", None)
         if show is not None:
             show(event)
@@ -72,38 +72,38 @@ class RunDisplay(EventBar):
         half = "" if event["precision"] == "fp32" else f" in {event['precision']}"
         print_status(
             f"training on {event['device']}{half}: {event['parameters']:,} parameters, "
-            f"batch {event['batch']}{seed}{_part(event, ', ')}"
+            f"batch {event['batch']}{seed}{_coverage_text(event, ', ')}"
         )
         if event["device"].startswith("cuda"):
-            self._gpu = machine.iter_gpu_usage()
+            self._gpu_figures = machine.iter_gpu_usage()
         if event.get("known_fit"):
             ignore = "--ignore-known-fits begins with the whole batch"
             print_status(f"micro-batch {event['micro_batch']}, which fitted before ({ignore})")
-        self._cpu = event["device"] == "cpu"
+        self._is_on_cpu = event["device"] == "cpu"
         self.start("training", event["max_updates"], "update", event["update"])
 
     def _on_micro_batch(self, event: Event) -> None:
         if event["found"]:
-            why = " (on a CPU there is no limit to look for)" if self._cpu else ""
+            why = " (on a CPU there is no limit to look for)" if self._is_on_cpu else ""
             print_status(f"micro-batch {event['rows']}{why}")
 
     def _on_train(self, event: Event) -> None:
         if event["loss"] is not None:
-            self.notes["loss"] = f"{event['loss']:.4f}"
+            self.figures["loss"] = f"{event['loss']:.4f}"
         self._advance(event["update"])
 
     def _on_checkpoint(self, event: Event) -> None:
         if event["best"]:  # told before its validation is
-            self._best = event["update"]
+            self._best_update = event["update"]
 
     def _on_val(self, event: Event) -> None:
         auroc = val_auroc(event)
         if event.get("final"):
             self.close()
         elif auroc is not None and self._bar is not None:
-            best = event["update"] == self._best
-            self.notes["AUROC"] = f"{auroc:.4f}"
-            score = f"{auroc:.4f}{_part(event, ' on ')}{' (best)' * best}"
+            best = event["update"] == self._best_update
+            self.figures["AUROC"] = f"{auroc:.4f}"
+            score = f"{auroc:.4f}{_coverage_text(event, ' on ')}{' (best)' * best}"
             print_status(f"update {event['update']}: validation AUROC {score}")
         self._advance(event["update"])
 
@@ -116,10 +116,10 @@ class RunDisplay(EventBar):
         self._advance(event["done"])
 
     def _advance(self, done: int) -> None:
-        self.advance_to(done, *filter(None, [next(self._gpu, "")]))
+        self.advance_to(done, *filter(None, [next(self._gpu_figures, "")]))
 
 
-def _part(event: Event, before: str) -> str:
+def _coverage_text(event: Event, prefix: str) -> str:
     """What the event's rows are a part of, after ``before``; empty where none are known to be left out."""
     data = Coverage.from_json(event.get("data"))
-    return f"{before}{data}" if data and data.is_partial else ""
+    return f"{prefix}{data}" if data and data.is_partial else ""

@@ -8,8 +8,8 @@ from pathlib import Path
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
-from mmf_win.commands.verify import meant, show, what
+from mmf_win.commands.help_examples import Command
+from mmf_win.commands.verify import parts_argument, print_results, resolve_arguments
 from mmf_win.console import print_status
 from mmf_win.doctor.verify_all import repair_parts
 from mmf_win.errors import DataError, InUseError, PasswordError
@@ -17,9 +17,9 @@ from mmf_win.inputs.input_files import Mirror
 
 
 @click.command(cls=Command)
-@what
-@options.archives
-@options.places_and_json
+@parts_argument
+@options.archive_options
+@options.folders_and_json
 def command(
     words: Sequence[str], mirror: Mirror, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
@@ -36,9 +36,9 @@ def command(
       mmfw repair features --source /media/usb
       mmfw repair visual_bert_coco mmf
     """
-    names, overrides, places = meant(words, data_dir, save_dir)
+    names, overrides, places = resolve_arguments(words, data_dir, save_dir)
     found = repair_parts(names, places, overrides, mirror)
-    show(found, as_json=as_json)
+    print_results(found, as_json=as_json)
     kinds = (each for each in (PasswordError, InUseError) if any(isinstance(f.error, each) for f in found))
     kind = next(kinds, DataError)
     if damaged := [finding.title for finding in found if finding.state == "damaged"]:

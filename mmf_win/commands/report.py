@@ -8,25 +8,25 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.console import print_json, print_result, print_status
 from mmf_win.errors import UsageError
 from mmf_win.paths import expand_home
 from mmf_win.runs import lookup
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.table import trained
+from mmf_win.sweeps.table import trained_runs
 from mmf_win.upstream.install import require_packages
 
 
 @click.command(cls=Command)
-@click.argument("runs", nargs=-1, metavar="[RUN ...]", shell_complete=options.completed_by("RUN"))
+@click.argument("runs", nargs=-1, metavar="[RUN ...]", shell_complete=options.make_completer("RUN"))
 @options.split("The split whose predictions to show.  [default: the newest]")
 @options.output("Where the page goes.", "FILE")
 @click.option("--images/--no-images", default=True, help="Whether the page holds small copies of the memes.")
 @click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @options.data_dir
-@options.runs_and_json
+@options.save_dir_and_json
 def command(
     runs: tuple[str, ...],
     split: str | None,
@@ -68,7 +68,7 @@ def command(
         if (folder := lookup.find_explicit_sweep_folder(save_dir, wanted)) is None:
             found += lookup.find_runs(save_dir, wanted)
             continue
-        of_sweep = trained(sweep := SweepFolder(folder))
+        of_sweep = trained_runs(sweep := SweepFolder(folder))
         if len(of_sweep) < (2 if len(runs) == 1 else 1):
             raise UsageError(f"{sweep.path}: too few of its tasks have trained so far to compare them")
         found, settings = [*found, *of_sweep], settings | of_sweep

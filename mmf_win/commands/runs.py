@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Group
+from mmf_win.commands.help_examples import Group
 from mmf_win.console import (
     escape_controls,
     format_command,
@@ -37,19 +37,19 @@ from mmf_win.runs.history import RunRecord, RunSummary, describe_run, diff_runs,
 from mmf_win.runs.lookup import find_run, iter_matching_runs, list_sweeps
 from mmf_win.runs.outcomes import intact_checkpoint_hint
 from mmf_win.runs.request import format_override_value
-from mmf_win.sweeps.folder import SweepFolder, begun, find_sweep
+from mmf_win.sweeps.folder import SweepFolder, find_sweep, load_started_tasks
 
-_RUNS, _PRESETS = options.completed_by("RUN"), options.completed_by("PRESET")
+_COMPLETE_RUN, _COMPLETE_PRESET = options.make_completer("RUN"), options.make_completer("PRESET")
 _STATES = ("running", "done", "interrupted", "killed", "failed", "published", "unreadable")
 
 
 @click.group(cls=Group, invoke_without_command=True)
-@click.option("--preset", metavar="PRESET", shell_complete=_PRESETS, help="Only runs of this preset.")
+@click.option("--preset", metavar="PRESET", shell_complete=_COMPLETE_PRESET, help="Only runs of this preset.")
 @click.option("--state", type=click.Choice(_STATES), help="Only runs in this state.")
-@options.number("--limit", meaning="Only the newest N of them.")
+@options.number("--limit", help_text="Only the newest N of them.")
 @click.option("--sweep", metavar="NAME", help="The runs of this sweep, by its name or folder.")
-@options.form("csv", meaning="How to print the list; CSV has all columns.")
-@options.runs_and_json
+@options.output_format("csv", help_text="How to print the list; CSV has all columns.")
+@options.save_dir_and_json
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -83,7 +83,7 @@ def command(
     if form == "csv" and as_json:
         raise UsageError("--format csv and --json are two forms of the same list", hint="choose one")
     of_runs_alone |= as_json or form == "csv"
-    sweeps = [] if of_runs_alone else [_line_of_sweep(folder) for folder in list_sweeps(save_dir)]
+    sweeps = [] if of_runs_alone else [_sweep_row(folder) for folder in list_sweeps(save_dir)]
     save_dir = save_dir if sweep is None else find_sweep(save_dir, sweep).path
     found = summarize_runs(save_dir, preset=preset, state=state, limit=limit)
     if preset is not None and not (found or state):
@@ -99,52 +99,56 @@ def command(
         train = format_command("mmfw", "train", "PRESET", "--save-dir", save_dir)
         print_status(f"there are no runs in {save_dir}; `{train}` makes one")
     else:
-        lines = [*map(_line, found), *sweeps]
+        lines = [*map(_run_row, found), *sweeps]
         shown = [name for name in lines[0] if any(line.get(name) is not None for line in lines)]
-        print(format_table(shown, [[line.get(name) for name in shown] for line in lines], optional=_LEFT_OUT))
+        print(
+            format_table(
+                shown, [[line.get(name) for name in shown] for line in lines], optional=_OPTIONAL_COLUMNS
+            )
+        )
 
 
 # On a narrow terminal; `--format csv` and `mmfw runs show` tell them all.
-_LEFT_OUT = ("size", "time", "MMF", "seed", "preset", "updates")
+_OPTIONAL_COLUMNS = ("size", "time", "MMF", "seed", "preset", "updates")
 
 
-def _line(s: RunSummary) -> dict[str, object]:
-    trained = s.state not in ("published", "unreadable")
+def _run_row(summary: RunSummary) -> dict[str, object]:
+    trained = summary.state not in ("published", "unreadable")
     return {
-        "run": s.id,
-        "preset": s.preset or None,
-        "state": s.state,
-        "updates": f"{s.updates or 0}/{s.max_updates or '?'}" if trained else None,
-        "best AUROC": s.best_auroc,
-        "on": _brief(None if s.best_auroc is None else s.validated_on),
-        "test AUROC": s.test_auroc,
-        "of": _brief(s.tested_on),
-        "by": s.test_checkpoint,
-        "seed": s.seed,
-        "MMF": s.mmf,
-        "what differs": s.differs,
-        "time": format_duration(s.seconds) if trained else None,
-        "size": format_size(s.size),
+        "run": summary.id,
+        "preset": summary.preset or None,
+        "state": summary.state,
+        "updates": f"{summary.updates or 0}/{summary.max_updates or '?'}" if trained else None,
+        "best AUROC": summary.best_auroc,
+        "on": _brief_coverage(None if summary.best_auroc is None else summary.validated_on),
+        "test AUROC": summary.test_auroc,
+        "of": _brief_coverage(summary.tested_on),
+        "by": summary.test_checkpoint,
+        "seed": summary.seed,
+        "MMF": summary.mmf,
+        "what differs": summary.differs,
+        "time": format_duration(summary.seconds) if trained else None,
+        "size": format_size(summary.size),
     }
 
 
-def _brief(on: Coverage | None) -> str | None:
-    return None if on is None else on.split_label
+def _brief_coverage(coverage: Coverage | None) -> str | None:
+    return None if coverage is None else coverage.split_label
 
 
-def _line_of_sweep(folder: Path) -> dict[str, object]:
-    states = Counter(task.state for task in begun(SweepFolder(folder)))
+def _sweep_row(folder: Path) -> dict[str, object]:
+    states = Counter(task.state for task in load_started_tasks(SweepFolder(folder)))
     told = ", ".join(f"{count} {state}" for state, count in states.items())
     return {"run": f"{SWEEPS_DIR}/{folder.name}", "state": told or "not begun"}
 
 
 @command.command()
-@click.argument("run", required=False, shell_complete=_RUNS)
+@click.argument("run", required=False, shell_complete=_COMPLETE_RUN)
 @click.option(
     "--verify", is_flag=True, help="Read all checkpoints, and say what is in them and which are intact."
 )
 @click.option("--config", is_flag=True, help="Print the run's settings alone, as a tree of MMF's keys.")
-@options.runs_and_json
+@options.save_dir_and_json
 def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: bool) -> None:
     """Show everything about one run, by default the newest.
 
@@ -172,12 +176,12 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
     if as_json:
         print_json(known)
         return
-    print(escape_controls("\n\n".join(_described(record.summary, known))), end="\n\n" if verify else "\n")
+    print(escape_controls("\n\n".join(_run_sections(record.summary, known))), end="\n\n" if verify else "\n")
     if verify:
-        _show_checkpoints(chosen, found)
+        _print_checkpoints(chosen, found)
 
 
-def _described(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
+def _run_sections(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
     best = summary.best_auroc and f"{summary.best_auroc:.4f} on {summary.validated_on}"
     amount = f"{summary.updates or 0} of {summary.max_updates or '?'} updates in {format_duration(summary.seconds)}"
     settings = [
@@ -210,13 +214,13 @@ def _described(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
         yield format_table(("prediction", "AUROC", "on", "by"), made)
 
 
-def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
-    if not found:
+def _print_checkpoints(run: Run, checkpoints: list[SavedCheckpoint]) -> None:
+    if not checkpoints:
         print_status(f"run {run.id} has no checkpoint yet")
         return
     header = ("checkpoint", "update", "epoch", "AUROC", "size", "written", "same bytes as", "state")
     rows = []
-    for c in found:
+    for c in checkpoints:
         shared, state = ", ".join(c.same_as) or None, "damaged" if c.problem else "intact"
         rows.append(
             (
@@ -231,19 +235,19 @@ def _show_checkpoints(run: Run, found: list[SavedCheckpoint]) -> None:
             )
         )
     print(format_table(header, rows))
-    on_disk = sum({frozenset((c.name, *c.same_as)): c.size for c in found}.values())
+    on_disk = sum({frozenset((c.name, *c.same_as)): c.size for c in checkpoints}.values())
     print_status(f"{format_size(on_disk)} on disk: {run.checkpoints}")
-    damaged = [c for c in found if c.problem]
+    damaged = [c for c in checkpoints if c.problem]
     for c in damaged:
         print_status(f"{c.name}: {c.problem}")
-    if damaged and (use := intact_checkpoint_hint(run, found)):
+    if damaged and (use := intact_checkpoint_hint(run, checkpoints)):
         print_status(use)
 
 
 @command.command()
-@click.argument("runs", nargs=-1, required=True, metavar="RUN ...", shell_complete=_RUNS)
+@click.argument("runs", nargs=-1, required=True, metavar="RUN ...", shell_complete=_COMPLETE_RUN)
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@options.runs_and_json
+@options.save_dir_and_json
 def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove runs with all their checkpoints and predictions, and free their space.
 
@@ -263,26 +267,28 @@ def rm(runs: tuple[str, ...], yes: bool, save_dir: Path, as_json: bool) -> None:
             raise UsageError(f"there are {len(several)} runs named {name}", hint=hint)
     for run in chosen:
         require_unused(run)
-    remove_asked({run.id: run.path for run in chosen}, lambda: [*map(remove_run, chosen)], yes, as_json)
+    confirm_and_remove({run.id: run.path for run in chosen}, lambda: [*map(remove_run, chosen)], yes, as_json)
 
 
-def remove_asked(folders: Mapping[str, Path], how: Callable[[], object], yes: bool, as_json: bool) -> None:
+def confirm_and_remove(
+    folders: Mapping[str, Path], remove_folders: Callable[[], object], assume_yes: bool, as_json: bool
+) -> None:
     """Ask before folders are removed, by their names, and tell how much that has freed."""
     for path in folders.values():
         print_status(f"{path}: {format_size(disk_usage(path)[0])}")
-    agreed = options.agreed(f"remove {'it' if len(folders) == 1 else 'all of them'}?", yes)
+    agreed = options.confirm(f"remove {'it' if len(folders) == 1 else 'all of them'}?", assume_yes)
     freed = disk_usage(*folders.values())[1] if agreed else 0
     if agreed:
-        how()
+        remove_folders()
     if as_json:
         print_json({"removed": list(folders) if agreed else [], "freed": freed})
     print_status(f"freed {format_size(freed)}" if agreed else "nothing is removed")
 
 
 @command.command()
-@click.argument("first", shell_complete=_RUNS)
-@click.argument("second", shell_complete=_RUNS)
-@options.runs_and_json
+@click.argument("first", shell_complete=_COMPLETE_RUN)
+@click.argument("second", shell_complete=_COMPLETE_RUN)
+@options.save_dir_and_json
 def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     """Show how two runs differ: in request, configuration and scores.
 
@@ -298,7 +304,7 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     a, b = (each.summary for each in known)
     scores: dict[str, Any] = {
         **{name: (getattr(a, name), getattr(b, name)) for name in ("state", "updates", "best_auroc")},
-        "validated_on": (_brief(a.validated_on), _brief(b.validated_on)),
+        "validated_on": (_brief_coverage(a.validated_on), _brief_coverage(b.validated_on)),
         "seconds": (a.seconds, b.seconds),
     }
     tested = [each.scores.scored_by_split for each in known]
@@ -309,18 +315,20 @@ def compare(first: str, second: str, save_dir: Path, as_json: bool) -> None:
     if as_json:
         print_json({"runs": [a.id, b.id], "scores": scores, "differences": differing})
         return
-    rows = [(key, _cell(one), _cell(other)) for key, (one, other) in {**scores, **differing}.items()]
+    rows = [
+        (key, _format_cell(one), _format_cell(other)) for key, (one, other) in {**scores, **differing}.items()
+    ]
     print(format_table(("", a.id, b.id), rows))
 
 
-def _cell(value: object) -> str | None:
+def _format_cell(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 @command.command("fix-names")
-@click.argument("folder", type=options.FOLDER)
+@click.argument("folder", type=options.EXISTING_FOLDER)
 @options.as_json
 def fix_names(folder: Path, as_json: bool) -> None:
     """Rename files below FOLDER whose names Windows refuses.

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.commands.options import as_json
 from mmf_win.console import format_command, print_json, print_result, print_status
 from mmf_win.doctor.survey import torch_install_command

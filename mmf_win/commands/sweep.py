@@ -14,11 +14,11 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Group
-from mmf_win.commands.runs import remove_asked
+from mmf_win.commands.help_examples import Group
+from mmf_win.commands.runs import confirm_and_remove
 from mmf_win.commands.sweep_display import SweepDisplay
-from mmf_win.commands.track import tracking, usable
-from mmf_win.commands.train import resumed
+from mmf_win.commands.track import enabled_trackers, tracking_options
+from mmf_win.commands.train import resume_argv
 from mmf_win.console import (
     format_command,
     format_duration,
@@ -32,25 +32,25 @@ from mmf_win.console import (
 from mmf_win.errors import StoppedByUserError, TrainingError, UsageError
 from mmf_win.runs import seeds
 from mmf_win.runs.folder import task_id
-from mmf_win.sweeps.folder import State, find_sweep, remove_sweep
-from mmf_win.sweeps.planning import all_tasks
-from mmf_win.sweeps.running import slots_here
-from mmf_win.sweeps.starting import PlannedSweep, SweepOptions, plan_sweep, run_sweep
-from mmf_win.sweeps.table import Line, flat, lines, position
+from mmf_win.sweeps.folder import TaskState, find_sweep, remove_sweep
+from mmf_win.sweeps.launch import PlannedSweep, SweepOptions, plan_sweep, run_sweep
+from mmf_win.sweeps.planning import list_tasks
+from mmf_win.sweeps.table import ResultRow, build_table, flatten_row, task_progress
+from mmf_win.sweeps.task_runner import local_slots
 from mmf_win.tracking.tracker import require_no_env_run_id
 from mmf_win.tracking.upload import UploadOptions
 
-_MOST_SEEDS = 10_000
-_SEEDS = re.compile(r"(\d+)(?:-(\d+))?")
+_MAX_SEEDS = 10_000
+_SEED_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
-def _seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...]:
+def _parse_seeds(_ctx: click.Context, _param: click.Parameter, value: str | None) -> tuple[int, ...]:
     """Numbers and ranges of them, such as ``1-3,7``."""
     seeds: list[int] = []
     for part in [] if value is None else value.split(","):
-        found = _SEEDS.fullmatch(part.strip())
+        found = _SEED_RANGE.fullmatch(part.strip())
         first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not first <= last < 2**32 or last - first >= _MOST_SEEDS:
+        if not first <= last < 2**32 or last - first >= _MAX_SEEDS:
             raise click.BadParameter(f"{value} is no list of seeds, such as 1-5 or 1,2,7")
         seeds += range(first, last + 1)
     return tuple(dict.fromkeys(seeds))
@@ -69,13 +69,13 @@ def command() -> None:
 
 
 @command.command()
-@options.words("PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]", "PRESET")
-@click.option("--seeds", callback=_seeds, metavar="N-M", help="Seeds, for each combination.")
-@options.number("--updates", meaning="The total of each training of a preset.")
+@options.positional_arguments("PRESET|FILE|SWEEP [KEY=VALUE,VALUE ...]", "PRESET")
+@click.option("--seeds", callback=_parse_seeds, metavar="N-M", help="Seeds, for each combination.")
+@options.number("--updates", help_text="The total of each training of a preset.")
 @options.number(
     "--slots",
     "count",
-    meaning="How many tasks run at a time; they share the GPUs in turn.  [default: one per GPU]",
+    help_text="How many tasks run at a time; they share the GPUs in turn.  [default: one per GPU]",
 )
 @click.option(
     "-r",
@@ -97,16 +97,18 @@ def command() -> None:
 )
 @click.option("-f", "--force", is_flag=True, help="Run again, from the beginning, what ended well.")
 @click.option("--failed", is_flag=True, help="Only the tasks that failed.")
-@options.number("--sample", meaning="Only N combinations of each choice, drawn at random.")
+@options.number("--sample", help_text="Only N combinations of each choice, drawn at random.")
 @click.option("--dry-run", is_flag=True, help="Show the tasks with expected time and disk; run nothing.")
 @click.option("-d", "--debug", is_flag=True, help="Run the first task alone, and show what it prints.")
 @options.output("The sweep's folder.  [default: sweeps/NAME in the save dir]")
-@tracking
+@tracking_options
 @options.stop_timeout
 @options.data_dir
-@options.runs_and_json
-@options.gather(asked=SweepOptions)
-def run(asked: SweepOptions, trackers: tuple[str, ...], what: UploadOptions, as_json: bool) -> None:
+@options.save_dir_and_json
+@options.collect_options(sweep_options=SweepOptions)
+def run(
+    sweep_options: SweepOptions, trackers: tuple[str, ...], upload_options: UploadOptions, as_json: bool
+) -> None:
     """Run a sweep, or what is left of one.
 
     A PRESET is trained with every combination of the values and seeds. A FILE says which commands to run, and
@@ -122,72 +124,86 @@ def run(asked: SweepOptions, trackers: tuple[str, ...], what: UploadOptions, as_
       mmfw sweep run save/sweeps/mmbt_grid      what is left of an earlier sweep
       mmfw sweep run save/sweeps/mmbt_grid --failed
     """
-    if not any(asked.words[:1]):
+    if not any(sweep_options.words[:1]):
         raise UsageError("name a preset, a file or a sweep", hint="`mmfw sweep run --help` has examples")
-    require_no_env_run_id(usable(trackers, what))
+    require_no_env_run_id(enabled_trackers(trackers, upload_options))
     named = click.get_current_context().get_parameter_source("trackers") is ParameterSource.COMMANDLINE
     track = [word for name in trackers if named for word in ("--track", name)]  # MMFW_TRACK they inherit
-    sweep = plan_sweep(replace(asked, track=[*track, *what.arguments]), resumed)
-    if asked.dry_run:
+    sweep = plan_sweep(
+        replace(sweep_options, track_arguments=[*track, *upload_options.arguments]), resume_argv
+    )
+    if sweep_options.dry_run:
         _print_plan(sweep, as_json)
     else:
         stopped = run_sweep(sweep, SweepDisplay)
-        _report(sweep, stopped=stopped, as_json=as_json)
+        _print_outcome(sweep, stopped=stopped, as_json=as_json)
 
 
-def _report(sweep: PlannedSweep, *, stopped: bool, as_json: bool) -> None:
+def _print_outcome(sweep: PlannedSweep, *, stopped: bool, as_json: bool) -> None:
     """Print the table, and end with an error where not all went well."""
-    folder, found, again = sweep.folder, sweep.tasks, format_command(*sweep.words_to_go_on)
+    folder, found, again = sweep.folder, sweep.tasks, format_command(*sweep.resume_argv)
     # Others of its commands may be left.
-    done = (task.state == "queued" and not {*task.left} & {*sweep.runner.template} for task in found)
+    done = (
+        task.state == "queued" and not {*task.remaining_commands} & {*sweep.runner.template} for task in found
+    )
     states = Counter("success" if over else task.state for task, over in zip(found, done, strict=True))
-    table_of = lines(folder) if as_json or states["success"] else []
+    table_of = build_table(folder) if as_json or states["success"] else []
     if as_json:
-        print_json({"sweep": folder.path, "states": states, "table": [flat(line) for line in table_of]})
+        print_json(
+            {"sweep": folder.path, "states": states, "table": [flatten_row(line) for line in table_of]}
+        )
     elif table_of:
-        _print_lines(table_of)
+        _print_table(table_of)
     told = ", ".join(f"{count} {state}" for state, count in states.items()) or "nothing to run"
     if stopped:
         raise StoppedByUserError(
             f"stopped: {told}", hint=f"go on with: {again}" if states["queued"] else None
         )
-    print_status(f"{_tasks(len(found))} in {folder.path}: {told}")
+    print_status(f"{_format_task_count(len(found))} in {folder.path}: {told}")
     if failed := states["failed"]:
         show = format_command("mmfw", "sweep", "status", folder.path, "--state", "failed")
         hint = f"`{show}` shows why; `{again} --failed` runs them again"
-        raise TrainingError(f"{failed} of {_tasks(len(found))} failed", hint=hint)
+        raise TrainingError(f"{failed} of {_format_task_count(len(found))} failed", hint=hint)
 
 
 def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
     """Print what would run, and what it will take."""
-    runner, trials, slots = sweep.runner, sweep.trials or 0, sweep.options.count
+    runner, trials, slots = sweep.runner, sweep.remaining_trials or 0, sweep.options.count
     with suppress(UsageError):  # it is shown on another machine
-        slots = len(slots_here(sweep.resources, slots))
+        slots = len(local_slots(sweep.resources, slots))
     slots = slots or len(sweep.resources or "x")
     if sweep.data_dir is not None:
         print_status(f"the data folder of its mmfw commands is {sweep.data_dir}")
     plans: list[dict[str, Any]] = []
     for task in sweep.tasks:
-        left = [name for name in runner.template if name in task.left and task.state != "pruned"]
-        words = {name: runner.words(task, name) for name in left}
+        left = [
+            name for name in runner.template if name in task.remaining_commands and task.state != "pruned"
+        ]
+        words = {name: runner.build_command(task, name) for name in left}
         commands = {name: each[0] if runner.shell else format_command(*each) for name, each in words.items()}
         plans.append({"task": task.name, "state": task.state, "commands": commands})
     left_over = sum(bool(entry["commands"]) for entry in plans)
     runs = left_over + trials
     seconds = space = None
-    if (expected := sweep.cost) is not None:
+    if (expected := sweep.expected_cost) is not None:
         known, of_one, bytes_of_one = expected
         seconds, space = of_one * -(-runs // slots), bytes_of_one * runs
     if as_json:
         print_json(
-            {"tasks": plans, "orphans": sweep.orphans, "slots": slots, "seconds": seconds, "bytes": space}
+            {
+                "tasks": plans,
+                "orphans": sweep.unused_parameters,
+                "slots": slots,
+                "seconds": seconds,
+                "bytes": space,
+            }
         )
         return
     for entry in plans:
         print_result(f"{entry['task']}  ({entry['state']})")
         for name, command in entry["commands"].items():
             print_result(f"  {name}: {command}")
-    print_status(f"{_tasks(len(plans))}, {left_over} of them to be run, {slots} at a time")
+    print_status(f"{_format_task_count(len(plans))}, {left_over} of them to be run, {slots} at a time")
     if trials:
         print_status(f"and {trials} trials, whose values Optuna chooses one after the other")
     if seconds is None or space is None:
@@ -200,8 +216,8 @@ def _print_plan(sweep: PlannedSweep, as_json: bool) -> None:
 
 @command.command()
 @click.argument("sweep", required=False)
-@click.option("--state", type=click.Choice(get_args(State)), help="Only tasks in this state.")
-@options.runs_and_json
+@click.option("--state", type=click.Choice(get_args(TaskState)), help="Only tasks in this state.")
+@options.save_dir_and_json
 def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) -> None:
     """Show how far the tasks of a sweep are.
 
@@ -212,16 +228,16 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
       mmfw sweep status mmbt_grid --state failed
     """
     folder = find_sweep(save_dir, sweep)
-    found = all_tasks(folder)
+    found = list_tasks(folder)
     counts = Counter(task.state for task in found)
-    shown = [(task, folder.task(task.name)) for task in found if state in (None, task.state)]
-    told = [(task_id(of.path), task, position(of)) for task, of in shown]
+    shown = [(task, folder.task_folder(task.name)) for task in found if state in (None, task.state)]
+    told = [(task_id(of.path), task, task_progress(of)) for task, of in shown]
     if as_json:
         listed = [{**asdict(task), **where, "run": run} for run, task, where in told]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
     print_status(
-        f"{folder.path}: {_tasks(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}"
+        f"{folder.path}: {_format_task_count(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}"
     )
     header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "on", "left", "time", "why")
     table = [
@@ -253,10 +269,10 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
     metavar="PARAMETER=VALUE",
     help="Compare the others with this combination, by a paired t-test over the seeds; may be repeated.",
 )
-@options.form(
-    "tsv", "csv", meaning="How to print it; tsv and csv have means and deviations in columns of their own."
+@options.output_format(
+    "tsv", "csv", help_text="How to print it; tsv and csv have means and deviations in columns of their own."
 )
-@options.runs_and_json
+@options.save_dir_and_json
 def table(
     sweep: str | None, metric: str | None, baseline: Sequence[str], form: str, save_dir: Path, as_json: bool
 ) -> None:
@@ -272,48 +288,66 @@ def table(
       mmfw sweep table --metric accuracy --format csv > table.csv
     """
     folder = find_sweep(save_dir, sweep)
-    found = lines(folder, metric=metric, baseline=baseline)
+    found = build_table(folder, metric=metric, baseline=baseline)
     if as_json:
-        print_json([flat(line, compared=bool(baseline)) for line in found])
+        print_json([flatten_row(line, with_comparison=bool(baseline)) for line in found])
     elif found:
-        _print_lines(found, form, compared=bool(baseline))
+        _print_table(found, form, with_comparison=bool(baseline))
     else:
         print_status(f"{folder.path}: no task has ended well so far")
 
 
-def _print_lines(found: Sequence[Line], form: str = "text", *, compared: bool = False) -> None:
+def _print_table(
+    table_rows: Sequence[ResultRow], table_format: str = "text", *, with_comparison: bool = False
+) -> None:
     """Print the table of a sweep, of one line at least."""
-    if form in ("csv", "tsv"):
-        rows = [{**flat(line, compared=compared), "tasks": " ".join(line.tasks)} for line in found]
+    if table_format in ("csv", "tsv"):
+        rows = [
+            {**flatten_row(line, with_comparison=with_comparison), "tasks": " ".join(line.task_ids)}
+            for line in table_rows
+        ]
         names = list(dict.fromkeys(name for row in rows for name in row))
-        print_csv(names, rows, "," if form == "csv" else "\t")
+        print_csv(names, rows, "," if table_format == "csv" else "\t")
         return
-    metrics = list(dict.fromkeys(name for line in found for name in line.metrics))
-    header = [*found[0].parameters, "runs", "on", *metrics, *(("difference", "p") if compared else ())]
-    cells = [_cells(line, metrics, compared=compared) for line in found]
+    metrics = list(dict.fromkeys(name for line in table_rows for name in line.metrics))
+    header = [
+        *table_rows[0].parameters,
+        "runs",
+        "on",
+        *metrics,
+        *(("difference", "p") if with_comparison else ()),
+    ]
+    cells = [_table_cells(line, metrics, with_comparison=with_comparison) for line in table_rows]
     print(format_table([*header, "first task"], cells, optional=["first task"]))
 
 
-def _cells(of: Line, metrics: Sequence[str], *, compared: bool) -> list[object]:
-    parameters = [None if value is None else str(value) for value in of.parameters.values()]
-    spreads = [_spread([*of.metrics.get(name, {}).values()], of.runs) for name in metrics]
-    difference = None if of.difference is None else f"{of.difference:+.4f}"
-    p = None if of.p is None else f"{of.p:.3g}"
-    first = next(iter(of.tasks), None)
-    return [*parameters, of.runs, of.validated_on, *spreads, *((difference, p) if compared else ()), first]
+def _table_cells(row: ResultRow, metrics: Sequence[str], *, with_comparison: bool) -> list[object]:
+    parameters = [None if value is None else str(value) for value in row.parameters.values()]
+    spreads = [_format_mean([*row.metrics.get(name, {}).values()], row.run_count) for name in metrics]
+    difference = None if row.difference is None else f"{row.difference:+.4f}"
+    p = None if row.p_value is None else f"{row.p_value:.3g}"
+    first = next(iter(row.task_ids), None)
+    return [
+        *parameters,
+        row.run_count,
+        row.validated_on,
+        *spreads,
+        *((difference, p) if with_comparison else ()),
+        first,
+    ]
 
 
-def _spread(values: Sequence[float], runs: int) -> str | None:
+def _format_mean(values: Sequence[float], run_count: int) -> str | None:
     mean, sd, count = seeds.mean_and_std(values)
     deviation = "" if sd is None else f" ± {sd:.4f}"
-    fewer = f" (of {count})" if count < runs else ""
+    fewer = f" (of {count})" if count < run_count else ""
     return None if mean is None else f"{mean:.4f}{deviation}{fewer}"
 
 
 @command.command()
 @click.argument("sweep")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@options.runs_and_json
+@options.save_dir_and_json
 def rm(sweep: str, yes: bool, save_dir: Path, as_json: bool) -> None:
     """Remove a sweep with all its runs and their checkpoints, and free their space.
 
@@ -323,9 +357,9 @@ def rm(sweep: str, yes: bool, save_dir: Path, as_json: bool) -> None:
       mmfw sweep rm mmbt_grid
     """
     folder = find_sweep(save_dir, sweep)
-    remove_asked({folder.path.name: folder.path}, lambda: remove_sweep(folder), yes, as_json)
+    confirm_and_remove({folder.path.name: folder.path}, lambda: remove_sweep(folder), yes, as_json)
 
 
-def _tasks(count: int) -> str:
+def _format_task_count(count: int) -> str:
     """A number of tasks, for people."""
     return f"{count} task{'' if count == 1 else 's'}"

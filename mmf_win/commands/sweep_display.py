@@ -9,46 +9,46 @@ from mmf_win.console import Progress, format_duration, print_status
 from mmf_win.protocol import Event
 from mmf_win.runs.scores import val_auroc
 from mmf_win.sweeps.folder import Task
-from mmf_win.sweeps.running import News, Slot
+from mmf_win.sweeps.task_runner import Slot, TaskUpdate
 
 
 class SweepDisplay:
     """What a driver tells of ``total`` tasks, for people; see :class:`mmf_win.sweeps.driver.Driver`."""
 
     def __init__(self, total: int) -> None:
-        self._all = Progress("all tasks", total, "task")
-        self._slots: dict[int, _SlotDisplay] = {}
+        self._total_progress = Progress("all tasks", total, "task")
+        self._slot_displays: dict[int, _SlotDisplay] = {}
 
     def __enter__(self) -> SweepDisplay:
-        self._all.__enter__()
+        self._total_progress.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for shown in self._slots.values():
+        for shown in self._slot_displays.values():
             shown.close()
-        self._all.__exit__()
+        self._total_progress.__exit__()
 
-    def __call__(self, slot: Slot, news: News) -> None:
+    def __call__(self, slot: Slot, update: TaskUpdate) -> None:
         """Show what is told of the task in a slot."""
-        if isinstance(news, Task):
-            if news.state == "running":
-                self._slots[slot.number] = _SlotDisplay(f"{slot.resource}: {news.name}")
-                print_status(f"started on {slot.resource}: {news.name}")
+        if isinstance(update, Task):
+            if update.state == "running":
+                self._slot_displays[slot.number] = _SlotDisplay(f"{slot.resource}: {update.name}")
+                print_status(f"started on {slot.resource}: {update.name}")
             else:
-                self._ends(self._slots.pop(slot.number, _SlotDisplay("")), news)
-        elif isinstance(news, str):
-            print_status(news.rstrip("\n"))
+                self._finish_task(self._slot_displays.pop(slot.number, _SlotDisplay("")), update)
+        elif isinstance(update, str):
+            print_status(update.rstrip("\n"))
         else:
-            self._slots[slot.number].show(news)
+            self._slot_displays[slot.number].show(update)
 
-    def _ends(self, shown: _SlotDisplay, task: Task) -> None:
-        shown.close()
-        score = f", best AUROC {shown.best:.4f}" if shown.best is not None else ""
+    def _finish_task(self, display: _SlotDisplay, task: Task) -> None:
+        display.close()
+        score = f", best AUROC {display.best_auroc:.4f}" if display.best_auroc is not None else ""
         told = f": {task.message}" if task.message else score
         state = "stopped, to go on later" if task.state == "queued" else task.state
-        print_status(f"{state}: {task.name}, {format_duration(time.monotonic() - shown.began)}{told}")
+        print_status(f"{state}: {task.name}, {format_duration(time.monotonic() - display.start_time)}{told}")
         if task.state != "queued":
-            self._all.advance(1)
+            self._total_progress.advance(1)
 
 
 class _SlotDisplay(EventBar):
@@ -56,8 +56,8 @@ class _SlotDisplay(EventBar):
 
     def __init__(self, title: str) -> None:
         super().__init__()
-        self.best: float | None = None
-        self.began = time.monotonic()
+        self.best_auroc: float | None = None
+        self.start_time = time.monotonic()
         self._title = title
 
     def show(self, event: Event) -> None:
@@ -66,9 +66,9 @@ class _SlotDisplay(EventBar):
         if kind == "train_started":
             self.start(self._title, event["max_updates"], "update", event["update"], leave=False)
         elif kind == "train" and event["loss"] is not None:
-            self.notes["loss"] = f"{event['loss']:.4f}"
+            self.figures["loss"] = f"{event['loss']:.4f}"
         elif (auroc := val_auroc(event)) is not None:
-            self.best = max(auroc, self.best or 0.0)
-            self.notes["AUROC"] = f"{self.best:.4f}"
+            self.best_auroc = max(auroc, self.best_auroc or 0.0)
+            self.figures["AUROC"] = f"{self.best_auroc:.4f}"
         if kind in ("train", "val") and not event.get("final"):
             self.advance_to(event["update"])

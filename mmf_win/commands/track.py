@@ -10,7 +10,7 @@ from typing import Any, get_args
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Group
+from mmf_win.commands.help_examples import Group
 from mmf_win.console import Progress, format_command, format_table, print_json, print_status
 from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths
@@ -46,53 +46,55 @@ def command() -> None:
     """
 
 
-def to_track(option: str, meaning: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def make_tracking_options(option: str, help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Options of what is sent to trackers: ``trackers``, which ``option`` names, and ``what``."""
     of_models = "The checkpoint that is sent, too: at the end, and in between at most every ten minutes."
     choice = click.Choice(get_args(CheckpointChoice))
     how: dict[str, Any] = {"multiple": True, "envvar": "MMFW_TRACK", "show_envvar": True}
-    trackers = click.option(option, "trackers", type=click.Choice(TRACKERS), help=meaning, **how)
+    trackers = click.option(option, "trackers", type=click.Choice(TRACKERS), help=help_text, **how)
     models = click.option("--track-models", "models", type=choice, default="none", help=of_models)
     page = click.option(
         "--track-page", "pages", is_flag=True, help="Send the report page, which holds memes."
     )
-    return lambda function: trackers(models(page(options.gather(what=UploadOptions)(function))))
+    return lambda function: trackers(
+        models(page(options.collect_options(upload_options=UploadOptions)(function)))
+    )
 
 
-tracking = to_track(
+tracking_options = make_tracking_options(
     "--track",
     "Send settings, scalars, predictions and the outcome to a tracker; may be given several times. "
     "docs/tracking.md says where its server is named.",
 )
 
 
-def usable(names: Sequence[str], what: UploadOptions) -> list[Tracker]:
+def enabled_trackers(names: Sequence[str], upload_options: UploadOptions) -> list[Tracker]:
     """Return the named trackers that are not disabled, once it is sure that runs can be sent there.
 
     Raises:
         MmfError: a package is missing.
         UsageError: a server is none, or not named; there is no tracker for what is chosen.
     """
-    if not names and what != UploadOptions():
+    if not names and upload_options != UploadOptions():
         raise UsageError("--track-models and --track-page are about a tracker", hint="name it with --track")
     found = [create_tracker(name) for name in dict.fromkeys(names)]
     for each in found:
         each.require_usable()
         if each.note:
             print_status(f"note: {each.note}")
-    if what.pages:
+    if upload_options.pages:
         require_packages("jinja2", "matplotlib", "pillow", "numpy")
     return [each for each in found if each.upload != "disabled"]
 
 
-def write_page(run: Run) -> None:
+def write_report_page(run: Run) -> None:
     """Make the report page of a run, where its follower looks for it."""
     from mmf_win.results.report import pages
 
     pages.write_run_page(run)
 
 
-def sweep_of(run: Run) -> SweepInfo | None:
+def sweep_of_run(run: Run) -> SweepInfo | None:
     """The sweep of a run, below which it lies there."""
     task = run.path.parent.parent
     if not is_task_folder(task):
@@ -100,16 +102,16 @@ def sweep_of(run: Run) -> SweepInfo | None:
     from mmf_win.sweeps.folder import SweepFolder  # here, as trainings import this module
 
     sweep = SweepFolder(task.parent)
-    return sweep.key(), f"sweeps/{sweep.path.name}", str(sweep.tracking_lock)
+    return sweep.ensure_tracking_key(), f"sweeps/{sweep.path.name}", str(sweep.tracking_lock)
 
 
 @command.command()
-@click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.completed_by("RUN"))
-@to_track("--to", "Where to; may be given several times.")
-@options.runs_dir
+@click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.make_completer("RUN"))
+@make_tracking_options("--to", "Where to; may be given several times.")
+@options.save_dir_or_default
 @options.as_json
 def push(
-    name: str | None, trackers: tuple[str, ...], what: UploadOptions, save_dir: Path, as_json: bool
+    name: str | None, trackers: tuple[str, ...], upload_options: UploadOptions, save_dir: Path, as_json: bool
 ) -> None:
     """Send what a tracker lacks of a run, or of the runs of a sweep.
 
@@ -123,7 +125,7 @@ def push(
     """
     if not trackers:
         raise UsageError("no tracker is named", hint="`mmfw track push --to mlflow`, clearml or wandb")
-    if not (found := usable(trackers, what)):
+    if not (found := enabled_trackers(trackers, upload_options)):
         raise UsageError("nothing is sent, since each tracker that is named is disabled")
     runs = find_runs(save_dir, name)
     if not runs:
@@ -134,11 +136,11 @@ def push(
     told = []
     with Progress("sending", len(runs) * len(found), "task") as progress:
         for run in runs:
-            if what.pages:
-                write_page(run)
-            of_run = replace(what, sweep=sweep_of(run))
+            if upload_options.pages:
+                write_report_page(run)
+            of_run = replace(upload_options, sweep=sweep_of_run(run))
             for to in found:
-                told.append({"run": run.id, **_push(run, to, of_run)})
+                told.append({"run": run.id, **_push_run(run, to, of_run)})
                 progress.advance(1)
     if as_json:
         print_json(told)
@@ -150,18 +152,18 @@ def push(
             )
 
 
-def _push(run: Run, to: Tracker, what: UploadOptions) -> dict[str, Any]:
+def _push_run(run: Run, tracker: Tracker, upload_options: UploadOptions) -> dict[str, Any]:
     """Send what is missing, and tell what is there then."""
-    with UploadState.load(run, to).upload_lock(run), usage_lock(run), to.translate_errors():
-        sender = Uploader(run, to, what)
+    with UploadState.load(run, tracker).upload_lock(run), usage_lock(run), tracker.translate_errors():
+        sender = Uploader(run, tracker, upload_options)
         new = sender.upload_new()
         sender.close()
     return {"new": new, **asdict(sender.upload_state)}
 
 
 @command.command()
-@click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.completed_by("RUN"))
-@options.runs_dir
+@click.argument("name", required=False, metavar="[RUN|SWEEP]", shell_complete=options.make_completer("RUN"))
+@options.save_dir_or_default
 @options.as_json
 def status(name: str | None, save_dir: Path, as_json: bool) -> None:
     """Show what was sent of all runs, of RUN, or of SWEEP, named as for `mmfw track push`.
@@ -203,7 +205,7 @@ def register_dataset(name: str, data_dir: Path | None, yes: bool, as_json: bool)
     from mmf_win.tracking import clearml_datasets  # here, as trainings import this module
 
     print_status("Hateful Memes may be used only by those who have accepted its licence.")
-    if not options.agreed("has everyone who can read this project in ClearML accepted it?", yes):
+    if not options.confirm("has everyone who can read this project in ClearML accepted it?", yes):
         raise UsageError("the dataset is not registered", hint="its licence says who may use it")
     made = clearml_datasets.register_dataset(name, MmfPaths.resolve(data_dir).dataset)
     if as_json:

@@ -13,10 +13,10 @@ import click
 from click.core import ParameterSource
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
-from mmf_win.commands.profiling import print_profile, require_profilable, start_again
+from mmf_win.commands.help_examples import Command
 from mmf_win.commands.progress import RunDisplay
-from mmf_win.commands.track import sweep_of, tracking, usable, write_page
+from mmf_win.commands.track import enabled_trackers, sweep_of_run, tracking_options, write_report_page
+from mmf_win.commands.train_profile import find_profile_job, profile_training, require_profilable
 from mmf_win.console import (
     escape_controls,
     format_command,
@@ -50,18 +50,18 @@ from mmf_win.upstream.install import find_mmf
 
 
 @click.command(cls=Command)
-@options.words("[PRESET] [KEY=VALUE ...]", "PRESET")
+@options.positional_arguments("[PRESET] [KEY=VALUE ...]", "PRESET")
 @click.option(
     "--resume",
     metavar="best|last|RUN|PATH",
-    shell_complete=options.completed_by("best", "last", "RUN"),
+    shell_complete=options.make_completer("best", "last", "RUN"),
     help="Resume the newest run (of PRESET, if given) from its best or last checkpoint, or RUN from its last;"
     " PATH is a checkpoint from which a new run starts.",
 )
 @click.option(
     "--init",
     metavar="published|PATH",
-    shell_complete=options.completed_by("published"),
+    shell_complete=options.make_completer("published"),
     help="Start a new run at update 0 from the preset's published weights, or from those of a file, whose "
     "optimizer, schedule, counts and random state are not used.",
 )
@@ -72,14 +72,14 @@ from mmf_win.upstream.install import find_mmf
 @click.option(
     "--name", metavar="NAME", help="The run's folder in the save dir.  [default: the preset's name]"
 )
-@options.number("--updates", meaning="Total updates of the run, including those before a resume.")
-@options.number("--epochs", meaning="The same total in epochs.")
-@options.number("--seed", least=0, meaning="The random seed.  [default: a new one]")
+@options.number("--updates", help_text="Total updates of the run, including those before a resume.")
+@options.number("--epochs", help_text="The same total in epochs.")
+@options.number("--seed", minimum=0, help_text="The random seed.  [default: a new one]")
 @options.number(
     "--keep-checkpoints",
     "keep",
-    meaning="Older checkpoints to keep beside the best and the current one.  [default: 1]",
-    least=0,
+    help_text="Older checkpoints to keep beside the best and the current one.  [default: 1]",
+    minimum=0,
 )
 @click.option(
     "--teacher",
@@ -90,15 +90,15 @@ from mmf_win.upstream.install import find_mmf
 )
 @click.option(
     "--teacher-weight",
-    type=options.Number(0, 1, min_open=True),
+    type=options.NumberRange(0, 1, min_open=True),
     metavar="SHARE",
     help="The teacher's share of the training loss, above 0 up to 1.  [default: the run's, else 0.7]",
 )
 @options.precision
 @options.fast
-@options.processes
+@options.process_options
 @click.option("--detect-anomaly", is_flag=True, help="Find the operation that produces a NaN; slow.")
-@tracking
+@tracking_options
 @options.allow_missing
 @options.source
 @options.trust
@@ -113,10 +113,10 @@ from mmf_win.upstream.install import find_mmf
 )
 @options.number(
     "--profile",
-    meaning="Train so many updates from the beginning, of PRESET or the run that --resume names, and show "
+    help_text="Train so many updates from the beginning, of PRESET or the run that --resume names, and show "
     "where their time goes and what helps. No run is kept or changed; torch's trace goes to profiles/TIME in "
     "the save dir.",
-    least=6,
+    minimum=6,
 )
 @click.option(
     "--dry-run",
@@ -125,11 +125,11 @@ from mmf_win.upstream.install import find_mmf
 )
 @click.option("--list", "show_list", is_flag=True, help="List the presets and exit.")
 @options.stop_timeout
-@options.places_and_json
-@options.gather(asked=CommandOptions)
+@options.folders_and_json
+@options.collect_options(command_options=CommandOptions)
 def command(
     words: tuple[str, ...],
-    asked: CommandOptions,
+    command_options: CommandOptions,
     resume: str | None,
     init: str | None,
     source: str | None,
@@ -137,7 +137,7 @@ def command(
     profile: int | None,
     show_list: bool,
     trackers: tuple[str, ...],
-    what: UploadOptions,
+    upload_options: UploadOptions,
     data_dir: Path | None,
     save_dir: Path | None,
     as_json: bool,
@@ -170,50 +170,50 @@ def command(
         _print_presets(as_json)
         return None
     _refuse_torchrun(click.get_current_context().obj)
-    _require_name(name)
+    _require_valid_name(name)
     if profile is not None:
         require_profilable(click.get_current_context())
         trackers = ()  # which MMFW_TRACK may name
     names, overrides = split_arguments(words, max_names=1)
-    preset, asked = next(iter(names), None), replace(asked, overrides=overrides)
-    _require_one_start(preset, asked, resume, init, source)
-    found = usable(trackers, what)
+    preset, command_options = next(iter(names), None), replace(command_options, overrides=overrides)
+    _require_one_start(preset, command_options, resume, init, source)
+    found = enabled_trackers(trackers, upload_options)
     places = MmfPaths.resolve(data_dir, save_dir)
     if is_task_folder(places.save_dir):  # of a sweep, whose other tasks are sent, too
         require_no_env_run_id(found)
-    _require_no_run(preset, places)
+    _require_not_a_run(preset, places)
     if resume is not None and profile is not None:
-        start = start_again(resume, preset, asked, data_dir, save_dir)
+        start = find_profile_job(resume, preset, command_options, data_dir, save_dir)
     elif resume is not None:
         require_optimizer_kept(overrides)
-        start = training.job_to_resume(resume, preset, asked, name, data_dir, places)
+        start = training.job_to_resume(resume, preset, command_options, name, data_dir, places)
     else:
-        start = training.job_from_preset(str(preset), asked, places, name, init=init, source=source)
+        start = training.job_from_preset(str(preset), command_options, places, name, init=init, source=source)
     if profile is not None:
-        print_profile(start, profile, as_json=as_json)
+        profile_training(start, profile, as_json=as_json)
         return None
-    if asked.dry_run:
+    if command_options.dry_run:
         print_settings(training.prepare_plan(start).first_attempt.settings, as_json)
         return None
-    with manage_followers(found, what, sweep_of) as follow:
+    with manage_followers(found, upload_options, sweep_of_run) as follow:
         run = training.train(start, RunDisplay, follow)
-        if what.pages:
-            _write_page(run)
-    if asked.node_rank and not as_json:
+        if upload_options.pages:
+            _write_page_or_warn(run)
+    if command_options.node_rank and not as_json:
         print_status(f"done; the first machine keeps the run, and {run.path} a log")
     else:
         _print_result(run, as_json)
     return run
 
 
-def _write_page(run: Run) -> None:
+def _write_page_or_warn(run: Run) -> None:
     try:
-        write_page(run)
+        write_report_page(run)
     except (MmfwError, OSError) as error:  # the run has ended well all the same
         print_status(f"note: no page is sent: {error}")
 
 
-def _require_name(name: str | None) -> None:
+def _require_valid_name(name: str | None) -> None:
     """Refuse a run's name that Windows refuses, looks like an option or override, or is shown otherwise."""
     if name is None:
         return
@@ -226,10 +226,14 @@ def _require_name(name: str | None) -> None:
 
 
 def _require_one_start(
-    preset: str | None, asked: CommandOptions, resume: str | None, init: str | None, source: str | None
+    preset: str | None,
+    command_options: CommandOptions,
+    resume: str | None,
+    init: str | None,
+    source: str | None,
 ) -> None:
     """Refuse options that contradict one another, or that do not say what to train."""
-    if asked.updates and asked.epochs:
+    if command_options.updates and command_options.epochs:
         raise UsageError("--updates and --epochs both name the run's total; give one of them")
     if init is not None and (resume is not None or not preset):
         message = "--init begins a new run of a preset, at update 0; --resume keeps the counts"
@@ -239,10 +243,10 @@ def _require_one_start(
     if resume is None and not preset:
         hint = "`mmfw train --list` shows the presets, `mmfw runs` the runs"
         raise UsageError("name a preset, or --resume", hint=hint)
-    require_trainable(asked, resumes=(resume, init) != (None, None))
+    require_trainable(command_options, resumes=(resume, init) != (None, None))
 
 
-def _require_no_run(preset: str | None, places: MmfPaths) -> None:
+def _require_not_a_run(preset: str | None, places: MmfPaths) -> None:
     """Refuse the name of a run where a preset is meant."""
     if preset is None or preset in presets.names() or expand_home(preset).exists():
         return
@@ -251,12 +255,12 @@ def _require_no_run(preset: str | None, places: MmfPaths) -> None:
         raise UsageError(f"{preset} is a run, not a preset", hint=f"`{again}`")
 
 
-def _refuse_torchrun(words: Sequence[str]) -> None:
+def _refuse_torchrun(argv: Sequence[str]) -> None:
     """Raise UsageError in one of the processes that torchrun has started, of which each would train alone."""
     told = os.environ.get
     if told("TORCHELASTIC_RUN_ID") is None:
         return
-    again = ["mmfw", *words, *([] if "--nproc" in words else ["--nproc", told("LOCAL_WORLD_SIZE", "auto")])]
+    again = ["mmfw", *argv, *([] if "--nproc" in argv else ["--nproc", told("LOCAL_WORLD_SIZE", "auto")])]
     if (count := told("GROUP_WORLD_SIZE", "1")) != "1":
         meeting = f"{told('MASTER_ADDR')}:{told('MASTER_PORT')}"
         again += ["--nnodes", count, "--node-rank", told("GROUP_RANK", ""), "--rdzv", meeting]
@@ -264,12 +268,12 @@ def _refuse_torchrun(words: Sequence[str]) -> None:
     raise UsageError(message, hint=f"`{format_command(*again)}`")
 
 
-def resumed(words: Sequence[str], run: Run) -> list[str]:
+def resume_argv(argv: Sequence[str], run: Run) -> list[str]:
     """The words that resume a run which ``mmfw train …`` has begun.
 
     The run remembers what it was asked for; only options of one command are repeated.
     """
-    context = command.make_context("train", list(words[2:]))
+    context = command.make_context("train", list(argv[2:]))
     of_run = {field.name for field in fields(MmfwSettings)} | {"seed", "batch_size"}
     repeated = {field.name for field in fields(CommandOptions)} - of_run
     repeated |= {"data_dir", "trackers", "models", "pages"}
@@ -304,7 +308,7 @@ def _print_presets(as_json: bool) -> None:
     said = {True: "published", False: None, None: "?"}
     rows = []
     for p in loaded:
-        scores = [_score(find_published_score(p.published, *column)) for column in columns]
+        scores = [_format_score(find_published_score(p.published, *column)) for column in columns]
         rows.append((p.name, p.title, *scores, said[weights.get(p.name)]))
     print(format_table(header, rows))
     val, test = PAPER_SPLITS.values()
@@ -321,23 +325,23 @@ def _print_presets(as_json: bool) -> None:
         )
 
 
-def _score(found: PublishedScore | None) -> str | None:
-    if found is None:
+def _format_score(score: PublishedScore | None) -> str | None:
+    if score is None:
         return None
-    return f"{100 * found.value:.2f}" + (
-        f"±{100 * found.standard_deviation:.2f}" if found.standard_deviation else ""
+    return f"{100 * score.value:.2f}" + (
+        f"±{100 * score.standard_deviation:.2f}" if score.standard_deviation else ""
     )
 
 
-def _beside(numbers: dict[str, Any], on: Coverage) -> str | None:
+def _published_score_text(published_scores: dict[str, Any], coverage: Coverage) -> str | None:
     """What the paper reports for a validation split, or why nothing; None of what is not in the paper."""
-    if not numbers:
+    if not published_scores:
         return None
-    paper = find_published_score(numbers, on.split, "auroc")
+    paper = find_published_score(published_scores, coverage.split, "auroc")
     if paper is None:
-        return missing_score_reason(on.split)
-    apart = "" if on.rows in (None, paper.rows) else ", so the two are not comparable"
-    return f"published: {paper.value:.4f} on the {paper.rows:,} rows of {on.split}{apart}"
+        return missing_score_reason(coverage.split)
+    apart = "" if coverage.rows in (None, paper.rows) else ", so the two are not comparable"
+    return f"published: {paper.value:.4f} on the {paper.rows:,} rows of {coverage.split}{apart}"
 
 
 def _print_result(run: Run, as_json: bool) -> None:
@@ -347,7 +351,7 @@ def _print_result(run: Run, as_json: bool) -> None:
         return
     if summary.best_auroc is not None and (on := summary.validated_on):
         print_status(f"best validation AUROC {summary.best_auroc:.4f} on {on.split_label}")
-        if note := _beside(run.request().published, on):
+        if note := _published_score_text(run.request().published, on):
             print_status(f"  {note}")
     updates = "1 update" if summary.updates == 1 else f"{summary.updates} updates"
     print_status(f"{updates} in {format_duration(summary.seconds)}: {run.path}")

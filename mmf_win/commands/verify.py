@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mmf_win.commands import options
-from mmf_win.commands.examples import Command
+from mmf_win.commands.help_examples import Command
 from mmf_win.console import (
     format_command,
     format_local_time,
@@ -27,13 +27,15 @@ from mmf_win.paths import MmfPaths, data_dir_arguments
 from mmf_win.runs.override_rules import split_arguments
 
 #: What to verify or repair.
-what = options.words("[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]", *PARTS, "PRESET", "RUN")
+parts_argument = options.positional_arguments(
+    "[dataset|features|runs|mmf|PRESET|RUN ...] [KEY=VALUE ...]", *PARTS, "PRESET", "RUN"
+)
 
 
 @click.command(cls=Command)
-@what
+@parts_argument
 @click.option("--full", is_flag=True, help="Read every file, even if it is unchanged since the last check.")
-@options.places_and_json
+@options.folders_and_json
 def command(
     words: Sequence[str], full: bool, data_dir: Path | None, save_dir: Path | None, as_json: bool
 ) -> None:
@@ -50,9 +52,9 @@ def command(
       mmfw verify mmbt_grid/2026-01-31T12-00-00
       mmfw verify --data-dir D:\\data --json
     """
-    names, overrides, places = meant(words, data_dir, save_dir)
+    names, overrides, places = resolve_arguments(words, data_dir, save_dir)
     found = verify_parts(names, places, overrides, full=full)
-    show(found, as_json=as_json)
+    print_results(found, as_json=as_json)
     damaged = [finding for finding in found if finding.state == "damaged"]
     if damaged:
         message = f"{len(damaged)} of {len(found)} are damaged: {', '.join(f.title for f in damaged)}"
@@ -63,11 +65,11 @@ def command(
         raise DataError(message, hint=f"`{format_command('mmfw', 'repair', *(words or parts), *where)}`")
 
 
-def meant(
-    words: Sequence[str], data_dir: Path | None, save_dir: Path | None
+def resolve_arguments(
+    arguments: Sequence[str], data_dir: Path | None, save_dir: Path | None
 ) -> tuple[Sequence[str], Sequence[str], MmfPaths]:
     """The names and overrides among the words, and the folders. Raises UsageError where one is not there."""
-    names, overrides = split_arguments(words)
+    names, overrides = split_arguments(arguments)
     for folder in (data_dir, save_dir if "runs" in names else None):
         if folder is not None and not folder.is_dir():
             raise UsageError(f"{folder}: there is no such folder, so there is nothing to verify in it")
@@ -88,7 +90,7 @@ def to_json(finding: VerificationResult) -> dict[str, Any]:
     }
 
 
-def show(findings: Sequence[VerificationResult], *, as_json: bool = False) -> None:
+def print_results(findings: Sequence[VerificationResult], *, as_json: bool = False) -> None:
     """Print what was found, and what is wrong with each file."""
     if as_json:
         print_json([to_json(finding) for finding in findings])

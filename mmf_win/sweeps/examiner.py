@@ -75,14 +75,14 @@ class Examiner:
             UsageError: ``output`` is no folder, or ``regex`` is invalid.
             DataError: a ``param`` is invalid or a parser failed, whose own error is the cause.
         """
-        found = self._found(Path(output), regex, verbose)
+        found = self._iter_experiments(Path(output), regex, verbose)
         if workers <= 0:
             for path, experiment in found:
-                self._parse(path, experiment, self.caches)
+                self._run_parsers(path, experiment, self.caches)
             return
         with ThreadPoolExecutor(workers, "mmfw-examiner") as pool:
             try:
-                jobs = [pool.submit(self._parse, path, experiment, {}) for path, experiment in found]
+                jobs = [pool.submit(self._run_parsers, path, experiment, {}) for path, experiment in found]
                 for job in jobs:
                     caches = wait_for_result(job)
                     self.caches.update(caches)
@@ -120,7 +120,7 @@ class Examiner:
                 print(*row, sep="\t")
         return pandas.DataFrame(rows, columns=[*params, *metrics])
 
-    def _found(self, output: Path, regex: str, verbose: bool) -> Iterator[tuple[Path, Experiment]]:
+    def _iter_experiments(self, output: Path, regex: str, verbose: bool) -> Iterator[tuple[Path, Experiment]]:
         import yaml
 
         if not output.is_dir():
@@ -148,7 +148,7 @@ class Examiner:
             experiment.param.update({str(name): value for name, value in params.items()})
             yield path, experiment
 
-    def _parse(self, path: Path, experiment: Experiment, caches: dict[str, Any]) -> dict[str, Any]:
+    def _run_parsers(self, path: Path, experiment: Experiment, caches: dict[str, Any]) -> dict[str, Any]:
         for parser in self._parsers:
             try:
                 parser(path, experiment, caches)

@@ -56,15 +56,22 @@ from mmf_win.runs.folder import (
     require_unused,
 )
 from mmf_win.runs.lookup import find_sweep_folder, list_runs, list_sweeps
-from mmf_win.sweeps.specification import RESERVED, SCRIPTS, Specification, Values, parse, read_text
+from mmf_win.sweeps.specification import (
+    LEGACY_SCRIPTS_KEY,
+    RESERVED_PLACEHOLDERS,
+    Specification,
+    Values,
+    parse_specification,
+    read_text,
+)
 
-State = Literal["queued", "running", "success", "failed", "pruned"]
+TaskState = Literal["queued", "running", "success", "failed", "pruned"]
 
 #: Bytes of a folder's name: with a run's own files below it, a path on Windows stays below its 260.
-LONGEST_NAME = 80
+MAX_NAME_BYTES = 80
 
-_OF_PARAM = ("name", "values")  # and its folder; what its record need not tell
-_BY_LIBYAML = 4096  # characters; of more, something nested too deeply might crash it
+_PARAM_FIELDS = ("name", "values")  # and its folder; what its record need not tell
+_MAX_LIBYAML_CHARS = 4096  # characters; of more, something nested too deeply might crash it
 
 
 @dataclass(frozen=True)
@@ -73,17 +80,17 @@ class SweepFolder:
 
     path: Path
     specification = ChildPath(SPECIFICATION_FILE)
-    drivers = ChildPath("drivers.lock")
+    drivers_lock = ChildPath("drivers.lock")
     study = ChildPath("optuna.sqlite")
     study_lock = ChildPath("optuna.lock")
     tracking_key = ChildPath("tracking.key")
     tracking_lock = ChildPath("tracking.lock")
 
-    def task(self, name: str) -> TaskFolder:
+    def task_folder(self, name: str) -> TaskFolder:
         """The folder of a task."""
         return TaskFolder(self.path / name)
 
-    def key(self) -> str:
+    def ensure_tracking_key(self) -> str:
         """Hexadecimal digits that tell it from every other sweep for trackers, made when first asked for."""
         with file_lock(self.path / "tracking.key.lock", timeout=10.0):  # its tasks ask at the same time
             if not self.tracking_key.exists():
@@ -98,9 +105,9 @@ class TaskFolder:
     path: Path
     param = ChildPath(PARAMETERS_FILE)
     stat = ChildPath("stat")
-    record = ChildPath(TASK_RECORD_FILE)
+    record_file = ChildPath(TASK_RECORD_FILE)
     lock = ChildPath("lock")
-    stop = ChildPath("stop")
+    stop_file = ChildPath("stop")
 
     def newest_run(self) -> Run | None:
         """The newest run of mmfw's in it."""
@@ -129,7 +136,7 @@ class Task:
     commands: tuple[str, ...]
     order: int = 0
     trial: int | None = None
-    state: State = "queued"
+    state: TaskState = "queued"
     command: str | None = None
     message: str | None = None
     slot: str | None = None
@@ -144,72 +151,76 @@ class Task:
         return json.dumps(self.values, sort_keys=True, default=str)
 
     @property
-    def left(self) -> list[str]:
+    def remaining_commands(self) -> list[str]:
         """The commands that have not ended well."""
         return [name for name in self.commands if name not in self.finished]
 
-    def asked_for(self, planned: Task) -> Task:
+    def with_planned_commands(self, planned: Task) -> Task:
         """The same as it is asked for now: with other commands, perhaps."""
         asked = replace(self, commands=planned.commands, order=planned.order)
         if asked.state in ("queued", "success"):
-            asked = replace(asked, state="queued" if asked.left else "success")
+            asked = replace(asked, state="queued" if asked.remaining_commands else "success")
         return asked
 
-    def anew(self, commands: Collection[str]) -> Task:
+    def with_commands_reset(self, commands: Collection[str]) -> Task:
         """The same, as if these commands had not run."""
         finished = tuple(name for name in self.finished if name not in commands)
         runs = {name: run for name, run in self.runs.items() if name not in commands}
         return replace(self, state="queued", finished=finished, runs=runs)
 
-    def told_apart(self) -> Task:
+    def with_unique_name(self) -> Task:
         """The same in a folder whose name ends in a few digits of its values, which may be written alike."""
-        ending = self._ending
-        return replace(self, name=portable_name(self.name, LONGEST_NAME - len(ending)) + ending)
+        ending = self._name_suffix
+        return replace(self, name=portable_name(self.name, MAX_NAME_BYTES - len(ending)) + ending)
 
-    def is_of(self, known: Task) -> bool:
+    def matches(self, recorded_task: Task) -> bool:
         """Whether a folder is this task's where its files know ``known``: of other values it is another's."""
-        return known.key == self.key or self.name.endswith(self._ending)
+        return recorded_task.key == self.key or self.name.endswith(self._name_suffix)
 
     @property
-    def _ending(self) -> str:
+    def _name_suffix(self) -> str:
         return f"-{sha256(self.key.encode()).hexdigest()[:6]}"
 
-    def forget(self, folder: TaskFolder, refused: Exception) -> None:
+    def reset_record(self, folder: TaskFolder, in_use_error: Exception) -> None:
         """Have the folder tell no more than what has finished, unless somebody runs the task."""
         if folder.param.exists():
-            with file_lock(folder.lock, in_use_error=refused):
-                self.record(folder)
+            with file_lock(folder.lock, in_use_error=in_use_error):
+                self.save(folder)
 
-    def record(self, folder: TaskFolder) -> None:
+    def save(self, folder: TaskFolder) -> None:
         """Write down what ``param`` does not tell."""
         now = {self.command: self.state} | dict.fromkeys(self.finished, "finished")
         write_yaml(folder.stat, {name: now.get(name, "queued") for name in self.commands})
-        told = {name: value for name, value in asdict(self).items() if name not in _OF_PARAM}
-        write_json(folder.record, told)
+        told = {name: value for name, value in asdict(self).items() if name not in _PARAM_FIELDS}
+        write_json(folder.record_file, told)
 
 
-def load(sweep: SweepFolder) -> Specification | None:
+def load_specification(sweep: SweepFolder) -> Specification | None:
     """What a sweep was asked for last; None where nothing says so. Raises UsageError for an invalid file."""
     path = sweep.specification
-    return parse(read_text(path), path) if path.is_file() else None
+    return parse_specification(read_text(path), path) if path.is_file() else None
 
 
-def find_sweep(save_dir: Path, wanted: str | None) -> SweepFolder:
+def find_sweep(save_dir: Path, name_or_folder: str | None) -> SweepFolder:
     """A sweep by its folder or its name in the save dir; without one, the newest. UsageError for none."""
     known = list_sweeps(save_dir)
     newest = max(known, key=lambda sweep: (sweep / SPECIFICATION_FILE).stat().st_mtime, default=None)
-    if found := newest if wanted is None else find_sweep_folder(save_dir, wanted):
+    if found := newest if name_or_folder is None else find_sweep_folder(save_dir, name_or_folder):
         return SweepFolder(found)
     makes = format_command("mmfw", "sweep", "run", "PRESET", "--seeds", "1-3", "--save-dir", save_dir)
-    missing = f"sweep in {save_dir / SWEEPS_DIR}" if wanted is None else f"such sweep: {wanted}"
-    meant = suggestion_hint(wanted or "", [path.name for path in known])
+    missing = (
+        f"sweep in {save_dir / SWEEPS_DIR}" if name_or_folder is None else f"such sweep: {name_or_folder}"
+    )
+    meant = suggestion_hint(name_or_folder or "", [path.name for path in known])
     raise UsageError(f"there is no {missing}", hint=f"{meant}`{makes}` makes one")
 
 
 def remove_sweep(sweep: SweepFolder) -> None:
     """Remove a sweep's folder. Raises InUseError or, where something else lies in it, UsageError."""
-    own = (SPECIFICATION_FILE, sweep.drivers.name, "optuna.", "tracking.", "comparison_", "ensembles")
-    with file_lock(sweep.drivers, in_use_error=InUseError(f"{sweep.path}: mmfw sweep run still works on it")):
+    own = (SPECIFICATION_FILE, sweep.drivers_lock.name, "optuna.", "tracking.", "comparison_", "ensembles")
+    with file_lock(
+        sweep.drivers_lock, in_use_error=InUseError(f"{sweep.path}: mmfw sweep run still works on it")
+    ):
         pass
     for path in sweep.path.iterdir():
         task = TaskFolder(path)
@@ -224,10 +235,10 @@ def remove_sweep(sweep: SweepFolder) -> None:
 
 def write_yaml(path: Path, value: Mapping[str, Any]) -> None:
     """Write a mapping, one key a line."""
-    write_bytes(path, yaml_of(dict(value)).encode())
+    write_bytes(path, dump_yaml(dict(value)).encode())
 
 
-def yaml_of(*documents: Mapping[str, Any]) -> str:
+def dump_yaml(*documents: Mapping[str, Any]) -> str:
     """Mappings as documents of YAML, one key a line; parsers find the same values in them."""
     import yaml
 
@@ -244,13 +255,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-        value = yaml.load(text, fast if len(text) < _BY_LIBYAML else yaml.SafeLoader)
+        value = yaml.load(text, fast if len(text) < _MAX_LIBYAML_CHARS else yaml.SafeLoader)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def recorded(folder: TaskFolder) -> Task | None:
+def load_task(folder: TaskFolder) -> Task | None:
     """What a folder says of its task; None where it has not begun.
 
     Where the record tells no commands, as mlrunner has none and an earlier mmfw's did not, ``stat`` does.
@@ -266,7 +277,11 @@ def recorded(folder: TaskFolder) -> Task | None:
         known = {"state": state, **known, "commands": map(str, stat), "finished": map(str, finished)}
     if known.get("state") == "running" and not is_locked(folder.lock):
         known |= {"state": "queued", "slot": None, "message": "what ran it has died; another run continues"}
-    values = {name: value for name, value in param.items() if name not in (*RESERVED, SCRIPTS)}
+    values = {
+        name: value
+        for name, value in param.items()
+        if name not in (*RESERVED_PLACEHOLDERS, LEGACY_SCRIPTS_KEY)
+    }
     known |= {name: tuple(known.get(name, ())) for name in ("commands", "finished")}
     return Task(**{**known, "name": folder.path.name, "values": values})
 
@@ -274,44 +289,44 @@ def recorded(folder: TaskFolder) -> Task | None:
 def _read_record(folder: TaskFolder) -> dict[str, Any]:
     """What a task's record tells; nothing where there is none that can be read."""
     with suppress(OSError, ValueError):
-        return read_record(folder.record, optional_fields_of(Task))
+        return read_record(folder.record_file, optional_fields_of(Task))
     return {}
 
 
-def require_known(folder: TaskFolder) -> None:
+def require_intact_records(folder: TaskFolder) -> None:
     """Raise DataError where a file is lost that tells what has run, which would run again."""
     files, stat, why = {folder.param: read_yaml(folder.param)}, read_yaml(folder.stat), ""
     if not stat or (folder.newest_run() is not None and "finished" not in stat.values()):
         try:  # it alone knows the run that is to be resumed
-            files[folder.record] = read_record(folder.record, optional_fields_of(Task))
+            files[folder.record_file] = read_record(folder.record_file, optional_fields_of(Task))
         except (OSError, ValueError) as error:
-            files[folder.record], why = {}, f" ({error})" if isinstance(error, ValueError) else ""
+            files[folder.record_file], why = {}, f" ({error})" if isinstance(error, ValueError) else ""
     lost = next((file for file, told in files.items() if not told), None)
     if lost is not None and any(folder.path.glob("log.*")):
         hint = "put it back, or delete the task's folder to have it run again from its beginning"
-        why = why if lost == folder.record else ""
+        why = why if lost == folder.record_file else ""
         raise DataError(f"{lost}: lost or damaged{why}, and it tells what has run already", hint=hint)
 
 
-def begun(sweep: SweepFolder) -> list[Task]:
+def load_started_tasks(sweep: SweepFolder) -> list[Task]:
     """The tasks of a sweep that have begun, in their order; those of a search come last."""
     folders = (path for path in sweep.path.iterdir() if path.is_dir()) if sweep.path.is_dir() else ()
-    found = [task for path in folders if (task := recorded(TaskFolder(path))) is not None]
+    found = [task for path in folders if (task := load_task(TaskFolder(path))) is not None]
     return sorted(found, key=lambda task: (task.trial is not None, task.order, task.name))
 
 
-def joined(planned: Sequence[Task], before: Sequence[Task]) -> list[Task]:
+def merge_tasks(planned: Sequence[Task], started: Sequence[Task]) -> list[Task]:
     """The tasks that are asked for, with what is known of those that have begun before.
 
     One that has not gets a folder that no other has, which may hold results of other values.
     """
-    known = {task.key: task for task in before}
-    taken = {task.name.casefold(): task.key for task in before}
+    known = {task.key: task for task in started}
+    taken = {task.name.casefold(): task.key for task in started}
 
-    def now(task: Task) -> Task:
+    def merge_task(task: Task) -> Task:
         if task.key in known:
-            return known[task.key].asked_for(task)
+            return known[task.key].with_planned_commands(task)
         is_free = taken.setdefault(task.name.casefold(), task.key) == task.key
-        return task if is_free else task.told_apart()
+        return task if is_free else task.with_unique_name()
 
-    return [now(task) for task in planned]
+    return [merge_task(task) for task in planned]

@@ -10,18 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from mmf_win.errors import UsageError
-from mmf_win.sweeps.folder import yaml_of
+from mmf_win.sweeps.folder import dump_yaml
 from mmf_win.sweeps.specification import Specification, Values
 
-SEED = "seed"
+SEED_PARAMETER = "seed"
 #: The parameters over whose values results are averaged.
-SEEDS = (SEED, "training_seed")
+SEED_PARAMETERS = (SEED_PARAMETER, "training_seed")
 
 _BRACKET = re.compile(r"[][{}]")
 _CLOSING = {"[": "]", "(": ")", "{": "}"}
 
 
-def of_preset(preset: str, seeds: Sequence[int], overrides: Sequence[str], options: Sequence[str]) -> str:
+def preset_specification_text(
+    preset: str, seeds: Sequence[int], overrides: Sequence[str], options: Sequence[str]
+) -> str:
     """The text of a file that trains a preset with every combination.
 
     Raises UsageError where a list has an empty value.
@@ -32,7 +34,7 @@ def of_preset(preset: str, seeds: Sequence[int], overrides: Sequence[str], optio
         overrides: ``KEY=VALUE,VALUE``; a comma within brackets or quotes is part of a value.
         options: more words for each training.
     """
-    listed = values_of(overrides)
+    listed = parse_value_lists(overrides)
     default: Values = {}
 
     def literal(word: str) -> str:
@@ -44,52 +46,52 @@ def of_preset(preset: str, seeds: Sequence[int], overrides: Sequence[str], optio
 
     words = ["mmfw", "train", *map(literal, [preset, *options])]
     values: dict[str, list[Any]] = {}
-    for (key, choices), name in zip(listed.items(), _short(list(listed)), strict=True):
+    for (key, choices), name in zip(listed.items(), _short_names(list(listed)), strict=True):
         words.append(f"{literal(key)}={{{name}}}")
         values[name] = choices
     if seeds:
-        words.append(f"[{SEED}]")
-        values[SEED] = list(seeds)
+        words.append(f"[{SEED_PARAMETER}]")
+        values[SEED_PARAMETER] = list(seeds)
     head = {"template": {"train": " ".join(words)}} | ({"default": default} if default else {})
-    return yaml_of(head, values)
+    return dump_yaml(head, values)
 
 
-def values_of(overrides: Sequence[str]) -> dict[str, list[Any]]:
+def parse_value_lists(overrides: Sequence[str]) -> dict[str, list[Any]]:
     """The keys and values of ``KEY=VALUE,VALUE``. Raises UsageError where a list has an empty value."""
     found = {}
     for key, _, text in (word.partition("=") for word in overrides):
-        values = [number(part) for part in _parts(text)]
+        values = [parse_number_or_text(part) for part in _split_at_commas(text)]
         if "" in values:
             raise UsageError(f"{key}={text}: there is an empty value in the list", hint=f"{key}=VALUE,VALUE")
         found[key] = values
     return found
 
 
-def find_equal_numbers(asked: Specification) -> dict[str, list[str]]:
+def find_equal_numbers(specification: Specification) -> dict[str, list[str]]:
     """Return the parameters with a list in which some values are equal as numbers, and those values."""
     found = {}
-    for name, values in (item for choice in asked.choices for item in choice.values.items()):
-        numbers = [number(str(value)) for value in values]
+    for name, values in (item for choice in specification.choices for item in choice.values.items()):
+        numbers = [parse_number_or_text(str(value)) for value in values]
         counts = Counter(each for each in numbers if not isinstance(each, str))
         if same := [str(value) for value, each in zip(values, numbers, strict=True) if counts[each] > 1]:
             found[name] = same
     return found
 
 
-def _short(keys: Sequence[str]) -> list[str]:
+def _short_names(keys: Sequence[str]) -> list[str]:
     """As few of each key's last fields as tell the keys apart, as a parameter's name."""
     plain = [re.sub(r"[^\w.]", "_", key) for key in keys]
 
-    def short(key: str) -> str:
+    def shorten(key: str) -> str:
         fields = key.split(".")
         endings = (".".join(fields[-n:]) for n in range(1, len(fields) + 1))
         own = (end for end in endings if sum(f".{other}".endswith(f".{end}") for other in plain) == 1)
-        return next((end for end in own if end != SEED), key)
+        return next((end for end in own if end != SEED_PARAMETER), key)
 
-    return [short(key).replace(".", "_") for key in plain]
+    return [shorten(key).replace(".", "_") for key in plain]
 
 
-def _parts(text: str) -> list[str]:
+def _split_at_commas(text: str) -> list[str]:
     """The text at its commas, but for those within brackets and quotes."""
     parts, awaited = [""], ""
     for letter in text:
@@ -104,7 +106,7 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def number(text: str) -> Any:
+def parse_number_or_text(text: str) -> Any:
     """A number where MMF would read one, else the text."""
     try:
         value = ast.literal_eval(text)

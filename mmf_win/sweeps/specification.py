@@ -27,16 +27,16 @@ Values = dict[str, Any]
 #: The resource that is no GPU.
 CPU = "cpu"
 #: What to do where there is no such GPU.
-OTHER_GPUS = "-r cpu goes without a GPU, and -r GPU names another"
+OTHER_GPUS_HINT = "-r cpu goes without a GPU, and -r GPU names another"
 #: What to do where a folder has the results of another sweep.
-ELSEWHERE = "-o chooses another folder"
+OTHER_FOLDER_HINT = "-o chooses another folder"
 
 #: Placeholders that are no parameters.
-RESERVED = ("_output", "_name", "_time")
+RESERVED_PLACEHOLDERS = ("_output", "_name", "_time")
 #: What an earlier mmfw put among the values of ``param``.
-SCRIPTS = "_scripts"
+LEGACY_SCRIPTS_KEY = "_scripts"
 
-_PLACE = re.compile(r"(?<!\$)\{([\w-]+)\}|\[([\w-]+)\]")  # ${NAME} is the shell's
+_PLACEHOLDER = re.compile(r"(?<!\$)\{([\w-]+)\}|\[([\w-]+)\]")  # ${NAME} is the shell's
 _GPU = re.compile(r"\d+|(GPU|MIG)-.+")
 _KEYS = ("template", "default", "alias", "resource", "shell", "search")
 
@@ -91,14 +91,14 @@ def read_text(path: Path) -> str:
         raise UsageError(f"{path}: not a text file in UTF-8") from None
 
 
-def parse(text: str, path: Path) -> Specification:
+def parse_specification(text: str, path: Path) -> Specification:
     """Read the YAML of a file. Raises UsageError with the path and the place where it is no specification."""
-    first, *rest = _documents(text, path) or [None]
-    head = _mapping(first, f"{path}: the first document")
+    first, *rest = _load_documents(text, path) or [None]
+    head = _parse_mapping(first, f"{path}: the first document")
     if unknown := [key for key in head if key not in _KEYS]:
         message = f"{path}: the first document has the unknown key {unknown[0]!r}"
         raise UsageError(message, hint=f"its keys are {', '.join(_KEYS)}")
-    template = _mapping(head.get("template"), f"{path}: 'template'")
+    template = _parse_mapping(head.get("template"), f"{path}: 'template'")
     if not template or not all(isinstance(command, str) and command.strip() for command in template.values()):
         raise UsageError(f"{path}: 'template' must name at least one command, each a text")
     if odd := next((name for name in template if not re.fullmatch(r"[\w-]+", name)), None):
@@ -110,33 +110,35 @@ def parse(text: str, path: Path) -> Specification:
     for entry in resource or ():
         require_resource(str(entry), f"{path}: 'resource': ")
     alias: dict[str, dict[Hashable, Values]] = {}
-    for name, document in _mapping(head.get("alias") or {}, f"{path}: 'alias'").items():
-        cases = _of_any_key(document, f"{path}: 'alias' {name}").items()
+    for name, document in _parse_mapping(head.get("alias") or {}, f"{path}: 'alias'").items():
+        cases = _require_mapping(document, f"{path}: 'alias' {name}").items()
         where = f"{path}: 'alias', case"
-        alias[name] = {case: _values(v, f"{where} {case!r} of {name}", empty=False) for case, v in cases}
+        alias[name] = {
+            case: _parse_values(v, f"{where} {case!r} of {name}", allow_empty=False) for case, v in cases
+        }
     shell, search = head.get("shell", False), head.get("search")
     if not isinstance(shell, bool):
         raise UsageError(f"{path}: 'shell' must be true or false")
-    choices = tuple(_choice(document, n, template, path) for n, document in enumerate(rest, 2))
+    choices = tuple(_parse_choice(document, n, template, path) for n, document in enumerate(rest, 2))
     if not choices and search is None:
         hint = "a second document after a line with --- says which values to combine"
         raise UsageError(f"{path}: there is nothing to combine", hint=hint)
     return Specification(
         template=template,
         choices=choices,
-        default=_values(head.get("default") or {}, f"{path}: 'default'"),
+        default=_parse_values(head.get("default") or {}, f"{path}: 'default'"),
         alias=alias,
         resource=None if resource is None else tuple(map(str, resource)),
         shell=shell,
-        search=None if search is None else _search(search, path),
+        search=None if search is None else _parse_search(search, path),
     )
 
 
-def require_resource(resource: str, where: str = "") -> None:
+def require_resource(resource: str, location: str = "") -> None:
     """Raise UsageError for what is neither GPUs, by their numbers or UUIDs, nor ``cpu``."""
     if resource != CPU and not all(_GPU.fullmatch(gpu.strip()) for gpu in resource.split(",")):
         hint = "a slot is one GPU, such as 0, several GPUs, such as 0,1, or cpu"
-        raise UsageError(f"{where}{resource!r} names no GPU", hint=hint)
+        raise UsageError(f"{location}{resource!r} names no GPU", hint=hint)
 
 
 def find_surprising_readings(text: str) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def find_surprising_readings(text: str) -> dict[str, Any]:
     return {word: value for word, value in readings.items() if str(value).lower() != word.lower().lstrip("+")}
 
 
-def _documents(text: str, path: Path) -> list[Any]:
+def _load_documents(text: str, path: Path) -> list[Any]:
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -176,9 +178,9 @@ def _documents(text: str, path: Path) -> list[Any]:
         raise UsageError(f"{path}: {error}") from None
 
 
-def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path) -> Choice:
+def _parse_choice(document: Any, number: int, template: Mapping[str, Any], path: Path) -> Choice:
     where = f"{path}: document {number}"
-    values = _mapping(document, where)
+    values = _parse_mapping(document, where)
     commands = values.pop("_cmd", None)
     if commands is not None:
         commands = tuple(str(name) for name in (commands if isinstance(commands, list) else [commands]))
@@ -196,10 +198,12 @@ def _choice(document: Any, number: int, template: Mapping[str, Any], path: Path)
     return Choice(lists, None if title is None else str(title), commands)
 
 
-def _search(document: Any, path: Path) -> Search:
+def _parse_search(document: Any, path: Path) -> Search:
     where = f"{path}: 'search'"
-    values = _mapping(document, where)
-    values["parameters"] = _mapping(values.get("parameters"), f"{where}: 'parameters'", empty=False)
+    values = _parse_mapping(document, where)
+    values["parameters"] = _parse_mapping(
+        values.get("parameters"), f"{where}: 'parameters'", allow_empty=False
+    )
     hints = get_type_hints(Search)
     for key, value in values.items():
         if key not in hints:
@@ -208,7 +212,7 @@ def _search(document: Any, path: Path) -> Search:
             known = ", ".join(part for part in get_args(hints[key]) if isinstance(part, str))
             hint = known and f"it is one of {known}"
             raise UsageError(f"{where}: '{key}' cannot be {value!r:.40}", hint=hint)
-    require_validation(values.get("metric", ""), f"{where}: ")
+    require_validation_metric(values.get("metric", ""), f"{where}: ")
     if values.get("trials", 0) < 1:
         raise UsageError(f"{where}: 'trials' must be a number above 0")
     for name, domain in values["parameters"].items():
@@ -216,104 +220,110 @@ def _search(document: Any, path: Path) -> Search:
     return Search(**values)
 
 
-def require_validation(metric: str, where: str = "") -> None:
+def require_validation_metric(metric: str, location: str = "") -> None:
     """Raise UsageError for a metric that nothing is ranked by."""
     if is_test_split(metric):
-        message = f"{where}{metric} is measured on a test set, which must not choose a model"
+        message = f"{location}{metric} is measured on a test set, which must not choose a model"
         raise UsageError(message, hint="rank by a validation metric")
 
 
-def _require_domain(name: str, domain: Any, where: str) -> None:
+def _require_domain(name: str, domain: Any, location: str) -> None:
     for value in domain if isinstance(domain, list) else [""]:
-        _require_parameter(name, value, where)
+        _require_parameter(name, value, location)
     if isinstance(domain, list) and domain:
         return
-    where = f"{where}: {name}"
+    location = f"{location}: {name}"
     ends = [domain.get("low"), domain.get("high")] if isinstance(domain, dict) else []
     numbers = [end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)]
     if len(numbers) != 2 or not set(domain) <= {"low", "high", "log", "step"}:
         example = "{low: 1.0e-6, high: 1.0e-3, log: true}"
         hint = f"for example {example}; YAML takes 1e-6, without a dot, for a text"
-        raise UsageError(f"{where} must be a list of values or a range of numbers", hint=hint)
+        raise UsageError(f"{location} must be a list of values or a range of numbers", hint=hint)
     low, high = numbers
     if not (math.isfinite(low) and math.isfinite(high)) or low > high or (domain.get("log") and low <= 0):
-        raise UsageError(f"{where}: low must be below high, and above 0 for log")
+        raise UsageError(f"{location}: low must be below high, and above 0 for log")
     step = domain.get("step")
     if step is not None and (domain.get("log") or type(step) not in (int, float) or not 0 < step < math.inf):
-        raise UsageError(f"{where}: step must be a number above 0, and excludes log")
+        raise UsageError(f"{location}: step must be a number above 0, and excludes log")
 
 
-def _values(value: Any, where: str, *, empty: bool = True) -> Values:
-    values = _mapping(value, where, empty=empty)
+def _parse_values(value: Any, location: str, *, allow_empty: bool = True) -> Values:
+    values = _parse_mapping(value, location, allow_empty=allow_empty)
     for name, entry in values.items():
-        _require_parameter(name, entry, where)
+        _require_parameter(name, entry, location)
     return values
 
 
-def _require_parameter(name: str, value: Any, where: str) -> None:
-    where = f"{where}: {name}"
-    if name in (*RESERVED, SCRIPTS):
-        raise UsageError(f"{where} is set by mmfw")
+def _require_parameter(name: str, value: Any, location: str) -> None:
+    location = f"{location}: {name}"
+    if name in (*RESERVED_PLACEHOLDERS, LEGACY_SCRIPTS_KEY):
+        raise UsageError(f"{location} is set by mmfw")
     if re.search(f"{SECRET_NAME_PATTERN}$", name.lower()):
         hint = "its values would be in names of folders and in logs; let the command read a variable"
-        raise UsageError(f"{where} is named like a secret", hint=hint)
+        raise UsageError(f"{location} is named like a secret", hint=hint)
     if not isinstance(value, (str, int, float)):
         hint = "quote it, for a text" if value is not None else "'' is an empty text"
-        raise UsageError(f"{where}: {value!r:.40} is no text, number, true or false", hint=hint)
+        raise UsageError(f"{location}: {value!r:.40} is no text, number, true or false", hint=hint)
 
 
-def _mapping(value: Any, where: str, *, empty: bool = True) -> dict[str, Any]:
-    return {str(key): entry for key, entry in _of_any_key(value, where, empty=empty).items()}
+def _parse_mapping(value: Any, location: str, *, allow_empty: bool = True) -> dict[str, Any]:
+    return {
+        str(key): entry for key, entry in _require_mapping(value, location, allow_empty=allow_empty).items()
+    }
 
 
-def _of_any_key(value: Any, where: str, *, empty: bool = False) -> dict[Hashable, Any]:
-    if not isinstance(value, dict) or not (value or empty):
-        raise UsageError(f"{where} must be a mapping of keys")
+def _require_mapping(value: Any, location: str, *, allow_empty: bool = False) -> dict[Hashable, Any]:
+    if not isinstance(value, dict) or not (value or allow_empty):
+        raise UsageError(f"{location} must be a mapping of keys")
     return value
 
 
 @cache
 def placeholders(template: str) -> frozenset[str]:
-    """The names that a template needs values for, those of :data:`RESERVED_KEYS` among them.
+    """The names that a template needs values for, those of :data:`RESERVED_PLACEHOLDERS` among them.
 
     Raises UsageError where one stands in both forms, or the template cannot be split into words.
     """
-    _split_words(template)
-    braces, brackets = ({found[n] for found in _PLACE.finditer(template) if found[n]} for n in (1, 2))
+    _split_template(template)
+    braces, brackets = ({found[n] for found in _PLACEHOLDER.finditer(template) if found[n]} for n in (1, 2))
     if both := braces & brackets:
         raise UsageError(f"{template}: {min(both)} stands in braces and in brackets; use one of them")
     return frozenset(braces | brackets)
 
 
-def fill_words(template: str, values: Mapping[str, Any]) -> list[str]:
+def render_argv(template: str, values: Mapping[str, Any]) -> list[str]:
     """The words of a command; ``values`` has one for each of its :func:`placeholders`."""
     filled: list[str] = []
-    for word in _split_words(template):
-        if alone := _PLACE.fullmatch(word):
-            filled += _filled(alone, values)
+    for word in _split_template(template):
+        if alone := _PLACEHOLDER.fullmatch(word):
+            filled += _placeholder_arguments(alone, values)
         else:
-            filled.append(_PLACE.sub(lambda found: " ".join(_filled(found, values)), word))
+            filled.append(
+                _PLACEHOLDER.sub(lambda found: " ".join(_placeholder_arguments(found, values)), word)
+            )
     return filled
 
 
-def fill_line(template: str, values: Mapping[str, Any]) -> str:
+def render_shell_line(template: str, values: Mapping[str, Any]) -> str:
     """The line for a shell, of the same."""
     joined = re.sub(r"\s*\n\s*", " ", template)
-    return _PLACE.sub(lambda found: format_command(*_filled(found, values)), joined).strip()
+    return _PLACEHOLDER.sub(
+        lambda found: format_command(*_placeholder_arguments(found, values)), joined
+    ).strip()
 
 
-def _filled(found: re.Match[str], values: Mapping[str, Any]) -> list[str]:
+def _placeholder_arguments(match: re.Match[str], values: Mapping[str, Any]) -> list[str]:
     """The words that take the place of a placeholder."""
-    value = values[found[1] or found[2]]
-    if found[1]:
+    value = values[match[1] or match[2]]
+    if match[1]:
         return [str(value)]
     if isinstance(value, bool):
-        return [f"--{found[2]}"] if value else []
-    return [f"--{found[2]}", str(value)]
+        return [f"--{match[2]}"] if value else []
+    return [f"--{match[2]}", str(value)]
 
 
 @cache
-def _split_words(template: str) -> list[str]:
+def _split_template(template: str) -> list[str]:
     try:
         return shlex.split(template)
     except ValueError as error:

@@ -23,20 +23,20 @@ from mmf_win.runs import seeds
 from mmf_win.runs.folder import Run, task_id
 from mmf_win.runs.history import summarize_runs, training_progress
 from mmf_win.runs.scores import UNKNOWN, RunScores, is_test_split, read_scores
-from mmf_win.sweeps.folder import SweepFolder, Task, TaskFolder, load
-from mmf_win.sweeps.grid import SEEDS, number
-from mmf_win.sweeps.planning import all_tasks
-from mmf_win.sweeps.specification import Search, require_validation
+from mmf_win.sweeps.folder import SweepFolder, Task, TaskFolder, load_specification
+from mmf_win.sweeps.grid import SEED_PARAMETERS, parse_number_or_text
+from mmf_win.sweeps.planning import list_tasks
+from mmf_win.sweeps.specification import Search, require_validation_metric
 from mmf_win.upstream.install import require_packages
 
 if TYPE_CHECKING:
     import pandas
 
-_SAMPLE = 20  # tasks whose files are counted
+_MAX_SIZED_TASKS = 20  # tasks whose files are counted
 
 
 @dataclass(frozen=True)
-class Line:
+class ResultRow:
     """One combination.
 
     Attributes:
@@ -53,15 +53,17 @@ class Line:
     """
 
     parameters: dict[str, Any]
-    runs: int
-    tasks: tuple[str, ...] = ()
+    run_count: int
+    task_ids: tuple[str, ...] = ()
     metrics: dict[str, dict[str, float]] = field(default_factory=dict)
     validated_on: str | None = None
     difference: float | None = None
-    p: float | None = None
+    p_value: float | None = None
 
 
-def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()) -> list[Line]:
+def build_table(
+    folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()
+) -> list[ResultRow]:
     """The combinations of a sweep, the best first; those without the metric come last.
 
     Args:
@@ -70,21 +72,23 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
 
     Raises UsageError where the metric is one of a test set, or not there, or ``baseline`` names not one line.
     """
-    asked = load(folder)
+    asked = load_specification(folder)
     search = asked.search if asked is not None else None
     searched = search.metric if search is not None else "auroc"
     metric = metric or searched
-    require_validation(metric)
-    done = [task for task in all_tasks(folder) if task.finished and task.state in ("success", "queued")]
+    require_validation_metric(metric)
+    done = [task for task in list_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
-    shown = ((task, json.dumps([task.values.get(name) for name in differing]), _seed(task)) for task in done)
-    found = [_line(folder, tasks, differing, metric, search) for tasks in seeds.group_by_config(shown)]
-    found = [line for line in found if line.runs]
+    shown = (
+        (task, json.dumps([task.values.get(name) for name in differing]), _seed_label(task)) for task in done
+    )
+    found = [_build_row(folder, tasks, differing, metric, search) for tasks in seeds.group_by_config(shown)]
+    found = [line for line in found if line.run_count]
     known = {name for line in found for name in line.metrics}
     if known and metric not in known:
         raise UsageError(f"there is no metric {metric}", hint=f"there are {', '.join(sorted(known))}")
     if baseline:
-        found = _compared(found, metric, baseline)
+        found = _compare_with_baseline(found, metric, baseline)
     minimized = "loss" in metric or "entropy" in metric
     if search is not None and metric == searched:
         minimized = search.direction == "minimize"
@@ -93,12 +97,14 @@ def lines(folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[
     return with_it + [line for line in found if metric not in line.metrics]
 
 
-def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()) -> pandas.DataFrame:
+def sweep_dataframe(
+    sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()
+) -> pandas.DataFrame:
     """The same as a table: the parameters, ``runs``, and of each metric the mean and ``<metric>_sd``.
 
     Args:
         sweep: its folder.
-        metric, baseline: as for :func:`lines`.
+        metric, baseline: as for :func:`build_table`.
 
     Raises:
         MmfError: pandas is not installed.
@@ -106,17 +112,17 @@ def frame(sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()
     require_packages("pandas", extra="[notebook]")
     import pandas
 
-    found = lines(SweepFolder(Path(sweep)), metric=metric, baseline=baseline)
-    return pandas.DataFrame([flat(line, compared=bool(baseline)) for line in found])
+    found = build_table(SweepFolder(Path(sweep)), metric=metric, baseline=baseline)
+    return pandas.DataFrame([flatten_row(line, with_comparison=bool(baseline)) for line in found])
 
 
-def flat(line: Line, *, compared: bool = False) -> dict[str, Any]:
+def flatten_row(row: ResultRow, *, with_comparison: bool = False) -> dict[str, Any]:
     """A line's values by the names of columns."""
-    told = {"runs": line.runs, "tasks": list(line.tasks), "validated_on": line.validated_on}
-    columns: dict[str, Any] = {**line.parameters, **told}
-    for name, values in line.metrics.items():
+    told = {"runs": row.run_count, "tasks": list(row.task_ids), "validated_on": row.validated_on}
+    columns: dict[str, Any] = {**row.parameters, **told}
+    for name, values in row.metrics.items():
         columns[name], columns[f"{name}_sd"], _ = seeds.mean_and_std([*values.values()])
-    return columns | ({"difference": line.difference, "p": line.p} if compared else {})
+    return columns | ({"difference": row.difference, "p": row.p_value} if with_comparison else {})
 
 
 def differing_parameters(tasks: Sequence[Task]) -> list[str]:
@@ -126,26 +132,26 @@ def differing_parameters(tasks: Sequence[Task]) -> list[str]:
         return len({json.dumps(task.values.get(name), default=str) for task in tasks}) > 1
 
     names = dict.fromkeys(name for task in tasks for name in task.values)
-    return [n for n in names if n not in SEEDS and not n.startswith("_") and differs(n)]
+    return [n for n in names if n not in SEED_PARAMETERS and not n.startswith("_") and differs(n)]
 
 
-def trained(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
+def trained_runs(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
     """The newest run of each task that ended well or was pruned, with the parameters that differ.
 
     Raises UsageError where the sweep's specification is invalid.
     """
-    tasks = [task for task in all_tasks(sweep) if task.state in ("success", "pruned")]
+    tasks = [task for task in list_tasks(sweep) if task.state in ("success", "pruned")]
     differing = differing_parameters(tasks)
-    found = {sweep.task(task.name).newest_run(): task for task in tasks}
+    found = {sweep.task_folder(task.name).newest_run(): task for task in tasks}
     return {run: {name: of.values.get(name) for name in differing} for run, of in found.items() if run}
 
 
-def position(folder: TaskFolder) -> dict[str, Any]:
+def task_progress(folder: TaskFolder) -> dict[str, Any]:
     """How far a task's newest training is; what is not known is None.
 
     ``auroc`` is that of the best checkpoint, measured ``on`` a split, and ``left`` is in seconds.
     """
-    scores, events = measured(folder)
+    scores, events = load_task_scores(folder)
     last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
     (update, total), speed = training_progress(events), last.get("updates_per_s")
     left = (total - update) / speed if update and total and speed else None
@@ -154,7 +160,7 @@ def position(folder: TaskFolder) -> dict[str, Any]:
     return {**known, "auroc": scores.best_auroc, "on": on.split_label if on else None, "left": left}
 
 
-def cost(
+def estimate_cost(
     sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path
 ) -> tuple[int, float, float] | None:
     """What one more task will take: by how many known ones, and the means of their seconds and bytes.
@@ -163,19 +169,19 @@ def cost(
     """
     done = [task for task in tasks if task.state == "success"]
     seconds = [task.seconds for task in done]
-    sizes = [disk_usage(sweep.task(task.name).path)[0] for task in done[:_SAMPLE]]
+    sizes = [disk_usage(sweep.task_folder(task.name).path)[0] for task in done[:_MAX_SIZED_TASKS]]
     if not done and preset:
         runs = summarize_runs(save_dir, preset=preset, state="done")
         seconds, sizes = [run.seconds for run in runs], [run.size for run in runs]
     return (len(seconds), statistics.mean(seconds), statistics.mean(sizes)) if seconds else None
 
 
-def metrics_of(scores: RunScores) -> dict[str, float]:
+def best_checkpoint_metrics(scores: RunScores) -> dict[str, float]:
     """The metrics of a run's best checkpoint: of the validation, and the AUROC of each test set.
 
     Where no record tells which checkpoint predicted a test set, the metric's name does.
     """
-    found = {} if scores.validation is None else validation(scores.validation)
+    found = {} if scores.validation is None else validation_metrics(scores.validation)
     by = " (unknown checkpoint)" if scores.scored_checkpoint == UNKNOWN else ""
     for split, test in sorted(scores.scored_by_split.items()):
         if is_test_split(split) and test.auroc is not None:
@@ -183,16 +189,16 @@ def metrics_of(scores: RunScores) -> dict[str, float]:
     return found
 
 
-def validation(event: Event) -> dict[str, float]:
+def validation_metrics(event: Event) -> dict[str, float]:
     """The metrics of a validation that are numbers."""
     return {name: float(v) for name, v in (event.get("metrics") or {}).items() if is_number(v)}
 
 
-def objective(asked: Search, folder: TaskFolder) -> float | None:
+def objective_value(search: Search, folder: TaskFolder) -> float | None:
     """Return what a search maximizes or minimizes, of a task that ended, finite or not; None for none."""
-    file, found, keys = asked.metric.partition(".json:")
+    file, found, keys = search.metric.partition(".json:")
     if not found:
-        return metrics_of(measured(folder)[0]).get(asked.metric)
+        return best_checkpoint_metrics(load_task_scores(folder)[0]).get(search.metric)
     with suppress(OSError, ValueError, LookupError, TypeError, OverflowError):
         value = json.loads((folder.path / f"{file}.json").read_text(encoding="utf-8"))
         for key in keys.split("."):
@@ -201,7 +207,7 @@ def objective(asked: Search, folder: TaskFolder) -> float | None:
     return None
 
 
-def measured(folder: TaskFolder) -> tuple[RunScores, Sequence[Event]]:
+def load_task_scores(folder: TaskFolder) -> tuple[RunScores, Sequence[Event]]:
     """The scores and events of a task's newest run; none where there is none that can be read."""
     with suppress(DataError, OSError):
         run = folder.newest_run()
@@ -211,57 +217,63 @@ def measured(folder: TaskFolder) -> tuple[RunScores, Sequence[Event]]:
     return RunScores(), ()
 
 
-def _seed(task: Task) -> str:
-    return " ".join(str(task.values[name]) for name in SEEDS if name in task.values) or task.name
+def _seed_label(task: Task) -> str:
+    return " ".join(str(task.values[name]) for name in SEED_PARAMETERS if name in task.values) or task.name
 
 
-def _line(
-    folder: SweepFolder, tasks: Sequence[Task], differing: Sequence[str], metric: str, search: Search | None
-) -> Line:
+def _build_row(
+    folder: SweepFolder,
+    tasks: Sequence[Task],
+    parameter_names: Sequence[str],
+    metric: str,
+    search: Search | None,
+) -> ResultRow:
     values: dict[str, dict[str, float]] = defaultdict(dict)
     validated_on: set[str] = set()
     runs, trained = 0, []
     for task in tasks:
-        of_task = folder.task(task.name)
-        scores, _ = measured(of_task)
-        found = metrics_of(scores)
+        of_task = folder.task_folder(task.name)
+        scores, _ = load_task_scores(of_task)
+        found = best_checkpoint_metrics(scores)
         if scores.validated_on is not None:
             validated_on.add(scores.validated_on.split_label)
         if search is not None and search.metric not in found:
-            value = objective(search, of_task)
+            value = objective_value(search, of_task)
             found |= {} if value is None or not math.isfinite(value) else {search.metric: value}
         runs += bool(found) or task.state == "success"
         if scores.validation is not None:
             trained.append(task_id(of_task.path))
         for name, value in found.items():
-            values[name][_seed(task)] = value
+            values[name][_seed_label(task)] = value
     metrics = {name: values[name] for name in sorted(values, key=lambda name: (name != metric, name))}
-    parameters = {name: tasks[0].values.get(name) for name in differing}
-    return Line(parameters, runs, tuple(trained), metrics, ", ".join(sorted(validated_on)) or None)
+    parameters = {name: tasks[0].values.get(name) for name in parameter_names}
+    return ResultRow(parameters, runs, tuple(trained), metrics, ", ".join(sorted(validated_on)) or None)
 
 
-def _compared(found: Sequence[Line], metric: str, baseline: Sequence[str]) -> list[Line]:
+def _compare_with_baseline(
+    rows: Sequence[ResultRow], metric: str, baseline: Sequence[str]
+) -> list[ResultRow]:
     if wrong := [word for word in baseline if "=" not in word]:
         raise UsageError(f"--baseline takes PARAMETER=VALUE, and {wrong[0]!r} is not")
     asked = dict(word.split("=", 1) for word in baseline)
-    wanted = {name: str(number(value)) for name, value in asked.items()}
-    fit = [line for line in found if all(str(line.parameters.get(k)) == v for k, v in wanted.items())]
+    wanted = {name: str(parse_number_or_text(value)) for name, value in asked.items()}
+    fit = [line for line in rows if all(str(line.parameters.get(k)) == v for k, v in wanted.items())]
     if len(fit) != 1 or len(asked) != len(baseline):
-        there = "; ".join(" ".join(f"{k}={v}" for k, v in line.parameters.items()) for line in found[:5])
+        there = "; ".join(" ".join(f"{k}={v}" for k, v in line.parameters.items()) for line in rows[:5])
         message = f"{' '.join(baseline)} matches {len(fit)} combinations, and must match one"
         raise UsageError(message, hint=f"there are {there}")
-    return [line if line is fit[0] else _against(line, fit[0], metric) for line in found]
+    return [line if line is fit[0] else _compare_rows(line, fit[0], metric) for line in rows]
 
 
-def _against(line: Line, base: Line, metric: str) -> Line:
-    ours, theirs = (one.metrics.get(metric, {}) for one in (line, base))
+def _compare_rows(row: ResultRow, baseline_row: ResultRow, metric: str) -> ResultRow:
+    ours, theirs = (one.metrics.get(metric, {}) for one in (row, baseline_row))
     differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
     if not differences:
-        return line
+        return row
     p = None
     if len(set(differences)) > 1:  # else there is nothing to tell it from
         require_packages("scipy", extra="[report]")
         from scipy.stats import ttest_1samp
 
         p = float(ttest_1samp(differences, 0.0).pvalue)
-    return replace(line, difference=statistics.mean(differences), p=p)
+    return replace(row, difference=statistics.mean(differences), p_value=p)

@@ -76,7 +76,7 @@ def fake_way(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, where the workflow is replaced, so that only what is around it is tested."""
     monkeypatch.setattr(demo, "require_mmf", lambda: None)
     monkeypatch.setattr(demo, "require_packages", lambda *_: None)
-    monkeypatch.setattr(demo, "_go", go_fake)
+    monkeypatch.setattr(demo, "_run_workflow", go_fake)
     return in_tmp_path
 
 
@@ -121,7 +121,7 @@ def test_kept_it_ends_with_the_lines_that_go_on_fake_way(
 def test_a_poor_result_is_an_error_fake_way(
     fake_way: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
 ) -> None:
-    monkeypatch.setattr(demo, "_go", lambda *of: {**go_fake(*of), "auroc": 0.5})
+    monkeypatch.setattr(demo, "_run_workflow", lambda *of: {**go_fake(*of), "auroc": 0.5})
     assert mmfw.json("demo", code=7)["auroc"] == 0.5
     assert "0.5000 is less than" in mmfw.err
 
@@ -146,7 +146,7 @@ def test_only_ctrl_c_removes_a_folder_and_only_a_temporary_one_fake_way(
         go_fake(path, model)
         raise error
 
-    monkeypatch.setattr(demo, "_go", fails)
+    monkeypatch.setattr(demo, "_run_workflow", fails)
     mmfw("demo", *words, code=code)
     assert (fake_way / "mine" / "predictions.csv").exists() == bool(words)
     left = list((fake_way / "temporary").iterdir())

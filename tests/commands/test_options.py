@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.commands import options
 from mmf_win.runs.request import CommandOptions
-from mmf_win.sweeps.running import Runner
+from mmf_win.sweeps.task_runner import TaskRunner
 
 
 @click.command()
@@ -28,7 +28,7 @@ def waits(*words: str) -> float:
 def test_the_stop_timeout_is_an_option_then_a_variable_then_30_seconds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert waits() == CommandOptions().stop_timeout == Runner.patience == 30
+    assert waits() == CommandOptions().stop_timeout == TaskRunner.stop_timeout == 30
     assert waits("--stop-timeout", "2.5") == 2.5
     assert waits() == 30, "it holds for one command"
     monkeypatch.setenv("MMFW_STOP_TIMEOUT", "60")
@@ -55,7 +55,7 @@ def test_only_the_end_of_the_first_line_ends_a_password_of_a_file(
     answers = []
 
     @click.command()
-    @options.ask
+    @options.password_options
     def command(ask: Callable[[], str]) -> None:
         answers.append(ask())
 

@@ -14,8 +14,8 @@ from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import find_run, find_runs, iter_matching_runs
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.planning import all_tasks, plan
-from mmf_win.sweeps.table import cost
+from mmf_win.sweeps.planning import list_tasks, plan_tasks
+from mmf_win.sweeps.table import estimate_cost
 from tests.worlds.hostile import cut
 from tests.worlds.sweeping import ended, trained, yaml
 from tests.worlds.tools import Mmfw, typed
@@ -30,9 +30,9 @@ TASK = "sweeps/grid/Lr_0.1-Seed_1"
 def make(output: Path, text: str = _GRID) -> SweepFolder:
     """A sweep whose tasks have trained, each a little better than the one before."""
     sweep = SweepFolder(output)
-    for number, task in enumerate(plan(yaml(text)).tasks):
+    for number, task in enumerate(plan_tasks(yaml(text)).tasks):
         ended(sweep, task)
-        run = trained(sweep.task(task.name), 0.6 + number / 100)
+        run = trained(sweep.task_folder(task.name), 0.6 + number / 100)
         checkpoint(run.checkpoints / "best.ckpt", 20)
     sweep.specification.write_text(text, encoding="utf-8")
     return sweep
@@ -44,7 +44,7 @@ def save(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
     make(user_dir / "save" / "sweeps" / "grid")
-    run = trained(SweepFolder(user_dir).task("save"), 0.5)
+    run = trained(SweepFolder(user_dir).task_folder("save"), 0.5)
     run.path.rename(run.path.with_name("2025-01-01T00-00-00"))
     return user_dir / "save"
 
@@ -112,7 +112,7 @@ def test_a_bare_name_is_never_that_of_a_sweep(
     mmfw: Mmfw, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("mmf_win.commands.track.usable", lambda *_: ["a tracker"])
+    monkeypatch.setattr("mmf_win.commands.track.enabled_trackers", lambda *_: ["a tracker"])
     mmfw(*words.split(), "grid", code=2)
     assert "did you mean sweeps/grid?" in mmfw.err
     monkeypatch.chdir(save / "sweeps")
@@ -134,7 +134,7 @@ def test_a_command_for_one_run_tells_how_to_list_those_of_a_sweep(mmfw: Mmfw, wo
 def test_a_sweep_without_runs_is_not_sent_in_silence(
     mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmf_win.commands.track.usable", lambda *_: ["a tracker"])
+    monkeypatch.setattr("mmf_win.commands.track.enabled_trackers", lambda *_: ["a tracker"])
     (save / "sweeps" / "new").mkdir()
     (save / "sweeps" / "new" / "sweep.yaml").write_text(_GRID, encoding="utf-8")
     mmfw("track", "push", "sweeps/new", "--to", "mlflow", code=2)
@@ -277,7 +277,7 @@ def test_a_file_with_several_names_counts_once_and_frees_nothing_while_another_n
     assert mmfw.json("runs", "show", single)["size"] == content(single)
 
     sweep = SweepFolder(save / "sweeps" / "grid")
-    measured = cost(sweep, all_tasks(sweep), None, save)
+    measured = estimate_cost(sweep, list_tasks(sweep), None, save)
     assert measured is not None and large < measured[2] < 2 * large
 
     whole = content(single)

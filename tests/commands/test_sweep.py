@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from mmf_win.commands.train import resumed
+from mmf_win.commands.train import resume_argv
 from mmf_win.console import Progress
 from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps import grid
-from mmf_win.sweeps.folder import SweepFolder, begun
-from mmf_win.sweeps.specification import parse
-from mmf_win.sweeps.starting import join_specifications
+from mmf_win.sweeps.folder import SweepFolder, load_started_tasks
+from mmf_win.sweeps.launch import join_specifications
+from mmf_win.sweeps.specification import parse_specification
 from tests.worlds.sweeping import python, tasks, trained
 from tests.worlds.tools import Mmfw, typed
 
@@ -113,8 +113,8 @@ def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -
     sweep.write(python(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
     sweep.run()
     made = SweepFolder(sweep.output)
-    for task, score in zip(begun(made), (0.6, 0.7, 0.8, 0.8), strict=True):
-        trained(made.task(task.name), score)
+    for task, score in zip(load_started_tasks(made), (0.6, 0.7, 0.8, 0.8), strict=True):
+        trained(made.task_folder(task.name), score)
     sweep("table", sweep.output, "--baseline", "lr=0.1")
     assert "0.6500 ± 0.0707" in sweep.out and "+0.1500" in sweep.out
     for form, delimiter in (("csv", ","), ("tsv", "\t")):
@@ -179,9 +179,9 @@ def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
     sweep.write(python(sweep.folder, "print(1)", "{a}"), *choices)
     sweep.run("-t", "y")
     assert "2 choices have the title y" in sweep.err
-    assert [task.name for task in begun(SweepFolder(sweep.output))] == ["A_5", "A_6"]
+    assert [task.name for task in load_started_tasks(SweepFolder(sweep.output))] == ["A_5", "A_6"]
     sweep.run("-t", "x", "--sample", "2")
-    assert len(begun(SweepFolder(sweep.output))) == 4
+    assert len(load_started_tasks(SweepFolder(sweep.output))) == 4
 
 
 @pytest.mark.parametrize(
@@ -252,9 +252,9 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
     assert [line["r.json:x"] for line in sweep.json("table", sweep.output)] == [1.0, 2.0, 3.0]
     sweep.write(python(sweep.folder, program, "{a}", "{_output}"), "_title: x\na: 7", head=head)
     sweep.run("-t", "x", "--force")
-    assert {task.values["a"]: task.starts for task in begun(SweepFolder(sweep.output))} == dict.fromkeys(
-        (1, 2, 3, 7), 1
-    )
+    assert {
+        task.values["a"]: task.starts for task in load_started_tasks(SweepFolder(sweep.output))
+    } == dict.fromkeys((1, 2, 3, 7), 1)
     sweep.write(python(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize"))
     sweep.run(code=2)
     assert "minimize" in sweep.err and "-o" in sweep.err
@@ -267,7 +267,7 @@ def test_a_search_whose_metric_never_appears_ends_after_its_first_trials(sweep: 
     head = f"search: {{trials: 30, metric: '{metric}', parameters: {{a: {{low: 1, high: 1000}}}}}}\n"
     sweep.write(python(sweep.folder, "print(1)", "{a}"), head=head)
     assert metric in sweep.run(code=2)
-    assert 3 <= len(begun(SweepFolder(sweep.output))) < 6
+    assert 3 <= len(load_started_tasks(SweepFolder(sweep.output))) < 6
 
 
 def test_the_data_folder_is_the_default_of_a_files_commands_and_goes_on_with_them(sweep: Sweep) -> None:
@@ -296,15 +296,17 @@ sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
 
 def test_a_sweep_of_a_preset_keeps_what_a_user_has_written_into_its_file(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
-    first = grid.of_preset("demo", [1, 2], ["training.batch_size=8"], [])
+    first = grid.preset_specification_text("demo", [1, 2], ["training.batch_size=8"], [])
     _, text = join_specifications(first, folder)
     by_hand = text.replace("---", "resource: [cpu, cpu]  # mine\n---", 1)
     folder.specification.write_text(by_hand, encoding="utf-8")
     again, text = join_specifications(first, folder)
     assert (again.resource, text) == (("cpu", "cpu"), by_hand)
-    more, text = join_specifications(grid.of_preset("demo", [3], ["training.batch_size=8"], []), folder)
+    more, text = join_specifications(
+        grid.preset_specification_text("demo", [3], ["training.batch_size=8"], []), folder
+    )
     assert more.resource == ("cpu", "cpu") and len(more.choices) == 1 and text.startswith(by_hand)
-    assert len(parse(text, folder.specification).choices) == 2
+    assert len(parse_specification(text, folder.specification).choices) == 2
 
 
 def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
@@ -313,14 +315,14 @@ def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
     folder = SweepFolder(sweep.output)
 
     def after_the_other(*args: Any, **options: Any) -> Any:
-        _, text = join_specifications(grid.of_preset("demo", [1], [], []), folder)
+        _, text = join_specifications(grid.preset_specification_text("demo", [1], [], []), folder)
         folder.specification.write_text(text, encoding="utf-8")
         return file_lock(*args, **options)
 
-    monkeypatch.setattr("mmf_win.sweeps.starting.file_lock", after_the_other)
+    monkeypatch.setattr("mmf_win.sweeps.launch.file_lock", after_the_other)
     sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, "--seeds", "2")  # no task has failed
     text = folder.specification.read_text(encoding="utf-8")
-    assert len(parse(text, folder.specification).choices) == 2
+    assert len(parse_specification(text, folder.specification).choices) == 2
 
 
 def test_the_bar_of_all_tasks_counts_those_that_another_driver_leaves(
@@ -328,11 +330,11 @@ def test_the_bar_of_all_tasks_counts_those_that_another_driver_leaves(
 ) -> None:
     sweep.write(python(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
     sweep.run()
-    folder = SweepFolder(sweep.output).task("A_1")
+    folder = SweepFolder(sweep.output).task_folder("A_1")
     bars = []
     with ExitStack() as other_driver:
         other_driver.enter_context(file_lock(folder.lock))
-        replace(tasks(sweep.output)["A_1"], state="running", finished=()).record(folder)
+        replace(tasks(sweep.output)["A_1"], state="running", finished=()).save(folder)
 
         class Bar(Progress):
             def __enter__(self) -> Bar:
@@ -359,11 +361,13 @@ def test_the_trainings_of_a_preset_are_sent_to_a_tracker_also_when_they_are_resu
     monkeypatch.setenv("MMFW_TRACK", "mlflow")
     sweep.run("--dry-run")  # what a file's commands may heed
     sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, *track)  # no task has failed
-    [command] = parse((sweep.output / "sweep.yaml").read_text(encoding="utf-8"), sweep.file).template.values()
+    [command] = parse_specification(
+        (sweep.output / "sweep.yaml").read_text(encoding="utf-8"), sweep.file
+    ).template.values()
     words = shlex.split(command)
     assert words[:3] == ["mmfw", "train", "demo"] and words[-len(track) :] == track
     run = Run(sweep.folder / "a run")
-    assert resumed(["mmfw", "train", "demo", *track], run) == [
+    assert resume_argv(["mmfw", "train", "demo", *track], run) == [
         "mmfw",
         "train",
         "--resume",

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from mmf_win.commands.sweep_display import SweepDisplay
-from mmf_win.commands.train import resumed
+from mmf_win.commands.train import resume_argv
 from mmf_win.protocol import Event
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import run_state
 from mmf_win.runs.lookup import list_runs
 from mmf_win.sweeps.driver import Driver
-from mmf_win.sweeps.folder import State, SweepFolder, Task
-from mmf_win.sweeps.planning import plan
-from mmf_win.sweeps.running import Runner, slots_here
+from mmf_win.sweeps.folder import SweepFolder, Task, TaskState
+from mmf_win.sweeps.planning import plan_tasks
 from mmf_win.sweeps.search import OptunaSearch
+from mmf_win.sweeps.task_runner import TaskRunner, local_slots
 from tests.endtoend.conftest import Faulty, Tool, events, starts
 from tests.worlds.job import signal_all
 from tests.worlds.sweeping import mmfw, tasks, yaml
@@ -129,7 +129,7 @@ class _PrunesAtOnce(OptunaSearch):
     """A search, for this test, that stops a task at its first validation."""
 
     def __init__(self) -> None:
-        self.told: list[State] = []
+        self.told: list[TaskState] = []
 
     def propose(self) -> Task | None:
         return None
@@ -151,10 +151,10 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
     asked = yaml(f"template: {{train: \"{train} {often}\", test: 'echo {{n}}'}}\n---\nn: 1\n")
     sweep = SweepFolder(tool.folder / "sweep")
     search = _PrunesAtOnce()
-    runner = Runner(sweep, asked.template, False, resumed, "now")
+    runner = TaskRunner(sweep, asked.template, False, resume_argv, "now")
     with SweepDisplay(1) as display:
-        driver = Driver(sweep, slots_here(["cpu"], 1), runner.run, display, search)
-        assert driver.run(plan(asked).tasks) is False
+        driver = Driver(sweep, local_slots(["cpu"], 1), runner.run, display, search)
+        assert driver.run(plan_tasks(asked).tasks) is False
     assert search.told == ["pruned"]
     assert [task.state for task in tasks(sweep.path).values()] == ["pruned"]
     [run] = _runs(sweep.path)

@@ -13,7 +13,7 @@ from mmf_win.files import write_json
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from mmf_win.sweeps.folder import TaskFolder
-from mmf_win.sweeps.table import measured, metrics_of
+from mmf_win.sweeps.table import best_checkpoint_metrics, load_task_scores
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 from tests.worlds.tools import Mmfw
@@ -111,7 +111,7 @@ def test_a_new_best_leaves_the_old_ones_score_behind(mmfw: Mmfw, run: Run) -> No
     predicted(run, "test_seen", "30 of 2", 0.3)
     assert listed(mmfw, save) == {"a": (0.95, 0.3, "test_seen", "best")}
     task = TaskFolder(run.path.parents[1])
-    assert metrics_of(measured(task)[0]) == {"auroc": 0.95, "test_seen_auroc": 0.3}
+    assert best_checkpoint_metrics(load_task_scores(task)[0]) == {"auroc": 0.95, "test_seen_auroc": 0.3}
 
 
 def test_the_best_auroc_is_that_of_the_best_checkpoint(mmfw: Mmfw, run: Run) -> None:
@@ -139,7 +139,12 @@ def test_of_older_records_the_checkpoint_is_unknown_and_said_to_be(mmfw: Mmfw, u
     predicted(old, "test_seen", "10 of 1", 0.7)
     assert listed(mmfw, user_dir) == {"a": (0.9, 0.7, "test_seen", "unknown")}
     assert "test_seen  unknown" in mmfw("runs", "--save-dir", user_dir)
-    assert metrics_of(measured(TaskFolder(user_dir))[0])["test_seen_auroc (unknown checkpoint)"] == 0.7
+    assert (
+        best_checkpoint_metrics(load_task_scores(TaskFolder(user_dir))[0])[
+            "test_seen_auroc (unknown checkpoint)"
+        ]
+        == 0.7
+    )
     saved(old, 20, 0.8)
     assert listed(mmfw, user_dir)["a"][-1] == "unknown", "the best may still be the old one"
     saved(old, 30, 0.95, best=True)

@@ -22,7 +22,7 @@ from mmf_win.locking import file_lock
 from mmf_win.machine import available_cpus
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from mmf_win.sweeps.folder import SweepFolder, remove_sweep
-from mmf_win.sweeps.running import slots_here
+from mmf_win.sweeps.task_runner import local_slots
 from tests.worlds.fake_nvml import FakeNvml
 from tests.worlds.sweeping import gated, journal, mmfw, python, tasks
 
@@ -335,16 +335,16 @@ def test_values_reach_a_command_as_they_are(sweep: Sweep) -> None:
 
 def test_slots_share_the_threads_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    slots = slots_here(["cpu"], 2)
+    slots = local_slots(["cpu"], 2)
     assert [slot.environment["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["-1", "-1"]
     assert {slot.environment["OMP_NUM_THREADS"] for slot in slots} == {str(max(1, available_cpus() // 2))}
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert slots_here(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
+    assert local_slots(["cpu"], 2)[0].environment["OMP_NUM_THREADS"] == "3"
 
 
 def test_a_training_uses_all_gpus_of_its_slot_fake_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    several, one = (slot.environment for slot in slots_here(["0,1", "1"], None))
+    several, one = (slot.environment for slot in local_slots(["0,1", "1"], None))
     assert (several["CUDA_VISIBLE_DEVICES"], several["MMFW_NPROC"]) == ("0,1", "auto")
     assert "MMFW_NPROC" not in one
 
@@ -361,13 +361,13 @@ def test_a_task_that_another_driver_has_all_but_ended_is_waited_for(sweep: Sweep
     sweep.open()
     sweep.write(1, gated(sweep.folder))
     assert sweep.run()[0] == 0
-    [task], [folder] = tasks(sweep.output).values(), [SweepFolder(sweep.output).task("N_0")]
+    [task], [folder] = tasks(sweep.output).values(), [SweepFolder(sweep.output).task_folder("N_0")]
     with file_lock(folder.lock):
-        replace(task, state="running").record(folder)  # its last command is noted as finished
+        replace(task, state="running").save(folder)  # its last command is noted as finished
         driver = sweep.start()
         assert driver.stdout is not None
         assert any("waiting for 1 tasks" in line for line in iter(driver.stdout.readline, ""))
-        task.record(folder)
+        task.save(folder)
     said, _ = driver.communicate(timeout=_PATIENCE)
     assert driver.returncode == 0 and "1 success" in said and "running" not in said
 

@@ -16,11 +16,11 @@ from mmf_win.locking import file_lock
 from mmf_win.sweeps import driver as driver_module
 from mmf_win.sweeps.driver import Driver
 from mmf_win.sweeps.folder import SweepFolder, Task
-from mmf_win.sweeps.running import Asked, News, Slot, Tell
+from mmf_win.sweeps.task_runner import OnUpdate, Slot, TaskSignals, TaskUpdate
 
 _PATIENCE = 5.0  # seconds a task waits for what a correct driver does at once
 
-Execute = Callable[[Task, Slot, Tell, Callable[[], Asked]], Task]
+Execute = Callable[[Task, Slot, OnUpdate, Callable[[], TaskSignals]], Task]
 
 
 def task(number: int) -> Task:
@@ -28,7 +28,7 @@ def task(number: int) -> Task:
     return Task(f"N_{number}", {"n": number}, ("c",), order=number)
 
 
-def driver(folder: Path, execute: Execute, show: Callable[[Slot, News], None]) -> Driver:
+def driver(folder: Path, execute: Execute, show: Callable[[Slot, TaskUpdate], None]) -> Driver:
     """Return a driver with two slots on the CPU."""
     return Driver(SweepFolder(folder), [Slot(number, "cpu", {}) for number in range(2)], execute, show)
 
@@ -37,19 +37,19 @@ def test_if_the_driver_fails_its_running_tasks_are_asked_to_stop(tmp_path: Path)
     is_running = threading.Event()
     asked: list[int] = []
 
-    def execute(task: Task, _slot: Slot, tell: Tell, stops: Callable[[], Asked]) -> Task:
+    def execute(task: Task, _slot: Slot, tell: OnUpdate, stops: Callable[[], TaskSignals]) -> Task:
         if task.order == 0:
             assert is_running.wait(_PATIENCE)
             tell(task)
         else:
             is_running.set()
             deadline = time.monotonic() + _PATIENCE
-            while not stops().stops and time.monotonic() < deadline:
+            while not stops().stop_count and time.monotonic() < deadline:
                 time.sleep(0.01)
-            asked.append(stops().stops)
+            asked.append(stops().stop_count)
         return replace(task, state="success")
 
-    def show(_slot: Slot, _news: News) -> None:
+    def show(_slot: Slot, _news: TaskUpdate) -> None:
         raise OSError("the display is gone")
 
     with pytest.raises(OSError, match="the display is gone"):
@@ -60,9 +60,9 @@ def test_if_the_driver_fails_its_running_tasks_are_asked_to_stop(tmp_path: Path)
 def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver_module, "BETWEEN_LOOKS", 0.0)
+    monkeypatch.setattr(driver_module, "RESCAN_SECONDS", 0.0)
     others, own = task(0), task(1)
-    lock = SweepFolder(tmp_path).task(others.name).lock
+    lock = SweepFolder(tmp_path).task_folder(others.name).lock
     lock.parent.mkdir()
     is_taken = threading.Event()
     taken_meanwhile: list[bool] = []
@@ -70,7 +70,7 @@ def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
     with ExitStack() as other_driver:
         other_driver.enter_context(file_lock(lock))
 
-        def execute(task: Task, _slot: Slot, _tell: Tell, _stops: Callable[[], Asked]) -> Task:
+        def execute(task: Task, _slot: Slot, _tell: OnUpdate, _stops: Callable[[], TaskSignals]) -> Task:
             if task == own:
                 other_driver.close()
                 taken_meanwhile.append(is_taken.wait(_PATIENCE))
@@ -87,7 +87,7 @@ def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
 def test_an_error_of_one_task_leaves_the_others_unless_the_folder_has_no_locks(tmp_path: Path) -> None:
     error = OSError(errno.EIO, "the disk fails")
 
-    def execute(task: Task, _slot: Slot, _tell: Tell, _stops: Callable[[], Asked]) -> Task:
+    def execute(task: Task, _slot: Slot, _tell: OnUpdate, _stops: Callable[[], TaskSignals]) -> Task:
         if task.order == 0:
             raise error
         return replace(task, state="success")

@@ -10,8 +10,8 @@ import pytest
 
 from mmf_win.errors import TrainingError
 from mmf_win.sweeps.folder import SweepFolder, Task
-from mmf_win.sweeps.on_ray import Cluster
-from mmf_win.sweeps.running import Asked, Runner, Slot
+from mmf_win.sweeps.ray_backend import RayCluster
+from mmf_win.sweeps.task_runner import Slot, TaskRunner, TaskSignals
 
 
 class RayError(Exception):
@@ -34,10 +34,12 @@ def test_a_task_whose_every_node_a_fake_cluster_loses_has_failed(
     def lose(*_: object) -> NoReturn:
         raise RayError("the node died")
 
-    monkeypatch.setattr(Cluster, "_try", lose)
+    monkeypatch.setattr(RayCluster, "_run_on_node", lose)
     sweep = SweepFolder(tmp_path)
-    sweep.task("A_1").path.mkdir()
-    runner = Runner(sweep, {}, shell=False, resume=lambda words, _run: list(words), time="now")
+    sweep.task_folder("A_1").path.mkdir()
+    runner = TaskRunner(sweep, {}, shell=False, resume=lambda words, _run: list(words), timestamp="now")
     with pytest.raises(TrainingError, match="the node died") as raised:
-        Cluster(FakeRay(), "").run(runner, Task("A_1", {}, ()), Slot(0, "", {}), lambda _: None, Asked)
+        RayCluster(FakeRay(), "").run(
+            runner, Task("A_1", {}, ()), Slot(0, "", {}), lambda _: None, TaskSignals
+        )
     assert raised.value.exit_code == 7

@@ -19,7 +19,7 @@ import pytest
 
 import mmf_win
 from mmf_win.cli import main
-from mmf_win.sweeps.folder import SweepFolder, Task, begun
+from mmf_win.sweeps.folder import SweepFolder, Task, load_started_tasks
 from tests.worlds.mounts import with_own_mounts
 from tests.worlds.tools import requires_package
 
@@ -158,7 +158,7 @@ def words(numbers: list[int], *commands: str, output: str = "out") -> list[str]:
 
 
 def tasks() -> list[Task]:
-    return begun(SweepFolder(Path("out")))
+    return load_started_tasks(SweepFolder(Path("out")))
 
 
 def ran(command: str, numbers: Sequence[int]) -> list[list[str]]:

@@ -11,7 +11,7 @@ import pytest
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps.folder import SweepFolder, Task
-from mmf_win.sweeps.running import Runner, Slot
+from mmf_win.sweeps.task_runner import Slot, TaskRunner
 from tests.worlds.sweeping import ended, never_resumed, trained
 
 # It refuses at once, so a task with it fails unless it takes it for done.
@@ -23,8 +23,8 @@ def _run(
 ) -> Task:
     """What becomes of a task that an earlier driver has begun, and that has these runs."""
     sweep, task = SweepFolder(folder), Task("task", {"seed": 1}, ("one",))
-    replace(ended(sweep, task, "queued"), runs=runs, seconds=seconds).record(sweep.task("task"))
-    return Runner(sweep, {"one": template}, False, never_resumed, "now").run(
+    replace(ended(sweep, task, "queued"), runs=runs, seconds=seconds).save(sweep.task_folder("task"))
+    return TaskRunner(sweep, {"one": template}, False, never_resumed, "now").run(
         task, Slot(0, "cpu", {}), lambda _: None
     )
 
@@ -32,7 +32,7 @@ def _run(
 @pytest.fixture
 def done(user_dir: Path) -> dict[str, str]:
     """A finished run in the task's folder, as the first command would have noted it."""
-    folder = SweepFolder(user_dir).task("task")
+    folder = SweepFolder(user_dir).task_folder("task")
     made = trained(folder, 0.7)
     return {"script": "mmfw train nope --seed 1", "run": made.path.relative_to(folder.path).as_posix()}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import DataError, UsageError
-from mmf_win.sweeps.folder import SweepFolder, Task, begun
+from mmf_win.sweeps.folder import SweepFolder, Task, load_started_tasks
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
-from mmf_win.sweeps.table import objective
+from mmf_win.sweeps.table import objective_value
 from tests.worlds.rivals import COUNT, compete, meet
 from tests.worlds.sweeping import ended, trained, yaml
 from tests.worlds.tools import requires_package
@@ -43,24 +43,24 @@ def sweep(user_dir: Path) -> SweepFolder:
 
 
 def _search(sweep: SweepFolder, text: str) -> OptunaSearch:
-    return OptunaSearch(yaml(text), sweep, begun(sweep))
+    return OptunaSearch(yaml(text), sweep, load_started_tasks(sweep))
 
 
 def _end(sweep: SweepFolder, search: OptunaSearch, task: Task) -> None:
     """Let a task end with the square of its distance from 3."""
     done = ended(sweep, task)
     score = (task.values["x"] - 3) ** 2
-    result = sweep.task(task.name).path / "out.json"
+    result = sweep.task_folder(task.name).path / "out.json"
     result.write_text(json.dumps({"scores": [score]}), encoding="utf-8")
-    search.tell(done)
+    search.record_outcome(done)
 
 
 def _run(sweep: SweepFolder, text: str) -> list[Task]:
     """Let each proposed task end."""
     search = _search(sweep, text)
-    while (task := search.propose()) is not None:
+    while (task := search.propose_task()) is not None:
         _end(sweep, search, task)
-    return begun(sweep)
+    return load_started_tasks(sweep)
 
 
 def _asked(rest: str) -> str:
@@ -98,41 +98,41 @@ def test_a_training_that_falls_behind_is_hopeless(sweep: SweepFolder) -> None:
     search = _search(sweep, asked)
 
     def begun() -> Task:
-        row = search.propose()
+        row = search.propose_task()
         assert row is not None
         return row
 
     def hopeless(row: Task, auroc: float) -> bool:
         metrics = {"auroc": auroc}
-        return search.is_hopeless(row, {"kind": "val", "update": 10, "metrics": metrics})
+        return search.should_prune(row, {"kind": "val", "update": 10, "metrics": metrics})
 
     for _ in range(5):  # Optuna's median waits for so many
         row = begun()
         assert not hopeless(row, 0.7)
-        trained(sweep.task(row.name), 0.7)
-        search.tell(ended(sweep, row))
+        trained(sweep.task_folder(row.name), 0.7)
+        search.record_outcome(ended(sweep, row))
     good, bad = begun(), begun()
     assert not hopeless(good, 0.8)
     assert hopeless(bad, 0.6)
-    search.tell(ended(sweep, bad, "pruned"))
-    assert _search(sweep, asked).unbegun() == [good]
+    search.record_outcome(ended(sweep, bad, "pruned"))
+    assert _search(sweep, asked).list_unstarted_tasks() == [good]
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "nothing", '{"scores": []}', '{"scores": ["x"]}'])
 def test_a_result_that_is_not_there_is_none(user_dir: Path, content: str) -> None:
-    task = SweepFolder(user_dir).task("t")
+    task = SweepFolder(user_dir).task_folder("t")
     asked = Search({"x": [1]}, 1, "out.json:scores.0")
-    assert objective(asked, task) is None
+    assert objective_value(asked, task) is None
     task.path.mkdir()
     (task.path / "out.json").write_text(content, encoding="utf-8")
-    assert objective(asked, task) is None
+    assert objective_value(asked, task) is None
 
 
 def _propose(folder: Path) -> list[str]:
     """Names of what a driver runs, that has begun at the same moment as others."""
     sweep = SweepFolder(folder)
     search, names = _search(sweep, _asked(_MANY)), []
-    while (task := search.propose()) is not None:
+    while (task := search.propose_task()) is not None:
         names.append(task.name)
         _end(sweep, search, task)
     return names
@@ -141,25 +141,25 @@ def _propose(folder: Path) -> list[str]:
 def test_drivers_that_begin_together_share_the_trials(sweep: SweepFolder) -> None:
     found = compete(_propose, sweep.path)
     assert len(found) == len(set(found)) == 9
-    assert len({task.trial for task in begun(sweep)}) == 9
+    assert len({task.trial for task in load_started_tasks(sweep)}) == 9
 
 
 def _tell_of_all(folder: Path) -> list[str]:
     """Names of what a driver has seen end, at the same moment as others."""
     sweep = SweepFolder(folder)
-    search, tasks = _search(sweep, _asked(_MANY)), begun(sweep)
+    search, tasks = _search(sweep, _asked(_MANY)), load_started_tasks(sweep)
     for task in tasks:
         meet()
-        search.tell(task)
+        search.record_outcome(task)
     return [task.name for task in tasks]
 
 
 def test_drivers_that_see_a_task_end_together_tell_of_it_once(sweep: SweepFolder) -> None:
     search = _search(sweep, _asked(_MANY))
-    while (task := search.propose()) is not None:
+    while (task := search.propose_task()) is not None:
         ended(sweep, task, "failed")
     assert len(compete(_tell_of_all, sweep.path)) == COUNT * 9
-    assert _search(sweep, _asked(_MANY)).unbegun() == []
+    assert _search(sweep, _asked(_MANY)).list_unstarted_tasks() == []
 
 
 def test_a_search_that_has_lost_its_study_says_so_before_it_runs_all_again(sweep: SweepFolder) -> None:
@@ -172,27 +172,27 @@ def test_a_search_that_has_lost_its_study_says_so_before_it_runs_all_again(sweep
         assert "-o" in str(caught.value.hint)
     asked = asked.replace("seed: 1", "seed: 2")
     search = OptunaSearch(yaml(asked), sweep, [])  # as one that knows older trials alone
-    search.tell(lost)  # of a number that there is not yet
-    first = search.propose()
+    search.record_outcome(lost)  # of a number that there is not yet
+    first = search.propose_task()
     assert first is not None and first.trial == lost.trial and first.key != lost.key
-    search.tell(lost)
-    assert not search.is_hopeless(lost, {"kind": "val", "update": 1, "metrics": {"out.json:scores.0": 1}})
-    assert _search(sweep, asked).unbegun() == [first]
+    search.record_outcome(lost)
+    assert not search.should_prune(lost, {"kind": "val", "update": 1, "metrics": {"out.json:scores.0": 1}})
+    assert _search(sweep, asked).list_unstarted_tasks() == [first]
 
 
 def test_what_a_dead_driver_had_proposed_or_seen_end_is_run_or_told(sweep: SweepFolder) -> None:
     asked = _asked("trials: 3\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
     dead = _search(sweep, asked)
-    proposed = [dead.propose() for _ in range(2)]
+    proposed = [dead.propose_task() for _ in range(2)]
     first, second = (task for task in proposed if task is not None)
     ended(sweep, first)  # and the driver died before it told Optuna
     search = _search(sweep, asked)
-    assert search.unbegun() == [second]
+    assert search.list_unstarted_tasks() == [second]
     _end(sweep, search, second)
-    third = search.propose()
+    third = search.propose_task()
     assert third is not None and third.trial == 2
-    assert search.propose() is None
-    assert _search(sweep, asked).unbegun() == [third]
+    assert search.propose_task() is None
+    assert _search(sweep, asked).list_unstarted_tasks() == [third]
 
 
 @pytest.mark.parametrize("chosen", [(), ("x",), ("x", "kind")], ids=["nothing", "some", "a repetition"])
@@ -218,7 +218,7 @@ def test_trials_of_a_refused_search_space_do_not_count(sweep: SweepFolder) -> No
     assert len(_run(sweep, _asked(_TWO.format(2).replace("KINDS", "[a, b]")))) == 2
     for _ in range(3):
         with pytest.raises(UsageError, match="CategoricalDistribution"):
-            _search(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b, c]"))).propose()
+            _search(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b, c]"))).propose_task()
     assert len(_run(sweep, _asked(_TWO.format(6).replace("KINDS", "[a, b]")))) == 6
 
 
@@ -226,12 +226,12 @@ def test_trials_of_a_refused_search_space_do_not_count(sweep: SweepFolder) -> No
 def test_optuna_learns_no_value_that_is_not_finite(sweep: SweepFolder, odd: str) -> None:
     asked = _asked(_TWO.format(5).replace("KINDS", "[a, b]"))
     search = _search(sweep, asked)
-    while (task := search.propose()) is not None:  # the first three do not end the search
-        result = sweep.task(task.name).path / "out.json"
+    while (task := search.propose_task()) is not None:  # the first three do not end the search
+        result = sweep.task_folder(task.name).path / "out.json"
         done = ended(sweep, task)
         value = odd if task.order < 3 else "1"
         result.write_text(f'{{"scores": [{value}]}}', encoding="utf-8")
-        search.tell(done)
+        search.record_outcome(done)
     import optuna
 
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{sweep.study.as_posix()}")

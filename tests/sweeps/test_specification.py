@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import UsageError
-from mmf_win.sweeps.grid import find_equal_numbers, of_preset
-from mmf_win.sweeps.planning import plan
+from mmf_win.sweeps.grid import find_equal_numbers, preset_specification_text
+from mmf_win.sweeps.planning import plan_tasks
 from mmf_win.sweeps.specification import (
     Choice,
     find_surprising_readings,
-    parse,
+    parse_specification,
     read_text,
 )
-from mmf_win.sweeps.specification import fill_words as words
+from mmf_win.sweeps.specification import render_argv as words
 from tests.worlds.sweeping import ROOT, yaml
 
 HEAD = "template: {train: 'echo {lr}'}\n"
@@ -102,7 +102,7 @@ WRONG = {
 @pytest.mark.parametrize(("text", "told"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_with_a_file_is_said_with_its_name(text: str, told: str) -> None:
     with pytest.raises(UsageError) as error:
-        parse(text, Path("my params.yaml"))
+        parse_specification(text, Path("my params.yaml"))
     assert "my params.yaml" in str(error.value) and told in f"{error.value} {error.value.hint}"
 
 
@@ -117,8 +117,8 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     "typed", ["/data/[2024]/{best}.yaml", "one {lr}", "[x\x85y]", "[seed]", "C:\\[x]\\p.yaml"]
 )
 def test_a_typed_path_may_hold_what_marks_a_placeholder(typed: str) -> None:
-    asked = yaml(of_preset(typed, [7], ["a[0].lr=1,2"], ["--data-dir", typed]))
-    task = plan(asked).tasks[0]
+    asked = yaml(preset_specification_text(typed, [7], ["a[0].lr=1,2"], ["--data-dir", typed]))
+    task = plan_tasks(asked).tasks[0]
     filled = words(asked.template["train"], task.values)
     assert filled == ["mmfw", "train", typed, "--data-dir", typed, "a[0].lr=1", "--seed", "7"]
     assert task.name == "Lr_1-Seed_7"
@@ -141,11 +141,11 @@ def test_values_that_are_equal_as_numbers_are_found_and_stay_apart() -> None:
     asked = yaml(f"{text}---\na: [1e-5, 0.00001, 2, x, x, nan, nan]\nb: [1, true]\n")
     assert find_equal_numbers(asked) == {"a": ["1e-5", "1e-05"]}
     assert asked.choices[0].values["a"][:2] == ["1e-5", 1e-05]
-    typed = yaml(of_preset("demo", [], ["lr=1e-5,0.00001,2", "batch_size=16,16.0"], []))
+    typed = yaml(preset_specification_text("demo", [], ["lr=1e-5,0.00001,2", "batch_size=16,16.0"], []))
     assert find_equal_numbers(typed) == {"lr": ["1e-05", "1e-05"], "batch_size": ["16", "16.0"]}
 
 
 def test_the_guides_files_are_valid() -> None:
     guide = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     texts = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
-    assert [len(plan(yaml(text)).tasks) for text in texts] == [8, 0]
+    assert [len(plan_tasks(yaml(text)).tasks) for text in texts] == [8, 0]

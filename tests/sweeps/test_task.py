@@ -16,16 +16,16 @@ from mmf_win.locking import file_lock
 from mmf_win.sweeps.folder import (
     SweepFolder,
     Task,
-    begun,
-    joined,
+    load_started_tasks,
+    load_task,
+    merge_tasks,
     read_yaml,
-    recorded,
-    require_known,
+    require_intact_records,
     write_yaml,
 )
-from mmf_win.sweeps.planning import all_tasks, plan
-from mmf_win.sweeps.running import News, Runner, Slot
+from mmf_win.sweeps.planning import list_tasks, plan_tasks
 from mmf_win.sweeps.specification import Choice, Specification
+from mmf_win.sweeps.task_runner import Slot, TaskRunner, TaskUpdate
 from tests.worlds.sweeping import ended, never_resumed, python, trained, yaml
 
 _CPU = Slot(0, "cpu", {})
@@ -46,7 +46,7 @@ def sweep(user_dir: Path) -> SweepFolder:
 
 
 def _now(sweep: SweepFolder, asked: Specification | None = None) -> list[Task]:
-    return joined(plan(asked or _asked()).tasks, begun(sweep))
+    return merge_tasks(plan_tasks(asked or _asked()).tasks, load_started_tasks(sweep))
 
 
 def _run(
@@ -55,8 +55,8 @@ def _run(
     """What a task has become, and whether it was begun for that."""
     program_of = zip(commands, programs or ("", ""), strict=False)
     template = {name: python(sweep.path.parent, program) for name, program in program_of}
-    told: list[News] = []
-    after = Runner(sweep, template, False, never_resumed, "now").run(task, _CPU, told.append)
+    told: list[TaskUpdate] = []
+    after = TaskRunner(sweep, template, False, never_resumed, "now").run(task, _CPU, told.append)
     return after, any(isinstance(news, Task) for news in told)
 
 
@@ -64,7 +64,7 @@ def test_a_task_that_ended_well_has_nothing_left(sweep: SweepFolder) -> None:
     for task in _now(sweep):
         assert _run(sweep, task)[0].state == "success"
     again = _now(sweep, _asked("[1, 2, 3, 4]"))
-    assert [task.left for task in again] == [[], [], [], ["train", "test"]]
+    assert [task.remaining_commands for task in again] == [[], [], [], ["train", "test"]]
     assert [task.state for task in again] == [*["success"] * 3, "queued"]
     assert [_run(sweep, task)[1] for task in again] == [False, False, False, True]
 
@@ -73,49 +73,53 @@ def test_a_finished_command_of_a_failed_task_is_not_left(sweep: SweepFolder) -> 
     first = _now(sweep)[0]
     failed, _ = _run(sweep, first, "", _FAILS)
     assert (failed.state, failed.command, failed.message) == ("failed", "test", "test: no")
-    assert recorded(sweep.task("A_1")) == replace(failed, commands=("train", "test"))
+    assert load_task(sweep.task_folder("A_1")) == replace(failed, commands=("train", "test"))
     known = _now(sweep)[0]
-    assert (known.state, known.left, known.starts) == ("failed", ["test"], 1)
+    assert (known.state, known.remaining_commands, known.starts) == ("failed", ["test"], 1)
     assert _run(sweep, first)[0] == failed  # a driver that began before it failed leaves it
     assert _run(sweep, known)[0].state == "success"
-    assert len([*sweep.task("A_1").path.glob("log.train.*")]) == 1
+    assert len([*sweep.task_folder("A_1").path.glob("log.train.*")]) == 1
 
 
 def test_what_was_done_can_be_forgotten(sweep: SweepFolder) -> None:
     _run(sweep, _now(sweep)[0])
     for commands, left in ((["test"], ["test"]), (["train", "test"], ["train", "test"])):
-        with file_lock(sweep.task("A_1").lock), pytest.raises(UsageError):
-            _now(sweep)[0].anew(commands).forget(sweep.task("A_1"), UsageError("busy"))
-        assert _now(sweep)[0].left == []
-        _now(sweep)[0].anew(commands).forget(sweep.task("A_1"), UsageError("busy"))
-        assert (_now(sweep)[0].state, _now(sweep)[0].left) == ("queued", left)
+        with file_lock(sweep.task_folder("A_1").lock), pytest.raises(UsageError):
+            _now(sweep)[0].with_commands_reset(commands).reset_record(
+                sweep.task_folder("A_1"), UsageError("busy")
+            )
+        assert _now(sweep)[0].remaining_commands == []
+        _now(sweep)[0].with_commands_reset(commands).reset_record(
+            sweep.task_folder("A_1"), UsageError("busy")
+        )
+        assert (_now(sweep)[0].state, _now(sweep)[0].remaining_commands) == ("queued", left)
         _run(sweep, _now(sweep)[0])
     assert (_now(sweep)[0].state, _now(sweep)[0].starts) == ("success", 3)
-    _now(sweep)[1].anew(["train"]).forget(sweep.task("A_2"), UsageError("busy"))
-    assert not sweep.task("A_2").path.exists()
+    _now(sweep)[1].with_commands_reset(["train"]).reset_record(sweep.task_folder("A_2"), UsageError("busy"))
+    assert not sweep.task_folder("A_2").path.exists()
 
 
 def test_one_command_alone_leaves_the_other(sweep: SweepFolder) -> None:
     assert _run(sweep, _now(sweep)[0], commands=("test",))[0].state == "success"
-    assert next((task.state, task.left) for task in _now(sweep)) == ("queued", ["train"])
+    assert next((task.state, task.remaining_commands) for task in _now(sweep)) == ("queued", ["train"])
 
 
 def test_what_is_no_longer_asked_for_is_listed_where_it_has_run(sweep: SweepFolder) -> None:
     ended(sweep, _now(sweep)[1], "failed")
     sweep.specification.write_text("template: {train: 'echo {a}'}\n---\na: [3, 4]\n", encoding="utf-8")
-    found = [(task.name, task.state) for task in all_tasks(sweep)]
+    found = [(task.name, task.state) for task in list_tasks(sweep)]
     assert found == [("A_3", "queued"), ("A_4", "queued"), ("A_2", "failed")]
 
 
 def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
     for task in _now(sweep):
         ended(sweep, task)
-    late = plan(_asked(default=5)).tasks[0]  # planned before the others had begun
+    late = plan_tasks(_asked(default=5)).tasks[0]  # planned before the others had begun
     assert _run(sweep, late)[0].state == "success"
     now = _now(sweep, _asked(default=5))
     assert [task.state for task in now] == ["success", "queued", "queued"]
-    assert len({task.name.casefold() for task in [*begun(sweep), *now]}) == 6
-    assert read_yaml(sweep.task("A_1").param)["b"] == 0
+    assert len({task.name.casefold() for task in [*load_started_tasks(sweep), *now]}) == 6
+    assert read_yaml(sweep.task_folder("A_1").param)["b"] == 0
 
 
 @pytest.mark.parametrize("values", [("[A]", "[a, A]"), ("[1234567]", "[1234568, 1234567]")])
@@ -136,21 +140,21 @@ def test_a_task_is_known_again_by_any_values(
     sweep = SweepFolder(tmp_path_factory.mktemp("sweep"))
     task = Task("task", {f"v{n}": value for n, value in enumerate(values)}, ("t",))
     ended(sweep, task)
-    assert [known.key for known in begun(sweep)] == [task.key]
+    assert [known.key for known in load_started_tasks(sweep)] == [task.key]
 
 
 def test_a_task_whose_folder_was_deleted_runs_again(sweep: SweepFolder) -> None:
     for task in _now(sweep)[:2]:
         ended(sweep, task)
-    for file in sweep.task("A_2").path.iterdir():
+    for file in sweep.task_folder("A_2").path.iterdir():
         file.unlink()
-    sweep.task("A_2").path.rmdir()
+    sweep.task_folder("A_2").path.rmdir()
     assert [task.state for task in _now(sweep)] == ["success", "queued", "queued"]
 
 
 def test_nobody_runs_a_task_before_all_that_a_dead_driver_left_has_ended(sweep: SweepFolder) -> None:
     task = ended(sweep, _now(sweep)[0], "running")
-    with file_lock(sweep.task("A_1").lock):
+    with file_lock(sweep.task_folder("A_1").lock):
         assert _now(sweep)[0].state == "running"
         assert _run(sweep, task) == (replace(task, state="running"), False)
     known = _now(sweep)[0]
@@ -161,10 +165,10 @@ def test_nobody_runs_a_task_before_all_that_a_dead_driver_left_has_ended(sweep: 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"state": "lost"}', '{"runs": {"train": 3}}'])
 def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, content: str) -> None:
     ended(sweep, _now(sweep)[0])
-    sweep.task("A_1").record.write_text(content, encoding="utf-8")
+    sweep.task_folder("A_1").record_file.write_text(content, encoding="utf-8")
     assert _now(sweep)[0].state == "success"
-    sweep.task("A_1").stat.write_text("train: [finished]\n1: {}\n", encoding="utf-8")
-    assert _now(sweep)[0].left == ["train", "test"]
+    sweep.task_folder("A_1").stat.write_text("train: [finished]\n1: {}\n", encoding="utf-8")
+    assert _now(sweep)[0].remaining_commands == ["train", "test"]
     assert _run(sweep, _now(sweep)[0])[0].state == "success"
 
 
@@ -173,26 +177,26 @@ def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, conten
 def test_a_task_whose_files_are_lost_is_named_before_it_runs_again(
     sweep: SweepFolder, name: str, content: str | None
 ) -> None:
-    folder = sweep.task("A_1")
+    folder = sweep.task_folder("A_1")
     _run(sweep, _now(sweep)[0], _FAILS)
     trained(folder, 0.5)
-    require_known(folder)
-    _now(sweep)[0].anew(["train", "test"]).forget(folder, UsageError("busy"))
-    require_known(folder)  # what was to be forgotten is not lost
+    require_intact_records(folder)
+    _now(sweep)[0].with_commands_reset(["train", "test"]).reset_record(folder, UsageError("busy"))
+    require_intact_records(folder)  # what was to be forgotten is not lost
     (folder.path / name).unlink()
     if content is not None:
         (folder.path / name).write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=re.escape(str(folder.path / name))):
-        require_known(folder)
+        require_intact_records(folder)
 
 
 def test_a_record_with_a_wrong_type_is_named_with_its_field(sweep: SweepFolder) -> None:
-    folder = sweep.task("A_1")
+    folder = sweep.task_folder("A_1")
     _run(sweep, _now(sweep)[0], _FAILS)
     trained(folder, 0.5)
-    write_json(folder.record, {**read_json(folder.record), "finished": 5})
+    write_json(folder.record_file, {**read_json(folder.record_file), "finished": 5})
     with pytest.raises(DataError, match=r"task\.json: .*array.*int.*\$\.finished"):
-        require_known(folder)
+        require_intact_records(folder)
 
 
 def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: SweepFolder) -> None:
@@ -212,31 +216,39 @@ def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: Sw
     for value in [*odd, str(sweep.path.parent / "victim" / "..")]:
         for key in ("a", "../../victim", "/victim", ".."):
             asked = Specification({"t": "echo"}, (Choice({key: [value]}),))
-            for task in plan(asked).tasks:
-                assert sweep.task(task.name).path.resolve().parent == sweep.path.resolve()
-                assert sweep.task(task.told_apart().name).path.resolve().parent == sweep.path.resolve()
+            for task in plan_tasks(asked).tasks:
+                assert sweep.task_folder(task.name).path.resolve().parent == sweep.path.resolve()
+                assert (
+                    sweep.task_folder(task.with_unique_name().name).path.resolve().parent
+                    == sweep.path.resolve()
+                )
     task = ended(sweep, _now(sweep)[0])
-    write_json(sweep.task(task.name).record, {"name": "../victim", "runs": {"train": {"run": "../victim"}}})
-    write_yaml(sweep.task(task.name).param, {**task.values, "_name": "../victim", "_output": "../victim"})
-    assert [known.name for known in begun(sweep)] == [task.name]
+    write_json(
+        sweep.task_folder(task.name).record_file,
+        {"name": "../victim", "runs": {"train": {"run": "../victim"}}},
+    )
+    write_yaml(
+        sweep.task_folder(task.name).param, {**task.values, "_name": "../victim", "_output": "../victim"}
+    )
+    assert [known.name for known in load_started_tasks(sweep)] == [task.name]
 
 
 def test_a_folder_of_mlrunner_tells_how_far_it_is_by_param_and_stat(sweep: SweepFolder) -> None:
     for task, how in zip(_now(sweep), ("finished", "failed", "running"), strict=True):
-        folder = sweep.task(task.name)
+        folder = sweep.task_folder(task.name)
         folder.path.mkdir()
         write_yaml(folder.param, {**task.values, "_name": task.name, "_output": "x", "_time": "y"})
         write_yaml(folder.stat, {"train": "finished", "test": how})
-    told = [(task.state, task.left) for task in _now(sweep)]
+    told = [(task.state, task.remaining_commands) for task in _now(sweep)]
     assert told == [("success", []), ("failed", ["test"]), ("queued", ["test"])]
 
 
 def test_a_folder_of_an_earlier_mmfw_is_known_whose_record_has_no_commands(sweep: SweepFolder) -> None:
     task, *_ = _now(sweep)
-    folder = sweep.task(task.name)
+    folder = sweep.task_folder(task.name)
     folder.path.mkdir()
     write_yaml(folder.param, {**task.values, "_scripts": {"train": "echo 1 0"}})
     write_yaml(folder.stat, {"train": "finished", "test": "failed"})
-    write_json(folder.record, {"state": "failed", "starts": 2})
+    write_json(folder.record_file, {"state": "failed", "starts": 2})
     now, *_ = _now(sweep)
-    assert (now.name, now.state, now.left, now.starts) == (task.name, "failed", ["test"], 2)
+    assert (now.name, now.state, now.remaining_commands, now.starts) == (task.name, "failed", ["test"], 2)

@@ -360,7 +360,7 @@ def test_tasks_that_ask_at_once_are_told_the_same_sweep(
 
     def ask() -> None:
         asked.set()
-        keys.append(SweepFolder(tmp_path).key())
+        keys.append(SweepFolder(tmp_path).ensure_tracking_key())
 
     other, make = threading.Thread(target=ask), uuid.uuid4
 
@@ -371,7 +371,7 @@ def test_tasks_that_ask_at_once_are_told_the_same_sweep(
         return make()
 
     monkeypatch.setattr(folder, "uuid4", meanwhile)
-    keys.append(SweepFolder(tmp_path).key())
+    keys.append(SweepFolder(tmp_path).ensure_tracking_key())
     other.join()
     assert len({*keys}) == 1 and len(keys[0]) == 32
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from random import Random
 
 from mmf_win.sweeps.folder import SweepFolder
-from mmf_win.sweeps.planning import plan
+from mmf_win.sweeps.planning import plan_tasks
 from tests.worlds.damaged_runs import damage, run_command
 from tests.worlds.memes import tree
 from tests.worlds.sweeping import ended, trained, yaml
@@ -25,8 +25,8 @@ class DamagedSweeps:
         sweep = SweepFolder(self._intact / "save/sweeps/s")
         sweep.path.mkdir(parents=True)
         sweep.specification.write_text(_SPECIFICATION, encoding="utf-8")
-        for task in plan(yaml(_SPECIFICATION)).tasks:
-            trained(sweep.task(ended(sweep, task).name), 0.7)
+        for task in plan_tasks(yaml(_SPECIFICATION)).tasks:
+            trained(sweep.task_folder(ended(sweep, task).name), 0.7)
         (self._intact / "victim").mkdir()
         (self._intact / "victim/mine.txt").write_text("mine", encoding="utf-8")
         files = sorted(path for path in sweep.path.rglob("*") if path.is_file())

@@ -14,9 +14,9 @@ from pathlib import Path
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
-from mmf_win.sweeps.folder import State, SweepFolder, Task, TaskFolder, write_yaml
-from mmf_win.sweeps.planning import all_tasks
-from mmf_win.sweeps.specification import Specification, parse
+from mmf_win.sweeps.folder import SweepFolder, Task, TaskFolder, TaskState, write_yaml
+from mmf_win.sweeps.planning import list_tasks
+from mmf_win.sweeps.specification import Specification, parse_specification
 from tests.worlds.event_log import EventLog
 from tests.worlds.memes import SLOTS
 from tests.worlds.report_world import begin_training
@@ -57,12 +57,12 @@ def journal(folder: Path) -> list[str]:
 
 def yaml(text: str) -> Specification:
     """A specification by its text."""
-    return parse(text, Path("params.yaml"))
+    return parse_specification(text, Path("params.yaml"))
 
 
 def tasks(output: Path) -> dict[str, Task]:
     """The tasks of a sweep by their names."""
-    return {task.name: task for task in all_tasks(SweepFolder(output))}
+    return {task.name: task for task in list_tasks(SweepFolder(output))}
 
 
 def mmfw(*words: object, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
@@ -98,11 +98,11 @@ def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
     return run
 
 
-def ended(sweep: SweepFolder, task: Task, state: State = "success") -> Task:
+def ended(sweep: SweepFolder, task: Task, state: TaskState = "success") -> Task:
     """A task that has ended in a state, as its folder tells it; a success has finished its commands."""
-    folder = sweep.task(task.name)
+    folder = sweep.task_folder(task.name)
     folder.path.mkdir(parents=True, exist_ok=True)
     write_yaml(folder.param, {**task.values, "_name": task.name})
     now = replace(task, state=state, finished=task.commands if state == "success" else ())
-    replace(now, starts=task.starts + 1).record(folder)
+    replace(now, starts=task.starts + 1).save(folder)
     return now

@@ -17,19 +17,30 @@ from mmf_win.runs.plan import RunJob
 from mmf_win.runs.profiling import job_from_run, run_profile
 from mmf_win.runs.request import CommandOptions
 
-_OF_RUNS = {"name", "keep", "trackers", "models", "pages", "nproc", "nnodes", "node_rank", "rdzv", "dry_run"}
+_REFUSED_OPTIONS = {
+    "name",
+    "keep",
+    "trackers",
+    "models",
+    "pages",
+    "nproc",
+    "nnodes",
+    "node_rank",
+    "rdzv",
+    "dry_run",
+}
 
 
 def require_profilable(context: click.Context) -> None:
     """Raise UsageError where the user typed an option that ``--profile`` cannot honour."""
     for option in context.command.params:
         given = context.get_parameter_source(option.name or "") is ParameterSource.COMMANDLINE
-        if given and option.name in _OF_RUNS:
+        if given and option.name in _REFUSED_OPTIONS:
             message = f"{option.opts[0]}: --profile keeps no run, and trains in one process"
             raise UsageError(message, hint="leave one of the two out")
 
 
-def start_again(
+def find_profile_job(
     resume: str, preset: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> RunJob:
     """Return the training of the run that ``--resume`` names, from its beginning.
@@ -47,10 +58,10 @@ def start_again(
     return job_from_run(run, options, data_dir, save_dir)
 
 
-def print_profile(start: RunJob, updates: int, *, as_json: bool) -> None:
+def profile_training(job: RunJob, updates: int, *, as_json: bool) -> None:
     """Train some updates and print where their time goes."""
-    start = replace(start, options=replace(start.options, nproc=None))  # which MMFW_NPROC may set
-    profile, trace = run_profile(start, updates, display=RunDisplay)
+    job = replace(job, options=replace(job.options, nproc=None))  # which MMFW_NPROC may set
+    profile, trace = run_profile(job, updates, display=RunDisplay)
     seconds, shares = profile.seconds_by_phase(), profile.shares_by_phase()
     if as_json:
         told = {"shares": shares, "largest_cost": profile.largest_cost(), "trace": trace}

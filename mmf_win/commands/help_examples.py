@@ -11,8 +11,8 @@ import click
 class Command(click.Command):
     """A command whose docstring may end with ``Examples:``, printed as they are, and more paragraphs."""
 
-    def __init__(self, *names: Any, **settings: Any) -> None:
-        super().__init__(*names, **settings)
+    def __init__(self, *args: Any, **attrs: Any) -> None:
+        super().__init__(*args, **attrs)
         self.help, heading, examples = inspect.cleandoc(self.help or "").partition("\n\nExamples:\n")
         if heading:
             self.epilog = f"\b\nExamples:\n{examples}"
