@@ -14,7 +14,7 @@ from mmf_win.upstream.install import require_mmf
 def main(command: str) -> None:
     """Do what MMF's command does with the rest of the arguments."""
     mmf = require_mmf()
-    compat.install(mmf.root, compat.NEEDED)
+    compat.install(mmf.root, compat.REQUIRED_PATCHES)
     if command == "run":
         from mmf_cli.run import run
 

@@ -55,7 +55,7 @@ def main(run: Run, split: str, reports: Path, words: list[str]) -> None:
             f"env.save_dir={save}",
             *words,
         ]
-        compat.install(mmf.root, compat.NEEDED)
+        compat.install(mmf.root, compat.REQUIRED_PATCHES)
         from mmf_cli.predict import predict
 
         predict()

@@ -48,8 +48,8 @@ def main() -> None:
     def update(kept: bool) -> float:
         began = time.perf_counter()
         optimizer.zero_grad()
-        (replay.of_batch(step) if kept else step)(1.0, rows)
-        with replay.clipping() if kept else nullcontext():
+        (replay.wrap_step(step) if kept else step)(1.0, rows)
+        with replay.check_gradient_norm() if kept else nullcontext():
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return 1000 * (time.perf_counter() - began)

@@ -13,7 +13,7 @@ from pathlib import Path
 from mmf_win.compat import (
     dataloader,
     distributed,
-    late,
+    lazy_imports,
     mmf_data,
     mmf_imports,
     mmf_models,
@@ -21,16 +21,26 @@ from mmf_win.compat import (
     torch,
     transformers,
 )
-from mmf_win.compat.patch import Patch, activate
+from mmf_win.compat.patch import Patch, install_finder
 from mmf_win.upstream.versions import read_version
 
 # late comes first, since another one imports torch.
-_ORDER = (late, torch, dataloader, transformers, omegaconf, mmf_imports, mmf_models, mmf_data, distributed)
+_PATCH_MODULES = (
+    lazy_imports,
+    torch,
+    dataloader,
+    transformers,
+    omegaconf,
+    mmf_imports,
+    mmf_models,
+    mmf_data,
+    distributed,
+)
 #: All patches, in the order in which they are applied.
-PATCHES: tuple[Patch, ...] = tuple(patch for module in _ORDER for patch in module.PATCHES)
+PATCHES: tuple[Patch, ...] = tuple(patch for module in _PATCH_MODULES for patch in module.PATCHES)
 
 #: Those without which MMF fails, for comparisons with MMF alone.
-NEEDED = tuple(patch for patch in PATCHES if not patch.speed)
+REQUIRED_PATCHES = tuple(patch for patch in PATCHES if not patch.is_optimization)
 
 
 def install(mmf_root: Path, patches: Sequence[Patch] = PATCHES) -> None:
@@ -39,7 +49,7 @@ def install(mmf_root: Path, patches: Sequence[Patch] = PATCHES) -> None:
         raise RuntimeError("patches must be installed before mmf is imported")
     root, version = mmf_root.resolve(), read_version(mmf_root)
     sys.path.insert(0, str(root))
-    activate()
+    install_finder()
     for patch in patches:
-        if patch.active(root, version):
+        if patch.is_active(root, version):
             patch.apply(root)

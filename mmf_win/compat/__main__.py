@@ -15,9 +15,9 @@ def main(root: str, version: str) -> None:
         [
             {
                 "name": patch.name,
-                "active": patch.active(Path(root), version),
+                "active": patch.is_active(Path(root), version),
                 "problem": patch.problem,
-                "mmf": sorted(patch.mmf),
+                "mmf": sorted(patch.mmf_versions),
                 "library": patch.library,
             }
             for patch in PATCHES

@@ -19,16 +19,18 @@ from typing import Any
 
 from mmf_win.compat.patch import Patch, wrap
 
-_NO_HANDLE = 24  # exit code of a worker that could not pass a handle on; torch prints it
-_MOMENT = 10.0  # seconds for a worker to be gone that has closed its end, on a machine that is busy
+_NO_HANDLE_EXIT_CODE = 24  # exit code of a worker that could not pass a handle on; torch prints it
+_WORKER_EXIT_SECONDS = (
+    10.0  # seconds for a worker to be gone that has closed its end, on a machine that is busy
+)
 
 
-def hand_errors_over(module: ModuleType) -> None:
+def send_worker_errors(module: ModuleType) -> None:
     """Let a worker send, for a batch that it cannot send, the error; torch raises it in the reader."""
     from torch._utils import ExceptionWrapper
 
     @wrap(module, "_worker_loop")
-    def hand_over(loop: Any, kind: Any, dataset: Any, indices: Any, batches: Any, *others: Any) -> Any:
+    def run_worker_loop(loop: Any, kind: Any, dataset: Any, indices: Any, batches: Any, *others: Any) -> Any:
         def on_feeder_error(error: Exception, item: Any) -> None:
             traceback.print_exc()
             if isinstance(item, tuple):  # else the pipe is broken, and nobody reads
@@ -36,17 +38,19 @@ def hand_errors_over(module: ModuleType) -> None:
                 batches.put((item[0], wrapped))
 
         batches._on_queue_feeder_error = on_feeder_error
-        sys.excepthook = _leave  # by which multiprocessing's thread that passes handles tells its errors
+        sys.excepthook = (
+            _exit_if_out_of_handles  # by which multiprocessing's thread that passes handles tells its errors
+        )
         return loop(kind, dataset, indices, batches, *others)
 
 
-def _leave(kind: Any, error: Any, trace: Any) -> None:
+def _exit_if_out_of_handles(kind: Any, error: Any, trace: Any) -> None:
     traceback.print_exception(kind, error, trace)
     if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
-        os._exit(_NO_HANDLE)
+        os._exit(_NO_HANDLE_EXIT_CODE)
 
 
-def say_how_workers_ended(module: ModuleType) -> None:
+def report_worker_deaths(module: ModuleType) -> None:
     """Let a DataLoader say which signal killed a worker, or that it had no file handle left.
 
     torch's signal handler says the former, but what the handler interrupts may swallow its error; torch then
@@ -54,17 +58,17 @@ def say_how_workers_ended(module: ModuleType) -> None:
     """
 
     @wrap(module._MultiProcessingDataLoaderIter, "_try_get_data")
-    def checked(try_get_data: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_or_report_death(try_get_data: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return try_get_data(self, *args, **kwargs)
         except (EOFError, OSError, RuntimeError) as error:
             with suppress(RuntimeError):  # torch's signal handler tells of its end, too
-                ended = wait([worker.sentinel for worker in self._workers], _MOMENT)
+                ended = wait([worker.sentinel for worker in self._workers], _WORKER_EXIT_SECONDS)
                 for worker in self._workers:
                     if worker.sentinel in ended:
                         worker.join()  # the system closes its files before it has an exit code
             codes = {worker.exitcode: worker.pid for worker in self._workers}
-            if _NO_HANDLE in codes:
+            if _NO_HANDLE_EXIT_CODE in codes:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE)) from error
             for code, pid in codes.items():
                 if code is not None and code < 0:  # in torch's own words
@@ -80,8 +84,8 @@ PATCHES = (
         problem="DataLoader: waits for ever for a batch that a worker cannot send; hides how a worker died",
         library="torch",
         after_import={
-            "torch.utils.data._utils.worker": hand_errors_over,
-            "torch.utils.data.dataloader": say_how_workers_ended,
+            "torch.utils.data._utils.worker": send_worker_errors,
+            "torch.utils.data.dataloader": report_worker_deaths,
         },
     ),
 )

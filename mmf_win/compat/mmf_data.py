@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
+from mmf_win.compat.patch import RC10, Edit, Patch, single_edit, wrap
 from mmf_win.dataset.annotations import AnnotationFile, to_mmf_annotations
 from mmf_win.errors import UnreadableImageError
 from mmf_win.features.safe_pickle import load_npy, load_pickle, require_features, translate_pickle_errors
@@ -23,28 +23,32 @@ _ANNOTATIONS = "mmf.datasets.databases.annotation_database"
 _IMAGES = "mmf.datasets.databases.image_database"
 _FEATURES = "mmf.datasets.databases.readers.feature_readers"
 _MEMES = "mmf.datasets.builders.hateful_memes.dataset"
-_PREDICTIONS = ("generate_prediction", "generate_binary_prediction")  # of 1.0.0rc10 and of 1.0.0rc12
-_CHECK = "PathManager.exists(test_path)"
-_NAMED = "PathManager.exists(os.path.join(config.data_dir, config.annotations.train[0]))"
+_PREDICTION_FUNCTIONS = ("generate_prediction", "generate_binary_prediction")  # of 1.0.0rc10 and of 1.0.0rc12
+_DEFAULT_FILE_EXISTS = "PathManager.exists(test_path)"
+_CONFIGURED_FILE_EXISTS = "PathManager.exists(os.path.join(config.data_dir, config.annotations.train[0]))"
 # Errors that say nothing about the file.
-_OF_THE_MACHINE = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
+_SYSTEM_ERRNOS = {errno.ENOMEM, errno.EMFILE, errno.ENFILE}
 
 
 #: Read an annotation file, of which MMF makes several datasets; those of a worker stay as they are.
-read_once = cache(AnnotationFile)
+cached_annotation_file = cache(AnnotationFile)
 
 
 def _load_jsonl(self: Any, path: str) -> None:
-    self.data, self.start_idx, self.mmfw_file = to_mmf_annotations(read_once(Path(path))), 0, path
+    self.data, self.start_idx, self.mmfw_file = (
+        to_mmf_annotations(cached_annotation_file(Path(path))),
+        0,
+        path,
+    )
 
 
-def _open_images(module: ModuleType) -> None:
+def _patch_image_opening(module: ModuleType) -> None:
     """Open pictures as exported models and pages do; turned ones are counted in the log of each process."""
     loader = getattr(module, "default_loader", module.tv_helpers.default_loader)
     turned: set[str] = set()
 
     @wrap(module.ImageDatabase, "open_image")
-    def opened(load: Any, self: Any, path: str) -> Any:
+    def open_with_orientation(load: Any, self: Any, path: str) -> Any:
         if self.loader is not loader:
             return load(self, path)
         # The boxes of region features belong to the pixels as they are stored.
@@ -57,15 +61,15 @@ def _open_images(module: ModuleType) -> None:
         return image
 
 
-def _name_files_and_rows(module: ModuleType) -> None:
+def _add_image_error_context(module: ModuleType) -> None:
     @wrap(module.ImageDatabase, "open_image")
-    def named(open_image: Any, self: Any, path: str) -> Any:
+    def open_or_name_file(open_image: Any, self: Any, path: str) -> Any:
         try:
             return open_image(self, path)
         except MemoryError:
             raise
         except Exception as error:  # Pillow raises whatever a broken file leads it to
-            if isinstance(error, OSError) and error.errno in _OF_THE_MACHINE:
+            if isinstance(error, OSError) and error.errno in _SYSTEM_ERRNOS:
                 raise
             missing = isinstance(error, FileNotFoundError)
             reason = " ".join(str(error).split()) or type(error).__name__
@@ -73,7 +77,7 @@ def _name_files_and_rows(module: ModuleType) -> None:
             raise UnreadableImageError(f"{Path(path)}: {what}") from None
 
     @wrap(module.ImageDatabase, "__getitem__")
-    def with_row(item: Any, self: Any, index: int) -> Any:
+    def get_or_name_row(item: Any, self: Any, index: int) -> Any:
         try:
             return item(self, index)
         except UnreadableImageError as error:
@@ -86,7 +90,7 @@ def _name_files_and_rows(module: ModuleType) -> None:
             raise UnreadableImageError(f"{error}; it is that of meme {meme}, in {where}") from None
 
 
-def _share_environments(module: ModuleType) -> None:
+def _share_lmdb_environments(module: ModuleType) -> None:
     """Open each file once for the whole process and its forked children.
 
     LMDB forbids using an environment after a fork because of its lock file. MMF opens without one, so only
@@ -97,28 +101,28 @@ def _share_environments(module: ModuleType) -> None:
     module.lmdb = shared  # type: ignore[attr-defined]
 
 
-def _unpickle_only_arrays(module: ModuleType) -> None:
+def _restrict_lmdb_loader(module: ModuleType) -> None:
     @wrap(module.LMDBFeatureReader, "_load")
-    def named(load: Any, self: Any, image_file_path: str) -> Any:
+    def load_record(load: Any, self: Any, image_file_path: str) -> Any:
         with translate_pickle_errors(self.db_path, f"the record of {Path(image_file_path).stem}: "):
             return require_features(load(self, image_file_path))
 
-    _load_only_arrays(module)
+    _restrict_loaders(module)
 
 
-def _load_only_arrays(module: Any) -> None:
+def _restrict_loaders(module: Any) -> None:
     """Give a module of MMF another ``pickle`` and ``numpy.load``."""
 
-    def loading(load: Callable[[bytes], Any], file: Any, **_: object) -> Any:
+    def load_file(load: Callable[[bytes], Any], file: Any, **_: object) -> Any:
         path = Path(getattr(file, "name", file))
         content = path.read_bytes()
         with translate_pickle_errors(path, damage=(Exception,)):
             return load(content)
 
     if hasattr(module, "pickle"):
-        module.pickle = SimpleNamespace(load=partial(loading, load_pickle), loads=load_pickle)
+        module.pickle = SimpleNamespace(load=partial(load_file, load_pickle), loads=load_pickle)
     if hasattr(module, "np"):
-        module.np = SimpleNamespace(**{**vars(module.np), "load": partial(loading, load_npy)})
+        module.np = SimpleNamespace(**{**vars(module.np), "load": partial(load_file, load_npy)})
 
 
 def generate_prediction(report: Any) -> list[dict[str, Any]]:
@@ -143,8 +147,10 @@ PATCHES = (
         name="data-elsewhere",
         problem="HatefulMemesBuilder: wants train.jsonl in its data folder, whatever annotations are named",
         library="own memes without the dataset",
-        edits=edit(
-            "mmf.datasets.builders.hateful_memes.builder", f"assert {_CHECK}", f"assert {_CHECK} or {_NAMED}"
+        edits=single_edit(
+            "mmf.datasets.builders.hateful_memes.builder",
+            f"assert {_DEFAULT_FILE_EXISTS}",
+            f"assert {_DEFAULT_FILE_EXISTS} or {_CONFIGURED_FILE_EXISTS}",
         ),
     ),
     Patch(
@@ -181,49 +187,51 @@ PATCHES = (
     Patch(
         name="image-pixels",
         problem="ImageDatabase: clips 16-bit grey at 255, ignores EXIF orientation, refuses long PNG texts",
-        after_import={_IMAGES: _open_images},
+        after_import={_IMAGES: _patch_image_opening},
     ),
     Patch(
         name="image-errors",
         problem="ImageDatabase: an error about a picture names neither its file nor the meme",
-        after_import={_IMAGES: _name_files_and_rows},
+        after_import={_IMAGES: _add_image_error_context},
     ),
     Patch(
         name="pickles",
         problem="feature readers and encoders, AnnotationDatabase: unpickle any file, which may run any code",
         after_import={
-            _FEATURES: _unpickle_only_arrays,
-            _ANNOTATIONS: _load_only_arrays,
-            "mmf.modules.embeddings": _load_only_arrays,
-            "mmf.modules.encoders": _load_only_arrays,
+            _FEATURES: _restrict_lmdb_loader,
+            _ANNOTATIONS: _restrict_loaders,
+            "mmf.modules.embeddings": _restrict_loaders,
+            "mmf.modules.encoders": _restrict_loaders,
         },
     ),
     Patch(
         name="lmdb-handles",
         problem="LMDBFeatureReader: the feature file is opened again for each split, which lmdb refuses",
         library="lmdb >= 1.4",
-        after_import={_FEATURES: _share_environments},
+        after_import={_FEATURES: _share_lmdb_environments},
     ),
     Patch(
         name="predictions",
         problem="generate_prediction: waits for the GPU three times for each meme, by .item()",
         after_import={
-            _MEMES: lambda module: vars(module).update(dict.fromkeys(_PREDICTIONS, generate_prediction))
+            _MEMES: lambda module: vars(module).update(
+                dict.fromkeys(_PREDICTION_FUNCTIONS, generate_prediction)
+            )
         },
-        speed=True,
+        is_optimization=True,
     ),
     Patch(
         name="logger-mapping",
         problem="Logger.log_progress: collections.Mapping moved to collections.abc",
-        mmf=RC10,
+        mmf_versions=RC10,
         library="Python >= 3.10",
-        edits=edit("mmf.utils.logger", "collections.Mapping", "collections.abc.Mapping"),
+        edits=single_edit("mmf.utils.logger", "collections.Mapping", "collections.abc.Mapping"),
     ),
     Patch(
         name="timer",
         problem="Timer.get_time_hhmmss: names of reports, logs and TensorBoard folders have colons",
         library="Windows",
-        edits=edit(
+        edits=single_edit(
             "mmf.utils.timer",
             "return time.strftime(format)",
             'return time.strftime(format).replace(":", "-")',
@@ -233,7 +241,7 @@ PATCHES = (
         name="csv-report",
         problem="TestReporter.csv_dump: opened without newline='', so Windows doubles the line ends",
         library="Windows",
-        edits=edit(
+        edits=single_edit(
             "mmf.common.test_reporter",
             'PathManager.open(filepath, "w")',
             'open(filepath, "w", encoding="utf-8", newline="")',

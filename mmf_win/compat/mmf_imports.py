@@ -62,7 +62,7 @@ def import_everything() -> None:
                 _log.warning("%s cannot be imported: %s", name, error)
 
 
-def _look_further(module: ModuleType) -> None:
+def _import_all_on_lookup_miss(module: ModuleType) -> None:
     """Where the registry lacks a model, dataset or trainer, import everything and look again."""
 
     def find_or_import(find: Any, name: str) -> Any:
@@ -76,7 +76,7 @@ def _look_further(module: ModuleType) -> None:
         wrap(module.registry, lookup)(find_or_import)
 
 
-def _stay_importable(module: ModuleType) -> None:
+def _keep_user_code_importable(module: ModuleType) -> None:
     """Leave the folder that the user's own code lies in on ``sys.path``, which spawned processes inherit."""
 
     @wrap(module, "import_user_module")
@@ -92,12 +92,12 @@ PATCHES = (
         problem="setup_imports: imports pandas and Lightning (rc12); fails in a folder named models (rc10)",
         after_import={
             "mmf.utils.env": lambda module: setattr(module, "setup_imports", setup_imports),
-            "mmf.common.registry": _look_further,
+            "mmf.common.registry": _import_all_on_lookup_miss,
         },
     ),
     Patch(
         name="own-code-in-workers",
         problem="import_user_module: spawned DataLoader workers, as on Windows, cannot import own code",
-        after_import={"mmf.utils.env": _stay_importable},
+        after_import={"mmf.utils.env": _keep_user_code_importable},
     ),
 )

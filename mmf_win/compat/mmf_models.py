@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from mmf_win.compat.patch import RC12, Edit, Patch, edit
+from mmf_win.compat.patch import RC12, Edit, Patch, single_edit
 
-_TRAINING = "mmf.trainers.core.training_loop"
+_TRAINING_LOOP = "mmf.trainers.core.training_loop"
 
 
 def _hub_cache() -> str:
@@ -17,7 +17,7 @@ def _hub_cache() -> str:
     return str(Path(TRANSFORMERS_CACHE).absolute())
 
 
-def _hub_is_offline() -> bool:
+def _is_hub_offline() -> bool:
     """Whether nothing may ask the Hugging Face Hub, so that asking again brings nothing."""
     from transformers.utils import is_offline_mode
 
@@ -36,7 +36,7 @@ PATCHES = (
     Patch(
         name="seed-0",
         problem="set_seed: takes the seed 0 for none, and so draws other numbers each time",
-        edits=edit("mmf.utils.env", "if seed:", "if seed is not None:"),
+        edits=single_edit("mmf.utils.env", "if seed:", "if seed is not None:"),
     ),
     Patch(
         name="bert-cache",
@@ -57,8 +57,8 @@ PATCHES = (
     Patch(
         name="bert-names",
         problem="TransformerEncoder: a BERT in a folder is loaded as a class that the fusions cannot use",
-        mmf=RC12,
-        edits=edit(
+        mmf_versions=RC12,
+        edits=single_edit(
             "mmf.modules.encoders",
             'self.config.bert_model_name.startswith("bert-")',
             "is_bert(self.config.bert_model_name)",
@@ -68,12 +68,12 @@ PATCHES = (
     Patch(
         name="retries-offline",
         problem="retry_n: waits 63 s for a model of the hub that nothing may ask",
-        mmf=RC12,
-        edits=edit(
+        mmf_versions=RC12,
+        edits=single_edit(
             "mmf.utils.general",
             "            if count < n:",
             "            if count < n and not hub_is_offline():",
-            hub_is_offline=_hub_is_offline,
+            hub_is_offline=_is_hub_offline,
         ),
     ),
     Patch(
@@ -92,7 +92,7 @@ PATCHES = (
     Patch(
         name="random-vocabulary",
         problem="BaseVocab: random word vectors are uninitialized memory, and some are no numbers",
-        edits=edit(
+        edits=single_edit(
             "mmf.utils.vocab",
             "self.vectors = torch.FloatTensor(self.get_size(), embedding_dim)",
             # From a generator of its own: what else is drawn at random stays as it is without the patch.
@@ -103,8 +103,8 @@ PATCHES = (
     Patch(
         name="unlabelled-heads",
         problem="HeadsDict: fails on rows without a label, of which other models compute no loss",
-        mmf=RC12,
-        edits=edit(
+        mmf_versions=RC12,
+        edits=single_edit(
             "mmf.models.transformers.heads.utils",
             'output = self.losses[loss_name](sample_list, {"scores": logits})',
             'output = self.losses[loss_name](sample_list, {"scores": logits})'
@@ -114,17 +114,17 @@ PATCHES = (
     Patch(
         name="accumulation",
         problem="run_training_epoch: with training.update_frequency, an epoch's last update divides by zero",
-        mmf=RC12,
+        mmf_versions=RC12,
         edits=(
             # It ends an epoch's last update at the first of its batches, and has none left for the others.
             Edit(
-                _TRAINING,
+                _TRAINING_LOOP,
                 "and num_remaining_batches != num_batches_for_this_update",
                 "and idx % self.training_config.update_frequency + 1 != num_batches_for_this_update",
             ),
             # A run that resumes within an epoch has fewer batches left of it; see hooks/callback.py.
             Edit(
-                _TRAINING,
+                _TRAINING_LOOP,
                 "else len(self.train_loader)",
                 'else getattr(self, "batches_left", self.train_loader.__len__)()',
             ),

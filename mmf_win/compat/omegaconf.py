@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmf_win.compat.patch import RC10, Edit, Patch, edit, wrap
+from mmf_win.compat.patch import RC10, Edit, Patch, single_edit, wrap
 from mmf_win.upstream.versions import follow_text_links
 
 _CONFIGURATION = "mmf.utils.configuration"
@@ -13,7 +13,7 @@ _CONFIGURATION = "mmf.utils.configuration"
 
 def _allow_missing_keys(module: Any) -> None:
     @wrap(module.DictConfig, "__getattr__")
-    def lenient(strict: Any, self: Any, key: str) -> Any:
+    def get_or_none(strict: Any, self: Any, key: str) -> Any:
         try:
             return strict(self, key)
         except module.errors.ConfigAttributeError:
@@ -23,7 +23,7 @@ def _allow_missing_keys(module: Any) -> None:
             return None
 
 
-def follow(path: str) -> str:
+def resolve_text_link(path: str) -> str:
     """The file that ``path`` refers to, so that its includes are looked for beside the real one."""
     real = follow_text_links(Path(path))
     return path if real == Path(path) else str(real)  # MMF also passes URLs, which are no paths
@@ -33,9 +33,9 @@ PATCHES = (
     Patch(
         name="env-resolver",
         problem="configs/defaults.yaml: ${env:...} cannot be resolved; OmegaConf renamed it to oc.env",
-        mmf=RC10,
+        mmf_versions=RC10,
         library="omegaconf >= 2.1",
-        edits=edit(
+        edits=single_edit(
             _CONFIGURATION,
             "OmegaConf.clear_resolvers()",
             'OmegaConf.clear_resolvers(); OmegaConf.register_new_resolver("env", os.environ.get)',
@@ -44,16 +44,16 @@ PATCHES = (
     Patch(
         name="missing-keys",
         problem="Configuration and others: reading a key that was never set raises instead of giving None",
-        mmf=RC10,
+        mmf_versions=RC10,
         library="omegaconf >= 2.1",
         after_import={"omegaconf": _allow_missing_keys},
     ),
     Patch(
         name="config-text",
         problem="Checkpoint.save_config: DictConfig.pretty is gone, OmegaConf.to_yaml does its work",
-        mmf=RC10,
+        mmf_versions=RC10,
         library="omegaconf >= 2.1",
-        edits=edit(
+        edits=single_edit(
             "mmf.utils.checkpoint",
             "self.config.pretty(resolve=True)",
             "OmegaConf.to_yaml(self.config, resolve=True)",
@@ -63,16 +63,18 @@ PATCHES = (
         name="demjson",
         # mmfw passes no config_override; settings go into a file.
         problem="mmf.utils.configuration: imports demjson, which no longer builds, for config_override alone",
-        mmf=RC10,
+        mmf_versions=RC10,
         library="demjson",
-        edits=edit(_CONFIGURATION, "import demjson", "pass"),
+        edits=single_edit(_CONFIGURATION, "import demjson", "pass"),
     ),
     Patch(
         name="text-symlinks",
         problem="load_yaml: fifteen configurations of Hateful Memes are symlinks, or text where git has none",
         library="Windows",
         edits=tuple(
-            Edit(_CONFIGURATION, f"{name} = {path}", f"{name} = follow({path})", {"follow": follow})
+            Edit(
+                _CONFIGURATION, f"{name} = {path}", f"{name} = follow({path})", {"follow": resolve_text_link}
+            )
             for name, path in (
                 ("abs_f", "get_absolute_path(f)"),
                 ("relative", "os.path.abspath(os.path.join(get_mmf_root(), f))"),

@@ -1,7 +1,7 @@
 """What a patch is, and how it changes what a module becomes when it is imported, without touching its file.
 
 An :class:`Edit` is the means of choice inside MMF: the change reads as what it is, and it does not apply
-where somebody has already changed that text. :func:`after_import` calls a function with the module.
+where somebody has already changed that text. :func:`call_after_import` calls a function with the module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mmf_win.paths import mmfw_home
 RC10 = frozenset({"1.0.0rc10"})
 RC12 = frozenset({"1.0.0rc12"})
 
-_DIGEST = hashlib.sha256().digest_size
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 Callback = Callable[[ModuleType], None]
 
@@ -48,7 +48,7 @@ class Edit:
     names: Mapping[str, object] = field(default_factory=dict)
 
 
-def edit(module: str, old: str, new: str, **names: object) -> tuple[Edit, ...]:
+def single_edit(module: str, old: str, new: str, **names: object) -> tuple[Edit, ...]:
     """The edits of a patch that needs one."""
     return (Edit(module, old, new, names),)
 
@@ -70,36 +70,36 @@ class Patch:
 
     name: str
     problem: str
-    mmf: frozenset[str] = RC10 | RC12
+    mmf_versions: frozenset[str] = RC10 | RC12
     library: str = "any"
     edits: tuple[Edit, ...] = ()
     after_import: Mapping[str, Callback] = field(default_factory=dict)
-    needed: Callable[[], bool] = lambda: True
-    speed: bool = False
+    is_needed: Callable[[], bool] = lambda: True
+    is_optimization: bool = False
 
-    def active(self, mmf_root: Path, mmf_version: str) -> bool:
+    def is_active(self, mmf_root: Path, mmf_version: str) -> bool:
         """Whether this patch is for this MMF and needed here."""
-        if mmf_version not in self.mmf or (self.edits and not self._edits_for(mmf_root)):
+        if mmf_version not in self.mmf_versions or (self.edits and not self._edits_for(mmf_root)):
             return False
-        return self.needed()
+        return self.is_needed()
 
     def apply(self, mmf_root: Path) -> None:
         """Make the change, or queue it for the import of the module."""
         for each in self._edits_for(mmf_root):
             _finder.edits.setdefault(each.module, []).append(each)
         for module, change in self.after_import.items():
-            after_import(module, change)
+            call_after_import(module, change)
 
     def _edits_for(self, mmf_root: Path) -> list[Edit]:
-        return [each for each in self.edits if each.old in source(each.module, mmf_root)]
+        return [each for each in self.edits if each.old in read_source(each.module, mmf_root)]
 
 
-def lacks(module: str, text: str) -> Callable[[], bool]:
+def source_lacks(module: str, text: str) -> Callable[[], bool]:
     """Needed where the source of a library's ``module`` no longer contains ``text``."""
-    return lambda: text not in source(module, Path())
+    return lambda: text not in read_source(module, Path())
 
 
-def after_import(module: str, callback: Callback) -> None:
+def call_after_import(module: str, callback: Callback) -> None:
     """Call ``callback(module)`` right after the import of ``module``; now if it is imported already."""
     if module in sys.modules:
         callback(sys.modules[module])
@@ -121,20 +121,20 @@ def wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
     return replace
 
 
-def kept(kind: str, of: object, make: Callable[[], Any]) -> Any:
+def load_or_compute(folder_name: str, key: object, compute: Callable[[], Any]) -> Any:
     """What ``make`` returns, such as code: something that ``marshal`` can store.
 
     It is made once for each ``repr`` of ``of``, which is all that it depends on, and kept in mmfw's own
     folder ``kind``.
     """
-    depends = repr((MAGIC_NUMBER, sys.flags.optimize, of)).encode()
-    path = mmfw_home() / kind / hashlib.sha256(depends).hexdigest()[:32]
+    depends = repr((MAGIC_NUMBER, sys.flags.optimize, key)).encode()
+    path = mmfw_home() / folder_name / hashlib.sha256(depends).hexdigest()[:32]
     with suppress(OSError):
         content = path.read_bytes()
-        digest, found = content[:_DIGEST], content[_DIGEST:]
+        digest, found = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
         if hashlib.sha256(found).digest() == digest:
             return marshal.loads(found)
-    made = make()
+    made = compute()
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         content = marshal.dumps(made)
@@ -149,7 +149,7 @@ def source_path(module: str, root: Path) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-def source(module: str, mmf_root: Path) -> str:
+def read_source(module: str, mmf_root: Path) -> str:
     """The source of a module of MMF or a library, without importing it; empty where there is none."""
     top = module.partition(".")[0]
     spec = None if top.startswith("mmf") else find_spec(top)
@@ -157,7 +157,7 @@ def source(module: str, mmf_root: Path) -> str:
     return path.read_text(encoding="utf-8") if path else ""
 
 
-class _ChangingLoader(SourceFileLoader):
+class _PatchingLoader(SourceFileLoader):
     """Compiles a module's source with its edits, runs it, and makes the calls that were queued for it."""
 
     def __init__(self, name: str, path: str, edits: Sequence[Edit], callbacks: Sequence[Callback]) -> None:
@@ -173,7 +173,7 @@ class _ChangingLoader(SourceFileLoader):
         for change in self._edits:
             text = text.replace(change.old, change.new)
         # What Python keeps of a file as it is in ``__pycache__``, we keep of one that was changed.
-        made: CodeType = kept("bytecode", (path, text), lambda: self.source_to_code(text, path))
+        made: CodeType = load_or_compute("bytecode", (path, text), lambda: self.source_to_code(text, path))
         return made
 
     def exec_module(self, module: ModuleType) -> None:
@@ -199,13 +199,13 @@ class _Finder(MetaPathFinder):
         found = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next(filter(None, found), None)
         if spec is not None and spec.origin is not None:
-            spec.loader = _ChangingLoader(fullname, spec.origin, edits, callbacks)
+            spec.loader = _PatchingLoader(fullname, spec.origin, edits, callbacks)
         return spec
 
 
 _finder = _Finder()
 
 
-def activate() -> None:
+def install_finder() -> None:
     """Put the finder of changes first."""
     sys.meta_path.insert(0, _finder)

@@ -8,9 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
-from mmf_win.compat.patch import RC10, RC12, Edit, Patch, edit
+from mmf_win.compat.patch import RC10, RC12, Edit, Patch, single_edit
 
-_OPERATORS = "torchvision._meta_registrations"
+_META_REGISTRATIONS = "torchvision._meta_registrations"
 _CUDA_CALLERS = ("mmf.models.visual_bert", "mmf.models.vilbert", "mmf.modules.embeddings")
 _LIGHTNING_USERS = (
     "mmf.common.test_reporter",
@@ -22,7 +22,7 @@ _LIGHTNING_USERS = (
 )
 
 
-def _operators_fail() -> bool:
+def _is_torchvision_mismatched() -> bool:
     """Whether torchvision was built for another torch, such as one with CUDA."""
     spec = find_spec("torchvision")
     if spec is None or spec.origin is None or find_spec("torch") is None:
@@ -45,15 +45,17 @@ PATCHES = (
         problem="import torchvision: operator torchvision::nms does not exist",
         library="torchvision for another torch",
         # It only tells torch.compile shapes of operators that are not there. Models and transforms need none.
-        after_import={"torch": lambda _: sys.modules.update({_OPERATORS: ModuleType(_OPERATORS)})},
-        needed=_operators_fail,
+        after_import={
+            "torch": lambda _: sys.modules.update({_META_REGISTRATIONS: ModuleType(_META_REGISTRATIONS)})
+        },
+        is_needed=_is_torchvision_mismatched,
     ),
     Patch(
         name="torchaudio",
         problem="TorchvisionTransforms: imports torchaudio to look for a transform that is MMF's own",
-        mmf=RC12,
+        mmf_versions=RC12,
         library="torchaudio",
-        edits=edit(
+        edits=single_edit(
             "mmf.datasets.processors.image_processors",
             "from torchaudio import transforms as torchaudio_transforms",
             "torchaudio_transforms = None",
@@ -63,14 +65,14 @@ PATCHES = (
         name="torchtext",
         problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of GloVe",
         library="torchtext",
-        edits=edit(
+        edits=single_edit(
             "mmf.utils.vocab", "from torchtext import vocab", "from mmf_win.compat import stand_ins as vocab"
         ),
     ),
     Patch(
         name="lightning",
         problem="base_model, base_dataset_builder, ...: import pytorch_lightning to inherit from two classes",
-        mmf=RC12,
+        mmf_versions=RC12,
         library="pytorch_lightning",
         edits=tuple(
             Edit(module, "import pytorch_lightning as pl", "from mmf_win.compat import stand_ins as pl")
@@ -80,20 +82,20 @@ PATCHES = (
     Patch(
         name="anomaly",
         problem="BaseTrainer.train: autograd's anomaly detection is always on, which is slow",
-        mmf=RC10,
+        mmf_versions=RC10,
         library="torch",
-        edits=edit(
+        edits=single_edit(
             "mmf.trainers.base_trainer",
             "torch.autograd.set_detect_anomaly(True)",
             # The key that 1.0.0rc12 has.
             'torch.autograd.set_detect_anomaly(self.training_config.get("detect_anomaly", False))',
         ),
-        speed=True,
+        is_optimization=True,
     ),
     Patch(
         name="cuda-calls",
         problem="visual_bert, vilbert, embeddings: .cuda() is called even where there is no GPU",
-        mmf=RC10,
+        mmf_versions=RC10,
         library="a computer without CUDA",
         edits=tuple(
             Edit(module, ".cuda()", '.to("cuda" if torch.cuda.is_available() else "cpu")')

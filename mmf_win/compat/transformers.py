@@ -12,14 +12,14 @@ from os import PathLike
 from types import ModuleType
 from typing import NoReturn
 
-from mmf_win.compat.patch import RC10, RC12, Patch, after_import, edit, lacks
+from mmf_win.compat.patch import RC10, RC12, Patch, call_after_import, single_edit, source_lacks
 from mmf_win.errors import DataError
 
 _BERT = "transformers.models.bert.modeling_bert"
 _OLD_NAME = re.compile(r"transformers\.((?:modeling|configuration|tokenization)_([a-z0-9_]+))")
 
 
-class _OldNames(MetaPathFinder, Loader):
+class _OldNameFinder(MetaPathFinder, Loader):
     """Finds a model's module by its name in transformers 3; it comes last, after all other finders."""
 
     def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
@@ -39,17 +39,20 @@ def _add_transpose_for_scores(module: ModuleType) -> None:
         attention.transpose_for_scores = module.BertSelfAttentionJit.transpose_for_scores
 
 
-def refuse_code_of_models() -> None:
+def forbid_remote_code() -> None:
     """Let transformers run no code that comes with a model, in a folder or from the hub.
 
     All such code is imported by one function, whatever asks for it: a configuration, a model, a tokenizer.
     """
-    after_import(
-        "transformers.dynamic_module_utils", lambda module: setattr(module, "get_class_in_module", _refuse)
+    call_after_import(
+        "transformers.dynamic_module_utils",
+        lambda module: setattr(module, "get_class_in_module", _raise_remote_code_error),
     )
 
 
-def _refuse(class_name: str, module_path: str | PathLike[str], **options: object) -> NoReturn:
+def _raise_remote_code_error(
+    class_name: str, module_path: str | PathLike[str], **options: object
+) -> NoReturn:
     message = f"{module_path}: not run, since it is code that comes with a model ({class_name})"
     raise DataError(message, hint="if you trust it, repeat the command with --trust")
 
@@ -59,47 +62,49 @@ PATCHES = (
         name="transformers-names",
         problem="encoders, embeddings and every BERT model: transformers.modeling_bert and its like moved",
         library="transformers >= 4.0",
-        after_import={"transformers": lambda _: sys.meta_path.append(_OldNames())},
+        after_import={"transformers": lambda _: sys.meta_path.append(_OldNameFinder())},
     ),
     Patch(
         name="transformers-import",
         problem="mmf/__init__: imports every model of transformers to rename a few, which takes long",
-        mmf=RC12,
+        mmf_versions=RC12,
         library="transformers >= 4.0",
-        edits=edit("mmf", "\npatch_transformers()\n", "\npass\n"),
+        edits=single_edit("mmf", "\npatch_transformers()\n", "\npass\n"),
     ),
     Patch(
         name="adamw",
         problem="mmf.modules.optimizers: no AdamW to import (rc10); torch's decays weights by 0.01 (rc12)",
         library="transformers >= 4.50",
-        edits=edit(
+        edits=single_edit(
             "mmf.modules.optimizers",
             "from transformers.optimization import AdamW",
-            "from mmf_win.compat.stand_ins import AdamW",
+            "from mmf_win.compat.replacements import AdamW",
         ),
-        needed=lacks("transformers.optimization", "class AdamW("),
+        is_needed=source_lacks("transformers.optimization", "class AdamW("),
     ),
     Patch(
         name="bert-layer-norm",
         problem="mmf.models.m4c, mmf.models.mmf_bert: no BertLayerNorm to import; it always was torch's own",
-        mmf=RC10,
+        mmf_versions=RC10,
         library="transformers >= 3.1",
         after_import={_BERT: lambda module: setattr(module, "BertLayerNorm", module.nn.LayerNorm)},
     ),
     Patch(
         name="transpose-for-scores",
         problem="replace_with_jit: saves BertSelfAttention.transpose_for_scores, which no longer exists",
-        mmf=RC12,
+        mmf_versions=RC12,
         library="transformers >= 4.54",
         after_import={"mmf.modules.hf_layers": _add_transpose_for_scores},
-        needed=lacks(_BERT, "def transpose_for_scores"),
+        is_needed=source_lacks(_BERT, "def transpose_for_scores"),
     ),
     Patch(
         name="lxmert-cross-attention",
         problem="LXMERT: BertSelfAttention has lost encoder_attention_mask; attention_mask takes its place",
-        mmf=RC12,
+        mmf_versions=RC12,
         library="transformers >= 4.54",
-        edits=edit("mmf.models.lxmert", "encoder_attention_mask=ctx_att_mask", "attention_mask=ctx_att_mask"),
-        needed=lacks(_BERT, "attention_mask = encoder_attention_mask"),
+        edits=single_edit(
+            "mmf.models.lxmert", "encoder_attention_mask=ctx_att_mask", "attention_mask=ctx_att_mask"
+        ),
+        is_needed=source_lacks(_BERT, "attention_mask = encoder_attention_mask"),
     ),
 )

@@ -28,11 +28,11 @@ from mmf_win.protocol.attempt import ExportTask, ServeTask
 from mmf_win.upstream.overrides import escape_interpolation, to_yaml_scalar
 from mmf_win.upstream.versions import config_path
 from mmf_win.version import __version__
-from mmf_win.worker.launcher import join, launch, take_gpu
-from mmf_win.worker.outcome import Checked, classify
-from mmf_win.worker.stopping import Stop
+from mmf_win.worker.launcher import join_process_group, launch_ranks, select_local_gpu
+from mmf_win.worker.outcome import ChecksFinished, classify_exception
+from mmf_win.worker.stop_signal import StopSignal
 
-_REQUEST = "MMFW_REQUEST"
+_REQUEST_VARIABLE = "MMFW_REQUEST"
 
 
 def main(request_file: Path) -> int:
@@ -40,34 +40,36 @@ def main(request_file: Path) -> int:
     request = AttemptRequest.load(request_file)
     raise_file_limit()
     with suppress(OSError):  # what trains meets a full disk again, and says so
-        request.write_event("run_started", pid=os.getpid(), **versions())
-    stop = Stop(request.folder.stop_file)
-    stop.listen(lambda: stopped(request).record(request))
+        request.write_event("run_started", pid=os.getpid(), **package_versions())
+    stop = StopSignal(request.folder.stop_file)
+    stop.start_watching(lambda: stopped_outcome(request).record(request))
     task = request.train_task
     limit_threads(task.nproc)
     if task.nproc * task.nnodes > 1:
-        end = launch(request, request_file, stop, be_rank)
+        end = launch_ranks(request, request_file, stop, run_rank)
     else:
-        os.environ[_REQUEST] = str(request_file)
-        end = perform(request, stop)
+        os.environ[_REQUEST_VARIABLE] = str(request_file)
+        end = run_attempt(request, stop)
     stop.defer_stop()
     end.record(request)
     code = 0 if end.kind == "ok" else 1
-    leave_at_once(code)
+    exit_immediately(code)
     return code
 
 
-def be_rank(request_file: str) -> None:
+def run_rank(request_file: str) -> None:
     """Be one of several ranks; where it fails, say why unless another has, and end at once."""
     request = AttemptRequest.load(Path(request_file))
-    os.environ[_REQUEST] = request_file
-    take_gpu()
-    stop = Stop(request.folder.stop_file)
+    os.environ[_REQUEST_VARIABLE] = request_file
+    select_local_gpu()
+    stop = StopSignal(request.folder.stop_file)
     if os.environ["LOCAL_RANK"] == "0":
-        stop.listen(lambda: stopped(request).save_if_absent(request.folder.helper_outcome_file))
+        stop.start_watching(
+            lambda: stopped_outcome(request).save_if_absent(request.folder.helper_outcome_file)
+        )
     else:  # it leaves when all do
-        stop.take_signals()
-    end = perform(request, stop, lambda: join(request))
+        stop.handle_signals()
+    end = run_attempt(request, stop, lambda: join_process_group(request))
     stop.defer_stop()
     if end.kind != "ok":
         end.save_if_absent(request.folder.helper_outcome_file)
@@ -78,7 +80,7 @@ def be_rank(request_file: str) -> None:
     distributed.destroy_process_group()  # gloo aborts a process that ends with its threads at work
 
 
-def stopped(request: AttemptRequest) -> AttemptOutcome:
+def stopped_outcome(request: AttemptRequest) -> AttemptOutcome:
     """The outcome of an attempt that was stopped while nothing held that off."""
     nothing = ", with nothing new to save" if request.is_training else ""
     return AttemptOutcome("interrupted", f"stopped{nothing}")
@@ -94,7 +96,7 @@ def raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def leave_at_once(code: int) -> None:
+def exit_immediately(code: int) -> None:
     """End this process without taking torch and MMF apart, which takes a second and changes nothing.
 
     It does nothing where an orderly exit would wait for a thread or another process.
@@ -108,19 +110,21 @@ def leave_at_once(code: int) -> None:
     os._exit(code)
 
 
-def perform(request: AttemptRequest, stop: Stop, begin: Callable[[], None] = lambda: None) -> AttemptOutcome:
+def run_attempt(
+    request: AttemptRequest, stop: StopSignal, on_prepared: Callable[[], None] = lambda: None
+) -> AttemptOutcome:
     """Do what the request says after ``begin``, and return its outcome, whatever happens."""
     prepared = False
     try:
-        trainers = prepare(request, stop)
+        trainers = prepare_mmf(request, stop)
         prepared = True
-        begin()
-        with suppress(Checked):
-            run(request, stop, trainers)
+        on_prepared()
+        with suppress(ChecksFinished):
+            run_mmf(request, stop, trainers)
     except BaseException as error:
         with suppress(OSError):  # the log may be what has no room
             traceback.print_exc()
-        end = classify(error, prepared=prepared)
+        end = classify_exception(error, is_prepared=prepared)
         if end.kind != "interrupted":
             with suppress(DataError):
                 # What a helper recorded before it died; this process only sees that it is gone.
@@ -130,14 +134,14 @@ def perform(request: AttemptRequest, stop: Stop, begin: Callable[[], None] = lam
     return AttemptOutcome("ok")
 
 
-def prepare(request: AttemptRequest, stop: Stop) -> list[Any]:
+def prepare_mmf(request: AttemptRequest, stop: StopSignal) -> list[Any]:
     """Make MMF importable and register the hooks; return the list that MMF's trainer will be in."""
     from mmf_win import compat
-    from mmf_win.compat.transformers import refuse_code_of_models
+    from mmf_win.compat.transformers import forbid_remote_code
 
     compat.install(Path(request.mmf_root))
     if not request.trust:
-        refuse_code_of_models()
+        forbid_remote_code()
     from mmf_win.worker import hooks
 
     trainers = hooks.register(request, stop)
@@ -146,32 +150,32 @@ def prepare(request: AttemptRequest, stop: Stop) -> list[Any]:
     return trainers
 
 
-def run(request: AttemptRequest, stop: Stop, trainers: list[Any]) -> None:
+def run_mmf(request: AttemptRequest, stop: StopSignal, trainers: list[Any]) -> None:
     """Call MMF's ``run``, and go on to predict what is asked, or to export the model."""
     import torch
     from mmf_cli.run import run as mmf_run
 
-    from mmf_win.worker.image_cache import make_room
+    from mmf_win.worker.disk_cache import evict_if_nearly_full
 
     if request.image_cache_dir is not None:
-        make_room(Path(request.image_cache_dir))
+        evict_if_nearly_full(Path(request.image_cache_dir))
     predicting, task = not request.is_training, request.task
     # MMF's own no_grad still counts versions of tensors; no exporter takes those that inference mode makes.
     with torch.inference_mode(predicting and not isinstance(task, ExportTask)):
         try:
-            mmf_run(mmf_options(request), predict=predicting)
+            mmf_run(write_mmf_options(request), predict=predicting)
         except (TypeError, RuntimeError) as error:
             _require_model(request.model, error)
             raise
     match task:
         case ServeTask():
-            from mmf_win.worker.tasks.serve import serve
+            from mmf_win.worker.tasks.serve import serve_model
 
-            serve(trainers[0], request)
+            serve_model(trainers[0], request)
         case ExportTask():
-            from mmf_win.worker.tasks.export import export
+            from mmf_win.worker.tasks.export import export_onnx
 
-            export(trainers[0], request, task)
+            export_onnx(trainers[0], request, task)
 
 
 def _require_model(model: str, error: Exception) -> None:
@@ -187,7 +191,7 @@ def _require_model(model: str, error: Exception) -> None:
         raise UsageError(message, hint="env.user_dir=FOLDER names code of your own that does") from error
 
 
-def mmf_options(request: AttemptRequest) -> list[str]:
+def write_mmf_options(request: AttemptRequest) -> list[str]:
     """MMF's options, as key and value in turn, that name the configuration written for this attempt."""
     config = request.folder.config
     base = config_path(Path(request.mmf_root), request.base_config) if request.base_config else None
@@ -204,7 +208,7 @@ def mmf_options(request: AttemptRequest) -> list[str]:
     ]
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """The versions that a result depends on."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -218,10 +222,10 @@ def versions() -> dict[str, str]:
 if __name__ == "__main__":
     sys.exit(main(Path(sys.argv[1])))
 
-if __name__ == "__mp_main__" and _REQUEST in os.environ:
-    _request = AttemptRequest.load(Path(os.environ[_REQUEST]))
+if __name__ == "__mp_main__" and _REQUEST_VARIABLE in os.environ:
+    _request = AttemptRequest.load(Path(os.environ[_REQUEST_VARIABLE]))
     try:
-        prepare(_request, Stop(_request.folder.stop_file))
+        prepare_mmf(_request, StopSignal(_request.folder.stop_file))
     except Exception as _error:
-        classify(_error, prepared=False).save_if_absent(_request.folder.helper_outcome_file)
+        classify_exception(_error, is_prepared=False).save_if_absent(_request.folder.helper_outcome_file)
         raise

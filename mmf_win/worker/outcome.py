@@ -17,30 +17,30 @@ from mmf_win.protocol import AttemptOutcome, OutcomeKind
 
 # WinError 1455: the paging file is too small (https://learn.microsoft.com/windows/win32/debug/system-error-codes)
 _OUT_OF_PAGING_FILE = 1455
-_NO_HANDLES = {errno.EMFILE, errno.ENFILE}
+_NO_HANDLE_ERRNOS = {errno.EMFILE, errno.ENFILE}
 _TOO_MANY_FILES = re.compile(r"Too many open files|received \d+ items of ancdata|with exit code 24\b")
-_NO_ANSWER = re.compile(r"gloo[/\\]transport|ncclRemoteError")
+_LOST_RANK = re.compile(r"gloo[/\\]transport|ncclRemoteError")
 _SHARED_MEMORY = re.compile(r"shared memory|</torch_\d|/dev/shm/|SemLock\(")
 # What torch says in a plain RuntimeError, and in the text of another process's error.
-_SAID: tuple[tuple[OutcomeKind, re.Pattern[str]], ...] = (
+_OUTCOME_BY_MESSAGE: tuple[tuple[OutcomeKind, re.Pattern[str]], ...] = (
     ("cuda_oom", re.compile(r"CUDA( error:)? out of memory|CU(BLAS|DNN|SPARSE)_STATUS_ALLOC_FAILED")),
     ("disk", _TOO_MANY_FILES),
     ("host_oom", re.compile(r"not enough memory|[Cc]an('|no)t allocate memory|can't start new thread")),
     ("host_oom", _SHARED_MEMORY),  # which ends as a full disk does
     ("disk", re.compile(r"PytorchStreamWriter failed|No space left on device")),
-    ("killed", _NO_ANSWER),
+    ("killed", _LOST_RANK),
     ("nan", re.compile(r"(?i)\bnan\b")),
 )
 # torch raises this in a signal handler; the interrupted code may then fail with another error on top of it.
 _LOADER_WORKER_KILLED = re.compile(r"DataLoader worker \(pid (\d+)\) is killed by signal: ([^.\n]+)\.")
 # transformers, where HF_HUB_OFFLINE keeps it from downloading what it lacks
 _HUB_IS_OFFLINE = "offline-mode'"
-_FOR_WANT_OF_MEMORY = {"Killed", "Bus error"}
+_OUT_OF_MEMORY_SIGNALS = {"Killed", "Bus error"}
 # torch passes on what a DataLoader's worker raised as the text of its traceback.
-_PASSED_ON = re.compile(r"^Caught \w+ in DataLoader worker.*\nOriginal Traceback")
+_FORWARDED_TRACEBACK = re.compile(r"^Caught \w+ in DataLoader worker.*\nOriginal Traceback")
 _FRAME = re.compile(r'^ *File "(.*)", line (\d+), in (.*)$', re.MULTILINE)
 # MMF's own loop over the validation set, of either version; a user's model may have methods of these names.
-_VALIDATION = re.compile(
+_VALIDATION_FRAME = re.compile(
     r'^ *File ".*[\\/]mmf[\\/]trainers[\\/].*", line \d+, in (evaluate|evaluation_loop)$', re.MULTILINE
 )
 
@@ -49,27 +49,27 @@ class StopRequested(Exception):
     """The parent asked for a stop, and the run is saved."""
 
 
-class Checked(Exception):
+class ChecksFinished(Exception):
     """The checks before training are done, and there is none to follow."""
 
 
-class Diverged(Exception):
+class DivergedError(Exception):
     """A loss, the gradient or a weight is not finite after ``update``; ``place`` says what is known."""
 
-    def __init__(self, message: str, update: int, quantity: str, **found: Any) -> None:
+    def __init__(self, message: str, update: int, quantity: str, **details: Any) -> None:
         super().__init__(message)
-        self.place: dict[str, Any] = {"update": update, "quantity": quantity, **found}
+        self.details: dict[str, Any] = {"update": update, "quantity": quantity, **details}
 
 
-class UntrustedCheckpoint(CheckpointError):
+class UntrustedCheckpointError(CheckpointError):
     """A checkpoint holds classes, and to load them could run any code."""
 
 
-_OF_CLASS: tuple[tuple[OutcomeKind, type[BaseException]], ...] = (
+_OUTCOME_BY_CLASS: tuple[tuple[OutcomeKind, type[BaseException]], ...] = (
     ("interrupted", StopRequested),
     ("interrupted", KeyboardInterrupt),
-    ("nan", Diverged),
-    ("untrusted", UntrustedCheckpoint),
+    ("nan", DivergedError),
+    ("untrusted", UntrustedCheckpointError),
     ("checkpoint", CheckpointError),
     ("data", DataError),
     ("disk", ResourceError),
@@ -78,23 +78,23 @@ _OF_CLASS: tuple[tuple[OutcomeKind, type[BaseException]], ...] = (
 )
 
 
-def classify(error: BaseException, *, prepared: bool = True) -> AttemptOutcome:
+def classify_exception(error: BaseException, *, is_prepared: bool = True) -> AttemptOutcome:
     """The outcome that ``error`` means, judged by its type, its message and where in MMF it arose.
 
     Until MMF is ``prepared`` and can be imported, all but a lack of memory or files means ``mmf``.
     """
-    kind, message = _raised(error)
+    kind, message = _error_class_and_message(error)
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    passed_on = str(error) if _PASSED_ON.search(str(error)) else ""
+    passed_on = str(error) if _FORWARDED_TRACEBACK.search(str(error)) else ""
     own = "".join(traceback.format_tb(error.__traceback__)) + passed_on
     frames = [(Path(file), line, function) for file, line, function in _FRAME.findall(own)]
     places = {(path.name, function) for path, _, function in frames}
-    outcome: OutcomeKind = next(_outcomes(error, kind, message, trace, places), "internal")
-    if not prepared and outcome not in ("interrupted", "host_oom", "disk"):
+    outcome: OutcomeKind = next(_possible_outcomes(error, kind, message, trace, places), "internal")
+    if not is_prepared and outcome not in ("interrupted", "host_oom", "disk"):
         outcome = "mmf"
     if isinstance(error, SystemExit):
         message = f"a library ended the worker by sys.exit({error.code!r})"
-    elif not issubclass(kind, (MmfwError, StopRequested, Diverged)):
+    elif not issubclass(kind, (MmfwError, StopRequested, DivergedError)):
         message = f"{kind.__name__}: {message}" if message else kind.__name__
     hint = error.hint if isinstance(error, MmfwError) else None
     if killed := _LOADER_WORKER_KILLED.search(trace):
@@ -102,7 +102,7 @@ def classify(error: BaseException, *, prepared: bool = True) -> AttemptOutcome:
         hint = "training.num_workers=0 loads the rows without such workers" if outcome == "killed" else None
     if outcome == "host_oom" and _SHARED_MEMORY.search(trace):
         hint = SHM_HINT
-    if outcome == "killed" and _NO_ANSWER.search(message):
+    if outcome == "killed" and _LOST_RANK.search(message):
         message = f"another process of this training has ended, or does not answer ({message})"
     if _HUB_IS_OFFLINE in trace:
         outcome = "network"
@@ -113,15 +113,15 @@ def classify(error: BaseException, *, prepared: bool = True) -> AttemptOutcome:
     if isinstance(error, OSError) and error.errno in (errno.EFBIG, errno.EBADF, errno.EINVAL, errno.EIO):
         hint = to_mmfw_error(error).hint
     ours = [f"{path.name}:{line}" for path, line, _ in frames if {"mmf", "mmf_win"} & set(path.parts)]
-    place = {"text": message, **error.place} if isinstance(error, Diverged) else None
+    place = {"text": message, **error.details} if isinstance(error, DivergedError) else None
     return AttemptOutcome(
-        outcome, message, hint, ours[-1] if ours else None, bool(_VALIDATION.search(trace)), place
+        outcome, message, hint, ours[-1] if ours else None, bool(_VALIDATION_FRAME.search(trace)), place
     )
 
 
-def _raised(error: BaseException) -> tuple[type[BaseException], str]:
+def _error_class_and_message(error: BaseException) -> tuple[type[BaseException], str]:
     """The class of an error and its message on one line, also of one that another process passed on."""
-    if not _PASSED_ON.search(str(error)):
+    if not _FORWARDED_TRACEBACK.search(str(error)):
         return type(error), " ".join(str(error).split())
     lines = [line for line in str(error).splitlines() if line.strip()]
     # A DataLoader raises the class that its worker raised, where it can; a message may have several lines.
@@ -138,15 +138,15 @@ def _raised(error: BaseException) -> tuple[type[BaseException], str]:
     return kind if isinstance(kind, type) else type(name, (RuntimeError,), {}), message
 
 
-def _outcomes(
-    error: BaseException, kind: type[BaseException], message: str, trace: str, places: set[tuple[str, str]]
+def _possible_outcomes(
+    error: BaseException, kind: type[BaseException], message: str, trace: str, frames: set[tuple[str, str]]
 ) -> Iterator[OutcomeKind]:
     """The outcomes that an error may mean, the most certain first.
 
     Its ``kind`` and ``message`` are its own, or those that another process passed on; ``places`` are the
     files and functions of ``trace``.
     """
-    yield from (outcome for outcome, of in _OF_CLASS if issubclass(kind, of))
+    yield from (outcome for outcome, of in _OUTCOME_BY_CLASS if issubclass(kind, of))
     # torch may be the very thing that cannot be imported.
     torch, mmf = sys.modules.get("torch"), sys.modules.get("mmf")
     if torch is not None and issubclass(kind, torch.cuda.OutOfMemoryError):
@@ -156,19 +156,23 @@ def _outcomes(
     if issubclass(kind, MemoryError) or number == errno.ENOMEM or no_paging_file:
         yield "host_oom"
     if killed := _LOADER_WORKER_KILLED.search(trace):
-        yield "host_oom" if killed[2] in _FOR_WANT_OF_MEMORY else "killed"
+        yield "host_oom" if killed[2] in _OUT_OF_MEMORY_SIGNALS else "killed"
     if (
         number in DISK_FULL_ERRNOS and "SemLock(" in trace
     ):  # what a DataLoader's workers share lies in /dev/shm
         yield "host_oom"
-    if number in DISK_FULL_ERRNOS | _NO_HANDLES:
+    if number in DISK_FULL_ERRNOS | _NO_HANDLE_ERRNOS:
         yield "disk"
     # A library is mapped into memory, of which ulimit -v may leave too little.
     if issubclass(kind, ImportError):
         yield "host_oom" if "failed to map segment" in message else "mmf"
     if issubclass(kind, RuntimeError) or (issubclass(kind, OSError) and number is None):
-        yield from (outcome for outcome, said in _SAID if said.search(f"{message}\n{error.__cause__ or ''}"))
-    if ("checkpoint.py", "_load") in places:
+        yield from (
+            outcome
+            for outcome, said in _OUTCOME_BY_MESSAGE
+            if said.search(f"{message}\n{error.__cause__ or ''}")
+        )
+    if ("checkpoint.py", "_load") in frames:
         yield "checkpoint"
     libraries = {of.__module__.partition(".")[0] for of in kind.__mro__}
     if libraries & {"requests", "urllib3", "httpx", "socket"} or kind.__name__ == "URLError":
@@ -176,7 +180,7 @@ def _outcomes(
     file = getattr(error, "filename", None)
     if mmf is not None and file and Path(str(file)).is_relative_to(Path(str(mmf.__file__)).parent):
         yield "mmf"
-    if any(file == "configuration.py" for file, _ in places):
+    if any(file == "configuration.py" for file, _ in frames):
         yield "config"
-    if issubclass(kind, OSError) or any(file.endswith("_database.py") for file, _ in places):
+    if issubclass(kind, OSError) or any(file.endswith("_database.py") for file, _ in frames):
         yield "data"

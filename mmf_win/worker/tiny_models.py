@@ -14,9 +14,9 @@ from mmf_win import compat
 from mmf_win.files import json_bytes, write_bytes
 from mmf_win.upstream.install import find_mmf
 
-_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-_START, _END = "<|startoftext|>", "<|endoftext|>"
-_FACTOR = 4  # in layers as narrow as these, a signal would fade behind CLIP's own initial weights
+_SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_START_TOKEN, _END_TOKEN = "<|startoftext|>", "<|endoftext|>"
+_INITIALIZER_FACTOR = 4  # in layers as narrow as these, a signal would fade behind CLIP's own initial weights
 
 
 def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> None:
@@ -29,7 +29,7 @@ def write_bert(folder: Path, words: Sequence[str], seed: int, **sizes: int) -> N
     from transformers import BertConfig, BertForPreTraining
 
     BertForPreTraining(BertConfig(**sizes)).save_pretrained(folder)
-    write_bytes(folder / "vocab.txt", "\n".join((*_SPECIAL, *words, "")).encode())
+    write_bytes(folder / "vocab.txt", "\n".join((*_SPECIAL_TOKENS, *words, "")).encode())
 
 
 def write_clip(
@@ -56,15 +56,22 @@ def write_clip(
         *(f"{letter}</w>" for letter in letters.values()),
         *("".join(pair) for pair in merges),
     ]
-    tokens = [*dict.fromkeys(known), _START, _END]
+    tokens = [*dict.fromkeys(known), _START_TOKEN, _END_TOKEN]
     ids = {"bos_token_id": len(tokens) - 2, "eos_token_id": len(tokens) - 1, "pad_token_id": len(tokens) - 1}
-    of_text: dict[str, Any] = {**text, **ids, "vocab_size": len(tokens), "initializer_factor": _FACTOR}
-    config = CLIPConfig(of_text, {**vision, "initializer_factor": _FACTOR}, initializer_factor=_FACTOR)
+    of_text: dict[str, Any] = {
+        **text,
+        **ids,
+        "vocab_size": len(tokens),
+        "initializer_factor": _INITIALIZER_FACTOR,
+    }
+    config = CLIPConfig(
+        of_text, {**vision, "initializer_factor": _INITIALIZER_FACTOR}, initializer_factor=_INITIALIZER_FACTOR
+    )
     CLIPModel(config).save_pretrained(folder)
     vocabulary, rules = folder / "vocab.json", folder / "merges.txt"
     write_bytes(vocabulary, json_bytes({token: number for number, token in enumerate(tokens)}))
     write_bytes(rules, "\n".join(["#version: 0.2", *map(" ".join, merges), ""]).encode())
-    CLIPTokenizerFast(str(vocabulary), str(rules), pad_token=_END).save_pretrained(folder)
+    CLIPTokenizerFast(str(vocabulary), str(rules), pad_token=_END_TOKEN).save_pretrained(folder)
 
 
 def _prepare(folder: Path, seed: int) -> None:

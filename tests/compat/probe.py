@@ -20,7 +20,7 @@ from typing import Any
 
 from mmf_win import compat
 from mmf_win.compat import mmf_data
-from mmf_win.compat.patch import source
+from mmf_win.compat.patch import read_source
 from tests.features.test_safe_pickle import Made
 from tests.worlds import npy
 from tests.worlds.tiny_mmf import BOXES, WORDS, TinyWorld
@@ -290,9 +290,9 @@ def predictions(root: Path, world: TinyWorld) -> Any:
     random = torch.Generator().manual_seed(1)
     report["scores"] = torch.randn(50, 2, generator=random)
     report["id"] = torch.arange(100, 150, dtype=torch.int)
-    lines = source("mmf.datasets.builders.hateful_memes.dataset", root)
+    lines = read_source("mmf.datasets.builders.hateful_memes.dataset", root)
     own: dict[str, Any] = {"torch": torch}
-    name = next(name for name in mmf_data._PREDICTIONS if f"def {name}(" in lines)
+    name = next(name for name in mmf_data._PREDICTION_FUNCTIONS if f"def {name}(" in lines)
     exec(lines[lines.index(f"def {name}(") :].partition("\n\n\n")[0], own)
     assert getattr(dataset, name) is mmf_data.generate_prediction
     return own[name](report) == mmf_data.generate_prediction(report)
@@ -327,10 +327,10 @@ def saved_weights(root: Path, world: TinyWorld) -> Any:
     import torch
     from mmf.utils.checkpoint import Checkpoint as MmfCheckpoint
 
-    from mmf_win.worker.hooks.checkpoint_io import replaced
+    from mmf_win.worker.hooks.checkpoint_io import replace_attribute
     from mmf_win.worker.hooks.checkpoints import Checkpoint
     from mmf_win.worker.hooks.phase_timer import PhaseTimer
-    from mmf_win.worker.outcome import Diverged
+    from mmf_win.worker.outcome import DivergedError
 
     done: list[str] = []
     observer = SimpleNamespace(
@@ -349,11 +349,11 @@ def saved_weights(root: Path, world: TinyWorld) -> Any:
         done.clear()
         try:
             checkpoint.save(2)
-        except Diverged as error:
+        except DivergedError as error:
             done.append(str(error))
         return [*done]
 
-    with replaced(MmfCheckpoint, "save", lambda *_, **__: done.append("written")):
+    with replace_attribute(MmfCheckpoint, "save", lambda *_, **__: done.append("written")):
         return [saved(0.0, 1e30), saved(0.0, math.nan), saved(math.inf, 0.0)]
 
 

@@ -22,7 +22,7 @@ def _own_finders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(patch, "_finder", patch._Finder())
-    patch.activate()
+    patch.install_finder()
     yield
     for name in set(sys.modules) - before:
         del sys.modules[name]
@@ -103,8 +103,8 @@ class TestEdits:
 class TestAfterImport:
     def test_calls_follow_the_module_in_order(self, package: Path) -> None:
         seen: list[object] = []
-        patch.after_import("madeup.work", lambda module: seen.append(module.WORD))
-        patch.after_import("madeup.work", lambda module: seen.append("second"))
+        patch.call_after_import("madeup.work", lambda module: seen.append(module.WORD))
+        patch.call_after_import("madeup.work", lambda module: seen.append("second"))
         assert seen == []
         load("madeup.work")
         assert seen == ["café", "second"]
@@ -112,12 +112,12 @@ class TestAfterImport:
     def test_a_module_that_is_there_is_handed_over_at_once(self, package: Path) -> None:
         module = load("madeup.work")
         seen: list[ModuleType] = []
-        patch.after_import("madeup.work", seen.append)
+        patch.call_after_import("madeup.work", seen.append)
         assert seen == [module]
 
     def test_go_together_with_edits_and_leave_the_source_readable(self, package: Path) -> None:
         queue(package, Edit("madeup.work", "return 41", "return 42"))
-        patch.after_import("madeup.work", lambda module: setattr(module, "seen", module.answer()))
+        patch.call_after_import("madeup.work", lambda module: setattr(module, "seen", module.answer()))
         module = load("madeup.work")
         assert module.seen == 42
         assert "return 41" in inspect.getsource(module)
@@ -126,7 +126,7 @@ class TestAfterImport:
 def test_a_source_is_found_without_an_import_and_empty_where_there_is_none(
     package: Path, tmp_path: Path
 ) -> None:
-    assert "return 41" in patch.source("madeup.work", tmp_path)
+    assert "return 41" in patch.read_source("madeup.work", tmp_path)
     assert patch.source_path("madeup", tmp_path) == package / "__init__.py"
     assert "madeup" not in sys.modules
-    assert patch.source("madeup.nothing", tmp_path) == patch.source("mmf.models", tmp_path) == ""
+    assert patch.read_source("madeup.nothing", tmp_path) == patch.read_source("mmf.models", tmp_path) == ""

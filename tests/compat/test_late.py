@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from mmf_win.compat import late
-from mmf_win.compat.late import LazyModule, defer_import
+from mmf_win.compat import lazy_imports
+from mmf_win.compat.lazy_imports import LazyModule, defer_import
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ class TestDeferImport:
         statement = (
             f"from .integrations.tensor_parallel import (\n    {constant},\n    _get_parameter_tp_plan,\n)\n"
         )
-        assert not [edit for patch in late.PATCHES for edit in patch.edits if edit.old in statement]
+        assert not [edit for patch in lazy_imports.PATCHES for edit in patch.edits if edit.old in statement]
         function_alone = statement.replace(f"    {constant},\n", "")
-        assert [edit for patch in late.PATCHES for edit in patch.edits if edit.old in function_alone]
+        assert [edit for patch in lazy_imports.PATCHES for edit in patch.edits if edit.old in function_alone]
 
     def test_a_missing_module_is_told_of_at_the_call(self) -> None:
         with pytest.raises(ModuleNotFoundError, match="no_such_module"):
@@ -81,7 +81,7 @@ FOUND = {"bert": {frozenset({"torch"}): {"modeling_bert": {"BertModel"}}, frozen
 
 @pytest.mark.parametrize("loaded", [{}, {"torch._dynamo": None}])
 def test_the_compiler_is_told_only_where_it_is_loaded(loaded: dict[str, None]) -> None:
-    (edit,) = (edit for patch in late.PATCHES for edit in patch.edits if "graph_break" in edit.old)
+    (edit,) = (edit for patch in lazy_imports.PATCHES for edit in patch.edits if "graph_break" in edit.old)
     calls: list[int] = []
     torch = SimpleNamespace(_dynamo=SimpleNamespace(graph_break=lambda: calls.append(1)))
     eval(edit.new, {"sys": SimpleNamespace(modules=loaded), "torch": torch})
@@ -109,7 +109,9 @@ class TestStructure:
     def is_read(self, path: Path) -> bool:
         """Whether the files are read to find what they define."""
         calls: list[Path] = []
-        found = late.cached_import_structure(lambda path: calls.append(path) or copy.deepcopy(FOUND), path)
+        found = lazy_imports.cached_import_structure(
+            lambda path: calls.append(path) or copy.deepcopy(FOUND), path
+        )
         assert found == FOUND
         found["mine"] = {}  # as transformers may change what it got
         return len(calls) == 1

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mmf_win.compat.dataloader import say_how_workers_ended
+from mmf_win.compat.dataloader import report_worker_deaths
 from tests.worlds.mounts import with_own_mounts
 
 pytestmark = [
@@ -26,8 +26,8 @@ from multiprocessing.reduction import DupFd
 import torch
 from torch.utils.data import DataLoader, Dataset, dataloader
 from torch.utils.data._utils import worker
-from mmf_win.compat.dataloader import hand_errors_over, say_how_workers_ended
-from mmf_win.worker.outcome import classify
+from mmf_win.compat.dataloader import send_worker_errors, report_worker_deaths
+from mmf_win.worker.outcome import classify_exception
 
 def leave_handles(count):
     free = os.dup(0)
@@ -56,8 +56,8 @@ class Rows(Dataset):
             leave_handles(1)
         return row
 
-hand_errors_over(worker)
-say_how_workers_ended(dataloader)
+send_worker_errors(worker)
+report_worker_deaths(dataloader)
 for how in sys.argv[1:]:
     dataset = Rows(how)
     rows = iter(DataLoader(dataset, num_workers=1, batch_size=None))
@@ -66,7 +66,7 @@ for how in sys.argv[1:]:
     try:
         print(len([*rows]), "rows")
     except Exception as error:
-        end = classify(error)
+        end = classify_exception(error)
         print(f"{end.outcome}: {end.message}; {end.hint}")
 """
 
@@ -111,7 +111,7 @@ def test_a_fake_worker_that_has_closed_its_files_is_waited_for_until_it_has_an_e
         def _try_get_data(self) -> None:
             raise EOFError
 
-    say_how_workers_ended(SimpleNamespace(_MultiProcessingDataLoaderIter=Iterator))
+    report_worker_deaths(SimpleNamespace(_MultiProcessingDataLoaderIter=Iterator))
     with pytest.raises(RuntimeError, match="killed by signal"):
         Iterator()._try_get_data()
     os.close(reads)

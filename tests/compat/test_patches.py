@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from mmf_win import compat
-from mmf_win.compat import late, mmf_data, mmf_models, omegaconf
+from mmf_win.compat import lazy_imports, mmf_data, mmf_models, omegaconf
 from mmf_win.compat.__main__ import main as list_patches
-from mmf_win.compat.patch import RC10, RC12, Edit, Patch, lacks
+from mmf_win.compat.patch import RC10, RC12, Edit, Patch, source_lacks
 from mmf_win.errors import DamagedFeaturesError
 from mmf_win.upstream.versions import VERSION_SPECIFIC_KEYS
 
 
 @pytest.mark.parametrize("each", compat.PATCHES, ids=lambda each: each.name)
 def test_every_patch_says_what_it_is_for(each: Patch) -> None:
-    assert each.mmf <= set(VERSION_SPECIFIC_KEYS)
-    assert each.mmf
+    assert each.mmf_versions <= set(VERSION_SPECIFIC_KEYS)
+    assert each.mmf_versions
     assert each.library
     assert len(each.problem) > 30, "a sentence: what breaks, and where"
     assert len(each.problem) < 110, "one line of a table"
@@ -59,16 +59,16 @@ def made_up_mmf(root: Path, **modules: str) -> tuple[Path, str]:
         ("words of the user's own", RC10, lambda: True, False),
         (None, RC10, lambda: True, False),
         ("some old words", RC12, lambda: True, False),
-        ("some old words", RC10, lacks("json.decoder", "class JSONDecoder"), False),
-        ("some old words", RC10, lacks("json.decoder", "class NoSuchThing"), True),
+        ("some old words", RC10, source_lacks("json.decoder", "class JSONDecoder"), False),
+        ("some old words", RC10, source_lacks("json.decoder", "class NoSuchThing"), True),
     ],
 )
 def test_a_patch_is_needed_while_mmf_has_the_words_in_its_versions_unless_libraries_do_without(
     tmp_path: Path, work: str | None, mmf: frozenset[str], needed: Callable[[], bool], active: bool
 ) -> None:
-    each = Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),), needed=needed)
+    each = Patch("", "", mmf, "", edits=(Edit("mmf.work", "old words", "new words"),), is_needed=needed)
     modules = {} if work is None else {"work": work}
-    assert each.active(*made_up_mmf(tmp_path, **modules)) == active
+    assert each.is_active(*made_up_mmf(tmp_path, **modules)) == active
 
 
 class TestInstall:
@@ -116,11 +116,11 @@ def test_a_model_is_a_bert_by_what_its_folder_holds_and_else_by_its_name_as_mmf_
 
 
 def test_a_url_is_no_text_link() -> None:
-    assert omegaconf.follow("https://example.org/a.yaml") == "https://example.org/a.yaml"
+    assert omegaconf.resolve_text_link("https://example.org/a.yaml") == "https://example.org/a.yaml"
 
 
 def test_a_torch_that_has_the_compilers_import_elsewhere_stays_as_it_is() -> None:
-    [edit] = [edit for edit in late.PATCHES[0].edits if edit.module == "torch._compile"]
+    [edit] = [edit for edit in lazy_imports.PATCHES[0].edits if edit.module == "torch._compile"]
     of_torch_2_1 = "        def inner():\n            import torch._dynamo\n\n            return 1\n"
     assert edit.old not in of_torch_2_1
 
@@ -134,6 +134,6 @@ def test_an_image_whose_name_is_no_text_is_told_of_as_the_features_record() -> N
 
     module: Any = ModuleType("readers")
     module.LMDBFeatureReader = Reader
-    mmf_data._unpickle_only_arrays(module)
+    mmf_data._restrict_lmdb_loader(module)
     with pytest.raises(DamagedFeaturesError, match="features: damaged: the record of "):
         Reader()._load("\udc80.npy")

@@ -49,8 +49,8 @@ def answers(mmf_root: Path, world: TinyWorld) -> dict[str, Any]:
 
 def test_no_patch_waits_for_words_that_mmf_does_not_have(mmf_root: Path) -> None:
     version = read_version(mmf_root)
-    patches = [patch for patch in compat.PATCHES if version in patch.mmf]
-    idle = {patch.name for patch in patches if not patch.active(mmf_root, version)}
+    patches = [patch for patch in compat.PATCHES if version in patch.mmf_versions]
+    idle = {patch.name for patch in patches if not patch.is_active(mmf_root, version)}
     for_later = {patch.name for patch in patches if _is_for_a_later_transformers(patch)}
     assert for_later <= idle <= for_later | {"torchvision-operators"}
 

@@ -34,12 +34,12 @@ pytestmark = [
 ROOT = Path(__file__).parents[2]
 LOAD = """
 import sys
-from mmf_win.compat.patch import activate
-from mmf_win.compat.transformers import refuse_code_of_models
-activate()
+from mmf_win.compat.patch import install_finder
+from mmf_win.compat.transformers import forbid_remote_code
+install_finder()
 name, folder, trusted = sys.argv[1:]
 if not int(trusted):
-    refuse_code_of_models()
+    forbid_remote_code()
 import transformers
 getattr(transformers, name).from_pretrained(folder, trust_remote_code=True)
 """

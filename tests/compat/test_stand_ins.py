@@ -13,7 +13,7 @@ from mmf_win.compat.transformers import PATCHES
 from mmf_win.errors import DatasetError
 from tests.worlds.tools import LazyModule, requires_package
 
-stand_ins = LazyModule("mmf_win.compat.stand_ins")
+stand_ins = LazyModule("mmf_win.compat.replacements")
 
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 

@@ -32,7 +32,7 @@ from mmf_win.worker.models import clip
 
 def said_of(config, value):
     try:
-        clip._require_sound(OmegaConf.merge(config, {"fusion": "concat"}, OmegaConf.from_dotlist([value])))
+        clip._require_valid_config(OmegaConf.merge(config, {"fusion": "concat"}, OmegaConf.from_dotlist([value])))
     except UsageError as error:
         return str(error)
     return ""

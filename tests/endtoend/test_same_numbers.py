@@ -26,7 +26,7 @@ from mmf_win.protocol import AttemptRequest
 from mmf_win import compat
 from mmf_win.worker import entry
 request = AttemptRequest.load(Path(sys.argv[1]))
-compat.install(Path(request.mmf), compat.NEEDED)
+compat.install(Path(request.mmf), compat.REQUIRED_PATCHES)
 from mmf.common.registry import Registry
 register = Registry.register
 losses = []
@@ -36,7 +36,7 @@ def noting(cls, name, value):
     return register(name, value)
 Registry.register = classmethod(noting)
 from mmf_cli.run import run
-run(entry.mmf_options(request))
+run(entry.write_mmf_options(request))
 Path(sys.argv[2]).write_text(json.dumps(losses))
 """
 

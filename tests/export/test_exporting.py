@@ -71,7 +71,7 @@ class Exporter:
     output: Path
 
     def __call__(self, *, tolerance: float = 1e-4, int8: bool = False, max_loss: float = 0.005) -> Any:
-        """Export the run to :attr:`output`, and return what ``model.json`` holds."""
+        """Export the run to :attr:`run_model`, and return what ``model.json`` holds."""
         display: Any = None  # the stub shows no progress
         self.run.checkpoints.mkdir(exist_ok=True)
         (self.run.checkpoints / "best.ckpt").touch()

@@ -52,7 +52,7 @@ np.save(folder / "a.npy", array)
 record = pickle.dumps({"features": array})
 lmdb_file.write(folder / "a.lmdb", [("a", record)], 100 << 20)
 content, np = (folder / "a.npy").read_bytes(), mmf_data.SimpleNamespace(np=np)
-mmf_data._load_only_arrays(np)
+mmf_data._restrict_loaders(np)
 del array
 used = int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
 

@@ -40,9 +40,9 @@ def test_a_helper_without_memory_leaves_word_for_the_worker_that_sees_only_its_a
     with pytest.raises(MemoryError):
         runpy.run_path(worker.__file__, run_name="__mp_main__")
 
-    monkeypatch.setattr(worker, "prepare", lambda *_: None)
-    monkeypatch.setattr(worker, "run", broken_pipe)
-    end = worker.perform(request_, None)  # type: ignore[arg-type]
+    monkeypatch.setattr(worker, "prepare_mmf", lambda *_: None)
+    monkeypatch.setattr(worker, "run_mmf", broken_pipe)
+    end = worker.run_attempt(request_, None)  # type: ignore[arg-type]
     assert (end.kind, end.message) == ("host_oom", "MemoryError")
 
 
@@ -52,8 +52,8 @@ def test_without_such_a_word_the_workers_own_error_counts(
     def fails(*_: Any) -> None:
         raise ValueError("x")
 
-    monkeypatch.setattr(worker, "prepare", fails)
-    assert worker.perform(request_, None).kind == "mmf"  # type: ignore[arg-type]
+    monkeypatch.setattr(worker, "prepare_mmf", fails)
+    assert worker.run_attempt(request_, None).kind == "mmf"  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")

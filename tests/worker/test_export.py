@@ -19,7 +19,7 @@ compat.install(find_mmf().root)
 import torch
 from torch import nn
 from mmf_win.errors import UsageError
-from mmf_win.worker.tasks.export import Scores, export_program
+from mmf_win.worker.tasks.export import ExportableModel, export_program
 
 class Model(nn.Module):
     def forward(self, batch):
@@ -29,7 +29,7 @@ class Model(nn.Module):
 
 inputs = {name: torch.ones(3, 9, dtype=torch.long) for name in ("input_ids", "input_mask")}
 try:
-    export_program("my_model", Scores(Model(), None), inputs)
+    export_program("my_model", ExportableModel(Model(), None), inputs)
 except UsageError as error:
     print(error)
 """

@@ -15,8 +15,8 @@ import pytest
 
 image_of = pytest.importorskip("PIL.Image", reason="could not import Pillow")
 
-from mmf_win.worker import image_cache  # noqa: E402
-from mmf_win.worker.image_cache import ImageCache, make_room  # noqa: E402
+from mmf_win.worker import disk_cache  # noqa: E402
+from mmf_win.worker.disk_cache import ImageCache, evict_if_nearly_full  # noqa: E402
 
 
 class World:
@@ -40,7 +40,7 @@ class World:
 
     def get(self, recipe: str = "half") -> bytes:
         """The pixels of the image."""
-        image = self.images.image(self.png, recipe, self.decode)
+        image = self.images.get_image(self.png, recipe, self.decode)
         assert (image.mode, image.size) == ("RGB", (20, 15))
         return bytes(image.tobytes())
 
@@ -53,7 +53,7 @@ class World:
 @pytest.fixture
 def world(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     """On a disk that has room, whatever the machine's has."""
-    monkeypatch.setattr(image_cache, "free_space", lambda _: 1 << 40)
+    monkeypatch.setattr(disk_cache, "free_space", lambda _: 1 << 40)
     return World(user_dir)
 
 
@@ -129,8 +129,8 @@ def test_where_there_is_no_room_it_says_so_once_and_keeps_what_it_has(
 ) -> None:
     if limit == free:
         world.folder.write_text("not a folder", encoding="utf-8")
-    monkeypatch.setattr(image_cache, "LIMIT", limit)
-    monkeypatch.setattr(image_cache, "free_space", lambda _: free)
+    monkeypatch.setattr(disk_cache, "MAX_CACHE_BYTES", limit)
+    monkeypatch.setattr(disk_cache, "free_space", lambda _: free)
     assert len({world.get(recipe) for recipe in ("a", "b", "a")}) == 1
     assert (world.decoded, len(world.files)) == (3 - kept, kept)
     [once] = caplog.messages
@@ -140,7 +140,7 @@ def test_where_there_is_no_room_it_says_so_once_and_keeps_what_it_has(
 def test_the_next_run_removes_the_oldest_files_of_one_that_is_nearly_full(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_room(world.folder)  # which is not there
+    evict_if_nearly_full(world.folder)  # which is not there
     for age, recipe in enumerate("abcd"):
         before = set(world.files)
         world.get(recipe)
@@ -148,20 +148,22 @@ def test_the_next_run_removes_the_oldest_files_of_one_that_is_nearly_full(
         os.utime(new, (age, age))
     size = world.files[0].stat().st_size
     for limit, kept in ((5 * size, {0, 1, 2, 3}), (4 * size, {2, 3}), (2 * size, {3})):
-        monkeypatch.setattr(image_cache, "LIMIT", limit)
-        make_room(world.folder)
+        monkeypatch.setattr(disk_cache, "MAX_CACHE_BYTES", limit)
+        evict_if_nearly_full(world.folder)
         assert {path.stat().st_mtime for path in world.files} == kept
 
 
 def test_a_very_long_image_is_kept(world: World) -> None:
     for _ in range(2):
-        image = world.images.image(world.png, "long", lambda _: image_of.new("RGB", (70_000, 1), (1, 2, 3)))
+        image = world.images.get_image(
+            world.png, "long", lambda _: image_of.new("RGB", (70_000, 1), (1, 2, 3))
+        )
         assert (image.size, len(world.files)) == ((70_000, 1), 1)
 
 
 def test_several_may_write_the_same_image_at_once(world: World, caplog: pytest.LogCaptureFixture) -> None:
     def one(_: int) -> bytes:
-        return bytes(ImageCache(world.folder).image(world.png, "half", world.decode).tobytes())
+        return bytes(ImageCache(world.folder).get_image(world.png, "half", world.decode).tobytes())
 
     with ThreadPoolExecutor(8) as pool:
         assert len(set(pool.map(one, range(8)))) == 1
@@ -195,9 +197,9 @@ def test_what_a_made_up_database_decodes_in_a_known_way_is_kept_and_anything_els
         get_possible_image_paths=lambda path: path,
     )
     parts = {"known": (lambda image: image, lambda image: image.size, "recipe")}
-    monkeypatch.setattr(image_cache, "_split", parts.get)
+    monkeypatch.setattr(disk_cache, "_split_transform", parts.get)
     monkeypatch.setitem(sys.modules, "mmf.datasets.databases.image_database", module)
-    image_cache.use(world.images)
+    disk_cache.install_image_cache(world.images)
     png = str(world.png)
     assert Database().from_path(png) == Database().from_path([png]) == {"images": [(20, 15)]}
     assert world.decoded == 1

@@ -14,7 +14,7 @@ import pytest
 
 from mmf_win.errors import CheckpointError, DatasetError, MmfEnvironmentError, UnreadableImageError
 from mmf_win.protocol import AttemptOutcome, OutcomeKind
-from mmf_win.worker.outcome import StopRequested, UntrustedCheckpoint, classify
+from mmf_win.worker.outcome import StopRequested, UntrustedCheckpointError, classify_exception
 from tests.worlds.tools import is_wine
 
 
@@ -78,14 +78,14 @@ GONE = "DataLoader worker (pid(s) 7, 8) exited unexpectedly"
         (urllib.error.URLError("Name or service not known"), "network"),
         (DatasetError("x"), "data"),
         (CheckpointError("x"), "checkpoint"),
-        (UntrustedCheckpoint("x"), "untrusted"),
+        (UntrustedCheckpointError("x"), "untrusted"),
         (MmfEnvironmentError("x"), "mmf"),
         (ValueError("a banana is no nan-o-thing"), "internal"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_the_class_of_an_error(error: BaseException, outcome: OutcomeKind) -> None:
-    assert classify(caught(error)).kind == outcome
+    assert classify_exception(caught(error)).kind == outcome
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_the_class_of_an_error(error: BaseException, outcome: OutcomeKind) -> No
 def test_what_fails_before_mmf_is_imported_is_the_environments_fault_but_for_a_lack_of_memory(
     error: BaseException, outcome: OutcomeKind
 ) -> None:
-    assert classify(caught(error), prepared=False).kind == outcome
+    assert classify_exception(caught(error), is_prepared=False).kind == outcome
 
 
 @pytest.mark.parametrize(
@@ -116,17 +116,17 @@ def test_a_validation_is_known_by_mmfs_loop_and_not_by_a_method_of_the_users_mod
     exec(compile(code, tmp_path / file, "exec"), names)
     with pytest.raises(RuntimeError) as error:
         names[function]()
-    assert classify(error.value).during_validation == validating
+    assert classify_exception(error.value).during_validation == validating
 
 
 def test_an_error_is_said_in_one_line_with_its_type() -> None:
-    end = classify(caught(ValueError("one\n  two")))
+    end = classify_exception(caught(ValueError("one\n  two")))
     assert end.message == "ValueError: one two"
 
 
 @pytest.mark.parametrize("code", [None, 0, 3, "no license"])
 def test_a_library_that_ends_the_worker_is_named_with_its_exit_code(code: int | str | None) -> None:
-    end = classify(caught(SystemExit(code)))
+    end = classify_exception(caught(SystemExit(code)))
     assert (end.kind, end.message) == ("internal", f"a library ended the worker by sys.exit({code!r})")
 
 
@@ -152,7 +152,7 @@ def test_an_error_out_of_a_loaders_worker_is_said_in_one_line(
         wrapped = ExceptionWrapper(where="in DataLoader worker process 1")
     with pytest.raises(kind) as raised_here:
         wrapped.reraise()
-    end = classify(raised_here.value)
+    end = classify_exception(raised_here.value)
     assert end.kind == outcome
     assert "Caught" not in end.message and "Traceback" not in end.message
     if kind is UnreadableImageError:
@@ -173,7 +173,7 @@ def _rank(number: int, folder: str) -> None:
     try:
         torch.distributed.all_reduce(torch.ones(1))
     except RuntimeError as error:
-        classify(error).save(Path(folder) / "end.json")
+        classify_exception(error).save(Path(folder) / "end.json")
         os._exit(0)
 
 
@@ -192,17 +192,17 @@ def test_a_rank_knows_that_another_one_is_gone(tmp_path: Path) -> None:
 def test_torchs_own_out_of_memory_error_is_known() -> None:
     import torch
 
-    assert classify(caught(torch.cuda.OutOfMemoryError("any words"))).kind == "cuda_oom"
+    assert classify_exception(caught(torch.cuda.OutOfMemoryError("any words"))).kind == "cuda_oom"
 
 
 _ASKS_THE_HUB = """
 import sys
 from transformers import AutoConfig
-from mmf_win.worker.outcome import classify
+from mmf_win.worker.outcome import classify_exception
 try:
     AutoConfig.from_pretrained("owner/tiny")
 except OSError as error:
-    end = classify(error)
+    end = classify_exception(error)
     print(end.outcome, end.hint)
 """
 
@@ -224,5 +224,5 @@ def test_a_model_that_may_not_be_downloaded_says_what_forbids_it(user_dir: Path)
     ],
 )
 def test_full_shared_memory_gets_the_hint_that_helps(message: str) -> None:
-    end = classify(RuntimeError(message))
+    end = classify_exception(RuntimeError(message))
     assert end.kind == "host_oom" and "--shm-size" in str(end.hint) and "num_workers=0" in str(end.hint)

@@ -28,12 +28,12 @@ def _train(rank: int, folder: str, asked: int) -> None:
     from mmf_win.worker.hooks import session
     from mmf_win.worker.hooks.observer import Observer
     from mmf_win.worker.outcome import StopRequested
-    from mmf_win.worker.stopping import Stop
+    from mmf_win.worker.stop_signal import StopSignal
 
     root = Path(folder)
     meeting = f"file://{root / 'meeting'}"
     torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=_RANKS)
-    stop = Stop(root / f"stop-of-{rank}")
+    stop = StopSignal(root / f"stop-of-{rank}")
     observer = Observer(AttemptRequest(TrainTask(), "m", "mmf", str(root / "attempts" / "1")), stop)
     trainer = SimpleNamespace(num_updates=0, current_iteration=0, model=torch.nn.Linear(1, 1))
     trainer.device = torch.device("cpu")
@@ -46,7 +46,7 @@ def _train(rank: int, folder: str, asked: int) -> None:
 
     resume_state = SimpleNamespace(own_randomness=lambda: None)
     checkpoint = SimpleNamespace(save=save, resume_state=resume_state)
-    session.MicroBatch = lambda *_: micro  # type: ignore[assignment, misc]
+    session.MicroBatchSizer = lambda *_: micro  # type: ignore[assignment, misc]
     training = session.TrainingSession(observer, trainer, checkpoint, "fp32")
     try:
         while True:

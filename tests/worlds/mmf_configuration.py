@@ -19,7 +19,7 @@ from typing import Any
 
 from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
-from mmf_win.worker.entry import mmf_options
+from mmf_win.worker.entry import write_mmf_options
 
 _TESTS_PARENT = Path(__file__).parents[2]
 
@@ -104,7 +104,7 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _options(root: Path, question: Question, folder: str) -> list[str]:
     model, config, settings = question.model, question.config, question.settings
-    return mmf_options(
+    return write_mmf_options(
         AttemptRequest(
             TrainTask(), model, str(root), attempt_dir=folder, settings=settings, base_config=config
         )

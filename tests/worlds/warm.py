@@ -191,13 +191,13 @@ def _import_mmf(root: str, environment: dict[str, str]) -> None:
 
     # Not the adapters, of which each version of MMF can import one.
     from mmf_win.worker.hooks import (  # noqa: F401
+        batch_splitting,
         checkpoints,
         micro_batch,
         nonfinite,
         precision,
         random_state,
-        resume,
-        splitting,
+        resume_state,
     )
 
     setup_imports()

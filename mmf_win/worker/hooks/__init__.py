@@ -12,15 +12,15 @@ from typing import Any
 
 from mmf_win.protocol import AttemptRequest
 from mmf_win.upstream.versions import has_key, read_version
-from mmf_win.worker.hooks import fast, loading
-from mmf_win.worker.hooks.observer import Observer, leave_without_batches
-from mmf_win.worker.hooks.phase_timer import TIMED
-from mmf_win.worker.image_cache import ImageCache, use
-from mmf_win.worker.predictions import watch_scoring
-from mmf_win.worker.stopping import Stop
+from mmf_win.worker.disk_cache import ImageCache, install_image_cache
+from mmf_win.worker.hooks import fast_mode, weight_loading
+from mmf_win.worker.hooks.observer import Observer, stop_when_batches_stall
+from mmf_win.worker.hooks.phase_timer import TIMED_METHODS
+from mmf_win.worker.prediction_progress import report_scoring_progress
+from mmf_win.worker.stop_signal import StopSignal
 
 
-def register(request: AttemptRequest, stop: Stop) -> list[Any]:
+def register(request: AttemptRequest, stop: StopSignal) -> list[Any]:
     """Register the hooks in this process and return the list that MMF's trainer will be in."""
     observer, trainers = Observer(request, stop), list[Any]()
     version = read_version(Path(request.mmf_root))
@@ -28,16 +28,18 @@ def register(request: AttemptRequest, stop: Stop) -> list[Any]:
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")
     hooks.register(observer, trainers)
     if request.is_training:
-        timed = (*TIMED, *hooks.TIMED)
-        observer.clock.time(each for each in timed if request.profile_updates or each[2] == "data")
-        leave_without_batches(observer)
-    loading.watch(observer)
-    watch_scoring(observer)
+        timed = (*TIMED_METHODS, *hooks.TIMED)
+        observer.phase_timer.time_methods(
+            each for each in timed if request.profile_updates or each[2] == "data"
+        )
+        stop_when_batches_stall(observer)
+    weight_loading.count_loaded_tensors(observer)
+    report_scoring_progress(observer)
     if (task := request.train_task).teacher_probas:
-        teacher = import_module("mmf_win.worker.hooks.teacher")
+        teacher = import_module("mmf_win.worker.hooks.distillation")
         teacher.register(task.teacher_probas, task.teacher_weight)
     if request.fast:
-        fast.pad_to_longest(request)
+        fast_mode.pad_to_longest(request)
     if request.image_cache_dir is not None:
-        use(ImageCache(Path(request.image_cache_dir)))
+        install_image_cache(ImageCache(Path(request.image_cache_dir)))
     return trainers

@@ -13,13 +13,13 @@ from mmf.trainers.callbacks.base import Callback
 from mmf.trainers.core.callback_hook import TrainerCallbackHookMixin
 from mmf.trainers.core.training_loop import TrainerTrainingLoopMixin
 
-from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
+from mmf_win.worker.hooks import batch_splitting, checkpoints, fast_mode, precision, ranks
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.phase_timer import Timed
-from mmf_win.worker.hooks.session import TrainingSession, report_prediction
+from mmf_win.worker.hooks.phase_timer import TimedMethod
+from mmf_win.worker.hooks.session import TrainingSession, report_prediction_start
 
 #: What belongs to which phase of training, beside what does in every MMF.
-TIMED: tuple[Timed, ...] = (
+TIMED_METHODS: tuple[TimedMethod, ...] = (
     (SampleList, "to", "transfer"),
     (TrainerTrainingLoopMixin, "_forward", "forward"),
     (TrainerTrainingLoopMixin, "_finish_update", "optimizer"),
@@ -36,17 +36,17 @@ class MmfwCallback(Callback):  # type: ignore[misc]
         super().__init__(config, trainer)
         trainers.append(trainer)
         self._observer = observer
-        self._precision, scaler = precision.choose(self._observer, trainer)
+        self._precision, scaler = precision.configure_precision(self._observer, trainer)
         if self._observer.request.precision is not None:
             trainer.load_fp16_scaler = partial(setattr, trainer, "scaler", scaler)  # MMF makes its own
         if self._observer.request.fast:
-            fast.prepare(trainer.model, self._observer)
+            fast_mode.enable_channels_last(trainer.model, self._observer)
         self._checkpoint = trainer.checkpoint_callback.checkpoint
 
     def on_init_end(self, **kwargs: Any) -> None:
         """Spread the model over the ranks; it may have to score a batch in parts."""
-        ranks.spread(self.trainer)
-        splitting.evaluate_in_parts(self.trainer.model, self._observer.request.eval_batch)
+        ranks.wrap_ddp(self.trainer)
+        batch_splitting.limit_eval_batch(self.trainer.model, self._observer.request.eval_batch)
 
     def on_train_start(self, **kwargs: Any) -> None:
         """Say that training begins, mark its validations, and let it begin with one that was interrupted."""
@@ -62,7 +62,7 @@ class MmfwCallback(Callback):  # type: ignore[misc]
 
             return self._session.step_in_parts(convert_batch_to_sample_list(batch), step)
 
-        def check(report: Any) -> None:
+        def check_losses(report: Any) -> None:
             self._session.check_losses(report.losses, report.batch_size)
 
         def run_training_epoch() -> None:
@@ -72,21 +72,21 @@ class MmfwCallback(Callback):  # type: ignore[misc]
 
         trainer.evaluation_loop = resume_state.validating()(trainer.evaluation_loop)
         trainer.run_training_epoch, trainer.run_training_batch = run_training_epoch, run_training_batch
-        trainer._finish_update = self._session.replay.clipping()(trainer._finish_update)
-        trainer._check_nan_losses = check  # MMF's own does not know the update
+        trainer._finish_update = self._session.replay.check_gradient_norm()(trainer._finish_update)
+        trainer._check_nan_losses = check_losses  # MMF's own does not know the update
         trainer.batches_left = resume_state.batches_left
 
     def on_prediction_start(self, **kwargs: Any) -> None:
         """Say that prediction begins."""
-        report_prediction(self._observer, self.trainer, self._precision)
+        report_prediction_start(self._observer, self.trainer, self._precision)
 
     def on_update_start(self, **kwargs: Any) -> None:
         """Measure the update that begins."""
-        self._session.micro.update_begins()
+        self._session.micro_batch.on_update_start()
 
     def on_update_end(self, **kwargs: Any) -> None:
         """Report the figures that MMF collected, and leave when the parent asked for it."""
-        self._session.micro.update_ends()
+        self._session.micro_batch.on_update_end()
         if kwargs["should_log"]:
             self._session.on_log(kwargs["meter"].get_scalar_dict())
         self._session.on_update_end()
@@ -120,5 +120,5 @@ def register(observer: Observer, trainers: list[Any]) -> None:
     checkpoint.Checkpoint = partial(checkpoints.Checkpoint, observer)
 
     @registry.register_callback("mmfw")
-    class _Bound(MmfwCallback):
+    class _RegisteredCallback(MmfwCallback):
         __init__ = partialmethod(MmfwCallback.__init__, observer, trainers)

@@ -26,18 +26,23 @@ from mmf_win.console import format_command, format_size
 from mmf_win.errors import CheckpointError, ResourceError
 from mmf_win.files import atomic_replace, free_space, link_or_copy
 from mmf_win.integrity import torch_file
-from mmf_win.worker.outcome import UntrustedCheckpoint
+from mmf_win.worker.outcome import UntrustedCheckpointError
 
 # The real ones, whatever replaces them while MMF loads and saves.
-_load, _save = torch.load, torch.save
-_REFUSED = re.compile(r"(?i)unsupported (?:global:? GLOBAL|class|operand) ([\w.]+)")
-_PROTOCOLS = {str(ord(operand.code)): operand.proto for operand in pickletools.opcodes}
-_DAMAGED = ("unexpected EOF", "PytorchStreamReader")  # what torch says in errors of no kind of its own
-_OVERHEAD = 4 << 20  # what a file holds beside tensors: MMF's configuration, the zip's directory and padding
-_LITTLE = 1 << 20  # with less than this left, a write failed because the disk is full
+_torch_load, _torch_save = torch.load, torch.save
+_REFUSED_CLASS = re.compile(r"(?i)unsupported (?:global:? GLOBAL|class|operand) ([\w.]+)")
+_PROTOCOL_BY_OPCODE = {str(ord(operand.code)): operand.proto for operand in pickletools.opcodes}
+_DAMAGE_MESSAGES = (
+    "unexpected EOF",
+    "PytorchStreamReader",
+)  # what torch says in errors of no kind of its own
+_OVERHEAD_BYTES = (
+    4 << 20
+)  # what a file holds beside tensors: MMF's configuration, the zip's directory and padding
+_MIN_FREE_BYTES = 1 << 20  # with less than this left, a write failed because the disk is full
 
 
-def reader(*, trust: bool, mapped: bool = False) -> Callable[..., Any]:
+def make_torch_load(*, trust: bool, use_mmap: bool = False) -> Callable[..., Any]:
     """A ``torch.load`` that reads plain values only, or with ``trust`` whatever the file holds.
 
     With ``mapped`` it reads only what is used, such as the weights, which may be a third of the file. On
@@ -46,28 +51,28 @@ def reader(*, trust: bool, mapped: bool = False) -> Callable[..., Any]:
 
     def load(file: Any, *args: Any, **kwargs: Any) -> Any:
         name = str(file if isinstance(file, (str, os.PathLike)) else getattr(file, "name", file))
-        if mapped and name.isprintable() and is_zipfile(name):  # torch takes no name that is not Unicode
+        if use_mmap and name.isprintable() and is_zipfile(name):  # torch takes no name that is not Unicode
             # MMF names the GPU, to which torch would bring all of the file, the optimizer's state included.
             file, kwargs = name, {**kwargs, "mmap": True, "map_location": "cpu"}
         try:
-            return _load(file, *args, **{**kwargs, "weights_only": not trust})
+            return _torch_load(file, *args, **{**kwargs, "weights_only": not trust})
         except (OSError, MemoryError):
             raise
         except Exception as error:  # whatever a truncated file leads to, or a class that is gone
-            if isinstance(error, RuntimeError) and not any(words in str(error) for words in _DAMAGED):
+            if isinstance(error, RuntimeError) and not any(words in str(error) for words in _DAMAGE_MESSAGES):
                 raise
-            if not trust and (refused := _REFUSED.search(str(error))):
-                if (protocol := _PROTOCOLS.get(refused[1], 0)) > 2:
-                    raise _of_protocol(protocol, name) from error
+            if not trust and (refused := _REFUSED_CLASS.search(str(error))):
+                if (protocol := _PROTOCOL_BY_OPCODE.get(refused[1], 0)) > 2:
+                    raise _pickle_protocol_error(protocol, name) from error
                 message = f"{name} holds {refused[1]}, and loading that could run any code"
-                raise UntrustedCheckpoint(message) from error
+                raise UntrustedCheckpointError(message) from error
             reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
             raise CheckpointError(f"{name} cannot be loaded ({reason.splitlines()[0]})") from error
 
     return load
 
 
-def _of_protocol(protocol: int, name: str) -> CheckpointError:
+def _pickle_protocol_error(protocol: int, name: str) -> CheckpointError:
     """Return the error that torch reads no file of a pickle protocol safely, and how to save it again."""
     new = str(Path(name).with_suffix(".protocol2.pth"))
     code = f"import torch; torch.save(torch.load({name!r}, map_location='cpu', weights_only=False), {new!r})"
@@ -78,7 +83,7 @@ def _of_protocol(protocol: int, name: str) -> CheckpointError:
 
 
 @contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replace_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Inside the block, the attribute ``name`` of ``owner`` is ``value``."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -88,7 +93,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-class _Hashing(io.BufferedWriter):
+class _HashingWriter(io.BufferedWriter):
     """A file that hashes what is written, which torch does in order; to read 700 MB again takes longer."""
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +105,7 @@ class _Hashing(io.BufferedWriter):
         return super().write(piece)
 
 
-class SingleWrite:
+class CheckpointWriter:
     """Writes one value under one or more names.
 
     Attributes:
@@ -108,7 +113,7 @@ class SingleWrite:
     """
 
     def __init__(self) -> None:
-        self._written: Path | None = None
+        self._written_path: Path | None = None
         self.sha256 = ""
 
     def __call__(self, value: Any, path: Path) -> None:
@@ -117,22 +122,22 @@ class SingleWrite:
         Raises ResourceError where there is too little space, and nothing is left of the new file, and
         CheckpointError where what was written cannot be read back.
         """
-        if self._written is not None:
-            link_or_copy(self._written, path)
+        if self._written_path is not None:
+            link_or_copy(self._written_path, path)
             return
         with atomic_replace(path) as temporary:
-            with space_for(path, value, "a checkpoint"), _Hashing(temporary) as file:
-                _save(value, file)
+            with require_disk_space(path, value, "a checkpoint"), _HashingWriter(temporary) as file:
+                _torch_save(value, file)
                 file.flush()
                 os.fsync(file.fileno())
             if damage := torch_file.find_problem(temporary):
                 raise CheckpointError(f"{path}: {damage}, just after it was written", hint="check the disk")
             self.sha256 = file.hash.hexdigest()
-        self._written = path
+        self._written_path = path
 
 
 @contextmanager
-def space_for(path: Path, value: Any, what: str, times: int = 1) -> Iterator[None]:
+def require_disk_space(path: Path, value: Any, description: str, copies: int = 1) -> Iterator[None]:
     """Raise ResourceError where the disk has too little space for the tensors in ``value``.
 
     Args:
@@ -140,19 +145,19 @@ def space_for(path: Path, value: Any, what: str, times: int = 1) -> Iterator[Non
         what: the file, as the message calls it.
         times: how often the tensors are written.
     """
-    needed = times * (tensor_bytes(value) + _OVERHEAD)
+    needed = copies * (tensor_bytes(value) + _OVERHEAD_BYTES)
 
-    def require(least: int) -> None:
+    def require_free(least: int) -> None:
         free = free_space(path.parent)
         if free is not None and free < least:
             sizes = f"needs {format_size(needed)} of disk space, and {format_size(free)} are free"
-            raise ResourceError(f"{path}: {what} {sizes}")
+            raise ResourceError(f"{path}: {description} {sizes}")
 
-    require(needed)
+    require_free(needed)
     try:
         yield
     except (OSError, RuntimeError) as error:
-        require(_LITTLE)
+        require_free(_MIN_FREE_BYTES)
         if isinstance(error.__context__, OSError):  # torch, closing the file, hides why it cannot
             raise error.__context__ from None
         raise
@@ -160,14 +165,14 @@ def space_for(path: Path, value: Any, what: str, times: int = 1) -> Iterator[Non
 
 def tensor_bytes(value: Any) -> int:
     """Bytes of all storages in nested containers, each counted once, as torch saves them."""
-    storages = (tensor.untyped_storage() for tensor in tensors_in(value))
+    storages = (tensor.untyped_storage() for tensor in iter_tensors(value))
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def iter_tensors(value: Any) -> Iterator[torch.Tensor]:
     """All tensors in nested containers."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (Mapping, list, tuple)):
         for entry in value.values() if isinstance(value, Mapping) else value:
-            yield from tensors_in(entry)
+            yield from iter_tensors(entry)

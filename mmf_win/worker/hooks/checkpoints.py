@@ -2,7 +2,7 @@
 
 MMF decides when to save and what of the model is in a file. Added are: one write instead of three, each file
 intact at every moment, the removal of old ones, and what a
-:class:`~mmf_win.worker.hooks.resume.ResumeState` holds. After resuming, the best validation is what it was.
+:class:`~mmf_win.worker.hooks.resume_state.ResumeState` holds. After resuming, the best validation is what it was.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mmf_win.upstream.checkpoint_files import (
     find_superseded_checkpoints,
     read_checkpoint_progress,
 )
-from mmf_win.worker.hooks.checkpoint_io import SingleWrite, reader, replaced
-from mmf_win.worker.hooks.loading import counting_copies
-from mmf_win.worker.hooks.nonfinite import not_finite
+from mmf_win.worker.hooks.checkpoint_io import CheckpointWriter, make_torch_load, replace_attribute
+from mmf_win.worker.hooks.nonfinite import find_nonfinite
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.resume import ResumeState
-from mmf_win.worker.outcome import Diverged
+from mmf_win.worker.hooks.resume_state import ResumeState
+from mmf_win.worker.hooks.weight_loading import count_copied_tensors
+from mmf_win.worker.outcome import DivergedError
 
-_SCALER = "fp16_scaler"  # of MMF 1.0.0rc12
+_SCALER_KEY = "fp16_scaler"  # of MMF 1.0.0rc12
 
 
 class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
@@ -45,13 +45,13 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         super().__init__(trainer)
         self._observer = observer
         self._folder = Path(self.ckpt_foldername)
-        self._loaded: dict[str, Any] = {}
-        self._starting = False
-        self._observer.weights = self.config.checkpoint.resume_zoo  # unless another file is loaded
+        self._loaded_state: dict[str, Any] = {}
+        self._is_starting = False
+        self._observer.weights_source = self.config.checkpoint.resume_zoo  # unless another file is loaded
         self._require_all_weights(trainer.model)
         self.resume_state: ResumeState | None = None
         if self._observer.request.is_training:
-            self.resume_state = ResumeState(trainer, observer.clock)
+            self.resume_state = ResumeState(trainer, observer.phase_timer)
             if self._observer.is_main:  # only one process trains a run: a killed worker was writing these
                 for partial in (*self._folder.glob("*.part"), *self._folder.glob("models/*.part")):
                     remove(partial)
@@ -61,66 +61,70 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
         Raises Diverged where the weights are no longer finite; the older files stay.
         """
-        with self._observer.clock.during("checkpoint"):
-            check_weights(self.trainer.model, update)
-            self._observer.saving(update)
-            write = SingleWrite()
-            state = self.resume_state.state() if self.resume_state else None
+        with self._observer.phase_timer.time_phase("checkpoint"):
+            require_finite_weights(self.trainer.model, update)
+            self._observer.report_saving(update)
+            write = CheckpointWriter()
+            state = self.resume_state.state_dict() if self.resume_state else None
 
-            def write_all(value: dict[str, Any], path: Path) -> None:
+            def write_with_state(value: dict[str, Any], path: Path) -> None:
                 write(value if state is None else {**value, STATE_KEY: state}, path)
 
-            with _writing_by(write_all):
+            with _redirect_saving(write_with_state):
                 super().save(update, iteration, update_best=update_best)
-            self._observer.event("checkpoint", update=update, sha256=write.sha256, best=bool(update_best))
+            self._observer.write_event(
+                "checkpoint", update=update, sha256=write.sha256, best=bool(update_best)
+            )
             if self._observer.is_main:
-                self._prune(update)
+                self._remove_old_checkpoints(update)
 
     def finalize(self) -> None:
         """Write the weights alone, at the end of training."""
-        with _writing_by(SingleWrite()):
+        with _redirect_saving(CheckpointWriter()):
             super().finalize()
 
     def load_state_dict(self) -> None:
         """Load what the configuration names, and restore what MMF leaves out."""
-        self._starting = True
+        self._is_starting = True
         try:
             super().load_state_dict()
         except RuntimeError as error:  # torch's own, such as that of a size mismatch
             if "state_dict" not in str(error):
                 raise
             reason = " ".join(str(error).split())
-            message = f"{self._observer.weights}: it does not fit the model: {reason}"
+            message = f"{self._observer.weights_source}: it does not fit the model: {reason}"
             raise CheckpointError(message, hint="name weights of this very model") from error
-        self._starting = False
-        loaded, self._loaded = self._loaded, {}
+        self._is_starting = False
+        loaded, self._loaded_state = self._loaded_state, {}
         counted = self.trainer.num_updates
         if self.resume_state is None or not counted or loaded.get("num_updates") != counted:
             return
         self._restore_best()
-        if STATE_KEY in loaded and not self.resume_state.resume(loaded[STATE_KEY]):
-            self._observer.event("note", text="the training rows have changed; their order is drawn again")
+        if STATE_KEY in loaded and not self.resume_state.load_state_dict(loaded[STATE_KEY]):
+            self._observer.write_event(
+                "note", text="the training rows have changed; their order is drawn again"
+            )
 
     def restore(self) -> None:
         """Put the best checkpoint back, which is this run's own and needs no trust."""
-        with replaced(torch, "load", reader(trust=False)):
+        with replace_attribute(torch, "load", make_torch_load(trust=False)):
             super().restore()
 
     def _load_pretrained(self, ckpt: Mapping[str, Any]) -> None:
-        with counting_copies(self._observer, self.trainer.model, ckpt) as counted:
+        with count_copied_tensors(self._observer, self.trainer.model, ckpt) as counted:
             super()._load_pretrained(counted)
 
     def _torch_load(self, file: Any) -> Any:
-        self._observer.weights = file
+        self._observer.weights_source = file
         loaded = super()._torch_load(file)
         if not isinstance(loaded, Mapping) or not isinstance(loaded.get("model", loaded), Mapping):
             raise CheckpointError(f"{file}: it holds no weights of a model")
-        if self._starting and self._observer.request.train_task.only_weights:
+        if self._is_starting and self._observer.request.train_task.only_weights:
             # MMF's keys to reset the rest do not reach all of it in 1.0.0rc10.
             loaded = {"model": loaded.get("model", loaded)}
-        if not loaded.get(_SCALER, True):  # of a run in another precision, and torch refuses it
-            loaded = {key: value for key, value in loaded.items() if key != _SCALER}
-        self._loaded = loaded
+        if not loaded.get(_SCALER_KEY, True):  # of a run in another precision, and torch refuses it
+            loaded = {key: value for key, value in loaded.items() if key != _SCALER_KEY}
+        self._loaded_state = loaded
         return loaded
 
     def _require_all_weights(self, model: nn.Module) -> None:
@@ -134,7 +138,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
             missing = [key for key in keys.missing_keys if key in parameters]
             if missing:
                 raise CheckpointError(
-                    f"{self._observer.weights}: the checkpoint lacks {len(missing)} of the model's "
+                    f"{self._observer.weights_source}: the checkpoint lacks {len(missing)} of the model's "
                     f"{len(parameters)} parameters ({summarize_list(missing)})",
                     hint="name a checkpoint of this very model and configuration",
                 )
@@ -152,7 +156,7 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
         stopping.best_monitored_iteration = known.best_iteration if known else 0
         stopping.best_monitored_value = known.best_value if known else worst
 
-    def _prune(self, update: int) -> None:
+    def _remove_old_checkpoints(self, update: int) -> None:
         older = [
             path for path in find_numbered_checkpoints(self._folder) if path.name != f"model_{update}.ckpt"
         ]
@@ -165,19 +169,19 @@ class Checkpoint(MmfCheckpoint):  # type: ignore[misc]
 
 
 @contextmanager
-def _writing_by(write: Callable[[Any, Path], None]) -> Iterator[None]:
+def _redirect_saving(write: Callable[[Any, Path], None]) -> Iterator[None]:
     """Let MMF hand what it would save to ``write`` instead, with the name it would save it under."""
     # 1.0.0rc12 opens the file before it saves, which would truncate an existing file of that name.
-    saved = replaced(torch, "save", lambda value, target: write(value, Path(target)))
-    opened = replaced(checkpoint, "open_if_main", lambda path, mode: nullcontext(path))
+    saved = replace_attribute(torch, "save", lambda value, target: write(value, Path(target)))
+    opened = replace_attribute(checkpoint, "open_if_main", lambda path, mode: nullcontext(path))
     with saved, opened if hasattr(checkpoint, "open_if_main") else nullcontext():
         yield
 
 
-def check_weights(model: nn.Module, update: int) -> None:
+def require_finite_weights(model: nn.Module, update: int) -> None:
     """Raise Diverged where weights are not finite; a gradient may overflow where the loss does not."""
-    if bad := not_finite(model.named_parameters()):
+    if bad := find_nonfinite(model.named_parameters()):
         message = (
             f"after update {update} the weights are not finite any more ({summarize_list(bad)}); not saved"
         )
-        raise Diverged(message, update, "weights", bad_parameters=bad)
+        raise DivergedError(message, update, "weights", bad_parameters=bad)

@@ -17,10 +17,10 @@ import torch
 from torch import distributed, nn
 
 from mmf_win.console import summarize_list
-from mmf_win.worker.hooks.checkpoint_io import replaced, tensors_in
+from mmf_win.worker.hooks.checkpoint_io import iter_tensors, replace_attribute
 from mmf_win.worker.hooks.random_state import get_rng_state, set_rng_state
-from mmf_win.worker.hooks.ranks import ranks
-from mmf_win.worker.outcome import Diverged
+from mmf_win.worker.hooks.ranks import get_world_size
+from mmf_win.worker.outcome import DivergedError
 
 
 class Replay:
@@ -30,57 +30,61 @@ class Replay:
         self._trainer = trainer
         self._passes: list[tuple[Callable[[], Any], Any, dict[str, Any], Any]] = []
 
-    def of_batch(self, step: Callable[[float, Any], Any]) -> Callable[[float, Any], Any]:
+    def wrap_step(self, step: Callable[[float, Any], Any]) -> Callable[[float, Any], Any]:
         """``step`` for each part of the next batch; a Diverged that it raises gets its place."""
         self._passes.clear()
 
-        def remembered(share: float, rows: Any) -> Any:
+        def record_and_step(share: float, rows: Any) -> Any:
             self._passes.append((partial(step, share, rows), rows, dict(rows), get_rng_state()))
             try:
                 return step(share, rows)
-            except Diverged as error:
+            except DivergedError as error:
                 traceback.clear_frames(error.__traceback__)  # whose memory the second pass needs
-                raise self._placed(error, self._passes[-1:]) from None
+                raise self._located_error(error, self._passes[-1:]) from None
 
-        return remembered
+        return record_and_step
 
     @contextmanager
-    def clipping(self) -> Iterator[None]:
+    def check_gradient_norm(self) -> Iterator[None]:
         """Around MMF's clipping of gradients; MMF does not look at their norm.
 
         Raises Diverged where it is not finite, unless a scaler leaves out such an update.
         """
         clip = nn.utils.clip_grad_norm_
 
-        def checked(*args: Any, **kwargs: Any) -> Any:
+        def clip_and_check(*args: Any, **kwargs: Any) -> Any:
             norm = clip(*args, **kwargs)
             if not self._trainer.scaler.is_enabled() and not torch.isfinite(norm):
                 done = self._trainer.num_updates
-                error = Diverged(f"the gradient norm of update {done + 1} is not finite", done, "gradient")
-                raise self._placed(error, self._passes)
+                error = DivergedError(
+                    f"the gradient norm of update {done + 1} is not finite", done, "gradient"
+                )
+                raise self._located_error(error, self._passes)
             return norm
 
-        with replaced(nn.utils, "clip_grad_norm_", checked):
+        with replace_attribute(nn.utils, "clip_grad_norm_", clip_and_check):
             yield
 
-    def _placed(self, error: Diverged, passes: Iterable[Any]) -> Diverged:
+    def _located_error(self, error: DivergedError, passes: Iterable[Any]) -> DivergedError:
         model = self._trainer.model = getattr(self._trainer.model, "module", self._trainer.model)
-        watch = _Watch(model, backward=error.place["quantity"] == "gradient")
+        watch = _NonfiniteTracer(model, is_backward=error.details["quantity"] == "gradient")
         for again, rows, values, state in passes:
             rows.clear()
             rows.update(values)  # to which the model may have added its own
-            watch.ids = values["id"].flatten().tolist() if "id" in values else []
+            watch.row_ids = values["id"].flatten().tolist() if "id" in values else []
             set_rng_state(state)
             try:
-                with suppress(Diverged):
+                with suppress(DivergedError):
                     again()
             except Exception:  # of the hooks, or of memory; the error itself must not get lost
                 traceback.print_exc()
-            if watch.first is not None:
-                return watch.placed(error, not_finite(values.items()), not_finite(model.named_parameters()))
-        if watch.backward and ranks() > 1:
+            if watch.first_nonfinite is not None:
+                return watch.located_error(
+                    error, find_nonfinite(values.items()), find_nonfinite(model.named_parameters())
+                )
+        if watch.is_backward and get_world_size() > 1:
             distributed.barrier()  # a gradient is that of all ranks: the one that finds it says so first
-        return Diverged(f"{error}; a second pass over its rows did not find where", **error.place)
+        return DivergedError(f"{error}; a second pass over its rows did not find where", **error.details)
 
 
 @dataclass
@@ -89,85 +93,91 @@ class _Call:
 
     name: str
     caller: _Call | None = None
-    finite_inputs: bool = True
-    finite_gradients: bool = True
+    has_finite_inputs: bool = True
+    has_finite_gradients: bool = True
 
 
-class _Watch:
+class _NonfiniteTracer:
     """Finds the ``first`` call whose output, or ``backward`` the gradient of whose input, is not finite.
 
     With it are those of the ``ids`` whose rows are not; none where it has no entry a row.
     """
 
-    def __init__(self, model: nn.Module, *, backward: bool) -> None:
-        self.backward, self.ids = backward, list[int]()
-        self.first: tuple[_Call, list[int]] | None = None
-        self._calls: list[_Call] = []
+    def __init__(self, model: nn.Module, *, is_backward: bool) -> None:
+        self.is_backward, self.row_ids = is_backward, list[int]()
+        self.first_nonfinite: tuple[_Call, list[int]] | None = None
+        self._open_calls: list[_Call] = []
         for name, module in model.named_modules():
             call = _Call(name or type(module).__name__)
-            module.register_forward_pre_hook(partial(self._before, call.name), with_kwargs=True)
-            module.register_forward_hook(self._after)
+            module.register_forward_pre_hook(partial(self._on_call_start, call.name), with_kwargs=True)
+            module.register_forward_hook(self._on_call_end)
             for parameter in module.parameters(recurse=False):
-                self._hook(parameter, call)
+                self._watch_gradient(parameter, call)
 
-    def placed(self, error: Diverged, fields: list[str], parameters: list[str]) -> Diverged:
+    def located_error(self, error: DivergedError, fields: list[str], parameters: list[str]) -> DivergedError:
         """``error`` with what was found; ``fields`` of the batch and ``parameters`` are not finite."""
-        assert self.first is not None
-        call, bad = self.first
-        while not call.finite_gradients and call.caller is not None:
+        assert self.first_nonfinite is not None
+        call, bad = self.first_nonfinite
+        while not call.has_finite_gradients and call.caller is not None:
             call = call.caller  # one of those made them so
         place: dict[str, Any] = {
             "module": call.name,
-            "inputs_finite": call.finite_inputs,
-            "ids": self.ids,
-            "bad_ids": bad or self.ids,
+            "inputs_finite": call.has_finite_inputs,
+            "ids": self.row_ids,
+            "bad_ids": bad or self.row_ids,
         }
-        told = f"{error}: first in {'the backward pass of ' * self.backward}{call.name}"
-        told += f" (its inputs were {'' if call.finite_inputs else 'not '}finite)"
+        told = f"{error}: first in {'the backward pass of ' * self.is_backward}{call.name}"
+        told += f" (its inputs were {'' if call.has_finite_inputs else 'not '}finite)"
         told += f"; not finite in the batch: {summarize_list(fields)}" * bool(fields)
         told += f"; {len(parameters)} parameters are not finite: {summarize_list(parameters)}" * bool(
             parameters
         )
-        if self.ids:
-            told += (
-                f"; {'' if bad else 'somewhere in '}rows {summarize_list([*map(str, bad or self.ids)], 5)}"
-            )
-        return Diverged(told, **error.place, **place, bad_fields=fields, bad_parameters=parameters)
+        if self.row_ids:
+            told += f"; {'' if bad else 'somewhere in '}rows {summarize_list([*map(str, bad or self.row_ids)], 5)}"
+        return DivergedError(told, **error.details, **place, bad_fields=fields, bad_parameters=parameters)
 
-    def _before(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
-        caller = self._calls[-1] if self._calls else None
-        call = _Call(name, caller, not not_finite(enumerate((args, kwargs))))
-        self._calls.append(call)
+    def _on_call_start(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        caller = self._open_calls[-1] if self._open_calls else None
+        call = _Call(name, caller, not find_nonfinite(enumerate((args, kwargs))))
+        self._open_calls.append(call)
         # The gradient of a view is that of this call alone; a tensor that is given twice stays one.
         given = {id(value): value for value in (*args, *kwargs.values()) if torch.is_tensor(value)}
         views = {key: value.view_as(value) for key, value in given.items() if value.requires_grad}
         for view in views.values():
-            self._hook(view, call)
+            self._watch_gradient(view, call)
         named = {key: views.get(id(value), value) for key, value in kwargs.items()}
         return tuple(views.get(id(value), value) for value in args), named
 
-    def _after(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        call = self._calls.pop()
-        for tensor in tensors_in(output):
-            self._hook(tensor, call, of_output=True)
-            if not self.backward:
-                self._look(tensor.detach(), call)
+    def _on_call_end(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        call = self._open_calls.pop()
+        for tensor in iter_tensors(output):
+            self._watch_gradient(tensor, call, is_output=True)
+            if not self.is_backward:
+                self._check_tensor(tensor.detach(), call)
 
-    def _hook(self, tensor: torch.Tensor, call: _Call, *, of_output: bool = False) -> None:
-        def look(gradient: torch.Tensor) -> None:
-            call.finite_gradients &= not of_output or bool(torch.isfinite(gradient).all())
-            self._look(gradient, call, of_parameter=isinstance(tensor, nn.Parameter))
+    def _watch_gradient(self, tensor: torch.Tensor, call: _Call, *, is_output: bool = False) -> None:
+        def check_gradient(gradient: torch.Tensor) -> None:
+            call.has_finite_gradients &= not is_output or bool(torch.isfinite(gradient).all())
+            self._check_tensor(gradient, call, is_parameter=isinstance(tensor, nn.Parameter))
 
-        if self.backward and tensor.requires_grad:
-            tensor.register_hook(look)  # type: ignore[no-untyped-call]
+        if self.is_backward and tensor.requires_grad:
+            tensor.register_hook(check_gradient)  # type: ignore[no-untyped-call]
 
-    def _look(self, tensor: torch.Tensor, call: _Call, *, of_parameter: bool = False) -> None:
-        if self.first is None and not (finite := torch.isfinite(tensor)).all():
-            by_row = not of_parameter and tensor.dim() and len(tensor) == len(self.ids)
-            bad = [id_ for id_, row in zip(self.ids, finite, strict=True) if not row.all()] if by_row else []
-            self.first = call, bad
+    def _check_tensor(self, tensor: torch.Tensor, call: _Call, *, is_parameter: bool = False) -> None:
+        if self.first_nonfinite is None and not (finite := torch.isfinite(tensor)).all():
+            by_row = not is_parameter and tensor.dim() and len(tensor) == len(self.row_ids)
+            bad = (
+                [id_ for id_, row in zip(self.row_ids, finite, strict=True) if not row.all()]
+                if by_row
+                else []
+            )
+            self.first_nonfinite = call, bad
 
 
-def not_finite(named: Iterable[tuple[Any, Any]]) -> list[Any]:
+def find_nonfinite(named_values: Iterable[tuple[Any, Any]]) -> list[Any]:
     """The names of the values in which a number is not finite, also in nested containers."""
-    return [key for key, value in named if not all(torch.isfinite(each).all() for each in tensors_in(value))]
+    return [
+        key
+        for key, value in named_values
+        if not all(torch.isfinite(each).all() for each in iter_tensors(value))
+    ]

@@ -16,11 +16,11 @@ from mmf_win.compat.patch import wrap
 from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.metrics import series_values
 from mmf_win.worker.hooks.phase_timer import PhaseTimer
-from mmf_win.worker.hooks.ranks import any_rank, rank, ranks
+from mmf_win.worker.hooks.ranks import any_rank, get_rank, get_world_size
 from mmf_win.worker.outcome import StopRequested
-from mmf_win.worker.stopping import Stop
+from mmf_win.worker.stop_signal import StopSignal
 
-_HEARTBEAT = 1.0
+_HEARTBEAT_SECONDS = 1.0
 
 
 class Observer:
@@ -34,19 +34,19 @@ class Observer:
         has_begun: whether training or prediction has begun.
     """
 
-    def __init__(self, request: AttemptRequest, stop: Stop) -> None:
-        self.request, self.clock = request, PhaseTimer()
-        self.weights: Any = None
-        self.copied: set[str] = set()
+    def __init__(self, request: AttemptRequest, stop: StopSignal) -> None:
+        self.request, self.phase_timer = request, PhaseTimer()
+        self.weights_source: Any = None
+        self.loaded_tensors: set[str] = set()
         self.has_begun = False
-        self._curves, self._stop = TensorBoardLogger(request.run_dir), stop
+        self._tensorboard, self._stop = TensorBoardLogger(request.run_dir), stop
         self._save: Callable[[], int] | None = None
         self._next_heartbeat = time.monotonic()
 
     @property
     def is_main(self) -> bool:
         """Whether this is the one rank that writes."""
-        return rank() == 0
+        return get_rank() == 0
 
     @property
     def is_stopping(self) -> bool:
@@ -54,13 +54,13 @@ class Observer:
 
         Always false for one of several ranks: if one left alone, the others would wait for its gradients.
         """
-        return ranks() == 1 and self._stop.is_requested()
+        return get_world_size() == 1 and self._stop.is_requested()
 
-    def event(self, kind: str, **values: Any) -> None:
+    def write_event(self, kind: str, **values: Any) -> None:
         """Write an event, once for all ranks."""
         if self.is_main:
             self.request.write_event(kind, **values)
-            self._curves.write(kind, values)
+            self._tensorboard.write(kind, values)
 
     def begin(self, kind: str, save: Callable[[], int] | None = None, **values: Any) -> None:
         """Write the event with which training or prediction begins.
@@ -71,44 +71,46 @@ class Observer:
             values: the values of the event.
         """
         self.has_begun, self._save = True, save
-        self.event(kind, **values)
+        self.write_event(kind, **values)
 
     def end(self) -> None:
         """Save nothing from now on when the run is left."""
         self._save = None
-        self._stop.release()
+        self._stop.allow_stop()
 
-    def saving(self, update: int) -> None:
+    def report_saving(self, update: int) -> None:
         """Report that a checkpoint is about to be written, which a stop request does not interrupt."""
         self._stop.defer_stop()
-        self.event("saving", update=update)
+        self.write_event("saving", update=update)
 
-    def require_batches(self) -> None:
+    def stop_if_requested(self) -> None:
         """Save and leave if this process was asked to stop: the next batch is late, or will never come."""
         if self.is_stopping:
-            self._leave()
+            self._save_and_stop()
 
     def heartbeat(self) -> None:
         """Report that work without an event of its own is done, such as a batch of the validation set."""
-        if any_rank(self._stop.asked):
-            self._leave()
+        if any_rank(self._stop.has_noticed_request):
+            self._save_and_stop()
         if time.monotonic() >= self._next_heartbeat:
-            self._next_heartbeat = time.monotonic() + _HEARTBEAT
-            self.event("alive")
+            self._next_heartbeat = time.monotonic() + _HEARTBEAT_SECONDS
+            self.write_event("alive")
 
-    def update_ended(self) -> None:
+    def on_update_end(self) -> None:
         """Raise StopRequested if the run was asked to stop; from now on there is something to save."""
         self._stop.defer_stop()
-        if any_rank(self._stop.asked):  # one that left alone would leave the others waiting for gradients
-            self._leave()
+        if any_rank(
+            self._stop.has_noticed_request
+        ):  # one that left alone would leave the others waiting for gradients
+            self._save_and_stop()
 
-    def _leave(self) -> NoReturn:
+    def _save_and_stop(self) -> NoReturn:
         self._stop.defer_stop()
         save, self._save = self._save, None
         if save is None:
             raise StopRequested("stopped")
         update = save()
-        if ranks() > 1:  # one that left before the first has saved would end them all
+        if get_world_size() > 1:  # one that left before the first has saved would end them all
             torch.distributed.barrier()
         raise StopRequested(f"stopped at update {update}, which is saved")
 
@@ -140,7 +142,7 @@ class TensorBoardLogger:
         self._writer.flush()  # a worker may be killed at any time
 
 
-def leave_without_batches(observer: Observer) -> None:
+def stop_when_batches_stall(observer: Observer) -> None:
     """Let the training save and leave, instead of waiting or failing, if no batch comes after a stop request.
 
     torch's handler of SIGCHLD would raise an error anywhere, such as between two parts of an update. After a
@@ -153,12 +155,12 @@ def leave_without_batches(observer: Observer) -> None:
             check()
 
     @wrap(dataloader._MultiProcessingDataLoaderIter, "_try_get_data")
-    def get_or_leave(get: Any, *args: Any, **kwargs: Any) -> Any:
+    def get_or_stop(get: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             is_there, batch = get(*args, **kwargs)
         except (EOFError, OSError, RuntimeError):
-            observer.require_batches()
+            observer.stop_if_requested()
             raise
         if not is_there:  # for some seconds
-            observer.require_batches()
+            observer.stop_if_requested()
         return is_there, batch

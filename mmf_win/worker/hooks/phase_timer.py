@@ -22,14 +22,14 @@ from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.data_wait import DataWaitStats
 
 #: A class, the name of a method, and the phase that each call of the method is.
-Timed: TypeAlias = tuple[Any, str, str]
+TimedMethod: TypeAlias = tuple[Any, str, str]
 
-_WARM_UP = 5  # updates that are not measured, because they start what later ones find ready
-_MEASURED = 20
+_WARM_UP_UPDATES = 5  # updates that are not measured, because they start what later ones find ready
+_MEASURED_UPDATES = 20
 _TABLE_ROWS = 15
 
 #: The phases of training that are the same in every MMF; ``data`` is the wait for a batch.
-TIMED: tuple[Timed, ...] = (
+TIMED_METHODS: tuple[TimedMethod, ...] = (
     (dataloader._BaseDataLoaderIter, "__next__", "data"),
     (dataloader.DataLoader, "__iter__", "data"),  # starts the DataLoader's workers
     (torch.Tensor, "backward", "backward"),
@@ -53,22 +53,22 @@ class PhaseTimer:
 
     def __init__(self) -> None:
         self.phase = "other"
-        self.aside: dict[str, list[float]] = {"validation": [], "checkpoint": []}
-        self.waits_for_gpu = self.asks_gpu = False
+        self.excluded_seconds: dict[str, list[float]] = {"validation": [], "checkpoint": []}
+        self.waits_for_gpu = self.measures_gpu_waits = False
         self.restart()
 
     def restart(self) -> None:
         """Forget what the updates so far took."""
         self.seconds: dict[str, float] = defaultdict(float)
-        self.data_cpu = 0.0
+        self.data_cpu_seconds = 0.0
         self._gpu_waits: list[tuple[Any, Any]] = []
-        self._last = self._read()
+        self._last_reading = self._read_clocks()
 
     @contextmanager
-    def during(self, phase: str) -> Iterator[None]:
+    def time_phase(self, phase: str) -> Iterator[None]:
         """Open a phase; also decorates a function of which each call is one."""
         outer = self.phase
-        if outer in self.aside:
+        if outer in self.excluded_seconds:
             yield
             return
         self._charge(phase)
@@ -78,12 +78,12 @@ class PhaseTimer:
         finally:
             self._charge(outer)
 
-    def time(self, methods: Iterable[Timed]) -> None:
+    def time_methods(self, methods: Iterable[TimedMethod]) -> None:
         """Time each call of some methods from now on."""
         for owner, name, phase in methods:
-            setattr(owner, name, self.during(phase)(getattr(owner, name)))
+            setattr(owner, name, self.time_phase(phase)(getattr(owner, name)))
 
-    def measure_waiting(self, trainer: Any, updates: int, ranks: int) -> DataWaitStats:
+    def measure_data_wait(self, trainer: Any, updates: int, world_size: int) -> DataWaitStats:
         """Return how long each of the ``updates`` since :meth:`restart` waited for its rows.
 
         The processors are shared by ``ranks`` processes.
@@ -91,7 +91,7 @@ class PhaseTimer:
         self._charge(self.phase)
         workers = int(trainer.config.training.num_workers)
         making = waited = self.seconds["data"] / updates
-        if self.asks_gpu:
+        if self.measures_gpu_waits:
             torch.cuda.synchronize()
             waited = sum(begin.elapsed_time(end) for begin, end in self._gpu_waits) / 1000 / updates
         return DataWaitStats(
@@ -99,14 +99,14 @@ class PhaseTimer:
             update=sum(self.seconds.values()) / updates,
             workers=workers,
             threads=1 if trainer.device.type == "cuda" else torch.get_num_threads(),
-            processors=max(1, available_cpus() // ranks),
+            processors=max(1, available_cpus() // world_size),
             making=making,
-            cpu=None if workers else self.data_cpu / updates,
+            cpu=None if workers else self.data_cpu_seconds / updates,
         )
 
-    def _read(self) -> tuple[float, float, Any]:
+    def _read_clocks(self) -> tuple[float, float, Any]:
         event: Any = None
-        if self.asks_gpu:
+        if self.measures_gpu_waits:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
         return time.perf_counter(), time.thread_time(), event
@@ -114,41 +114,46 @@ class PhaseTimer:
     def _charge(self, phase: str) -> None:
         if self.waits_for_gpu:
             torch.cuda.synchronize()
-        (since, cpu_since, begin), self._last = self._last, self._read()
-        now, cpu, end = self._last
-        if self.phase in self.aside:
-            self.aside[self.phase].append(now - since)
+        (since, cpu_since, begin), self._last_reading = self._last_reading, self._read_clocks()
+        now, cpu, end = self._last_reading
+        if self.phase in self.excluded_seconds:
+            self.excluded_seconds[self.phase].append(now - since)
         else:
             self.seconds[self.phase] += now - since
         if self.phase == "data":
-            self.data_cpu += cpu - cpu_since
+            self.data_cpu_seconds += cpu - cpu_since
             self._gpu_waits += [(begin, end)] if begin and end else []
         self.phase = phase
 
 
-class WaitWatch:
+class DataWaitProfiler:
     """Measures once how long the updates after the first few wait for data, in one of ``ranks`` processes."""
 
     def __init__(
-        self, trainer: Any, timer: PhaseTimer, ranks: int, warm_up: int = _WARM_UP, measured: int = _MEASURED
+        self,
+        trainer: Any,
+        timer: PhaseTimer,
+        world_size: int,
+        warm_up_updates: int = _WARM_UP_UPDATES,
+        measured_updates: int = _MEASURED_UPDATES,
     ) -> None:
-        self._trainer, self._timer, self._ranks = trainer, timer, ranks
-        self._warm_up, self._measured, self._updates = warm_up, measured, 0
-        timer.asks_gpu = trainer.device.type == "cuda"
+        self._trainer, self._timer, self._world_size = trainer, timer, world_size
+        self._warm_up_updates, self._measured_updates, self._updates = warm_up_updates, measured_updates, 0
+        timer.measures_gpu_waits = trainer.device.type == "cuda"
 
-    def updated(self) -> DataWaitStats | None:
+    def on_update_end(self) -> DataWaitStats | None:
         """Count an update; return what was measured after the last one that is."""
         self._updates += 1
-        if self._updates == self._warm_up:
+        if self._updates == self._warm_up_updates:
             self._timer.restart()
-        if self._updates != self._warm_up + self._measured:
+        if self._updates != self._warm_up_updates + self._measured_updates:
             return None
-        waiting = self._timer.measure_waiting(self._trainer, self._measured, self._ranks)
-        self._timer.asks_gpu = False
+        waiting = self._timer.measure_data_wait(self._trainer, self._measured_updates, self._world_size)
+        self._timer.measures_gpu_waits = False
         return waiting
 
 
-class Profiler(WaitWatch):
+class Profiler(DataWaitProfiler):
     """Measures a training of ``request.profile_updates`` updates, and traces a few of the last.
 
     ::
@@ -157,43 +162,45 @@ class Profiler(WaitWatch):
     """
 
     def __init__(self, request: AttemptRequest, trainer: Any, timer: PhaseTimer) -> None:
-        few = min(_WARM_UP, request.profile_updates // 6)
+        few = min(_WARM_UP_UPDATES, request.profile_updates // 6)
         super().__init__(trainer, timer, 1, few, request.profile_updates - 2 * few - 2)
-        timer.waits_for_gpu = self._on_gpu = timer.asks_gpu
-        self._request, self._told = request, dict[str, Any]()
-        schedule = torch.profiler.schedule(wait=few + self._measured, warmup=1, active=few, repeat=1)
-        self._trace = torch.profiler.profile(schedule=schedule, on_trace_ready=self._write)
-        self._trace.start()
+        timer.waits_for_gpu = self._on_gpu = timer.measures_gpu_waits
+        self._request, self._results = request, dict[str, Any]()
+        schedule = torch.profiler.schedule(wait=few + self._measured_updates, warmup=1, active=few, repeat=1)
+        self._torch_profiler = torch.profiler.profile(schedule=schedule, on_trace_ready=self._write_trace)
+        self._torch_profiler.start()
 
-    def updated(self) -> None:
+    def on_update_end(self) -> None:
         """Count an update."""
-        if (waiting := super().updated()) is not None:
-            spent = {phase: seconds / self._measured for phase, seconds in self._timer.seconds.items()}
-            self._told = {"waiting": asdict(waiting), "spent": spent}
+        if (waiting := super().on_update_end()) is not None:
+            spent = {
+                phase: seconds / self._measured_updates for phase, seconds in self._timer.seconds.items()
+            }
+            self._results = {"waiting": asdict(waiting), "spent": spent}
             self._timer.waits_for_gpu = False  # in the trace, a GPU works as it does in training
-        self._trace.step()
+        self._torch_profiler.step()
 
-    def ended(self) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         """Return what was measured, when training has ended with a checkpoint and a validation."""
-        self._trace.stop()
+        self._torch_profiler.stop()
         if self._updates < self._request.profile_updates:
             message = f"training did not begin at update 0, and so made only {self._updates} updates"
             raise UsageError(message, hint="leave out what names a checkpoint")
-        times = self._timer.aside
+        times = self._timer.excluded_seconds
         # The first validation imports what only validations need, and decodes images. In 1.0.0rc12 no other
         # one follows an odd number of updates.
         validations = times["validation"][1:] or times["validation"]
         aside = {"checkpoint": fmean(times["checkpoint"]), "validation": fmean(validations)}
-        return self._told | aside | {"images_once": decodes_once(self._request, self._trainer)}
+        return self._results | aside | {"images_once": is_image_cache_used(self._request, self._trainer)}
 
-    def _write(self, trace: Any) -> None:
-        busy = gpu_share(trace.events()) if self._on_gpu else None
+    def _write_trace(self, trace: Any) -> None:
+        busy = gpu_busy_share(trace.events()) if self._on_gpu else None
         if busy is not None:  # a GPU that is waited for after each phase seems to have less to do
-            waiting = self._told["waiting"]
+            waiting = self._results["waiting"]
             waiting["waited"] = min(waiting["waited"], (1 - busy) * waiting["update"])
         order = f"self_{'cuda' if self._on_gpu else 'cpu'}_time_total"
         table = trace.key_averages().table(sort_by=order, row_limit=_TABLE_ROWS)
-        self._told |= {"gpu_busy": busy, "table": table}
+        self._results |= {"gpu_busy": busy, "table": table}
         here, file = Path.cwd(), self._request.folder.trace
         os.chdir(file.parent)  # on Windows, torch cannot write to a folder that the code page cannot name
         try:
@@ -202,7 +209,7 @@ class Profiler(WaitWatch):
             os.chdir(here)
 
 
-def gpu_share(events: Iterable[Any]) -> float | None:
+def gpu_busy_share(events: Iterable[Any]) -> float | None:
     """Return the share of the traced updates in which a GPU ran a kernel.
 
     None without a kernel in the trace: not every system lets torch see what a GPU does.
@@ -216,7 +223,7 @@ def gpu_share(events: Iterable[Any]) -> float | None:
     return min(1.0, kernels / updates) if kernels else None
 
 
-def decodes_once(request: AttemptRequest, trainer: Any) -> bool:
+def is_image_cache_used(request: AttemptRequest, trainer: Any) -> bool:
     """Return whether images are decoded in the first epoch and kept for the others."""
     uses = OmegaConf.select(trainer.config, "dataset_config.hateful_memes.use_images")
     return request.image_cache_dir is not None and bool(uses)

@@ -17,10 +17,10 @@ from torch import nn
 from mmf_win.compat.patch import wrap
 from mmf_win.worker.hooks.observer import Observer
 
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALF_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def choose(observer: Observer, trainer: Any) -> tuple[str, Any]:
+def configure_precision(observer: Observer, trainer: Any) -> tuple[str, Any]:
     """Let the model of MMF's trainer calculate with what the request wants, or if the device cannot, in fp32.
 
     Returned are what it calculates with, and what keeps small gradients of fp16 from becoming zero.
@@ -28,17 +28,17 @@ def choose(observer: Observer, trainer: Any) -> tuple[str, Any]:
     wanted, device = observer.request.precision, trainer.device
     if wanted is None:
         by_mmf = "fp16" if OmegaConf.select(trainer.config, "training.fp16") else "fp32"
-        return by_mmf, scaler(device, enabled=False)
-    if not can(wanted, device):
+        return by_mmf, make_grad_scaler(device, enabled=False)
+    if not supports_precision(wanted, device):
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"this {device.type.upper()}"
-        observer.event("note", text=f"{name} does not calculate in {wanted}; it goes on in fp32")
+        observer.write_event("note", text=f"{name} does not calculate in {wanted}; it goes on in fp32")
         wanted = "fp32"
-    if wanted in _HALVES:
-        calculate_in(_HALVES[wanted], type(trainer.model), device.type)
-    return wanted, scaler(device, enabled=wanted == "fp16")
+    if wanted in _HALF_DTYPES:
+        autocast_models(_HALF_DTYPES[wanted], type(trainer.model), device.type)
+    return wanted, make_grad_scaler(device, enabled=wanted == "fp16")
 
 
-def can(precision: str, device: torch.device) -> bool:
+def supports_precision(precision: str, device: torch.device) -> bool:
     """Whether a device calculates in ``fp32``, ``bf16`` or ``fp16`` without emulation."""
     if precision == "fp32":
         return True
@@ -56,31 +56,31 @@ def can(precision: str, device: torch.device) -> bool:
         return False
 
 
-def calculate_in(half: torch.dtype, model: type[nn.Module], device: str) -> None:
+def autocast_models(dtype: torch.dtype, model: type[nn.Module], device: str) -> None:
     """Let the models of a class calculate in ``half``, from 32 bits to 32 bits.
 
     The class, since the copies of a model on several GPUs have its methods and not its attributes.
     """
 
     @wrap(model, "forward")
-    def in_half(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device, dtype=half):
+    def forward_in_half(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device, dtype=dtype):
             outputs = forward(*args, **kwargs)
-        return in_full(outputs)
+        return to_float32(outputs)
 
 
-def in_full(value: Any) -> Any:
+def to_float32(value: Any) -> Any:
     """``value`` with 32 bits in the place of 16, in nested containers."""
     if torch.is_tensor(value):
-        return value.float() if value.dtype in _HALVES.values() else value
+        return value.float() if value.dtype in _HALF_DTYPES.values() else value
     if isinstance(value, Mapping):
-        return {key: in_full(entry) for key, entry in value.items()}
+        return {key: to_float32(entry) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(in_full(entry) for entry in value)
+        return type(value)(to_float32(entry) for entry in value)
     return value
 
 
-def scaler(device: torch.device, *, enabled: bool) -> Any:
+def make_grad_scaler(device: torch.device, *, enabled: bool) -> Any:
     """torch's scaler of losses."""
     if hasattr(torch.amp, "GradScaler"):  # since torch 2.3
         return torch.amp.GradScaler(device.type, enabled=enabled)

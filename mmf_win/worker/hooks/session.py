@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from mmf_win.compat.mmf_data import read_once
+from mmf_win.compat.mmf_data import cached_annotation_file
 from mmf_win.errors import UsageError
 from mmf_win.protocol import EventReader, read_events
 from mmf_win.protocol.attempt import CheckTask, PredictTask
 from mmf_win.protocol.data_wait import DataWaitStats
 from mmf_win.protocol.metrics import rename_metrics
-from mmf_win.worker.hooks.first_loss import is_fresh, oddity
-from mmf_win.worker.hooks.micro_batch import MicroBatch
+from mmf_win.worker.hooks.first_loss import describe_odd_loss, has_fresh_head
+from mmf_win.worker.hooks.micro_batch import MicroBatchSizer
 from mmf_win.worker.hooks.nonfinite import Replay
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.phase_timer import Profiler, WaitWatch, decodes_once
-from mmf_win.worker.hooks.ranks import ranks, share_weights
-from mmf_win.worker.outcome import Diverged
+from mmf_win.worker.hooks.phase_timer import DataWaitProfiler, Profiler, is_image_cache_used
+from mmf_win.worker.hooks.ranks import broadcast_weights, get_world_size
+from mmf_win.worker.outcome import DivergedError
 
-_FEW = 4  # rows whose mean loss chance alone makes odd
+_MIN_ROWS_FOR_ODD_LOSS = 4  # rows whose mean loss chance alone makes odd
 
 
 class TrainingSession:
@@ -39,51 +39,56 @@ class TrainingSession:
         self._observer, self._trainer, self._checkpoint = observer, trainer, checkpoint
         self._request = request = observer.request
         self.replay = Replay(trainer)
-        self.micro = micro = MicroBatch(observer, trainer, precision)
+        self.micro_batch = micro = MicroBatchSizer(observer, trainer, precision)
         training = trainer.config.training
-        self._first_update = self._last_update = trainer.num_updates
-        self._since = time.monotonic()
-        self._keeps_names = _has_mmf_names(request.events)
-        self._total = request.profile_updates or request.train_task.total_updates
+        self._first_update = self._last_logged_update = trainer.num_updates
+        self._last_log_time = time.monotonic()
+        self._keeps_metric_names = _has_mmf_metric_names(request.events)
+        self._max_updates = request.profile_updates or request.train_task.total_updates
         observer.begin(
             "train_started",
             None if request.discards_weights else self._save,
             update=trainer.num_updates,
-            max_updates=self._total or _finite(training.max_updates),
+            max_updates=self._max_updates or _finite_updates(training.max_updates),
             device=str(trainer.device),
             precision=precision,
-            batch=micro.batch,
+            batch=micro.batch_size,
             micro_batch=micro.rows,
-            searching=micro.finder is not None,
+            searching=micro.search is not None,
             workers=training.num_workers,
-            processes=ranks(),
+            processes=get_world_size(),
             seed=training.seed,
             parameters=sum(p.numel() for p in trainer.model.parameters()),
             known_fit=micro.is_known_fit,
-            fit=micro.fit,
+            fit=micro.fit_key,
             data=request.train_task.splits_read.get("train"),
         )
         if isinstance(request.task, CheckTask):
             from mmf_win.worker.tasks import check  # imports MMF
 
-            check.run(observer, trainer, micro.limit)
-        self._fresh = trainer.num_updates == 0 and is_fresh(trainer.model, observer.copied)
-        if request.train_task.find_micro_batch and micro.finder is None:
-            observer.event("micro_batch", rows=micro.rows, found=True)
-        self._measured = WaitWatch(trainer, observer.clock, ranks())
+            check.run(observer, trainer, micro.rows_per_process)
+        self._is_head_fresh = trainer.num_updates == 0 and has_fresh_head(
+            trainer.model, observer.loaded_tensors
+        )
+        if request.train_task.find_micro_batch and micro.search is None:
+            observer.write_event("micro_batch", rows=micro.rows, found=True)
+        self._wait_profiler = DataWaitProfiler(trainer, observer.phase_timer, get_world_size())
         if request.profile_updates and observer.is_main:
-            self._measured = Profiler(request, trainer, observer.clock)
+            self._wait_profiler = Profiler(request, trainer, observer.phase_timer)
 
     def step_in_parts(self, batch: Any, step: Callable[[float, Any], Any]) -> Any:
         """Make the gradients of a batch, and return its report, with the number of rows of all ranks.
 
-        ``step`` is as :func:`~mmf_win.worker.hooks.splitting.step_through` has it.
+        ``step`` is as :func:`~mmf_win.worker.hooks.batch_splitting.accumulate_gradients` has it.
         """
-        from mmf_win.worker.hooks.splitting import split, step_through  # imports MMF
+        from mmf_win.worker.hooks.batch_splitting import accumulate_gradients, split_batch  # imports MMF
 
         weight, rows_of_all = self._checkpoint.resume_state.share()
-        parts, required = split(batch, self.micro.limit, weight), self._trainer.metrics.required_params
-        report = step_through(self._trainer.model, parts, self.replay.of_batch(step), required)
+        parts, required = (
+            split_batch(batch, self.micro_batch.rows_per_process, weight),
+            self._trainer.metrics.required_params,
+        )
+        report = accumulate_gradients(self._trainer.model, parts, self.replay.wrap_step(step), required)
         report.batch_size = rows_of_all
         return report
 
@@ -96,43 +101,45 @@ class TrainingSession:
         total = float(sum(loss.detach().float().mean() for loss in losses.values()))
         if math.isinf(total) or (math.isnan(total) and not torch.is_anomaly_enabled()):
             what = "infinite" if math.isinf(total) else "not a number"
-            raise Diverged(f"the loss of update {done + 1} is {what}", done, "loss")
-        fresh, self._fresh = self._fresh, False
-        if fresh and rows >= _FEW and (text := oddity(losses)):
-            self._observer.event("note", text=text)
+            raise DivergedError(f"the loss of update {done + 1} is {what}", done, "loss")
+        fresh, self._is_head_fresh = self._is_head_fresh, False
+        if fresh and rows >= _MIN_ROWS_FOR_ODD_LOSS and (text := describe_odd_loss(losses)):
+            self._observer.write_event("note", text=text)
 
     def on_log(self, scalars: Mapping[str, Any]) -> None:
         """Report an update whose figures MMF has collected."""
         now, trainer = time.monotonic(), self._trainer
-        done = trainer.num_updates - self._last_update
-        self._observer.event(
+        done = trainer.num_updates - self._last_logged_update
+        self._observer.write_event(
             "train",
             update=trainer.num_updates,
-            max_updates=self._total or _finite(trainer.max_updates),
+            max_updates=self._max_updates or _finite_updates(trainer.max_updates),
             epoch=trainer.current_epoch,
-            loss=_number(scalars.get("train/total_loss")),
-            lr=_number(trainer.optimizer.param_groups[0]["lr"]),
-            updates_per_s=round(done / max(now - self._since, 1e-9), 4),
+            loss=_finite_number(scalars.get("train/total_loss")),
+            lr=_finite_number(trainer.optimizer.param_groups[0]["lr"]),
+            updates_per_s=round(done / max(now - self._last_log_time, 1e-9), 4),
             max_mem_mib=torch.cuda.max_memory_allocated() // 2**20 if torch.cuda.is_available() else None,
         )
-        self._last_update, self._since = trainer.num_updates, now
+        self._last_logged_update, self._last_log_time = trainer.num_updates, now
 
     def on_update_end(self) -> None:
         """Measure an update, and raise StopRequested if the run was asked to stop; it is saved then."""
         self._checkpoint.resume_state.own_randomness()
-        if waiting := self._measured.updated():
-            note_waiting(self._observer, self._trainer, waiting)
-        self._observer.update_ended()
+        if waiting := self._wait_profiler.on_update_end():
+            report_data_wait(self._observer, self._trainer, waiting)
+        self._observer.on_update_end()
 
     def on_validation_end(self, meter: Any, *, final: bool = False) -> None:
         """Report a validation, ``final`` if it follows training and scores the best checkpoint."""
-        metrics = {key.removeprefix("val/"): _number(value.global_avg) for key, value in meter.meters.items()}
-        metrics = metrics if self._keeps_names else rename_metrics(metrics)
+        metrics = {
+            key.removeprefix("val/"): _finite_number(value.global_avg) for key, value in meter.meters.items()
+        }
+        metrics = metrics if self._keeps_metric_names else rename_metrics(metrics)
         update, data = (
             self._checkpoint.resume_state.validated,
             self._request.train_task.splits_read.get("val"),
         )
-        self._observer.event("val", update=update, metrics=metrics, final=final, data=data)
+        self._observer.write_event("val", update=update, metrics=metrics, final=final, data=data)
 
     def require_update(self) -> None:
         """Raise UsageError if training ends without having made an update."""
@@ -145,9 +152,9 @@ class TrainingSession:
 
     def on_train_end(self) -> None:
         """Share the best checkpoint's weights, which MMF has restored; they are not saved as current ones."""
-        share_weights(self._trainer)
-        if isinstance(self._measured, Profiler):
-            self._observer.event("profiled", **self._measured.ended())
+        broadcast_weights(self._trainer)
+        if isinstance(self._wait_profiler, Profiler):
+            self._observer.write_event("profiled", **self._wait_profiler.finish())
         self._observer.end()
 
     def _save(self) -> int:
@@ -156,38 +163,38 @@ class TrainingSession:
         return update
 
 
-def report_prediction(observer: Observer, trainer: Any, precision: str) -> None:
+def report_prediction_start(observer: Observer, trainer: Any, precision: str) -> None:
     """Report that the model is loaded and prediction starts."""
     from mmf.utils.general import get_batch_size
 
     values = {"device": str(trainer.device), "precision": precision, "batch": get_batch_size()}
     if isinstance(observer.request.task, PredictTask):
-        values["sha256"] = read_once(Path(observer.request.task.annotations_file)).sha256
+        values["sha256"] = cached_annotation_file(Path(observer.request.task.annotations_file)).sha256
     observer.begin("predict_started", **values, workers=trainer.config.training.num_workers)
 
 
-def note_waiting(observer: Observer, trainer: Any, waiting: DataWaitStats) -> None:
+def report_data_wait(observer: Observer, trainer: Any, waiting: DataWaitStats) -> None:
     """Note that the model waits for data, if more workers may help and fit into memory."""
     workers = waiting.recommend_workers() if waiting.is_significant else None
     events = read_events(observer.request.events)
     if workers is None or any("workers" in (event.get("next") or {}) for event in events):
         return
-    first = trainer.current_epoch == 1 and decodes_once(observer.request, trainer)
+    first = trainer.current_epoch == 1 and is_image_cache_used(observer.request, trainer)
     later = ", and less once all images are decoded" if first else ""
-    observer.event("note", text=f"{waiting}{later}: training.num_workers={workers} may help")
+    observer.write_event("note", text=f"{waiting}{later}: training.num_workers={workers} may help")
 
 
-def _has_mmf_names(events: Path) -> bool:
+def _has_mmf_metric_names(events: Path) -> bool:
     """Return whether an earlier version began the run: its series keep MMF's names of metrics."""
     told = EventReader(events, keep_mmf_names=True).poll()
     first: dict[str, Any] = next((event["metrics"] for event in told if event.get("metrics")), {})
     return first != rename_metrics(first)
 
 
-def _number(value: Any) -> float | None:
+def _finite_number(value: Any) -> float | None:
     """Return a finite number or None; JSON has no others."""
     return None if value is None or not math.isfinite(value) else float(value)
 
 
-def _finite(updates: float | None) -> int | None:
+def _finite_updates(updates: float | None) -> int | None:
     return None if updates is None or math.isinf(updates) else int(updates)

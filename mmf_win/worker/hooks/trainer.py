@@ -14,13 +14,13 @@ from mmf.trainers.base_trainer import BaseTrainer
 from mmf.utils.general import clip_gradients
 from mmf.utils.timer import Timer
 
-from mmf_win.worker.hooks import checkpoints, fast, precision, ranks, splitting
+from mmf_win.worker.hooks import batch_splitting, checkpoints, fast_mode, precision, ranks
 from mmf_win.worker.hooks.observer import Observer
-from mmf_win.worker.hooks.phase_timer import Timed
-from mmf_win.worker.hooks.session import TrainingSession, report_prediction
+from mmf_win.worker.hooks.phase_timer import TimedMethod
+from mmf_win.worker.hooks.session import TrainingSession, report_prediction_start
 
 
-class Trainer(BaseTrainer):  # type: ignore[misc]
+class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
     """MMF's trainer, observed; it also ends exactly at ``max_updates``, where MMF makes one more."""
 
     _session: TrainingSession
@@ -32,12 +32,12 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def parallelize_model(self) -> None:
         """Spread the model over the ranks; it may have to score a batch in parts."""
-        ranks.spread(self)
-        splitting.evaluate_in_parts(self.model, self._observer.request.eval_batch)
+        ranks.wrap_ddp(self)
+        batch_splitting.limit_eval_batch(self.model, self._observer.request.eval_batch)
 
     def predict(self, dataset_type: str) -> None:
         """Report that prediction starts, and predict."""
-        report_prediction(self._observer, self, self._precision)
+        report_prediction_start(self._observer, self, self._precision)
         super().predict(dataset_type)
 
     def load_extras(self) -> None:
@@ -45,9 +45,9 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
         MMF restarts the schedule, and so makes one update at its first rate.
         """
-        self._precision, self.scaler = precision.choose(self._observer, self)
+        self._precision, self.scaler = precision.configure_precision(self._observer, self)
         if self._observer.request.fast:
-            fast.prepare(self.model, self._observer)
+            fast_mode.enable_channels_last(self.model, self._observer)
         super().load_extras()
         if self.num_updates and self.lr_scheduler is not None:
             self.lr_scheduler.step(self.num_updates - 1)
@@ -81,7 +81,7 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
     def _forward_pass(self, batch: Any) -> Any:
         if self.model.training:
-            self._session.micro.update_begins()
+            self._session.micro_batch.on_update_start()
             self.optimizer.zero_grad()
             return self._session.step_in_parts(batch, self._step)
         self._observer.heartbeat()
@@ -105,14 +105,14 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
         """As MMF has it, but the gradients are made, and a scaler leaves out updates that overflow."""
         self.scaler.unscale_(self.optimizer)
         if self.should_clip_gradients:
-            with self._session.replay.clipping():
+            with self._session.replay.check_gradient_norm():
                 clip_gradients(self.model, self.num_updates, self.tb_writer, self.config)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._run_scheduler()
         self.num_updates += 1
         self.profile("Backward time")
-        self._session.micro.update_ends()
+        self._session.micro_batch.on_update_end()
 
     def _logistics(self, report: Any) -> bool:
         should_break = bool(super()._logistics(report))
@@ -133,10 +133,10 @@ class Trainer(BaseTrainer):  # type: ignore[misc]
 
 
 #: What belongs to which phase of training, beside what does in every MMF.
-TIMED: tuple[Timed, ...] = (
+TIMED_METHODS: tuple[TimedMethod, ...] = (
     (SampleList, "to", "transfer"),
     (BaseTrainer, "_forward_pass", "forward"),
-    (Trainer, "_backward", "optimizer"),  # the gradients are made before
+    (MmfwTrainer, "_backward", "optimizer"),  # the gradients are made before
     (BaseTrainer, "_logistics", "logging"),
 )
 
@@ -144,4 +144,4 @@ TIMED: tuple[Timed, ...] = (
 def register(observer: Observer, trainers: list[Any]) -> None:
     """Let MMF make this trainer, which then appends itself to ``trainers``."""
     base_trainer.Checkpoint = partial(checkpoints.Checkpoint, observer)
-    registry.register_trainer("mmfw")(partial(Trainer, observer, trainers))
+    registry.register_trainer("mmfw")(partial(MmfwTrainer, observer, trainers))

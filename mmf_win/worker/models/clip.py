@@ -35,16 +35,16 @@ from transformers import AutoTokenizer, CLIPModel
 
 from mmf_win.console import summarize_list
 from mmf_win.errors import DataError, UsageError
-from mmf_win.worker.image_cache import DiskCache, make_room
+from mmf_win.worker.disk_cache import DiskCache, evict_if_nearly_full
 
 _FUSIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "align": torch.mul,
     "concat": lambda image, text: torch.cat([image, text], 1),
 }
-_IN_MEMORY = 1 << 15  # outputs, of some kilobytes each
+_MAX_OUTPUTS_IN_MEMORY = 1 << 15  # outputs, of some kilobytes each
 
 
-def located(name: str) -> dict[str, str]:
+def pretrained_arguments(name: str) -> dict[str, str]:
     """The arguments by which transformers finds a model, or its tokenizer, as a configuration names it."""
     own, _, revision = name.partition("@")
     if Path(name).is_dir() or not revision:
@@ -52,9 +52,9 @@ def located(name: str) -> dict[str, str]:
     return {"pretrained_model_name_or_path": own, "revision": revision}
 
 
-def _pretrained(name: str) -> Any:
+def _load_clip(name: str) -> Any:
     """The CLIPModel of a name; DataError where its weights leave a part of a tower as it was made."""
-    clip, told = CLIPModel.from_pretrained(**located(name), output_loading_info=True)
+    clip, told = CLIPModel.from_pretrained(**pretrained_arguments(name), output_loading_info=True)
     wrong = [*told["missing_keys"], *(str(each[0]) for each in told["mismatched_keys"])]
     if lost := [key for key in wrong if key.startswith(("vision_model.", "text_model."))]:
         message = f"{name}: its weights have not all tensors of its configuration: {summarize_list(lost)}"
@@ -62,7 +62,7 @@ def _pretrained(name: str) -> Any:
     return clip
 
 
-def _require_sound(config: Any) -> None:
+def _require_valid_config(config: Any) -> None:
     """Raise UsageError where a value of the configuration cannot be meant."""
     whole = {"unfreeze": 0, "projection_dim": 1, "num_layers": 0}
     wrong = {
@@ -93,58 +93,60 @@ class Tower(nn.Module):
 
     def __init__(self, model: Any, unfreeze: int, cache: DiskCache | None) -> None:
         super().__init__()
-        self.model, self.frozen, self._cache = model, unfreeze < 1, cache
+        self.model, self.is_frozen, self._cache = model, unfreeze < 1, cache
         layers = list(model.encoder.layers)
         last = getattr(model, "post_layernorm", None) or model.final_layer_norm
         model.requires_grad_(unfreeze >= len(layers))
-        for part in [] if self.frozen else [*layers[-unfreeze:], last]:
+        for part in [] if self.is_frozen else [*layers[-unfreeze:], last]:
             part.requires_grad_(True)
-        self._kept: dict[str, bytes] = {}
-        self.register_load_state_dict_post_hook(Tower._forget)  # type: ignore[no-untyped-call]
+        self._outputs: dict[str, bytes] = {}
+        self.register_load_state_dict_post_hook(Tower._clear_outputs)  # type: ignore[no-untyped-call]
 
-    def _forget(self, *_: object) -> None:
-        self._kept = {}
+    def _clear_outputs(self, *_: object) -> None:
+        self._outputs = {}
         self.__dict__.pop("_about", None)
 
     def train(self, mode: bool = True) -> Tower:
         """A frozen tower drops nothing."""
-        return super().train(mode and not self.frozen)
+        return super().train(mode and not self.is_frozen)
 
     def forward(self, rows: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Vectors [batch, width] of pixels [batch, 3, height, width] or of token ids [batch, tokens].
 
         ``lengths`` [batch] are those of the texts: no token after its end changes a text's vector.
         """
-        if not self.frozen or torch.compiler.is_compiling():
-            return self._pooled(rows)
+        if not self.is_frozen or torch.compiler.is_compiling():
+            return self._compute_outputs(rows)
         each: Iterable[Tensor] = rows
         if lengths is not None:
             each = (row[:length] for row, length in zip(rows, lengths.tolist(), strict=True))
         with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
-            return torch.stack([self._alone(row) for row in each])
+            return torch.stack([self._cached_output(row) for row in each])
 
-    def _pooled(self, rows: Tensor) -> Tensor:
+    def _compute_outputs(self, rows: Tensor) -> Tensor:
         pooled: Tensor = self.model(rows).pooler_output
         return pooled
 
-    def _alone(self, row: Tensor) -> Tensor:
+    def _cached_output(self, row: Tensor) -> Tensor:
         content = row.cpu().contiguous().numpy()
         key = hashlib.sha256(content.data).hexdigest()
 
-        def make() -> bytes:
-            return bytes(self._pooled(row[None])[0].float().cpu().numpy().tobytes())
+        def compute() -> bytes:
+            return bytes(self._compute_outputs(row[None])[0].float().cpu().numpy().tobytes())
 
-        if key not in self._kept:
-            if len(self._kept) >= _IN_MEMORY:
-                self._kept.clear()
+        if key not in self._outputs:
+            if len(self._outputs) >= _MAX_OUTPUTS_IN_MEMORY:
+                self._outputs.clear()
             if self._cache is None:
-                self._kept[key] = make()
+                self._outputs[key] = compute()
             else:
-                self._kept[key] = self._cache.get((*self._about, content.shape, key), make)
-        return torch.frombuffer(bytearray(self._kept[key]), dtype=torch.float32).to(row.device)
+                self._outputs[key] = self._cache.get_or_compute(
+                    (*self._cache_key_parts, content.shape, key), compute
+                )
+        return torch.frombuffer(bytearray(self._outputs[key]), dtype=torch.float32).to(row.device)
 
     @cached_property
-    def _about(self) -> tuple[str, ...]:
+    def _cache_key_parts(self) -> tuple[str, ...]:
         """What an output depends on beside its row."""
         weights = hashlib.sha256()
         for name, value in self.model.state_dict().items():
@@ -168,11 +170,11 @@ class Clip(BaseModel):  # type: ignore[misc]
     def build(self) -> None:
         """Load CLIP, and make a new head."""
         config, width = self.config, self.config.projection_dim
-        _require_sound(config)
-        clip = _pretrained(config.clip_model_name)
+        _require_valid_config(config)
+        clip = _load_clip(config.clip_model_name)
         cache = None
         if self.cache_folder is not None:
-            make_room(self.cache_folder)
+            evict_if_nearly_full(self.cache_folder)
             cache = DiskCache(self.cache_folder)
         self.image = Tower(clip.vision_model, config.unfreeze, cache)
         self.text = Tower(clip.text_model, config.unfreeze, cache)
@@ -201,7 +203,7 @@ class ClipTokenizer(BaseProcessor):  # type: ignore[misc]
     """Makes tokens of a text, configured as MMF's ``bert_tokenizer``."""
 
     def __init__(self, config: Any, *_: Any, **__: Any) -> None:
-        self._tokenizer = AutoTokenizer.from_pretrained(**located(config.tokenizer_config.type))
+        self._tokenizer = AutoTokenizer.from_pretrained(**pretrained_arguments(config.tokenizer_config.type))
         self._max_seq_length = config.max_seq_length
         self._CLS_TOKEN, self._SEP_TOKEN = self._tokenizer.bos_token, self._tokenizer.eos_token
 
@@ -221,7 +223,7 @@ class ClipTokenizer(BaseProcessor):  # type: ignore[misc]
         }
 
 
-def register(images: str | None) -> None:
+def register(image_cache_dir: str | None) -> None:
     """Register the model with MMF, with a cache beside that of ``images`` if there is one."""
-    cache_folder = Path(images).with_name("mmfw-outputs") if images is not None else None
+    cache_folder = Path(image_cache_dir).with_name("mmfw-outputs") if image_cache_dir is not None else None
     registry.register_model("clip")(type("Clip", (Clip,), {"cache_folder": cache_folder}))

@@ -26,18 +26,22 @@ from mmf_win.integrity.digest import file_digest
 from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.attempt import ExportTask
 from mmf_win.version import __version__
-from mmf_win.worker.hooks.checkpoint_io import replaced, space_for
+from mmf_win.worker.hooks.checkpoint_io import replace_attribute, require_disk_space
 from mmf_win.worker.pillow_resize import PillowResize
-from mmf_win.worker.predictions import only_loader
+from mmf_win.worker.prediction_progress import get_single_loader
 
 _OPSET = 20
 _PACKAGES = ("torch", "transformers", "onnx", "onnxscript", "onnxruntime", "tokenizers", "pillow")
 _CLASSES = ["not hateful", "hateful"]
-_VARYING = {"image": (0, 1, 2), "input_ids": (0, 1), "input_mask": (0, 1)}  # axes; of others, only the first
-_WHY = re.compile(r"<class '[\w.]+'>: (.+)")  # in the exporter's summary, the first cause first
+_DYNAMIC_AXES = {
+    "image": (0, 1, 2),
+    "input_ids": (0, 1),
+    "input_mask": (0, 1),
+}  # axes; of others, only the first
+_FIRST_CAUSE = re.compile(r"<class '[\w.]+'>: (.+)")  # in the exporter's summary, the first cause first
 
 
-class Scores(nn.Module):
+class ExportableModel(nn.Module):
     """MMF's model behind plain tensors, all with a row for each meme.
 
     Args:
@@ -63,14 +67,14 @@ class Scores(nn.Module):
         if "features" in inputs:
             batch.image_feature_0, info = inputs["features"], SampleList()
             info.max_features = inputs["max_features"]
-            info.bbox = location(inputs["boxes"], inputs["image_size"])
+            info.bbox = region_locations(inputs["boxes"], inputs["image_size"])
             batch.image_info_0 = info
         # Not of the object, which may score a batch in parts.
         scores: Tensor = type(self.model).forward(self.model, batch)["scores"]
         return scores.softmax(1)
 
 
-def location(boxes: Tensor, image_size: Tensor) -> Tensor:
+def region_locations(boxes: Tensor, image_size: Tensor) -> Tensor:
     """What ViLBERT knows of regions: corners and area relative to their image, [batch, boxes, 5].
 
     ``boxes`` are pixels (x1, y1, x2, y2), ``image_size`` [batch, 2] is (height, width). 1.0.0rc10 computes it
@@ -82,7 +86,7 @@ def location(boxes: Tensor, image_size: Tensor) -> Tensor:
     return torch.stack([x1 / width, y1 / height, x2 / width, y2 / height, area], -1)
 
 
-def _for_vilbert(batch: SampleList) -> dict[str, Any]:
+def _vilbert_inputs(batch: SampleList) -> dict[str, Any]:
     info, tokens = batch.image_info_0, (batch.input_ids, batch.input_mask, batch.segment_ids)
     text = zip(("input_ids", "attention_mask", "token_type_ids"), tokens, strict=True)
     image = {
@@ -93,34 +97,34 @@ def _for_vilbert(batch: SampleList) -> dict[str, Any]:
     return {**dict(text), **image, "image_target": None, "image_label": None}
 
 
-def export(trainer: Any, request: AttemptRequest, task: ExportTask) -> None:
+def export_onnx(trainer: Any, request: AttemptRequest, task: ExportTask) -> None:
     """Write the model that MMF's trainer has predicted with to the folder of the task.
 
     Raises UsageError where the model, or what prepares its inputs, cannot be exported.
     """
     assert request.checkpoint is not None
     began, folder = time.monotonic(), Path(task.export_dir)
-    dataset = only_loader(trainer.test_loader).dataset
+    dataset = get_single_loader(trainer.test_loader).dataset
     row, resize = dataset[0], None
     if "image" in row:
-        processor = _processor(dataset.image_processor, "TorchvisionTransforms")
+        processor = _require_processor(dataset.image_processor, "TorchvisionTransforms")
         resize = PillowResize(processor.transform.transforms)
     model = getattr(trainer.model, "module", trainer.model).cpu().float().eval()
     if hasattr(model, "get_image_and_text_features"):
-        model.get_image_and_text_features = _for_vilbert
-    program = export_program(request.model, Scores(model, resize), _example(row))
+        model.get_image_and_text_features = _vilbert_inputs
+    program = export_program(request.model, ExportableModel(model, resize), _example_inputs(row))
     inputs = program.model.graph.inputs
     for unused in [value for value in inputs if not value.uses()]:
         inputs.remove(unused)
     program.model.metadata_props["classes"] = json.dumps(_CLASSES)
     file = folder / "model.onnx"
-    with space_for(file, model.state_dict(), "the exported model", 2 if task.int8 else 1):
+    with require_disk_space(file, model.state_dict(), "the exported model", 2 if task.int8 else 1):
         program.save(str(file))
         names = {value.name: value for value in inputs}
         boxes, dim = getattr(row, "image_feature_0", torch.empty(0, 0)).shape
         about = {
             "inputs": [{"name": name, "dtype": value.dtype.numpy().name} for name, value in names.items()],
-            "text": _text(dataset.text_processor, folder) if "input_ids" in names else None,
+            "text": _export_tokenizer(dataset.text_processor, folder) if "input_ids" in names else None,
             "image": "image" in names,
             "features": {"boxes": boxes, "dim": dim} if "features" in names else None,
             "classes": _CLASSES,
@@ -130,18 +134,18 @@ def export(trainer: Any, request: AttemptRequest, task: ExportTask) -> None:
         }
         write_json(folder / "model.json", about)
         if task.int8:
-            _quantize(file, folder / "int8.onnx")
+            _quantize_model(file, folder / "int8.onnx")
         for number in range(len(dataset) if about["features"] else 0):
-            _keep_features(dataset[number], folder)
+            _save_features(dataset[number], folder)
     request.write_event("exported", seconds=round(time.monotonic() - began, 1))
 
 
-def _quantize(model: Path, to: Path) -> None:
+def _quantize_model(model: Path, target: Path) -> None:
     """Write a model with weights of 8 bits, but for convolutions, which would take twice as long then."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    def infer(path: str, output: str, *_: Any, **__: Any) -> None:
+    def infer_shapes(path: str, output: str, *_: Any, **__: Any) -> None:
         """Not in C, where on Windows no path of any letters can be opened.
 
         It also forgets the shapes of weights, which onnxruntime transposes as it makes a MatMul of a Gemm.
@@ -150,20 +154,22 @@ def _quantize(model: Path, to: Path) -> None:
         del found.graph.value_info[:]
         onnx.save(onnx.shape_inference.infer_shapes(found), output)
 
-    with replaced(onnx.shape_inference, "infer_shapes_path", infer):
-        quantize_dynamic(model, to, op_types_to_quantize=["MatMul", "Gather"], weight_type=QuantType.QInt8)
+    with replace_attribute(onnx.shape_inference, "infer_shapes_path", infer_shapes):
+        quantize_dynamic(
+            model, target, op_types_to_quantize=["MatMul", "Gather"], weight_type=QuantType.QInt8
+        )
 
 
-def _processor(processor: Any, *wanted: str) -> Any:
+def _require_processor(processor: Any, *supported_names: str) -> Any:
     """MMF's processor inside of its wrapper; UsageError where it is of another class."""
     inner = getattr(processor, "processor", processor)
-    if type(inner).__name__ not in wanted:
-        only = " and ".join(wanted)
+    if type(inner).__name__ not in supported_names:
+        only = " and ".join(supported_names)
         raise UsageError(f"MMF's processor {type(inner).__name__} cannot be exported, only {only}")
     return inner
 
 
-def _keep_features(row: Any, folder: Path) -> None:
+def _save_features(row: Any, folder: Path) -> None:
     """Write a row's region features as ``run.py`` reads them."""
     info = row.image_info_0
     kept: dict[str, Any] = {"features": row.image_feature_0[: int(info["max_features"])]}
@@ -176,9 +182,9 @@ def _keep_features(row: Any, folder: Path) -> None:
     numpy.savez(folder / "features" / f"{int(row.id)}.npz", **kept)
 
 
-def _text(processor: Any, folder: Path) -> dict[str, Any]:
+def _export_tokenizer(processor: Any, folder: Path) -> dict[str, Any]:
     """Write the tokenizer, and tell how its ids become a row."""
-    processor = _processor(processor, "BertTokenizer", "ClipTokenizer")
+    processor = _require_processor(processor, "BertTokenizer", "ClipTokenizer")
     tokenizer = processor._tokenizer
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -188,7 +194,7 @@ def _text(processor: Any, folder: Path) -> dict[str, Any]:
     return {"max_length": processor._max_seq_length, "cls": cls, "sep": sep, "pad": tokenizer.pad_token_id}
 
 
-def _example(row: Any) -> dict[str, Tensor]:
+def _example_inputs(row: Any) -> dict[str, Tensor]:
     """Inputs of the shapes that rows of the dataset have; their lengths differ from all that is constant."""
     inputs = {}
     if "image" in row:
@@ -204,7 +210,7 @@ def _example(row: Any) -> dict[str, Tensor]:
     return inputs
 
 
-def export_program(name: str, model: Scores, inputs: dict[str, Tensor]) -> Any:
+def export_program(model_name: str, model: ExportableModel, inputs: dict[str, Tensor]) -> Any:
     """Export a model as an ONNX program that takes batches of any size.
 
     Raises:
@@ -216,7 +222,7 @@ def export_program(name: str, model: Scores, inputs: dict[str, Tensor]) -> Any:
         if shape != (3, len(_CLASSES)):
             raise ValueError(f"its scores are {shape[1:]} numbers, not two")
         varies = torch.export.Dim.DYNAMIC
-        axes = {each: dict.fromkeys(_VARYING.get(each, (0,)), varies) for each in inputs}
+        axes = {each: dict.fromkeys(_DYNAMIC_AXES.get(each, (0,)), varies) for each in inputs}
         return torch.onnx.export(
             model,
             kwargs={"inputs": inputs},
@@ -229,6 +235,6 @@ def export_program(name: str, model: Scores, inputs: dict[str, Tensor]) -> Any:
     except (MemoryError, OSError):
         raise
     except Exception as error:  # of MMF, torch or onnxscript
-        found = _WHY.search(str(error))
+        found = _FIRST_CAUSE.search(str(error))
         why = found[1] if found else f"{type(error).__name__}: {error}"
-        raise UsageError(f"torch {torch.__version__} cannot export {name} ({why})") from error
+        raise UsageError(f"torch {torch.__version__} cannot export {model_name} ({why})") from error

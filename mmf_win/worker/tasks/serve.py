@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 
 from mmf_win.protocol import AttemptRequest
 from mmf_win.protocol.serving import serve_predictions
-from mmf_win.worker.predictions import only_loader
+from mmf_win.worker.prediction_progress import get_single_loader
 
 
-def serve(trainer: Any, request: AttemptRequest) -> None:
+def serve_model(trainer: Any, request: AttemptRequest) -> None:
     """Answer until the parent is gone; the dataset of MMF's trainer gets the rows that are asked for."""
-    loader, model = only_loader(trainer.test_loader), trainer.model.eval()
+    loader, model = get_single_loader(trainer.test_loader), trainer.model.eval()
     [dataset] = getattr(loader.dataset, "datasets", [loader.dataset])  # of several files MMF makes one
     annotations = dataset.annotation_db
     annotations.mmfw_file = None

@@ -9,7 +9,7 @@ import pytest
 from tests.worlds.tools import LazyModule, requires_package
 
 torch = LazyModule("torch")
-fast = LazyModule("mmf_win.worker.hooks.fast")
+fast = LazyModule("mmf_win.worker.hooks.fast_mode")
 
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
@@ -30,7 +30,7 @@ def test_texts_keep_a_column_of_padding_and_a_length_divisible_by_eight(
     """The text of 8 tokens would lose its last column of padding, which MMBT takes for the end."""
     before = batch(*lengths)
     ids = before["input_ids"].clone()
-    after = fast.shortened(before)
+    after = fast.trim_padding(before)
     assert after["input_mask"].shape == after["input_ids"].shape == (len(lengths), expected)
     assert torch.equal(after["input_ids"], ids[:, :expected])
     assert not ids[:, expected:].any()
@@ -41,6 +41,8 @@ def test_texts_keep_a_column_of_padding_and_a_length_divisible_by_eight(
 def test_what_is_padded_otherwise_stays() -> None:
     left = batch(3)
     left["input_mask"] = left["input_mask"].flip(1)
-    assert fast.shortened(left)["input_mask"].shape == (1, 32)
-    assert fast.shortened({"text": torch.ones(2, 20)})["text"].shape == (2, 20), "word vectors have no mask"
-    assert fast.shortened({"input_mask": torch.ones(2, 4, 8)})["input_mask"].shape == (2, 4, 8)
+    assert fast.trim_padding(left)["input_mask"].shape == (1, 32)
+    assert fast.trim_padding({"text": torch.ones(2, 20)})["text"].shape == (2, 20), (
+        "word vectors have no mask"
+    )
+    assert fast.trim_padding({"input_mask": torch.ones(2, 4, 8)})["input_mask"].shape == (2, 4, 8)

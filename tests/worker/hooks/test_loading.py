@@ -12,7 +12,7 @@ import pytest
 
 from mmf_win.errors import CheckpointError
 from mmf_win.integrity import torch_file
-from mmf_win.worker.outcome import UntrustedCheckpoint, classify
+from mmf_win.worker.outcome import UntrustedCheckpointError, classify_exception
 from tests.worlds.tools import LazyModule, is_wine, requires_package
 
 torch = LazyModule("torch")
@@ -29,8 +29,8 @@ pytestmark = [
 
 def load(path: Path, *, trust: bool = False, opened: bool = False, mapped: bool = False) -> Any:
     """As both versions of MMF do it: by a name, or by an open file."""
-    with checkpoint_io.replaced(
-        checkpoint_io.torch, "load", checkpoint_io.reader(trust=trust, mapped=mapped)
+    with checkpoint_io.replace_attribute(
+        checkpoint_io.torch, "load", checkpoint_io.make_torch_load(trust=trust, use_mmap=mapped)
     ):
         if not opened:
             return torch.load(path, map_location=lambda storage, _: storage)
@@ -52,7 +52,9 @@ def test_a_mapped_file_holds_the_same(user_dir: Path, zipped: bool, opened: bool
 def test_a_mapped_file_stays_where_it_is_whatever_device_is_named(user_dir: Path) -> None:
     path = user_dir / "model.ckpt"
     torch.save({"head": torch.ones(3)}, path)
-    with checkpoint_io.replaced(checkpoint_io.torch, "load", checkpoint_io.reader(trust=False, mapped=True)):
+    with checkpoint_io.replace_attribute(
+        checkpoint_io.torch, "load", checkpoint_io.make_torch_load(trust=False, use_mmap=True)
+    ):
         assert torch.load(path, map_location="meta")["head"].device.type == "cpu"
 
 
@@ -65,7 +67,7 @@ def test_a_class_is_refused_by_name_unless_the_file_is_trusted(
     value = {"model": {"head": torch.ones(3)}, "meter": Counter("hate")}
     torch.save({**value, "path": path}, path, _use_new_zipfile_serialization=zipped)
     assert torch_file.find_problem(path) is None
-    with pytest.raises(UntrustedCheckpoint, match=r"pathlib\.") as refused:
+    with pytest.raises(UntrustedCheckpointError, match=r"pathlib\.") as refused:
         load(path, opened=opened)
     assert str(path) in str(refused.value)
     assert load(path, trust=True, opened=opened)["meter"] == value["meter"]
@@ -83,8 +85,8 @@ def test_weights_in_another_pickle_protocol_are_saved_again_by_the_command_in_th
     assert torch_file.find_problem(path) is None
     with pytest.raises(CheckpointError, match="pickle protocol 3" if protocol == 3 else "4 or 5") as refused:
         load(path)
-    assert not isinstance(refused.value, UntrustedCheckpoint)
-    assert classify(refused.value).kind == "checkpoint"
+    assert not isinstance(refused.value, UntrustedCheckpointError)
+    assert classify_exception(refused.value).kind == "checkpoint"
     hint = str(refused.value.hint)
     [command] = re.findall("`(.*)`", hint)
     subprocess.run(command, shell=True, check=True)
@@ -128,7 +130,10 @@ def test_a_class_that_is_gone_is_named_though_the_file_is_trusted(
 
 def test_afterwards_torch_loads_as_before() -> None:
     before = torch.load
-    reader = checkpoint_io.reader(trust=True)
-    with pytest.raises(ZeroDivisionError), checkpoint_io.replaced(checkpoint_io.torch, "load", reader):
+    reader = checkpoint_io.make_torch_load(trust=True)
+    with (
+        pytest.raises(ZeroDivisionError),
+        checkpoint_io.replace_attribute(checkpoint_io.torch, "load", reader),
+    ):
         raise ZeroDivisionError
     assert torch.load is before

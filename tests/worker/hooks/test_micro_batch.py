@@ -18,7 +18,7 @@ def found(monkeypatch: pytest.MonkeyPatch, batch: int, memory: int) -> tuple[int
     The weights take 1000 of them, each row 100, and 400 are those that torch holds.
     """
     restarts: list[object] = []
-    finder = micro_batch.LargestFit(batch, torch.device("cuda", 1))
+    finder = micro_batch.MicroBatchSearch(batch, torch.device("cuda", 1))
     fake = {
         "reset_peak_memory_stats": restarts.append,
         "max_memory_allocated": lambda device: 1000 + 100 * finder.rows if device == restarts[-1] else 0,

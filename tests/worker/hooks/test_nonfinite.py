@@ -18,13 +18,13 @@ pytestmark = [pytest.mark.torch, requires_package("torch")]
 def test_an_error_in_the_second_pass_is_printed_and_the_first_one_raised(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    diverged = outcome.Diverged("the loss is not a number", 0, "loss")
+    diverged = outcome.DivergedError("the loss is not a number", 0, "loss")
     errors = iter([diverged, RuntimeError("of the second pass")])
 
     def step(share: float, rows: object) -> None:
         raise next(errors)
 
     replay = nonfinite.Replay(SimpleNamespace(model=torch.nn.Linear(2, 1)))
-    with pytest.raises(outcome.Diverged, match="the loss is not a number"):
+    with pytest.raises(outcome.DivergedError, match="the loss is not a number"):
         replay.of_batch(step)(1.0, {"x": torch.ones(1, 2)})
     assert "RuntimeError: of the second pass" in capsys.readouterr().err

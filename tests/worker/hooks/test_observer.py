@@ -12,7 +12,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import is_portable
 from mmf_win.protocol import AttemptRequest, EventReader, read_events
 from mmf_win.protocol.attempt import TrainTask
-from mmf_win.worker.stopping import Stop
+from mmf_win.worker.stop_signal import StopSignal
 from tests.worlds.event_log import EventLog
 from tests.worlds.tools import LazyModule, requires_package, shown_by_tensorboard
 
@@ -30,7 +30,7 @@ def observed(
     attempt = folder / "attempts" / "1"
     attempt.mkdir(parents=True)
     request = AttemptRequest(TrainTask(), "m", "mmf", str(attempt), checkpoint=checkpoint)
-    observer = observing.Observer(request, Stop(attempt / "stop"))
+    observer = observing.Observer(request, StopSignal(attempt / "stop"))
     settings = SimpleNamespace(num_workers=0, seed=1, max_updates=4)
     trainer: Any = SimpleNamespace(
         num_updates=began,
@@ -39,7 +39,7 @@ def observed(
         config=SimpleNamespace(training=settings),
     )
     micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
-    monkeypatch.setattr("mmf_win.worker.hooks.session.MicroBatch", lambda *_: micro)
+    monkeypatch.setattr("mmf_win.worker.hooks.session.MicroBatchSizer", lambda *_: micro)
     training = session.TrainingSession(observer, trainer, None, "fp32")
     trainer.num_updates += began < 4
     return training

@@ -12,7 +12,7 @@ from tests.worlds.tools import LazyModule, requires_package
 torch = LazyModule("torch")
 timing = LazyModule("mmf_win.worker.hooks.phase_timer")
 precision = LazyModule("mmf_win.worker.hooks.precision")
-resume = LazyModule("mmf_win.worker.hooks.resume")
+resume = LazyModule("mmf_win.worker.hooks.resume_state")
 
 pytestmark = [pytest.mark.torch, requires_package("torch")]
 
@@ -31,7 +31,7 @@ def model_of(half: Any) -> Any:
             self.seen.append(scores.dtype)
             return {"scores": scores, "others": [scores, 3], "counts": torch.ones(2, dtype=torch.long)}
 
-    precision.calculate_in(half, Model, "cpu")
+    precision.autocast_models(half, Model, "cpu")
     return Model()
 
 
@@ -65,7 +65,7 @@ def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> N
         """A fake trainer that has a loader of torch's."""
         loaders = [torch.utils.data.DataLoader(list(range(4)))]
         loaded = SimpleNamespace(loaders=loaders)
-        made = precision.scaler(torch.device("cpu"), enabled=fp16)
+        made = precision.make_grad_scaler(torch.device("cpu"), enabled=fp16)
         trainer = SimpleNamespace(
             train_loader=loaded, scaler=made, current_epoch=1, current_iteration=0, num_updates=0
         )
@@ -82,13 +82,15 @@ def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> N
 
 def test_what_a_device_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     """The figures of NVIDIA's GPUs are made up here: bf16 came with Ampere, 8.0."""
-    assert precision.can("fp32", torch.device("cpu")) and not precision.can("bf16", torch.device("meta"))
+    assert precision.supports_precision("fp32", torch.device("cpu")) and not precision.supports_precision(
+        "bf16", torch.device("meta")
+    )
     for capability, half in (((7, 5), False), ((8, 0), True), ((9, 0), True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device, of=capability: of)
-        assert precision.can("bf16", torch.device("cuda")) is half
-        assert precision.can("fp16", torch.device("cuda"))
+        assert precision.supports_precision("bf16", torch.device("cuda")) is half
+        assert precision.supports_precision("fp16", torch.device("cuda"))
     monkeypatch.setattr("torch.ops", SimpleNamespace())
-    assert not precision.can("fp16", torch.device("cpu")), "a torch without oneDNN"
+    assert not precision.supports_precision("fp16", torch.device("cpu")), "a torch without oneDNN"
 
 
 @pytest.mark.parametrize(
@@ -103,9 +105,9 @@ def test_a_processor_that_only_emulates_bf16_does_not_have_it(
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: instructions)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr("platform.machine", lambda: machine)
-    assert precision.can("bf16", torch.device("cpu")) is half
+    assert precision.supports_precision("bf16", torch.device("cpu")) is half
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert precision.can("bf16", torch.device("cpu"))
+    assert precision.supports_precision("bf16", torch.device("cpu"))
     monkeypatch.setattr("platform.machine", lambda: machine)
     monkeypatch.delattr(torch.cpu, "_is_avx512_bf16_supported")
-    assert precision.can("bf16", torch.device("cpu")), "an older torch does not tell"
+    assert precision.supports_precision("bf16", torch.device("cpu")), "an older torch does not tell"

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from mmf_win.protocol import AttemptRequest, read_events
 from mmf_win.protocol.attempt import ProfileTask, TrainTask
 from mmf_win.protocol.data_wait import DataWaitStats
-from mmf_win.worker.stopping import Stop
+from mmf_win.worker.stop_signal import StopSignal
 from tests.worlds.event_log import EventLog
 from tests.worlds.tools import LazyModule, requires_package
 
@@ -40,7 +40,7 @@ def test_it_speaks_once_of_the_updates_after_the_first_five(
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(time, "thread_time", lambda: now[0] / 4)
     timer = timing.PhaseTimer()
-    watching = timing.WaitWatch(fake_trainer(workers, "cpu"), timer, 1)
+    watching = timing.DataWaitProfiler(fake_trainer(workers, "cpu"), timer, 1)
     told = []
     for update in range(1, 51):
         with timer.during("data"):
@@ -93,9 +93,9 @@ def test_it_is_noted_if_workers_may_help(
     attempt.mkdir(parents=True)
     request = AttemptRequest(TrainTask(), "m", "mmf", str(attempt), image_cache_dir="kept")
     EventLog(request.events, "1").write("attempt_failed", next=failed)
-    observer = observing.Observer(request, Stop(attempt / "stop"))
+    observer = observing.Observer(request, StopSignal(attempt / "stop"))
     config = OmegaConf.create({"dataset_config": {"hateful_memes": {"use_images": True}}})
-    session.note_waiting(observer, SimpleNamespace(current_epoch=epoch, config=config), waiting)
+    session.report_data_wait(observer, SimpleNamespace(current_epoch=epoch, config=config), waiting)
     notes = [event["text"] for event in read_events(request.events) if event["kind"] == "note"]
     told = f"the model waits for data 60 % of the time{said}: training.num_workers=2 may help"
     assert notes == ([] if said is None else [told])
@@ -122,7 +122,7 @@ def test_a_gpu_waits_while_it_has_nothing_to_do_and_validates_nothing(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: FakeEvent())
     timer = timing.PhaseTimer()
-    watching = timing.WaitWatch(fake_trainer(0, "cuda"), timer, 1)
+    watching = timing.DataWaitProfiler(fake_trainer(0, "cuda"), timer, 1)
 
     def load(seconds: float) -> None:
         with timer.during("data"):
@@ -148,7 +148,7 @@ def test_a_gpu_is_busy_while_a_kernel_runs() -> None:
     def share(*updates: float) -> float | None:
         steps = [span(cpu, f"ProfilerStep#{n}", us) for n, us in enumerate(updates)]
         other = [span(cpu, "aten::add", 1000), span(cuda, "ProfilerStep#0", 500, named=True)]
-        return timing.gpu_share([*steps, *other, *kernels])
+        return timing.gpu_busy_share([*steps, *other, *kernels])
 
     kernels = [span(cuda, "add", 20), span(cuda, "mul", 30)]
     assert share(60, 40) == pytest.approx(0.5)

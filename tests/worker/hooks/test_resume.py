@@ -39,11 +39,11 @@ def trained(order: Any, trainer: Any, batches: Any, count: int | None = None) ->
 def begin(seed: int, loader: Any, iteration: int = 0) -> tuple[Any, Any]:
     import torch
 
-    from mmf_win.worker.hooks.resume import RowOrder
+    from mmf_win.worker.hooks.resume_state import ResumableSampler
 
     torch.manual_seed(seed)
     trainer = SimpleNamespace(current_iteration=iteration, current_epoch=0)
-    return RowOrder(loader, trainer), trainer
+    return ResumableSampler(loader, trainer), trainer
 
 
 @pytest.mark.parametrize(("batch_size", "workers"), [(4, 0), (4, 2), (3, 0)])
@@ -89,15 +89,15 @@ def test_the_shares_of_ranks_count_each_row_once_and_a_repeated_row_never(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The last of three batches has two rows for three ranks."""
-    from mmf_win.worker.hooks import ranks, resume
+    from mmf_win.worker.hooks import ranks, resume_state
 
     counted: list[int] = []
     shares: list[list[tuple[float, int]]] = []
-    for module in (ranks, resume):
-        monkeypatch.setattr(module, "ranks", lambda: 3)
-    monkeypatch.setattr(resume, "of_first", lambda value: value)
+    for module in (ranks, resume_state):
+        monkeypatch.setattr(module, "get_world_size", lambda: 3)
+    monkeypatch.setattr(resume_state, "broadcast_from_first", lambda value: value)
     for rank in range(3):
-        monkeypatch.setattr(ranks, "rank", lambda rank=rank: rank)
+        monkeypatch.setattr(ranks, "get_rank", lambda rank=rank: rank)
         own = loader(2)
         order, trainer = begin(1, own)
         assert order.batches_left() == 3

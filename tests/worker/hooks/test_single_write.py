@@ -33,7 +33,7 @@ def test_several_names_share_one_content_or_get_copies_and_nothing_else_is_left(
 
     if not links:
         monkeypatch.setattr(os, "link", refuse)
-    write = checkpoint_io.SingleWrite()
+    write = checkpoint_io.CheckpointWriter()
     for name in ("model_1.ckpt", "best.ckpt", "current.ckpt"):
         write({"weights": torch.arange(10)}, tmp_path / name)
     assert names(tmp_path) == ["best.ckpt", "current.ckpt", "model_1.ckpt"]
@@ -43,7 +43,7 @@ def test_several_names_share_one_content_or_get_copies_and_nothing_else_is_left(
 
 
 def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path) -> None:
-    first, second = checkpoint_io.SingleWrite(), checkpoint_io.SingleWrite()
+    first, second = checkpoint_io.CheckpointWriter(), checkpoint_io.CheckpointWriter()
     first({"update": 1}, tmp_path / "best.ckpt")
     first({"update": 1}, tmp_path / "current.ckpt")
     second({"update": 2}, tmp_path / "current.ckpt")
@@ -53,7 +53,7 @@ def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path
 
 def test_a_checkpoint_is_flushed_before_it_takes_its_place(tmp_path: Path, flushed: Flushes) -> None:
     path = tmp_path / "current.ckpt"
-    checkpoint_io.SingleWrite()({"weights": torch.arange(10)}, path)
+    checkpoint_io.CheckpointWriter()({"weights": torch.arange(10)}, path)
     assert [rename.is_flushed for rename in flushed.renames_to(path)] == [True]
 
 
@@ -65,7 +65,7 @@ def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
         torch.full((1000,), 0x1234567, dtype=torch.int64),
         os.fsync,
     )
-    checkpoint_io.SingleWrite()({"update": 1}, path)
+    checkpoint_io.CheckpointWriter()({"update": 1}, path)
 
     def damage(descriptor: int) -> None:
         fsync(descriptor)
@@ -74,16 +74,16 @@ def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
 
     monkeypatch.setattr(os, "fsync", damage)
     with pytest.raises(CheckpointError, match=r"current\.ckpt: .* just after it was written"):
-        checkpoint_io.SingleWrite()({"weights": weights}, path)
+        checkpoint_io.CheckpointWriter()({"weights": weights}, path)
     assert names(tmp_path) == ["current.ckpt"]
     assert torch.load(path) == {"update": 1}
 
 
 def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> None:
     path = small_disk / "current.ckpt"
-    checkpoint_io.SingleWrite()({"update": 1}, path)
+    checkpoint_io.CheckpointWriter()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs 99\.4 MiB .* are free"):
-        checkpoint_io.SingleWrite()({"weights": torch.zeros(100_000_000, dtype=torch.uint8)}, path)
+        checkpoint_io.CheckpointWriter()({"weights": torch.zeros(100_000_000, dtype=torch.uint8)}, path)
     assert names(small_disk) == ["current.ckpt"]
     assert torch.load(path) == {"update": 1}
 
@@ -91,9 +91,9 @@ def test_too_little_space_is_told_before_a_byte_is_written(small_disk: Path) -> 
 def test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part(small_disk: Path) -> None:
     """Text is not counted before, so this write really fails in its middle."""
     path = small_disk / "current.ckpt"
-    checkpoint_io.SingleWrite()({"update": 1}, path)
+    checkpoint_io.CheckpointWriter()({"update": 1}, path)
     with pytest.raises(ResourceError, match=r"current\.ckpt: a checkpoint needs"):
-        checkpoint_io.SingleWrite()({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
+        checkpoint_io.CheckpointWriter()({"text": [f"{number:09}" * 10 for number in range(1_000_000)]}, path)
     assert names(small_disk) == ["current.ckpt"]
     assert torch_file.find_problem(path) is None
     assert torch.load(path) == {"update": 1}

@@ -66,8 +66,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from mmf_win.integrity import torch_file
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.worker.hooks import micro_batch, precision
-from mmf_win.worker.hooks.ranks import rank
-from mmf_win.worker.stopping import Stop
+from mmf_win.worker.hooks.ranks import get_rank
+from mmf_win.worker.stop_signal import StopSignal
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1, "batches": 0}
@@ -81,7 +81,7 @@ def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: 
     for fault in _FAULTS:
         if fault["at"] != at or rows <= fault.get("above", -1) or fault.get("update", update) != update:
             continue
-        if "rank" in fault and fault["rank"] != rank():
+        if "rank" in fault and fault["rank"] != get_rank():
             continue
         if "once" in fault:
             if Path(fault["once"]).exists():
@@ -96,8 +96,8 @@ def _wait(fault: Any, *_: Any) -> None:
 
 
 def _wait_to_be_stopped(*_: Any) -> None:
-    [stop] = [each for each in gc.get_objects() if isinstance(each, Stop)]
-    while not stop.asked:
+    [stop] = [each for each in gc.get_objects() if isinstance(each, StopSignal)]
+    while not stop.has_noticed_request:
         time.sleep(0.01)
 
 
@@ -264,7 +264,7 @@ for _fault in _FAULTS:
     if _fault["at"] == "meter":
         _fake_memory(_fault["above"])
     if _fault["at"] == "hardware":
-        precision.can = lambda name, _device, do=_fault["do"]: name == "fp32" or do == "half"  # type: ignore[misc]
+        precision.supports_precision = lambda name, _device, do=_fault["do"]: name == "fp32" or do == "half"  # type: ignore[misc]
 
 if _FAULTS:
     BaseModel.__call__ = _forward

@@ -16,9 +16,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mmf_win.compat.patch import Edit, Patch, edit, kept
+from mmf_win.compat.patch import Edit, Patch, load_or_compute, single_edit
 
-_DISABLE = "    import torch._dynamo\n\n    return torch._dynamo.disable(fn, recursive, reason=reason)"
+_DISABLE_SOURCE = "    import torch._dynamo\n\n    return torch._dynamo.disable(fn, recursive, reason=reason)"
 
 
 class LazyModule(ModuleType):
@@ -27,10 +27,10 @@ class LazyModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # looked up by Python itself
             raise AttributeError(name)
-        return partial(_call, self.__name__, name)
+        return partial(_import_and_call, self.__name__, name)
 
 
-def _call(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
+def _import_and_call(module: str, name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(import_module(module), name)(*args, **kwargs)
 
 
@@ -48,7 +48,7 @@ def defer_import(importer: str, module: str, names: str = "") -> Edit:
     return Edit(importer, f"from {module} import {names}", f"from {lazy} import {names}")
 
 
-def cached_import_structure(find: Callable[[Any], Any], module_path: Any) -> Any:
+def cached_import_structure(read_structure: Callable[[Any], Any], module_path: Any) -> Any:
     """Return what ``find`` finds in the 2,600 files of transformers, which are not read at each start.
 
     The result is kept for the version and the folder in which pip has installed it. An installation whose
@@ -62,8 +62,8 @@ def cached_import_structure(find: Callable[[Any], Any], module_path: Any) -> Any
         is_installed = Path(str(of.locate_file(package.name))) == package
         if is_installed and models.name == "models":  # the structure of one model is a few files
             about = [str(models), of.version, models.stat().st_mtime_ns]
-            return kept("imports", about, lambda: find(module_path))
-    return find(module_path)
+            return load_or_compute("imports", about, lambda: read_structure(module_path))
+    return read_structure(module_path)
 
 
 PATCHES = (
@@ -103,9 +103,9 @@ PATCHES = (
             # A class or a model is more than a function; torch._dynamo is imported as it is asked for.
             Edit(
                 "torch.compiler",
-                _DISABLE,
+                _DISABLE_SOURCE,
                 "    if fn is None or type(fn).__name__ == 'function':\n"
-                "        return torch._disable_dynamo(fn, recursive)\n" + _DISABLE.splitlines()[-1],
+                "        return torch._disable_dynamo(fn, recursive)\n" + _DISABLE_SOURCE.splitlines()[-1],
             ),
             Edit("torch.optim.optimizer", "        import torch._dynamo\n", "        pass\n"),
             Edit(
@@ -115,18 +115,18 @@ PATCHES = (
                 {"sys": sys},
             ),
         ),
-        speed=True,
+        is_optimization=True,
     ),
     Patch(
         name="import-structure",
         problem="transformers: reads all of its 2,600 files at each start",
         library="transformers >= 4.46",
-        edits=edit(
+        edits=single_edit(
             "transformers.utils.import_utils",
             "import_structure = create_import_structure_from_path(module_path)",
             "import_structure = cached_import_structure(create_import_structure_from_path, module_path)",
             cached_import_structure=cached_import_structure,
         ),
-        speed=True,
+        is_optimization=True,
     ),
 )

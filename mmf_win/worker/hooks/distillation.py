@@ -14,7 +14,7 @@ from mmf.modules.losses import CrossEntropyLoss
 from torch.nn.functional import cross_entropy
 
 
-def register(probas: Mapping[str, float], weight: float) -> None:
+def register(teacher_probas: Mapping[str, float], weight: float) -> None:
     """Put a loss with a teacher in the place of MMF's ``cross_entropy``, whose name and parameters it keeps.
 
     Under its own name it reaches every model that names it, in lists and in heads, and the losses of
@@ -24,10 +24,10 @@ def register(probas: Mapping[str, float], weight: float) -> None:
         probas: id of a row → the teacher's probability of class 1, which must have every training row.
         weight: the teacher's share of the loss, from 0 to 1.
     """
-    by_id = {int(row): proba for row, proba in probas.items()}
+    by_id = {int(row): proba for row, proba in teacher_probas.items()}
 
     @registry.register_loss("cross_entropy")
-    class WithTeacher(CrossEntropyLoss):  # type: ignore[misc]
+    class DistillationLoss(CrossEntropyLoss):  # type: ignore[misc]
         """``weight`` times the cross-entropy with the teacher's probabilities, and the rest with labels."""
 
         def forward(self, sample_list: Any, model_output: Any) -> torch.Tensor:

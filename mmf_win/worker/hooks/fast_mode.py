@@ -19,26 +19,26 @@ from mmf_win.compat.patch import wrap
 from mmf_win.protocol import AttemptRequest
 from mmf_win.worker.hooks.observer import Observer
 
-_MASK = "input_mask"
-_OF_TOKENS = (_MASK, "input_ids", "input_ids_masked", "segment_ids", "lm_label_ids")
-_STEP = 8
-_READ_PADDING = {"lxmert"}  # MMF gives it the segments as the mask
+_MASK_FIELD = "input_mask"
+_TOKEN_FIELDS = (_MASK_FIELD, "input_ids", "input_ids_masked", "segment_ids", "lm_label_ids")
+_LENGTH_MULTIPLE = 8
+_PADDING_SENSITIVE_MODELS = {"lxmert"}  # MMF gives it the segments as the mask
 
 
-def prepare(model: nn.Module, observer: Observer) -> None:
+def enable_channels_last(model: nn.Module, observer: Observer) -> None:
     """Let a model's ResNets read all channels of a pixel together, and say if texts keep their padding."""
     from mmf.modules.encoders import ResNet152ImageEncoder
 
     for module in model.modules():
         if isinstance(module, ResNet152ImageEncoder):
             module.to(memory_format=torch.channels_last)
-    if (reason := why_padded(observer.request)) is not None:
-        observer.event("note", text=reason)
+    if (reason := padding_reason(observer.request)) is not None:
+        observer.write_event("note", text=reason)
 
 
-def why_padded(request: AttemptRequest) -> str | None:
+def padding_reason(request: AttemptRequest) -> str | None:
     """Why texts keep all of their padding; None where they do not."""
-    if request.model in _READ_PADDING:
+    if request.model in _PADDING_SENSITIVE_MODELS:
         return f"{request.model} reads padding, too, so its texts stay as long"
     if request.train_task.find_micro_batch:
         return "texts stay as long as they can be, to find a micro-batch that fits all"
@@ -47,28 +47,28 @@ def why_padded(request: AttemptRequest) -> str | None:
 
 def pad_to_longest(request: AttemptRequest) -> None:
     """Let MMF's batches be as long as their longest text, in this process, unless that would do harm."""
-    if why_padded(request) is not None:
+    if padding_reason(request) is not None:
         return
     from mmf.common.batch_collator import BatchCollator
 
-    wrap(BatchCollator, "__call__")(lambda collate, *args: shortened(collate(*args)))
+    wrap(BatchCollator, "__call__")(lambda collate, *args: trim_padding(collate(*args)))
 
 
-def shortened(batch: Any) -> Any:
+def trim_padding(batch: Any) -> Any:
     """A batch without the padding that no text in it needs.
 
     One column of padding stays, since MMBT takes the last token for the end of every text. The length is
     rounded up to a multiple of eight, for the units of a GPU. A batch without ``input_mask`` of shape (rows,
     tokens), 1 where there is a token, stays as it is, and so does one padded elsewhere than at the end.
     """
-    mask = batch.get(_MASK)
+    mask = batch.get(_MASK_FIELD)
     if not torch.is_tensor(mask) or mask.dim() != 2:
         return batch
     needed = int(mask.any(0).sum()) + 1
-    length = -(-needed // _STEP) * _STEP
+    length = -(-needed // _LENGTH_MULTIPLE) * _LENGTH_MULTIPLE
     if length >= mask.shape[1] or mask[:, length:].any():
         return batch
-    for name in _OF_TOKENS:
+    for name in _TOKEN_FIELDS:
         value = batch.get(name)
         if torch.is_tensor(value) and value.shape == mask.shape:
             batch[name] = value[:, :length].contiguous()

@@ -19,7 +19,12 @@ import torch
 
 from mmf_win.errors import DatasetError
 
-_DIMENSIONS = {"42B": (300,), "840B": (300,), "twitter.27B": (25, 50, 100, 200), "6B": (50, 100, 200, 300)}
+_GLOVE_DIMENSIONS = {
+    "42B": (300,),
+    "840B": (300,),
+    "twitter.27B": (25, 50, 100, 200),
+    "6B": (50, 100, 200, 300),
+}
 
 
 class AdamW(torch.optim.AdamW):
@@ -59,5 +64,5 @@ def GloVe(name: str, dim: int, *, cache: str) -> SimpleNamespace:
     return SimpleNamespace(itos=words, stoi={word: row for row, word in enumerate(words)}, vectors=vectors)
 
 
-_SETS = ((name, dim) for name, dims in _DIMENSIONS.items() for dim in dims)
-pretrained_aliases = {f"glove.{name}.{dim}d": partial(GloVe, name, dim) for name, dim in _SETS}
+_GLOVE_VARIANTS = ((name, dim) for name, dims in _GLOVE_DIMENSIONS.items() for dim in dims)
+pretrained_aliases = {f"glove.{name}.{dim}d": partial(GloVe, name, dim) for name, dim in _GLOVE_VARIANTS}

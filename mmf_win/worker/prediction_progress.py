@@ -7,41 +7,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmf_win.compat.mmf_data import read_once
+from mmf_win.compat.mmf_data import cached_annotation_file
 from mmf_win.compat.patch import wrap
 from mmf_win.protocol.attempt import PredictTask
 
 if TYPE_CHECKING:
     from mmf_win.worker.hooks.observer import Observer
 
-_INTERVAL = 1.0
+_INTERVAL_SECONDS = 1.0
 
 
-def watch_scoring(observer: Observer) -> None:
+def report_scoring_progress(observer: Observer) -> None:
     """Tell ``observer`` of each batch that is scored, and once a second how many rows are predicted."""
     from mmf.common.test_reporter import TestReporter
 
     @wrap(TestReporter, "prepare_batch")
-    def prepared(prepare: Any, self: Any, batch: Any) -> Any:
+    def prepare_with_heartbeat(prepare: Any, self: Any, batch: Any) -> Any:
         observer.heartbeat()
         return prepare(self, batch)
 
     if not isinstance(observer.request.task, PredictTask):
         return
-    total = len(read_once(Path(observer.request.task.annotations_file)).lines)
+    total = len(cached_annotation_file(Path(observer.request.task.annotations_file)).lines)
     next_event = time.monotonic()
 
     @wrap(TestReporter, "add_to_report")
-    def counted(add: Any, self: Any, report: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+    def add_and_report(add: Any, self: Any, report: Any, model: Any, *args: Any, **kwargs: Any) -> None:
         nonlocal next_event
         add(self, report, model, *args, **kwargs)
         done = len(self.report)
         if done >= total or time.monotonic() >= next_event:
-            next_event = time.monotonic() + _INTERVAL
-            observer.event("predict", done=done, total=total)
+            next_event = time.monotonic() + _INTERVAL_SECONDS
+            observer.write_event("predict", done=done, total=total)
 
 
-def only_loader(of_datasets: Any) -> Any:
+def get_single_loader(multi_loader: Any) -> Any:
     """Return the DataLoader of the one dataset of MMF's own loader, such as a trainer's ``test_loader``."""
-    loaders = of_datasets.loaders
+    loaders = multi_loader.loaders
     return next(iter(loaders.values() if isinstance(loaders, Mapping) else loaders))

@@ -17,10 +17,10 @@ from typing import Any
 
 from mmf_win.signals import STOP_SIGNALS, active_stop_signals, block_stop_signals
 
-_INTERVAL = 0.1
+_POLL_SECONDS = 0.1
 
 
-class Stop:
+class StopSignal:
     """The parent's stop request: a file that exists.
 
     In the worker a thread looks for it, so that it is honoured at any time: during imports, in a batch that
@@ -30,63 +30,65 @@ class Stop:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._seen = Event()
-        self._listening = False
+        self._request_noticed = Event()
+        self._is_watching = False
         self._lock = Lock()
-        self._held = False
+        self._is_deferred = False
 
     @property
-    def asked(self) -> bool:
+    def has_noticed_request(self) -> bool:
         """Whether somebody asked; at each update, so a worker that listens looks at no disk for it."""
-        return self._seen.is_set() if self._listening else self._file.exists()
+        return self._request_noticed.is_set() if self._is_watching else self._file.exists()
 
     def is_requested(self) -> bool:
         """Return whether somebody asked, also if the thread that listens has not seen the file yet."""
-        return self.asked or self._file.exists()
+        return self.has_noticed_request or self._file.exists()
 
-    def listen(self, record: Callable[[], None]) -> None:
+    def start_watching(self, record_stop: Callable[[], None]) -> None:
         """Look for the request from now on. A signal counts as one, and so does the parent's death.
 
         The process then ends in another thread, once nothing holds that off; ``record`` is called before.
         """
-        self._listening = True
-        self.take_signals()
+        self._is_watching = True
+        self.handle_signals()
         parent = os.getppid()
 
-        def look() -> None:
-            while not (self._seen.wait(_INTERVAL) or self._file.exists() or os.getppid() != parent):
+        def watch() -> None:
+            while not (
+                self._request_noticed.wait(_POLL_SECONDS) or self._file.exists() or os.getppid() != parent
+            ):
                 pass
-            self._ask()
+            self._request_stop()
             with self._lock:
-                record()
+                record_stop()
                 os._exit(1)
 
-        Thread(target=look, name="mmfw-stop", daemon=True).start()
+        Thread(target=watch, name="mmfw-stop", daemon=True).start()
 
-    def take_signals(self) -> None:
+    def handle_signals(self) -> None:
         """Let a signal that would end this process be a request; its helpers never get one."""
         for number in active_stop_signals():
-            signal.signal(number, self._ask)
+            signal.signal(number, self._request_stop)
         if sys.platform != "win32":  # a rank was started as a helper
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         shield_helpers()
 
     def defer_stop(self) -> None:
         """From now on the caller checks for the request itself."""
-        if not self._held:
+        if not self._is_deferred:
             self._lock.acquire()
-            self._held = True
+            self._is_deferred = True
 
-    def release(self) -> None:
+    def allow_stop(self) -> None:
         """There is nothing to save any more."""
-        if self._held:
-            self._held = False
+        if self._is_deferred:
+            self._is_deferred = False
             self._lock.release()
 
-    def _ask(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
+    def _request_stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         with suppress(OSError):
             self._file.touch()  # for the processes that do not listen
-        self._seen.set()
+        self._request_noticed.set()
 
 
 def shield_helpers() -> None:
