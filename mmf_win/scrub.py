@@ -20,7 +20,10 @@ SECRET_NAME_PATTERN = (
 
 _SECRET_NAME = re.compile(rf"(?i){SECRET_NAME_PATTERN}$")
 # To the end of the line, or of a JSON text that ends there: a password may hold blanks and quotation marks.
-_NAMED_SECRET = rf"(?im)({SECRET_NAME_PATTERN}[\\\"']*\s*[=:]\s*\"?|--[\w-]{{0,40}}{SECRET_NAME_PATTERN}[\"',\s]+).+?(?=\"[\]}},]*$|$)"
+_NAMED_SECRET = (
+    rf"(?im)({SECRET_NAME_PATTERN}[\\\"']*\s*[=:]\s*\"?|--[\w-]{{0,40}}{SECRET_NAME_PATTERN}[\"',\s]+)"
+    r".+?(?=\"[\]},]*$|$)"
+)
 _TOKEN = (
     r"(?i:\bbearer)(?:\s|\\t)+\S+"
     r"|\b(?:hf_\w{8,}|gh[a-z]_\w{8,}|github_pat_\w{8,}|sk-[\w-]{16,}|AKIA[A-Z0-9]{12,})"

@@ -29,7 +29,8 @@ class StopRequests:
 
     Attributes:
         count: 0 while nobody asked; 1 for any number of signals, since a closed terminal, systemd and
-            schedulers send several at once; 2 once Ctrl+C was pressed again :data:`FORCE_STOP_AFTER_SECONDS` a first.
+            schedulers send several at once; 2 once Ctrl+C was pressed again
+            :data:`FORCE_STOP_AFTER_SECONDS` a first.
     """
 
     def __init__(self) -> None:

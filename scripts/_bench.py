@@ -30,17 +30,17 @@ class Cost(NamedTuple):
     memory: float
 
 
-def parser(about: str, runs: int | None = None) -> argparse.ArgumentParser:
+def make_parser(description: str, runs: int | None = None) -> argparse.ArgumentParser:
     """What reads the options; without ``runs``, which is their default, there is no option for them."""
     made = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     if runs is not None:
         made.add_argument("--runs", type=int, default=runs, help="of each contestant, in turn")
     return made
 
 
-def call(command: Sequence[str | Path], *, cwd: Path | None = None, **environment: str) -> Cost:
+def measure_command(command: Sequence[str | Path], *, cwd: Path | None = None, **environment: str) -> Cost:
     """Run a command, which must succeed, and measure it. Its Python may keep compiled modules."""
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", **environment}
     environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -59,7 +59,7 @@ def call(command: Sequence[str | Path], *, cwd: Path | None = None, **environmen
     return Cost(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
 
 
-def in_turn(contestants: Mapping[str, Callable[[], _T]], runs: int) -> dict[str, list[_T]]:
+def run_in_turn(contestants: Mapping[str, Callable[[], _T]], runs: int) -> dict[str, list[_T]]:
     """What each of them measures, which take turns, so that a busy moment of the machine hits all alike."""
     found: dict[str, list[_T]] = {name: [] for name in contestants}
     for _ in range(runs):
@@ -68,20 +68,20 @@ def in_turn(contestants: Mapping[str, Callable[[], _T]], runs: int) -> dict[str,
     return found
 
 
-def spread(values: Sequence[float], form: str = ".2f") -> str:
+def format_spread(values: Sequence[float], format_spec: str = ".2f") -> str:
     """The median, and in brackets the least and the most."""
     median, least, most = (
-        format(value, form) for value in (statistics.median(values), min(values), max(values))
+        format(value, format_spec) for value in (statistics.median(values), min(values), max(values))
     )
     return f"{median} ({least}–{most})"
 
 
-def ratio(base: Iterable[float], values: Iterable[float]) -> str:
+def format_ratio(base: Iterable[float], values: Iterable[float]) -> str:
     """How many times as long the base takes, by medians."""
     return f"{statistics.median(base) / statistics.median(values):.2f}"
 
 
-def tell(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print the load of the machine and a table in Markdown, whose first column has names below its title."""
     print(
         f"\nLoad: {os.getloadavg()[0]:.1f}\n\n| {' | '.join((title, *header))} |\n|---|{'--:|' * len(header)}"
@@ -90,23 +90,30 @@ def tell(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> No
         print(f"| {' | '.join(row)} |", flush=True)
 
 
-def race(contestants: Mapping[str, Callable[[], Cost]], runs: int) -> dict[str, list[Cost]]:
+def measure_after_warmup(contestants: Mapping[str, Callable[[], Cost]], runs: int) -> dict[str, list[Cost]]:
     """What processes cost that take turns, after a first one that compiles modules and reads programs."""
     for contestant in contestants.values():
         contestant()
-    return in_turn(contestants, runs)
+    return run_in_turn(contestants, runs)
 
 
-def show(title: str, found: Mapping[str, Sequence[Cost]]) -> None:
+def print_costs(title: str, costs_by_name: Mapping[str, Sequence[Cost]]) -> None:
     """Print what processes cost; the last columns compare with the first of them."""
-    columns = {name: list(zip(*costs, strict=True)) for name, costs in found.items()}
+    columns = {name: list(zip(*costs, strict=True)) for name, costs in costs_by_name.items()}
     base = next(iter(columns.values()))
     header = ("wall s", "CPU s", "peak MiB", "× by wall", "× by CPU")
     rows = [
-        (name, spread(wall), spread(cpu), spread(peak, ".0f"), ratio(base[0], wall), ratio(base[1], cpu))
+        (
+            name,
+            format_spread(wall),
+            format_spread(cpu),
+            format_spread(peak, ".0f"),
+            format_ratio(base[0], wall),
+            format_ratio(base[1], cpu),
+        )
         for name, (wall, cpu, peak) in columns.items()
     ]
-    tell(title, header, rows)
+    print_table(title, header, rows)
 
 
 def make_files(folder: Path, sizes: Iterable[int]) -> Path:

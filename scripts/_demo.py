@@ -15,12 +15,14 @@ def main(arguments: list[str]) -> int:
     if "--setup-only" in arguments and len(arguments) > 1:
         sys.exit("--setup-only runs no demo that could take arguments.")
     venv = Venv(".venv", ["train"], cpu_torch=True)
-    _say("1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes")
-    venv.ensure()
-    _say("2 of 3: MMF: less than 1 MB to download, a few seconds")
+    _print_step(
+        "1 of 3: PyTorch for the CPU and other packages: at most 0.4 GB to download, one to three minutes"
+    )
+    venv.ensure_installed()
+    _print_step("2 of 3: MMF: less than 1 MB to download, a few seconds")
     code = venv.run("mmfw", "setup").returncode
     if code == 0 and "--setup-only" not in arguments:
-        _say("3 of 3: the demo: nothing to download, one to two minutes where nothing else runs")
+        _print_step("3 of 3: the demo: nothing to download, one to two minutes where nothing else runs")
         code = venv.run("mmfw", "demo", *arguments).returncode
     if code == 0:
         programs = venv.programs
@@ -28,11 +30,11 @@ def main(arguments: list[str]) -> int:
             quoted, activate = subprocess.list2cmdline, [str(programs / "activate.bat")]
         else:
             quoted, activate = shlex.join, [".", str(programs / "activate")]
-        _say("Activate .venv once in each shell, to run mmfw by its name:")
+        _print_step("Activate .venv once in each shell, to run mmfw by its name:")
         print(f"  {quoted(activate)}\nOr type its path, for example:")
-        print(f"  {quoted([venv.program('mmfw'), 'demo', '--keep'])}", flush=True)
+        print(f"  {quoted([venv.program_path('mmfw'), 'demo', '--keep'])}", flush=True)
     return code
 
 
-def _say(step: str) -> None:
+def _print_step(step: str) -> None:
     print(f"\n{step}", flush=True)

@@ -21,8 +21,8 @@ PACKAGES = {
 }
 """The packages to draw from, each with the tests that have to notice a change of it."""
 
-_SYSTEM = re.compile(r"\b(sys\.platform|os\.name|TYPE_CHECKING|__name__)\b")
-_TELLING = {"say", "print", "warn", "logger", "log", "logging", "warnings"}
+_SYSTEM_CHECK = re.compile(r"\b(sys\.platform|os\.name|TYPE_CHECKING|__name__)\b")
+_MESSAGE_FUNCTIONS = {"say", "print", "warn", "logger", "log", "logging", "warnings"}
 _COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: (r"<", "<="),
     ast.LtE: (r"<=", "<"),
@@ -61,7 +61,7 @@ class Change(NamedTuple):
     text: str
 
 
-def draw(root: Path, seed: int, count: int) -> list[dict[str, Any]]:
+def draw_mutants(root: Path, seed: int, count: int) -> list[dict[str, Any]]:
     """Draw mutants evenly from the packages.
 
     Args:
@@ -75,7 +75,7 @@ def draw(root: Path, seed: int, count: int) -> list[dict[str, Any]]:
     chance, entries = Random(seed), list[dict[str, Any]]()
     for number, (package, tests) in enumerate(PACKAGES.items()):
         files = sorted((root / "mmf_win" / package).rglob("*.py"))
-        choices = [(file, change) for file in files for change in changes(file.read_bytes())]
+        choices = [(file, change) for file in files for change in find_changes(file.read_bytes())]
         share = count // len(PACKAGES) + (number < count % len(PACKAGES))
         for file, change in chance.sample(choices, share):
             old, new = snippet(file.read_bytes(), change)
@@ -97,9 +97,9 @@ def draw(root: Path, seed: int, count: int) -> list[dict[str, Any]]:
     return entries
 
 
-def changes(source: bytes) -> list[Change]:
+def find_changes(source: bytes) -> list[Change]:
     """Return all changes that can be drawn from a module, in the order of its text."""
-    return sorted(_Finder(source).find(), key=lambda change: (change.start, change.end, change.text))
+    return sorted(_ChangeFinder(source).find(), key=lambda change: (change.start, change.end, change.text))
 
 
 def snippet(source: bytes, change: Change) -> tuple[list[str], list[str]]:
@@ -114,7 +114,7 @@ def snippet(source: bytes, change: Change) -> tuple[list[str], list[str]]:
     return old.decode().split("\n"), new.decode().split("\n")
 
 
-class _Finder:
+class _ChangeFinder:
     """Finds the changes of one module.
 
     Left out are texts, type hints, decorators, what is said to the user, and code for one system alone.
@@ -131,11 +131,11 @@ class _Finder:
         yield from self._walk(ast.parse(self._source), "")
 
     def _walk(self, node: ast.AST, function: str) -> Iterator[Change]:
-        if self._is_left_out(node):
+        if self._is_excluded(node):
             return
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             function = node.name
-        for kind, start, end, text in self._changes_of(node):
+        for kind, start, end, text in self._find_node_changes(node):
             yield Change(kind, function, start, end, text)
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "bases"):
@@ -144,49 +144,53 @@ class _Finder:
                 if isinstance(child, ast.AST):
                     yield from self._walk(child, function)
 
-    def _is_left_out(self, node: ast.AST) -> bool:
+    def _is_excluded(self, node: ast.AST) -> bool:
         if isinstance(node, (ast.JoinedStr, ast.Raise, ast.Import, ast.ImportFrom)):
             return True
         if isinstance(node, (ast.If, ast.IfExp)):
-            return bool(_SYSTEM.search(self._text(node.test)))
+            return bool(_SYSTEM_CHECK.search(self._text(node.test)))
         if isinstance(node, ast.Call):
             names = (inner.id for inner in ast.walk(node.func) if isinstance(inner, ast.Name))
-            return not _TELLING.isdisjoint(names)
+            return not _MESSAGE_FUNCTIONS.isdisjoint(names)
         return _is_type(node)
 
-    def _changes_of(self, node: ast.AST) -> Iterator[tuple[str, int, int, str]]:
+    def _find_node_changes(self, node: ast.AST) -> Iterator[tuple[str, int, int, str]]:
         """Yield kind, start, end and new text of each change of a node itself."""
         if isinstance(node, ast.Compare) and len(node.ops) == 1:
-            yield from self._between(
+            yield from self._find_operator_change(
                 node.left, node.comparators[0], _COMPARISONS[type(node.ops[0])], "comparison"
             )
         elif isinstance(node, ast.BoolOp):
             swap = (r"\band\b", "or") if isinstance(node.op, ast.And) else (r"\bor\b", "and")
             for left, right in pairwise(node.values):
-                yield from self._between(left, right, swap, swap[1])
+                yield from self._find_operator_change(left, right, swap, swap[1])
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             yield "not", self._start(node), self._start(node.operand), ""
         elif isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
             if not (_is_text(node.left) or _is_text(node.right)):
-                yield from self._between(node.left, node.right, _ARITHMETIC[type(node.op)], "arithmetic")
+                yield from self._find_operator_change(
+                    node.left, node.right, _ARITHMETIC[type(node.op)], "arithmetic"
+                )
         elif isinstance(node, ast.AugAssign) and type(node.op) in _ARITHMETIC:
             if not _is_text(node.value):
-                yield from self._between(node.target, node.value, _ARITHMETIC[type(node.op)], "arithmetic")
+                yield from self._find_operator_change(
+                    node.target, node.value, _ARITHMETIC[type(node.op)], "arithmetic"
+                )
         elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
             new = not node.value if isinstance(node.value, bool) else node.value + 1
             yield "constant", self._start(node), self._end(node), repr(new)
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
-            if not self._is_left_out(node.value):
+            if not self._is_excluded(node.value):
                 yield "no-call", self._start(node), self._end(node), "pass"
         elif isinstance(node, ast.Return):
             if node.value is not None and not isinstance(node.value, ast.Constant):
                 yield "return", self._start(node.value), self._end(node.value), "None"
         elif isinstance(node, (ast.If, ast.While)):
             is_plain = isinstance(node.test, (ast.Name, ast.Call, ast.Attribute))
-            if is_plain and not self._is_left_out(node.test):
+            if is_plain and not self._is_excluded(node.test):
                 yield "not", self._start(node.test), self._end(node.test), f"not {self._text(node.test)}"
 
-    def _between(
+    def _find_operator_change(
         self, left: ast.expr, right: ast.expr, swap: tuple[str, str], kind: str
     ) -> Iterator[tuple[str, int, int, str]]:
         """Replace an operator; it is found in the text, for the tree does not say where it is."""

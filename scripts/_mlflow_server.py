@@ -16,7 +16,7 @@ from _bench import PYTHON
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[None]:
+def run_mlflow_server(folder: Path) -> Iterator[None]:
     """A server to which all trainings within the block are sent."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -43,7 +43,7 @@ def server(folder: Path) -> Iterator[None]:
             command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        while process.poll() is None and not _answers(address):
+        while process.poll() is None and not _is_healthy(address):
             time.sleep(0.1)
         yield
     finally:
@@ -51,7 +51,7 @@ def server(folder: Path) -> Iterator[None]:
         process.wait()
 
 
-def _answers(address: str) -> bool:
+def _is_healthy(address: str) -> bool:
     try:
         with urlopen(f"{address}/health", timeout=5):
             return True

@@ -21,17 +21,17 @@ from mmf_win.upstream.install import require_mmf
 from mmf_win.upstream.versions import config_path
 
 
-def main(run: Run, split: str, reports: Path, words: list[str]) -> None:
+def main(run: Run, split: str, report_dir: Path, overrides: list[str]) -> None:
     """Predict as MMF does, with its own defaults, into a folder of its own."""
     request = run.request()
     mmf = require_mmf()
-    with tempfile.TemporaryDirectory(dir=reports) as folder:
+    with tempfile.TemporaryDirectory(dir=report_dir) as folder:
         # MMF finds best.ckpt in its save_dir, and writes there too.
         save = Path(folder, "save")
         save.mkdir()
         os.link(run.checkpoints / "best.ckpt", save / "best.ckpt")
         shutil.copyfile(run.checkpoints / "best.ckpt", save / "current.ckpt")
-        os.environ |= {"MMF_DATA_DIR": request.data_dir, "MMF_REPORT_DIR": str(reports)}
+        os.environ |= {"MMF_DATA_DIR": request.data_dir, "MMF_REPORT_DIR": str(report_dir)}
         if request.offline:
             nothing = str(presets_dir() / "zoo" / "nothing.yaml")
             os.environ |= {"MMF_DATASET_ZOO": nothing, "HF_HUB_OFFLINE": "1"}
@@ -53,7 +53,7 @@ def main(run: Run, split: str, reports: Path, words: list[str]) -> None:
             "checkpoint.resume=True",
             "checkpoint.resume_best=True",
             f"env.save_dir={save}",
-            *words,
+            *overrides,
         ]
         compat.install(mmf.root, compat.REQUIRED_PATCHES)
         from mmf_cli.predict import predict

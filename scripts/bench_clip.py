@@ -15,17 +15,36 @@ import tempfile
 from itertools import pairwise
 from pathlib import Path
 
-from _bench import MMFW, PYTHON, call, in_turn, parser, ratio, spread, tell
+from _bench import (
+    MMFW,
+    PYTHON,
+    format_ratio,
+    format_spread,
+    make_parser,
+    measure_command,
+    print_table,
+    run_in_turn,
+)
 
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.protocol import read_events
 from mmf_win.runs import lookup
 
-UPDATES = 7  # an epoch of 400 memes in batches of 64
-BASE = {"hidden_size": 512, "num_hidden_layers": 12, "num_attention_heads": 8, "intermediate_size": 2048}
-VISION = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-SMALL = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128}
-WRITE = """
+UPDATES_PER_EPOCH = 7  # an epoch of 400 memes in batches of 64
+TEXT_SIZES = {
+    "hidden_size": 512,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+}
+VISION_SIZES = {
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+}
+SMALL_SIZES = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 128}
+WRITE_CLIP_CODE = """
 import json, sys
 from pathlib import Path
 from mmf_win.worker.tiny_models import write_clip
@@ -35,42 +54,44 @@ write_clip(Path(sys.argv[1]), ["love", "hate", "people"], 1, json.loads(sys.argv
 
 def main() -> None:
     """Make the memes and the CLIP, train in turn, and print a table."""
-    options = parser(__doc__, runs=3)
+    options = make_parser(__doc__, runs=3)
     options.add_argument("--small", action="store_true", help="tiny towers")
     asked = options.parse_args()
-    text, vision = (SMALL, SMALL) if asked.small else (BASE, VISION)
+    text, vision = (SMALL_SIZES, SMALL_SIZES) if asked.small else (TEXT_SIZES, VISION_SIZES)
     text, vision = {**text, "max_position_embeddings": 77}, {**vision, "image_size": 224, "patch_size": 32}
     with tempfile.TemporaryDirectory() as name:
         demo, clip, cache = DemoFolder(Path(name, "demo")), Path(name, "clip"), Path(name, "cache")
         demo.claim()
         demo.generate_files(1, "clip")
-        call([PYTHON, "-c", WRITE, clip, json.dumps(text), json.dumps(vision)])
+        measure_command([PYTHON, "-c", WRITE_CLIP_CODE, clip, json.dumps(text), json.dumps(vision)])
         data = ("--data-dir", demo.data_dir)
-        call([*MMFW, "convert", "--zip", demo.archive, "--password", PASSWORD, *data])
+        measure_command([*MMFW, "convert", "--zip", demo.archive, "--password", PASSWORD, *data])
 
         def train() -> list[float]:
             """Seconds of each epoch, without validation."""
-            words = ("--epochs", "3", "--seed", "1", f"training.log_interval={UPDATES}")
+            words = ("--epochs", "3", "--seed", "1", f"training.log_interval={UPDATES_PER_EPOCH}")
             words = (*words, "training.evaluation_interval=1000", "training.checkpoint_interval=1000")
             model = f"model_config.clip.clip_model_name={clip}"
             places = (*data, "--save-dir", demo.save_dir)
-            call([*MMFW, "train", "clip_b32", model, *words, *places], MMF_CACHE_DIR=str(cache))
+            measure_command([*MMFW, "train", "clip_b32", model, *words, *places], MMF_CACHE_DIR=str(cache))
             events = read_events(lookup.find_run(demo.save_dir, "clip_b32").events)
             times = [each["t"] for each in events if each["kind"] in ("train_started", "train")]
             return [end - start for start, end in pairwise(times)][:3]
 
-        def with_nothing_kept() -> list[float]:
+        def train_without_cache() -> list[float]:
             shutil.rmtree(cache, ignore_errors=True)
             return train()
 
-        found = in_turn({"nothing": with_nothing_kept, "kept": train}, asked.runs)
+        found = run_in_turn({"nothing": train_without_cache, "kept": train}, asked.runs)
     first = [epochs[0] for epochs in found["nothing"]]
     rows = {
         "first epoch: towers run": first,
         "first epoch of another run: outputs read from the disk": [epochs[0] for epochs in found["kept"]],
         "**later epochs: outputs in memory**": [s for each in found.values() for e in each for s in e[1:]],
     }
-    tell("400 memes", ("s", "×"), [(of, spread(s), ratio(first, s)) for of, s in rows.items()])
+    print_table(
+        "400 memes", ("s", "×"), [(of, format_spread(s), format_ratio(first, s)) for of, s in rows.items()]
+    )
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from _bench import MMFW, PYTHON, Cost, call, race, show
-from bench_training import asked_for_small, make_small
+from _bench import MMFW, PYTHON, Cost, measure_after_warmup, measure_command, print_costs
+from bench_training import make_small_preset, parse_small_options
 
 from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.prediction_file import read_predictions
@@ -25,34 +25,43 @@ SPLIT = "test_seen"
 
 def main() -> None:
     """Train for a moment, export with 32 and 8 bits, let all predict in turn, and print tables."""
-    asked = asked_for_small(__doc__, rows=512)
+    asked = parse_small_options(__doc__, rows=512)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        dataset, csv = make_small(folder, asked), folder / "out.csv"
+        dataset, csv = make_small_preset(folder, asked), folder / "out.csv"
         places = ("--data-dir", folder / "data", "--save-dir", folder / "save")
-        call([*MMFW, "train", folder / "bench.yaml", "--trust", *places])
+        measure_command([*MMFW, "train", folder / "bench.yaml", "--trust", *places])
         for made, words in {"model": (), "int8": ("--int8", "--max-loss", "1")}.items():
-            call([*MMFW, "export", "-o", folder / made, "--split", SPLIT, "--trust", *words, *places])
+            measure_command(
+                [*MMFW, "export", "-o", folder / made, "--split", SPLIT, "--trust", *words, *places]
+            )
         rows = read_annotations(dataset.annotation_file(SPLIT))
         table = dataset.images / "rows.jsonl"  # which its images are relative to
         lines = (json.dumps({"id": row.id, "img": row.img, "text": row.text}) for row in rows)
         table.write_text("\n".join(lines), encoding="utf-8")
         one = ("--image", dataset.images / rows[0].img, "--text", rows[0].text)
 
-        def by_mmfw(*words: str | Path) -> Callable[[], Cost]:
-            return lambda: call([*MMFW, "predict", "--trust", *words, *places])
+        def mmfw_contestant(*words: str | Path) -> Callable[[], Cost]:
+            return lambda: measure_command([*MMFW, "predict", "--trust", *words, *places])
 
-        def by_run(made: str, *words: str | Path) -> Callable[[], Cost]:
-            return lambda: call([PYTHON, folder / made / "run.py", *words, "-o", csv])
+        def exported_contestant(exported: str, *words: str | Path) -> Callable[[], Cost]:
+            return lambda: measure_command([PYTHON, folder / exported / "run.py", *words, "-o", csv])
 
-        many = by_mmfw("--split", SPLIT, "--no-report", "--precision", "fp32", "-o", folder / "predicted")
-        contestants = {"`mmfw predict`": many, "run.py, int8": by_run("int8", table)}
-        contestants |= {"**run.py**": by_run("model", table)}  # the last one, whose file is compared
-        show(f"{len(rows)} memes", race(contestants, asked.runs))
+        many = mmfw_contestant(
+            "--split", SPLIT, "--no-report", "--precision", "fp32", "-o", folder / "predicted"
+        )
+        contestants = {"`mmfw predict`": many, "run.py, int8": exported_contestant("int8", table)}
+        contestants |= {
+            "**run.py**": exported_contestant("model", table)
+        }  # the last one, whose file is compared
+        print_costs(f"{len(rows)} memes", measure_after_warmup(contestants, asked.runs))
         found = {row.id: row.proba for row in read_predictions(csv)}
         expected = read_predictions(next((folder / "predicted").glob("*.csv")))
-        contestants = {"`mmfw predict`": by_mmfw(*one), "**run.py**": by_run("model", *one)}
-        show("one meme", race(contestants, asked.runs))
+        contestants = {
+            "`mmfw predict`": mmfw_contestant(*one),
+            "**run.py**": exported_contestant("model", *one),
+        }
+        print_costs("one meme", measure_after_warmup(contestants, asked.runs))
         told = json.loads((folder / "int8" / "model.json").read_text(encoding="utf-8"))["int8"]
     apart = max(abs(row.proba - found[row.id]) for row in expected)
     print(f"\nThe probabilities differ by {apart:.1e} at most.")

@@ -17,24 +17,35 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from _bench import DISK, MB, PYTHON, TMPFS, Cost, call, make_files, parser, race, show
-from bench_archives import extracting
+from _bench import (
+    DISK,
+    MB,
+    PYTHON,
+    TMPFS,
+    Cost,
+    make_files,
+    make_parser,
+    measure_after_warmup,
+    measure_command,
+    print_costs,
+)
+from bench_archives import make_extraction
 
-_EXTRACT = """\
+_EXTRACT_CODE = """\
 import sys
 from pathlib import Path
 from mmf_win.unpacking.extract import extract_verified
 extract_verified(Path(sys.argv[1]), Path(sys.argv[2]))
 """
-_UNPACK = "import shutil, sys; shutil.unpack_archive(sys.argv[1], sys.argv[2])"
-_VERIFY = """\
+_UNPACK_CODE = "import shutil, sys; shutil.unpack_archive(sys.argv[1], sys.argv[2])"
+_VERIFY_CODE = """\
 import sys
 from pathlib import Path
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import find_damage
 assert find_damage(Manifest.load(Path(sys.argv[1])), full=sys.argv[2] == "full") == []
 """
-_RECORD = """\
+_RECORD_CODE = """\
 import sys
 from pathlib import Path
 from mmf_win.integrity.verify import record_hashes
@@ -42,7 +53,7 @@ folder = Path(sys.argv[1])
 record_hashes(folder, [path.name for path in folder.iterdir()])
 """
 # In a process of its own: the peak of memory of others begins with what the process that starts them has had.
-_WRITE_FEATURES = """\
+_WRITE_FEATURES_CODE = """\
 import sys
 import numpy as np
 random = np.random.default_rng(1)
@@ -52,15 +63,15 @@ with open(sys.argv[1], "wb") as file:
 """
 
 
-def bench_extraction(archive: Path, out: Path, runs: int, where: str) -> None:
+def bench_extraction(archive: Path, out: Path, runs: int, disk_name: str) -> None:
     """From a tar.gz to files."""
     programs = {
         "tar xf": lambda path, out: ["tar", "xf", path, "-C", out],
-        "shutil.unpack_archive": lambda path, out: [PYTHON, "-c", _UNPACK, path, out],
-        "**mmfw**, hashes and manifest included": lambda path, out: [PYTHON, "-c", _EXTRACT, path, out],
+        "shutil.unpack_archive": lambda path, out: [PYTHON, "-c", _UNPACK_CODE, path, out],
+        "**mmfw**, hashes and manifest included": lambda path, out: [PYTHON, "-c", _EXTRACT_CODE, path, out],
     }
-    contestants = {name: extracting(program, archive, out) for name, program in programs.items()}
-    show(f"extraction on {where}", race(contestants, runs))
+    contestants = {name: make_extraction(program, archive, out) for name, program in programs.items()}
+    print_costs(f"extraction on {disk_name}", measure_after_warmup(contestants, runs))
 
 
 def bench_rehash(title: str, folder: Path, runs: int) -> None:
@@ -68,20 +79,20 @@ def bench_rehash(title: str, folder: Path, runs: int) -> None:
     find = f"find '{folder}' -type f ! -name 'SHA256SUMS*' -print0"
     others = f"{find} | xargs -0 -P {os.cpu_count()} -n 100 sha256sum"
 
-    def verify(how: str) -> Cost:
-        return call([PYTHON, "-c", _VERIFY, folder, how])
+    def verify(mode: str) -> Cost:
+        return measure_command([PYTHON, "-c", _VERIFY_CODE, folder, mode])
 
     contestants = {
-        "xargs sha256sum": lambda: call(["sh", "-c", others]),
+        "xargs sha256sum": lambda: measure_command(["sh", "-c", others]),
         "**mmfw**": lambda: verify("full"),
         "**mmfw**, of files that nobody has touched": lambda: verify("quick"),
     }
-    show(f"rehash of {title}", race(contestants, runs))
+    print_costs(f"rehash of {title}", measure_after_warmup(contestants, runs))
 
 
 def main() -> None:
     """Make the files and print the tables."""
-    options = parser(__doc__, runs=5)
+    options = make_parser(__doc__, runs=5)
     options.add_argument("--size", type=int, default=400, help="of data.mdb in MB")
     asked = options.parse_args()
     with (
@@ -90,18 +101,20 @@ def main() -> None:
     ):
         work, out = Path(tmpfs), Path(tmpfs, "out")
         make_files(work / "features" / "extras", 100 * [20_000])
-        call([PYTHON, "-c", _WRITE_FEATURES, work / "features" / "data.mdb", str(asked.size * MB)])
+        measure_command(
+            [PYTHON, "-c", _WRITE_FEATURES_CODE, work / "features" / "data.mdb", str(asked.size * MB)]
+        )
         archive = work / "features.tar.gz"
-        call(["tar", "czf", archive, "-C", work / "features", "."])
+        measure_command(["tar", "czf", archive, "-C", work / "features", "."])
         shutil.rmtree(work / "features")
         print(f"{archive.stat().st_size // MB} MB unpack to {asked.size} MB and 100 small files.")
         bench_extraction(archive, out, asked.runs, "tmpfs")
         bench_extraction(Path(shutil.copy(archive, disk)), Path(disk, "out"), asked.runs, "a disk")
-        call(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out)
+        measure_command(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=out)
         bench_rehash("the features", out, asked.runs)
         for count, size in ((3_000, 120_000), (12_000, 30_000)):
             images = make_files(work / str(count), count * [size])
-            call([PYTHON, "-c", _RECORD, images])
+            measure_command([PYTHON, "-c", _RECORD_CODE, images])
             bench_rehash(f"{count} files of {size // 1000} kB", images, asked.runs)
 
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from _bench import parser, spread, tell
+from _bench import format_spread, make_parser, print_table
 
 from mmf_win import compat
 from mmf_win.upstream.install import require_mmf
@@ -22,7 +22,7 @@ from mmf_win.upstream.install import require_mmf
 
 def main() -> None:
     """Let both take turns, and print a table."""
-    options = parser(__doc__)
+    options = make_parser(__doc__)
     options.add_argument("--updates", type=int, default=200, help="of each")
     asked = options.parse_args()
     compat.install(require_mmf().root)
@@ -45,11 +45,11 @@ def main() -> None:
     def step(share: float, rows: Any) -> None:
         (model(rows["input_ids"]).pooler_output.square().mean() * share).backward()
 
-    def update(kept: bool) -> float:
+    def update(with_replay: bool) -> float:
         began = time.perf_counter()
         optimizer.zero_grad()
-        (replay.wrap_step(step) if kept else step)(1.0, rows)
-        with replay.check_gradient_norm() if kept else nullcontext():
+        (replay.wrap_step(step) if with_replay else step)(1.0, rows)
+        with replay.check_gradient_norm() if with_replay else nullcontext():
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return 1000 * (time.perf_counter() - began)
@@ -63,7 +63,9 @@ def main() -> None:
     low, median, high = statistics.quantiles([b / a for a, b in pairs[5:]], n=4)
     header = ("update, ms", "times as long: median of pairs (quartiles)")
     ratio = f"{median:.3f} ({low:.3f}–{high:.3f})"
-    tell("", header, [("without", spread(without), ""), ("as mmfw trains", spread(kept), ratio)])
+    print_table(
+        "", header, [("without", format_spread(without), ""), ("as mmfw trains", format_spread(kept), ratio)]
+    )
 
 
 if __name__ == "__main__":

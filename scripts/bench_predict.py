@@ -13,7 +13,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from _bench import MMFW, PYTHON, ROOT, Cost, call, in_turn, parser, show
+from _bench import MMFW, PYTHON, ROOT, Cost, make_parser, measure_command, print_costs, run_in_turn
 
 from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.demo.folder import DemoFolder
@@ -25,24 +25,26 @@ SPLIT = "many"  # a split of its own
 
 def main() -> None:
     """Train the demo's model for a moment, predict with both in turn, and print a table."""
-    options = parser(__doc__, runs=3)
+    options = make_parser(__doc__, runs=3)
     options.add_argument("--rows", type=int, default=1000, help="memes to predict")
     asked = options.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder, demo = Path(name), DemoFolder(Path(name, "demo"))
-        call([*MMFW, "demo", "--dir", demo.path])
+        measure_command([*MMFW, "demo", "--dir", demo.path])
         run = lookup.find_run(demo.save_dir, None)
-        lengthen(DatasetPaths.from_data_dir(demo.data_dir), asked.rows)
+        write_repeated_split(DatasetPaths.from_data_dir(demo.data_dir), asked.rows)
         places = ("--data-dir", demo.data_dir, "--save-dir", demo.save_dir)
 
         def by_mmf() -> Cost:
             reports = Path(tempfile.mkdtemp(prefix="by-mmf-", dir=folder))
-            return call([PYTHON, ROOT / "scripts" / "_mmf_predict.py", run.path, SPLIT, reports])
+            return measure_command([PYTHON, ROOT / "scripts" / "_mmf_predict.py", run.path, SPLIT, reports])
 
         def by_mmfw() -> Cost:
-            return call([*MMFW, "predict", run.path, "--split", SPLIT, "--no-report", *places])
+            return measure_command([*MMFW, "predict", run.path, "--split", SPLIT, "--no-report", *places])
 
-        show(f"{asked.rows} memes", in_turn({"MMF's own": by_mmf, "**mmfw**": by_mmfw}, asked.runs))
+        print_costs(
+            f"{asked.rows} memes", run_in_turn({"MMF's own": by_mmf, "**mmfw**": by_mmfw}, asked.runs)
+        )
         theirs = [read_predictions(file) for file in folder.glob("by-mmf-*/*.csv")]
         ours = [read_predictions(file) for file in run.reports.glob(f"*_{SPLIT}_*.csv")]
     by_id = {row.id: row.proba for row in theirs[0]}
@@ -50,7 +52,7 @@ def main() -> None:
     print(f"\nThe probabilities differ by {apart:.1e} at most.")
 
 
-def lengthen(dataset: DatasetPaths, rows: int) -> None:
+def write_repeated_split(dataset: DatasetPaths, rows: int) -> None:
     """Make a split of the memes of the test set, repeated under new ids until there are so many."""
     lines = dataset.annotation_file("test_unseen").read_text(encoding="utf-8").splitlines()
     known = [json.loads(line) for line in lines]

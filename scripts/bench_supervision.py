@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from _bench import MMFW, PYTHON, call, in_turn, parser, spread, tell
-from _demo_set import make
+from _bench import MMFW, PYTHON, format_spread, make_parser, measure_command, print_table, run_in_turn
+from _demo_set import make_demo_dataset
 
 from mmf_win.files import read_json
 from mmf_win.paths import presets_dir
@@ -29,7 +29,7 @@ from mmf_win.upstream.install import require_mmf
 from mmf_win.upstream.versions import has_key
 
 # MMF imports it in the process that trains; it notes the clocks after the first and after the last update.
-_COUNTER = '''\
+_COUNTER_MODULE = '''\
 import json, os, time
 from pathlib import Path
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -75,7 +75,7 @@ def updated(*_):
 
 register_optimizer_step_post_hook(updated)
 '''
-_MMF_PATCHED = """\
+_PATCHED_MMF_CODE = """\
 from mmf_win.upstream.install import require_mmf
 from mmf_win import compat
 mmf = require_mmf()
@@ -85,7 +85,7 @@ run()
 """
 
 
-class Cost(NamedTuple):
+class UpdateCost(NamedTuple):
     """Milliseconds of an update: on the clock, of all processors, of these around the worker and in hooks."""
 
     wall: float
@@ -94,7 +94,7 @@ class Cost(NamedTuple):
     hooks: float
 
 
-class Bench:
+class SupervisionBench:
     """The demo's dataset, and the contestants.
 
     Args:
@@ -103,64 +103,73 @@ class Bench:
     """
 
     def __init__(self, root: Path, updates: int) -> None:
-        self._root, self._updates, self._demo = root, updates, make(root / "demo")
+        self._root, self._updates, self._demo = root, updates, make_demo_dataset(root / "demo")
         counter = root / "counter"
         counter.mkdir()
-        (counter / "__init__.py").write_text(_COUNTER, encoding="utf-8")
-        self._words = (
+        (counter / "__init__.py").write_text(_COUNTER_MODULE, encoding="utf-8")
+        self._overrides = (
             f"env.user_dir={counter}",
             "training.evaluation_interval=1000000",
             "training.checkpoint_interval=1000000",
         )
 
-    def supervised(self) -> Cost:
+    def train_supervised(self) -> UpdateCost:
         """``mmfw train``."""
         places = ("--data-dir", self._demo.data_dir, "--save-dir", self._demo.save_dir, "--trust")
         command = [*MMFW, "train", "demo", "--updates", str(self._updates), "--seed", "1", *places]
-        return self._cost([*command, *self._words], BENCH_OURS="yes")
+        return self._measure([*command, *self._overrides], BENCH_OURS="yes")
 
-    def mmf_alone(self) -> Cost:
+    def train_with_mmf_alone(self) -> UpdateCost:
         """MMF with nothing of ours in it but the patches, and with the configuration of the last run."""
         config = lookup.find_run(self._demo.save_dir, "demo").path / "attempts" / "1" / "mmf.yaml"
         has_callbacks = has_key(require_mmf().version, "training.callbacks")
         hookless = "training.callbacks=[]" if has_callbacks else "training.trainer=base_trainer"
         save = tempfile.mkdtemp(dir=self._root)
         words = (f"config={config}", "model=vilbert", "dataset=hateful_memes", f"env.save_dir={save}")
-        return self._cost(
-            [PYTHON, "-c", _MMF_PATCHED, *words, hookless, *self._words],
+        return self._measure(
+            [PYTHON, "-c", _PATCHED_MMF_CODE, *words, hookless, *self._overrides],
             MMF_DATA_DIR=str(self._demo.data_dir),
             MMF_DATASET_ZOO=str(presets_dir() / "zoo" / "nothing.yaml"),
             HF_HUB_OFFLINE="1",
         )
 
-    def _cost(self, command: list[str | Path], **environment: str) -> Cost:
+    def _measure(self, command: list[str | Path], **environment: str) -> UpdateCost:
         marks = self._root / "marks.json"
         counting = {"BENCH_UPDATES": str(self._updates), "BENCH_MARKS": str(marks)}
         # More threads make times that vary more than what is measured.
-        call(command, OMP_NUM_THREADS="1", **counting, **environment)
+        measure_command(command, OMP_NUM_THREADS="1", **counting, **environment)
         first, last = read_json(marks)
         marks.unlink()
-        return Cost(**{name: 1000 * (last[name] - first[name]) / (self._updates - 1) for name in first})
+        return UpdateCost(**{name: 1000 * (last[name] - first[name]) / (self._updates - 1) for name in first})
 
 
 def main() -> None:
     """Print a table in Markdown."""
-    options = parser(__doc__, runs=5)
+    options = make_parser(__doc__, runs=5)
     options.add_argument("--updates", type=int, default=300, help="of each run")
     asked = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="bench-supervision-") as root:
-        bench = Bench(Path(root), asked.updates)
-        bench.supervised()
-        contestants = {"**supervised**": bench.supervised, "MMF alone": bench.mmf_alone}
-        found = in_turn(contestants, asked.runs)
+        bench = SupervisionBench(Path(root), asked.updates)
+        bench.train_supervised()
+        contestants = {"**supervised**": bench.train_supervised, "MMF alone": bench.train_with_mmf_alone}
+        found = run_in_turn(contestants, asked.runs)
     rows = []
     for name, costs in found.items():
         wall, cpu, around, hooks = zip(*costs, strict=True)
         shares = (
             [100 * part / whole for part, whole in zip(parts, cpu, strict=True)] for parts in (around, hooks)
         )
-        rows.append([name, spread(wall), spread(cpu), *(f"{spread(share)} %" for share in shares)])
-    tell("of an update", ["ms on the clock", "ms of CPU", "of that, parent and keeper", "our hooks"], rows)
+        rows.append(
+            [
+                name,
+                format_spread(wall),
+                format_spread(cpu),
+                *(f"{format_spread(share)} %" for share in shares),
+            ]
+        )
+    print_table(
+        "of an update", ["ms on the clock", "ms of CPU", "of that, parent and keeper", "our hooks"], rows
+    )
 
 
 if __name__ == "__main__":

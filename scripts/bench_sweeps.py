@@ -15,59 +15,61 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from _bench import MMFW, PYTHON, Cost, call, in_turn, parser, show
+from _bench import MMFW, PYTHON, Cost, make_parser, measure_command, print_costs, run_in_turn
 
 from mmf_win.sweeps.folder import SweepFolder, write_yaml
 from mmf_win.sweeps.planning import list_tasks
 
-_SHORT, _SLEEP, _MANY, _QUEUED = 100, 30, 10_000, 1_000
-_SWEEP = (*MMFW, "sweep", "run", "params.yaml", "-o", "output")
-_MLRUNNER = (PYTHON, "-c", "from mlrunner.run import main; main()")
-_ENQUEUE = f"""
+_SHORT_TASKS, _SLEEP_SECONDS, _MANY_TASKS, _QUEUED_TRIALS = 100, 30, 10_000, 1_000
+_SWEEP_COMMAND = (*MMFW, "sweep", "run", "params.yaml", "-o", "output")
+_MLRUNNER_COMMAND = (PYTHON, "-c", "from mlrunner.run import main; main()")
+_ENQUEUE_CODE = f"""
 import optuna
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 study = optuna.create_study(storage="sqlite:///queue.db")
-for n in range({_QUEUED}):
+for n in range({_QUEUED_TRIALS}):
     study.enqueue_trial({{"n": n}})
 """
 
 
 def main() -> None:
     """Print the tables."""
-    runs = parser(__doc__, runs=3).parse_args().runs
-    short = _specification("/bin/true {n}", _SHORT)
+    runs = make_parser(__doc__, runs=3).parse_args().runs
+    short = _specification("/bin/true {n}", _SHORT_TASKS)
     contestants = {
-        "xargs -P 2": _contestant(["bash", "-c", f"seq {_SHORT} | xargs -P 2 -n 1 /bin/true"]),
-        "**mmfw**": _contestant(_SWEEP, short),
-        "mlrunner": _contestant(_MLRUNNER, short),
+        "xargs -P 2": _make_contestant(["bash", "-c", f"seq {_SHORT_TASKS} | xargs -P 2 -n 1 /bin/true"]),
+        "**mmfw**": _make_contestant(_SWEEP_COMMAND, short),
+        "mlrunner": _make_contestant(_MLRUNNER_COMMAND, short),
     }
-    show(f"{_SHORT} short tasks, two at a time", in_turn(contestants, runs))
-    sleeping = _specification(f"sleep {_SLEEP}", 2)
+    print_costs(f"{_SHORT_TASKS} short tasks, two at a time", run_in_turn(contestants, runs))
+    sleeping = _specification(f"sleep {_SLEEP_SECONDS}", 2)
     contestants = {
-        "mlrunner": _contestant(_MLRUNNER, sleeping),
-        "**mmfw**": _contestant(_SWEEP, sleeping),
+        "mlrunner": _make_contestant(_MLRUNNER_COMMAND, sleeping),
+        "**mmfw**": _make_contestant(_SWEEP_COMMAND, sleeping),
     }
-    show(f"two tasks of {_SLEEP} seconds", in_turn(contestants, runs))
+    print_costs(f"two tasks of {_SLEEP_SECONDS} seconds", run_in_turn(contestants, runs))
     contestants = {
-        f"Optuna's enqueue_trial, {_QUEUED:,}": _contestant([PYTHON, "-c", _ENQUEUE]),
-        f"**mmfw**, a dry run of {_MANY:,}": _contestant(
-            [*_SWEEP, "--dry-run"], _specification("/bin/true {n}", _MANY)
+        f"Optuna's enqueue_trial, {_QUEUED_TRIALS:,}": _make_contestant([PYTHON, "-c", _ENQUEUE_CODE]),
+        f"**mmfw**, a dry run of {_MANY_TASKS:,}": _make_contestant(
+            [*_SWEEP_COMMAND, "--dry-run"], _specification("/bin/true {n}", _MANY_TASKS)
         ),
     }
     with tempfile.TemporaryDirectory() as folder:
-        _have_run(SweepFolder(Path(folder)))
+        _write_finished_sweep(SweepFolder(Path(folder)))
         listing = (*MMFW, "sweep", "status", folder, "--json")
-        contestants[f"**mmfw**, the states of {_MANY:,}"] = lambda: call(listing, cwd=Path(folder))
-        show("many tasks", in_turn(contestants, runs))
+        contestants[f"**mmfw**, the states of {_MANY_TASKS:,}"] = lambda: measure_command(
+            listing, cwd=Path(folder)
+        )
+        print_costs("many tasks", run_in_turn(contestants, runs))
 
 
 def _specification(template: str, count: int) -> str:
     return f"template:\n  t: {template}\nresource: [cpu, cpu]\n---\nn: {list(range(count))}\n"
 
 
-def _have_run(sweep: SweepFolder) -> None:
+def _write_finished_sweep(sweep: SweepFolder) -> None:
     """Leave what a sweep of many tasks leaves, in its folder."""
-    sweep.specification.write_text(_specification("/bin/true {n}", _MANY), encoding="utf-8")
+    sweep.specification.write_text(_specification("/bin/true {n}", _MANY_TASKS), encoding="utf-8")
     for task in list_tasks(sweep):
         folder = sweep.task_folder(task.name)
         folder.path.mkdir()
@@ -76,13 +78,13 @@ def _have_run(sweep: SweepFolder) -> None:
         replace(task, state="success", finished=("t",), starts=1, seconds=1.5).save(folder)
 
 
-def _contestant(command: Sequence[str], specification: str = "") -> Callable[[], Cost]:
+def _make_contestant(command: Sequence[str], specification: str = "") -> Callable[[], Cost]:
     """A command, in an empty folder but for the specification of a sweep."""
 
     def run() -> Cost:
         with tempfile.TemporaryDirectory() as folder:
             Path(folder, "params.yaml").write_text(specification, encoding="utf-8")
-            return call(command, cwd=Path(folder))
+            return measure_command(command, cwd=Path(folder))
 
     return run
 

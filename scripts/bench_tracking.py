@@ -16,47 +16,47 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from _bench import MMFW, call, in_turn, parser, ratio, spread, tell
-from _demo_set import make
-from _mlflow_server import server
+from _bench import MMFW, format_ratio, format_spread, make_parser, measure_command, print_table, run_in_turn
+from _demo_set import make_demo_dataset
+from _mlflow_server import run_mlflow_server
 
 from mmf_win.protocol import read_events
 from mmf_win.runs import lookup
 
 
-class Cost(NamedTuple):
+class TrainingCost(NamedTuple):
     """Of a training: milliseconds from one update to the next, and seconds of the whole command."""
 
     update: float
     whole: float
 
 
-def train(root: Path, updates: int, **environment: str) -> Cost:
+def measure_training(root: Path, updates: int, **environment: str) -> TrainingCost:
     """Train once."""
     places = ("--data-dir", root / "demo" / "data", "--save-dir", root / "demo" / "save")
     words = ("demo", "--updates", str(updates), "--seed", "1", "training.log_interval=10")
     began = time.perf_counter()
-    call([*MMFW, "train", *words, *places], OMP_NUM_THREADS="1", **environment)
+    measure_command([*MMFW, "train", *words, *places], OMP_NUM_THREADS="1", **environment)
     whole = time.perf_counter() - began
     events = read_events(lookup.find_run(root / "demo" / "save", "demo").events)
     first, *_, last = (event for event in events if event["kind"] == "train")
-    return Cost(1000 * (last["t"] - first["t"]) / (last["update"] - first["update"]), whole)
+    return TrainingCost(1000 * (last["t"] - first["t"]) / (last["update"] - first["update"]), whole)
 
 
 def main() -> None:
     """Print a table in Markdown."""
-    options = parser(__doc__, runs=5)
+    options = make_parser(__doc__, runs=5)
     options.add_argument("--updates", type=int, default=600, help="of each run")
     asked = options.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="bench-tracking-") as root,
         socket.create_server(("127.0.0.1", 0)) as silent,
-        server(Path(root)),
+        run_mlflow_server(Path(root)),
     ):
-        make(Path(root, "demo"))
-        once = partial(train, Path(root), asked.updates)
+        make_demo_dataset(Path(root, "demo"))
+        once = partial(measure_training, Path(root), asked.updates)
         once(MMFW_TRACK="")
-        found = in_turn(
+        found = run_in_turn(
             {
                 "without": partial(once, MMFW_TRACK=""),
                 "**sent to MLflow**": once,
@@ -70,8 +70,8 @@ def main() -> None:
     rows = []
     for name, costs in found.items():
         update, whole = ([*values] for values in zip(*costs, strict=True))
-        rows.append([name, spread(update), ratio(update, base), spread(whole, ".1f")])
-    tell("of a training", ["ms an update", "× without", "s in all"], rows)
+        rows.append([name, format_spread(update), format_ratio(update, base), format_spread(whole, ".1f")])
+    print_table("of a training", ["ms an update", "× without", "s in all"], rows)
 
 
 if __name__ == "__main__":

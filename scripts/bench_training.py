@@ -37,7 +37,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from _bench import MMFW, PYTHON, ROOT, call, in_turn, parser, ratio, spread, tell
+from _bench import (
+    MMFW,
+    PYTHON,
+    ROOT,
+    format_ratio,
+    format_spread,
+    make_parser,
+    measure_command,
+    print_table,
+    run_in_turn,
+)
 from PIL import Image
 
 from mmf_win import compat
@@ -53,10 +63,10 @@ SMALL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "
 SMALL["vocab_size"] = len(SPECIAL) + len(WORDS)
 MMBT_SIZES = {"hidden_size", "num_hidden_layers", "num_attention_heads"}
 SPLITS = {"train": "train", "val": "dev_unseen", "test": "test_seen"}
-_ALONE = (PYTHON, str(ROOT / "scripts" / "_mmf_alone.py"))
+_MMF_ALONE_COMMAND = (PYTHON, str(ROOT / "scripts" / "_mmf_alone.py"))
 
 
-class Figures(NamedTuple):
+class TrainingFigures(NamedTuple):
     """Of one training and prediction: seconds, MiB, and the loss of each update."""
 
     start: float
@@ -68,7 +78,7 @@ class Figures(NamedTuple):
     losses: list[float]
 
 
-class Bench:
+class TrainingBench:
     """The dataset, the BERT and the configuration, all in one folder.
 
     Args:
@@ -83,7 +93,7 @@ class Bench:
         self._save, self._notes = folder / "save", folder / "notes"
         make_bert(folder / "bert", sizes)
         make_dataset(folder / "memes.zip", memes)
-        call([*MMFW, "convert", "--zip", folder / "memes.zip", "--data-dir", folder / "data"])
+        measure_command([*MMFW, "convert", "--zip", folder / "memes.zip", "--data-dir", folder / "data"])
         settings = self._settings(str(folder / "bert"))
         preset = {"title": "bench", "model": "mmbt", "config": MMBT, "settings": settings, "offline": True}
         (folder / "bench.yaml").write_text(json.dumps(preset), encoding="utf-8")
@@ -116,21 +126,21 @@ class Bench:
             "training": training,
         }
 
-    def mmf(self, run: Sequence[str], predict: Sequence[str]) -> Callable[[], Figures]:
+    def mmf_contestant(self, run: Sequence[str], predict: Sequence[str]) -> Callable[[], TrainingFigures]:
         """A contestant: MMF's own `mmf_run` and `mmf_predict`, as they are called."""
         words = [f"config={self._folder / 'mmf.yaml'}", "model=mmbt", "dataset=hateful_memes"]
         words.append(f"env.save_dir={self._save}")
         best = ("checkpoint.resume=True", "checkpoint.resume_best=True")
         test = ("run_type=test", *best, "evaluation.predict_file_format=csv")
-        return lambda: self._race([*run, *words, "run_type=train_val"], [*predict, *words, *test])
+        return lambda: self._measure([*run, *words, "run_type=train_val"], [*predict, *words, *test])
 
-    def mmfw(self, words: Sequence[str]) -> Callable[[], Figures]:
+    def mmfw_contestant(self, arguments: Sequence[str]) -> Callable[[], TrainingFigures]:
         """A contestant: mmfw, which trains with these words, too."""
         save = ("--save-dir", str(self._save))
-        train = [*MMFW, "train", str(self._folder / "bench.yaml"), "--trust", *save, *words]
-        return lambda: self._race(train, [*MMFW, "predict", "--split", "test_seen", "--no-report", *save])
+        train = [*MMFW, "train", str(self._folder / "bench.yaml"), "--trust", *save, *arguments]
+        return lambda: self._measure(train, [*MMFW, "predict", "--split", "test_seen", "--no-report", *save])
 
-    def _race(self, train: Sequence[str], predict: Sequence[str]) -> Figures:
+    def _measure(self, train: Sequence[str], predict: Sequence[str]) -> TrainingFigures:
         """Train and predict."""
         environment = {
             "BENCH_NOTES": str(self._notes),
@@ -141,18 +151,18 @@ class Bench:
             "HF_HUB_OFFLINE": "1",
         }
         began = time.time()
-        peak = call(train, **environment).memory
+        peak = measure_command(train, **environment).memory
         lines = [line.split() for line in self._notes.read_text(encoding="utf-8").splitlines()]
         times = [float(at) for kind, at, _ in lines if kind == "update"]
         losses = [float(loss) for kind, _, loss in lines if kind == "update"]
         files = {path.stat().st_ino: path.stat().st_size for path in self._save.rglob("*.ckpt")}
-        figures = Figures(
+        figures = TrainingFigures(
             start=times[0] - began,
             update=statistics.median(after - at for at, after in pairwise(times[self._memes // BATCH :])),
             checkpoint=statistics.median(float(end) - float(at) for k, at, end in lines if k == "checkpoint"),
             disk=sum(files.values()) / 2**20,
             peak=peak,
-            predict=call(predict, **environment).wall,
+            predict=measure_command(predict, **environment).wall,
             losses=losses[: self._updates],  # rc10 alone may make one more
         )
         self._notes.unlink()
@@ -188,12 +198,12 @@ def make_dataset(archive: Path, memes: int) -> None:
                 text = " ".join(random.choice(WORDS, random.integers(6, 20)))
                 name = f"img/{number:05}.png"
                 rows.append({"id": f"{number:05}", "img": name, "label": number % 2, "text": text})
-                zipped.writestr(f"hateful_memes/{name}", picture(random))
+                zipped.writestr(f"hateful_memes/{name}", make_png(random))
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             zipped.writestr(f"hateful_memes/{split}.jsonl", lines)
 
 
-def picture(random: np.random.Generator) -> bytes:
+def make_png(random: np.random.Generator) -> bytes:
     """A PNG of 550 × 400 pixels and about 350 kB."""
     y, x = np.mgrid[0:400, 0:550]
     bend = random.uniform(30, 80)
@@ -204,9 +214,9 @@ def picture(random: np.random.Generator) -> bytes:
     return file.getvalue()
 
 
-def asked_for_small(about: str, rows: int) -> argparse.Namespace:
+def parse_small_options(description: str, rows: int) -> argparse.Namespace:
     """What a benchmark of this model, made small, is asked for on its command line."""
-    options = parser(about, runs=5)
+    options = make_parser(description, runs=5)
     options.add_argument("--rows", type=int, default=rows, help="memes to predict")
     options.add_argument("--full-size", action="store_true", help="measure with bert-base and ResNet-152")
     asked = options.parse_args()
@@ -215,39 +225,43 @@ def asked_for_small(about: str, rows: int) -> argparse.Namespace:
     return asked
 
 
-def make_small(folder: Path, asked: argparse.Namespace) -> DatasetPaths:
+def make_small_preset(folder: Path, options: argparse.Namespace) -> DatasetPaths:
     """Make the preset ``bench.yaml`` and its data in a folder, for commands that are run there."""
-    Bench(folder, updates=2, memes=asked.rows, sizes={} if asked.full_size else SMALL)
+    TrainingBench(folder, updates=2, memes=options.rows, sizes={} if options.full_size else SMALL)
     os.environ |= {"BENCH_NOTES": str(folder / "notes"), "HF_HUB_OFFLINE": "1"}
     return DatasetPaths.from_data_dir(folder / "data")
 
 
 def main() -> None:
     """Let all take turns, and print a table."""
-    options = parser(__doc__, runs=3)
+    options = make_parser(__doc__, runs=3)
     options.add_argument("--updates", type=int, default=50)
     options.add_argument("--memes", type=int, default=160, help="to train on, and as many to predict")
     options.add_argument("--stock", type=Path, metavar="FOLDER", help="an environment with MMF's own pins")
     options.add_argument("--mmfw", action="append", default=[], metavar="WORDS", help="also with these words")
     asked = options.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), asked.updates, asked.memes)
-        contestants = {"MMF alone": bench.mmf([*_ALONE, "run"], [*_ALONE, "predict"])}
+        bench = TrainingBench(Path(folder), asked.updates, asked.memes)
+        contestants = {
+            "MMF alone": bench.mmf_contestant([*_MMF_ALONE_COMMAND, "run"], [*_MMF_ALONE_COMMAND, "predict"])
+        }
         if asked.stock:
             stock = [str(asked.stock / "bin" / name) for name in ("mmf_run", "mmf_predict")]
-            contestants = {"stock": bench.mmf(stock[:1], stock[1:]), **contestants}
-        contestants |= {f"mmfw {words}".strip(): bench.mmfw(words.split()) for words in ("", *asked.mmfw)}
-        found = in_turn(contestants, asked.runs)
+            contestants = {"stock": bench.mmf_contestant(stock[:1], stock[1:]), **contestants}
+        contestants |= {
+            f"mmfw {words}".strip(): bench.mmfw_contestant(words.split()) for words in ("", *asked.mmfw)
+        }
+        found = run_in_turn(contestants, asked.runs)
     base, alone = next(iter(found.values())), found["MMF alone"][-1].losses
     rows = []
     for name, all_figures in found.items():
         *columns, losses = zip(*all_figures, strict=True)
         apart = max(abs(ours - theirs) for ours, theirs in zip(losses[-1], alone, strict=True))
-        times = ratio([figures.update for figures in base], columns[1])
-        cells = [spread(column, ".0f" if column[0] > 100 else ".3g") for column in columns]
+        times = format_ratio([figures.update for figures in base], columns[1])
+        cells = [format_spread(column, ".0f" if column[0] > 100 else ".3g") for column in columns]
         rows.append([name, *cells, times, f"{apart:.1e}"])
     header = ("start, s", "update, s", "checkpoint, s", "disk, MiB", "peak, MiB", "predict, s", "×", "loss")
-    tell("", header, rows)
+    print_table("", header, rows)
 
 
 if __name__ == "__main__":

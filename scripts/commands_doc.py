@@ -24,17 +24,17 @@ from mmf_win.runs import presets  # noqa: E402
 
 DOCS = ROOT / "docs"
 _WIDTH = 100
-_COMMANDS = """\
+_COMMANDS_INTRO = """\
 # Commands
 
 What `--help` says of each command. `python scripts/commands_doc.py` writes this page.
 """
-_PRESETS = """\
+_PRESETS_INTRO = """\
 # Presets
 
 `mmfw train PRESET` trains one. [Configuration](configuration.md) says how to change one or write your own.
 """
-_PYTHON = """\
+_PYTHON_INTRO = """\
 # Python
 
 The modules that programs and notebooks may use.
@@ -42,7 +42,7 @@ The modules that programs and notebooks may use.
 _MODULES = ("mmf_win", "mmf_win.archives", "mmf_win.runs", "mmf_win.sweeps")
 
 
-def commands(
+def iter_command_help(
     name: str = "mmfw", command: click.Command = cli, parent: click.Context | None = None
 ) -> Iterator[tuple[str, str]]:
     """Name and help of a command and all below it, such as ``mmfw features add``."""
@@ -53,11 +53,11 @@ def commands(
         for child in command.list_commands(context):
             found = command.get_command(context, child)
             assert found is not None
-            yield from commands(child, found, context)
+            yield from iter_command_help(child, found, context)
 
 
 def _commands_page() -> str:
-    return _COMMANDS + "".join(_section(name, text) for name, text in commands())
+    return _COMMANDS_INTRO + "".join(_format_section(name, text) for name, text in iter_command_help())
 
 
 def _presets_page() -> str:
@@ -66,7 +66,9 @@ def _presets_page() -> str:
     scores = [["preset", "", *(f"{split} {metric}" for split, metric in columns)]]
     sources = [["preset", "model", "configuration"]]
     for preset in loaded:
-        numbers = [_percent(paper.find_published_score(preset.published, *column)) for column in columns]
+        numbers = [
+            _format_percent(paper.find_published_score(preset.published, *column)) for column in columns
+        ]
         scores.append([f"`{preset.name}`", preset.title, *numbers])
         sources.append(
             [f"`{preset.name}`", f"`{preset.model}`", f"`{preset.config}`" if preset.config else "–"]
@@ -77,15 +79,15 @@ def _presets_page() -> str:
         f"The paper has none of {others}; [CLIP](clip.md) says what another one reports."
     )
     start = "Each starts from a configuration of MMF, or of mmfw's own:"
-    return f"{_PRESETS}\n{_table(scores)}\n{note}\n\n{start}\n\n{_table(sources)}"
+    return f"{_PRESETS_INTRO}\n{_format_table(scores)}\n{note}\n\n{start}\n\n{_format_table(sources)}"
 
 
-def _table(rows: list[list[str]]) -> str:
+def _format_table(rows: list[list[str]]) -> str:
     header, *body = rows
     return "".join(f"| {' | '.join(row)} |\n" for row in (header, ["---"] * len(header), *body))
 
 
-def _percent(number: paper.PublishedScore | None) -> str:
+def _format_percent(number: paper.PublishedScore | None) -> str:
     if number is None:
         return "–"
     return f"{100 * number.value:.2f}" + (
@@ -94,18 +96,19 @@ def _percent(number: paper.PublishedScore | None) -> str:
 
 
 def _python_page() -> str:
-    text = _PYTHON
+    text = _PYTHON_INTRO
     for name in _MODULES:
         module = import_module(name)
-        text += _section(name, inspect.getdoc(module) or "")
+        text += _format_section(name, inspect.getdoc(module) or "")
         for public in (name for name in module.__all__ if not name.startswith("_")):
             text += "".join(
-                _section(*found, level=3) for found in _documented(public, getattr(module, public))
+                _format_section(*found, level=3)
+                for found in _iter_docstrings(public, getattr(module, public))
             )
     return text
 
 
-def _documented(name: str, value: object) -> Iterator[tuple[str, str]]:
+def _iter_docstrings(name: str, value: object) -> Iterator[tuple[str, str]]:
     """Name and docstring of a class or function, and of what is public in a class."""
     if inspect.isfunction(value):
         signature = re.sub(r"<function (\w+) at \w+>|'", r"\1", str(inspect.signature(value)))
@@ -115,10 +118,10 @@ def _documented(name: str, value: object) -> Iterator[tuple[str, str]]:
         yield name, inspect.getdoc(value) or ""
         for inner, member in vars(value).items():
             if not inner.startswith("_"):
-                yield from _documented(f"{name}.{inner}", member)
+                yield from _iter_docstrings(f"{name}.{inner}", member)
 
 
-def _section(name: str, text: str, level: int = 2) -> str:
+def _format_section(name: str, text: str, level: int = 2) -> str:
     return f"\n{'#' * level} {name}\n\n```text\n{text.rstrip()}\n```\n"
 
 

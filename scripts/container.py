@@ -24,13 +24,13 @@ import sys
 import time
 from contextlib import ExitStack
 
-from _venv import run
+from _venv import run_command
 
 _DEBIAN = "bookworm"
 # What the images of Debian have, and what debootstrap cannot say.
-_PATH = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_STRANGER = ["--user", "12345:12345"]  # whom the image does not know, as one's own number may be
-_TRIALS = [([], ["doctor"]), ([], ["demo"]), (_STRANGER, ["demo", "--dir", "/save/demo"])]
+_PATH_VARIABLE = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_UNKNOWN_USER = ["--user", "12345:12345"]  # whom the image does not know, as one's own number may be
+_TRIAL_COMMANDS = [([], ["doctor"]), ([], ["demo"]), (_UNKNOWN_USER, ["demo", "--dir", "/save/demo"])]
 
 
 def main(arguments: list[str]) -> int:
@@ -47,38 +47,38 @@ def main(arguments: list[str]) -> int:
     with ExitStack() as undo:
         tool, base = options.tool, options.base
         if base is None and tool == "buildah":
-            base = _debootstrapped(undo)
+            base = _create_debian_image(undo)
         image = options.keep or "mmfw-trial"
         on_base = ["--build-arg", f"BASE={base}"] if base else []
-        _timed([tool, "build", "--tag", image, *on_base, *for_build, "."])
+        _run_timed([tool, "build", "--tag", image, *on_base, *for_build, "."])
         if not options.keep:
             undo.callback(subprocess.run, [tool, "rmi", image], stdout=subprocess.DEVNULL)
-        print(f"The image has {_said(tool, 'images', '--format', '{{.Size}}', image)}.", flush=True)
-        started = [_container(image, undo), "mmfw"] if tool == "buildah" else ["--rm", image]
-        for user, words in _TRIALS:
-            _timed([tool, "run", *user, *started, *words])
+        print(f"The image has {_command_output(tool, 'images', '--format', '{{.Size}}', image)}.", flush=True)
+        started = [_create_container(image, undo), "mmfw"] if tool == "buildah" else ["--rm", image]
+        for user, words in _TRIAL_COMMANDS:
+            _run_timed([tool, "run", *user, *started, *words])
     return 0
 
 
-def _debootstrapped(undo: ExitStack) -> str:
+def _create_debian_image(cleanup: ExitStack) -> str:
     """The name of a new image of Debian, which has no more than apt needs."""
     image = "mmfw-base"
-    container = _container("scratch", undo)
-    _timed(["debootstrap", "--variant=minbase", _DEBIAN, _said("buildah", "mount", container)])
-    run(["buildah", "config", "--env", _PATH, container])
-    run(["buildah", "commit", "--quiet", container, image])
-    undo.callback(subprocess.run, ["buildah", "rmi", image], stdout=subprocess.DEVNULL)
+    container = _create_container("scratch", cleanup)
+    _run_timed(["debootstrap", "--variant=minbase", _DEBIAN, _command_output("buildah", "mount", container)])
+    run_command(["buildah", "config", "--env", _PATH_VARIABLE, container])
+    run_command(["buildah", "commit", "--quiet", container, image])
+    cleanup.callback(subprocess.run, ["buildah", "rmi", image], stdout=subprocess.DEVNULL)
     return image
 
 
-def _container(image: str, undo: ExitStack) -> str:
+def _create_container(image: str, cleanup: ExitStack) -> str:
     """The name of a new container of buildah's."""
-    container = _said("buildah", "from", image)
-    undo.callback(subprocess.run, ["buildah", "rm", container], stdout=subprocess.DEVNULL)
+    container = _command_output("buildah", "from", image)
+    cleanup.callback(subprocess.run, ["buildah", "rm", container], stdout=subprocess.DEVNULL)
     return container
 
 
-def _said(*command: str) -> str:
+def _command_output(*command: str) -> str:
     if shutil.which(command[0]) is None:
         sys.exit(f"{command[0]} is not installed.")
     done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8")
@@ -87,10 +87,10 @@ def _said(*command: str) -> str:
     return done.stdout.strip()
 
 
-def _timed(command: list[str]) -> None:
+def _run_timed(command: list[str]) -> None:
     print(f"\n$ {' '.join(command)}", flush=True)
     begun = time.monotonic()
-    run(command)
+    run_command(command)
     print(f"{time.monotonic() - begun:.0f} s", flush=True)
 
 

@@ -32,13 +32,13 @@ from mmf_win.archives import open_archive  # noqa: E402
 from mmf_win.dataset.convert import convert  # noqa: E402
 from mmf_win.errors import MmfwError  # noqa: E402
 from mmf_win.paths import MmfPaths  # noqa: E402
-from tests.worlds import hostile  # noqa: E402
+from tests.worlds import hostile_archives  # noqa: E402
+from tests.worlds.archive_writers import write_7z, write_tar  # noqa: E402
+from tests.worlds.crash_points import make_install_commands  # noqa: E402
 from tests.worlds.damaged_runs import DamagedRuns  # noqa: E402
 from tests.worlds.damaged_sweeps import DamagedSweeps  # noqa: E402
-from tests.worlds.kills import installations  # noqa: E402
-from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, memes, tree  # noqa: E402
-from tests.worlds.packing import write_7z, write_tar  # noqa: E402
-from tests.worlds.pickles import Reader  # noqa: E402
+from tests.worlds.memes import PASSWORD, dataset_files, make_encrypted_zip, mmf_layout, read_tree  # noqa: E402
+from tests.worlds.pickles import PickleReader  # noqa: E402
 
 Case = Callable[[Random], object]
 
@@ -72,33 +72,33 @@ def main() -> int:
 
 
 @contextmanager
-def _archives(folder: Path) -> Iterator[Case]:
+def _fuzz_archives(folder: Path) -> Iterator[Case]:
     """Archives of the dataset with a few bytes changed: all comes out, or an error names the file."""
     intact = [
-        hostile.plain_zip(folder / "plain.zip", memes()),
-        encrypted_zip(folder / "encrypted.zip", memes()),
-        write_7z(folder / "a.7z", memes()),
-        write_tar(folder / "a.tar.gz", memes(), "gz"),
+        hostile_archives.write_zip(folder / "plain.zip", dataset_files()),
+        make_encrypted_zip(folder / "encrypted.zip", dataset_files()),
+        write_7z(folder / "a.7z", dataset_files()),
+        write_tar(folder / "a.tar.gz", dataset_files(), "gz"),
     ]
-    wanted = laid_out(memes())
+    wanted = mmf_layout(dataset_files())
 
-    def case(chance: Random) -> None:
-        source = chance.choice(intact)
+    def case(rng: Random) -> None:
+        source = rng.choice(intact)
         data = bytearray(source.read_bytes())
-        for _ in range(chance.choice((1, 1, 1, 4))):
+        for _ in range(rng.choice((1, 1, 1, 4))):
             # Lists of members are at the end, but for those of a tar.
-            start = chance.choice((0, max(0, len(data) - 3000)))
-            data[chance.randrange(start, len(data))] ^= 1 << chance.randrange(8)
+            start = rng.choice((0, max(0, len(data) - 3000)))
+            data[rng.randrange(start, len(data))] ^= 1 << rng.randrange(8)
         damaged = folder / f"damaged {source.name}"
-        damaged.write_bytes(data[: chance.choice((len(data), len(data), chance.randrange(1, len(data))))])
+        damaged.write_bytes(data[: rng.choice((len(data), len(data), rng.randrange(1, len(data))))])
         places = MmfPaths.resolve(folder / "data", folder / "save")
         try:
             convert(damaged, places, ask=lambda: PASSWORD)
         except MmfwError as error:
             assert damaged.name in str(error), error
-            assert not tree(places.data_dir), "something is left"
+            assert not read_tree(places.data_dir), "something is left"
         else:
-            assert tree(places.dataset.root) == wanted, "something else came out"
+            assert read_tree(places.dataset.root) == wanted, "something else came out"
         finally:
             shutil.rmtree(places.data_dir, ignore_errors=True)
 
@@ -106,7 +106,7 @@ def _archives(folder: Path) -> Iterator[Case]:
 
 
 @contextmanager
-def _headers(folder: Path) -> Iterator[Case]:
+def _fuzz_7z_headers(folder: Path) -> Iterator[Case]:
     """7z with changed headers, by right checksums: what they list comes out, or an error names the file."""
     packers = (
         {"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16},
@@ -115,12 +115,12 @@ def _headers(folder: Path) -> Iterator[Case]:
         *({"id": packer} for packer in (py7zr.FILTER_LZMA2, py7zr.FILTER_BZIP2, py7zr.FILTER_DEFLATE)),
     )
     intact = [
-        hostile.seven_zip_with_packed_list(folder / f"{number}.7z", memes(), packer)
+        hostile_archives.seven_zip_with_packed_list(folder / f"{number}.7z", dataset_files(), packer)
         for number, packer in enumerate(packers)
     ]
 
-    def case(chance: Random) -> None:
-        damaged = hostile.mutate_header(Path(shutil.copy(chance.choice(intact), folder / "a.7z")), chance)
+    def case(rng: Random) -> None:
+        damaged = hostile_archives.mutate_header(Path(shutil.copy(rng.choice(intact), folder / "a.7z")), rng)
         try:
             archive = open_archive(damaged, lambda: PASSWORD)
             list(archive.extract(lambda member: folder / "out" / member.name))
@@ -133,57 +133,57 @@ def _headers(folder: Path) -> Iterator[Case]:
 
 
 @contextmanager
-def _kills(folder: Path) -> Iterator[Case]:
+def _fuzz_kills(folder: Path) -> Iterator[Case]:
     """Installations that are killed at any step on the disk."""
-    kinds = list(installations(folder).values())
-    steps = [kind.steps()[0] for kind in kinds]
+    kinds = list(make_install_commands(folder).values())
+    steps = [kind.find_steps()[0] for kind in kinds]
 
-    def case(chance: Random) -> None:
-        which = chance.randrange(len(kinds))
-        kinds[which].try_kill(chance.randint(1, steps[which]))
+    def case(rng: Random) -> None:
+        which = rng.randrange(len(kinds))
+        kinds[which].check_kill_at_step(rng.randint(1, steps[which]))
 
     yield case
 
 
 @contextmanager
-def _runs(folder: Path) -> Iterator[Case]:
+def _fuzz_runs(folder: Path) -> Iterator[Case]:
     """A run with a damaged file: each command that reads runs does well, or says what is wrong with it."""
     world = DamagedRuns(folder)
 
-    def case(chance: Random) -> None:
-        wrong = world.wrong(chance, reports=chance.random() < 0.2)
+    def case(rng: Random) -> None:
+        wrong = world.find_failures(rng, with_reports=rng.random() < 0.2)
         assert not wrong, "\n".join(wrong)
 
     yield case
 
 
 @contextmanager
-def _sweeps(folder: Path) -> Iterator[Case]:
+def _fuzz_sweeps(folder: Path) -> Iterator[Case]:
     """The same of a sweep, from which no name leads to files outside."""
     world = DamagedSweeps(folder)
 
-    def case(chance: Random) -> None:
-        wrong = world.wrong(chance)
+    def case(rng: Random) -> None:
+        wrong = world.find_failures(rng)
         assert not wrong, "\n".join(wrong)
 
     yield case
 
 
 @contextmanager
-def _pickles(_: Path) -> Iterator[Case]:
+def _fuzz_pickles(_: Path) -> Iterator[Case]:
     """Pickles of region features, made to harm or damaged: all are read or refused."""
-    reader = Reader()
+    reader = PickleReader()
     yield lambda chance: reader.read(chance.getrandbits(32))
     reader.close()
 
 
 _KINDS = {
-    "archives": _archives,
-    "headers": _headers,
-    "kills": _kills,
-    "pickles": _pickles,
-    "runs": _runs,
-    "sweeps": _sweeps,
+    "archives": _fuzz_archives,
+    "headers": _fuzz_7z_headers,
+    "kills": _fuzz_kills,
+    "pickles": _fuzz_pickles,
+    "runs": _fuzz_runs,
+    "sweeps": _fuzz_sweeps,
 }
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, NamedTuple
 
-from _draw_mutants import draw
+from _draw_mutants import draw_mutants
 
 ROOT = Path(__file__).resolve().parents[1]
 MUTANTS = ROOT / "tests" / "mutants"
@@ -61,20 +61,25 @@ class Mutant(NamedTuple):
 
 def read_mutants(path: Path) -> list[Mutant]:
     """Read a file of mutants, in which a text of several lines is a list."""
-    return [_mutant(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
+    return [_parse_mutant(entry) for entry in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def _mutant(entry: dict[str, Any]) -> Mutant:
+def _parse_mutant(entry: dict[str, Any]) -> Mutant:
     return Mutant(
-        **{**entry, "old": _text(entry["old"]), "new": _text(entry["new"]), "tests": tuple(entry["tests"])}
+        **{
+            **entry,
+            "old": _join_lines(entry["old"]),
+            "new": _join_lines(entry["new"]),
+            "tests": tuple(entry["tests"]),
+        }
     )
 
 
-def _text(lines: str | list[str]) -> str:
+def _join_lines(lines: str | list[str]) -> str:
     return lines if isinstance(lines, str) else "\n".join(lines)
 
 
-def select(names: Sequence[str]) -> list[Mutant]:
+def select_mutants(names: Sequence[str]) -> list[Mutant]:
     """Return the mutants of these files and with these ids, or all if there are none.
 
     Raises:
@@ -94,7 +99,7 @@ def select(names: Sequence[str]) -> list[Mutant]:
     return chosen
 
 
-class Result(NamedTuple):
+class MutantResult(NamedTuple):
     """How the tests of a mutant ended.
 
     Attributes:
@@ -110,7 +115,7 @@ class Result(NamedTuple):
     output: str
 
 
-class Checkout:
+class CheckoutCopy:
     """A copy of the checkout, in which code may be changed.
 
     Args:
@@ -121,12 +126,12 @@ class Checkout:
     def __init__(self, folder: Path, timeout: float) -> None:
         self._folder = folder
         self._timeout = timeout
-        for name in _files():
+        for name in _list_checkout_files():
             copy = folder / name
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy)
 
-    def run_tests(self, tests: Iterable[str], *, wide: bool) -> Result:
+    def run_tests(self, tests: Iterable[str], *, wide: bool) -> MutantResult:
         """Run tests as far as the first failure; all processes that they start import the copy.
 
         Args:
@@ -152,14 +157,14 @@ class Checkout:
             except subprocess.TimeoutExpired:
                 outcome = "timed out"
             finally:
-                _kill(process)
+                _kill_tests(process)
             output.seek(0)
             text = output.read().decode(errors="replace")
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
-        return Result(outcome, time.monotonic() - start, failed[1] if failed else "", text)
+        return MutantResult(outcome, time.monotonic() - start, failed[1] if failed else "", text)
 
     @contextmanager
-    def changed(self, mutant: Mutant) -> Iterator[None]:
+    def apply_mutant(self, mutant: Mutant) -> Iterator[None]:
         """Apply a mutant for a while.
 
         Raises:
@@ -184,7 +189,7 @@ class Checkout:
         Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def _files() -> list[str]:
+def _list_checkout_files() -> list[str]:
     """Return the names of all files that git does not ignore, and of the built extension."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0")
@@ -193,7 +198,7 @@ def _files() -> list[str]:
     return [name for name in names if (ROOT / name).is_file()]
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
+def _kill_tests(process: subprocess.Popen[bytes]) -> None:
     """Kill tests that are still running, with their children where the system has process groups."""
     if process.poll() is None:
         if sys.platform == "win32":
@@ -203,7 +208,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def run(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = False) -> int:
+def run_mutants(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = False) -> int:
     """Try mutants and print what became of them.
 
     Returns:
@@ -211,7 +216,7 @@ def run(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = False) -> 
     """
     survivors, passing = list[Mutant](), set[tuple[str, bool]]()
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        checkout = Checkout(Path(folder), timeout)
+        checkout = CheckoutCopy(Path(folder), timeout)
         for mutant in mutants:
             if mutant.equivalent:
                 print(f"equivalent  {mutant.id}", flush=True)
@@ -222,7 +227,7 @@ def run(mutants: Sequence[Mutant], timeout: float, *, verbose: bool = False) -> 
                     print(f"{result.output}\non unchanged code, these tests do not pass: {' '.join(untried)}")
                     return 2
                 passing.update((test, mutant.wide) for test in untried)
-            with checkout.changed(mutant):
+            with checkout.apply_mutant(mutant):
                 result = checkout.run_tests(mutant.tests, wide=mutant.wide)
             print(f"{result.outcome:10}  {mutant.id}  {result.seconds:.0f} s  {result.test}", flush=True)
             if verbose:
@@ -250,12 +255,12 @@ def main() -> int:
     drawing.add_argument("--count", type=int, default=42, help="how many (default 42)")
     asked = parser.parse_args()
     if asked.command == "draw":
-        print(json.dumps(draw(ROOT, asked.seed, asked.count), indent=2, ensure_ascii=False))
+        print(json.dumps(draw_mutants(ROOT, asked.seed, asked.count), indent=2, ensure_ascii=False))
         return 0
     # A shell ignores it for what it starts in the background, and so would all that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that tests which still run are ended
-    return run(select(asked.names), asked.timeout, verbose=asked.verbose)
+    return run_mutants(select_mutants(asked.names), asked.timeout, verbose=asked.verbose)
 
 
 if __name__ == "__main__":

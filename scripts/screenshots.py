@@ -33,10 +33,10 @@ def main(arguments: list[str]) -> int:
     folder = parser.parse_args(arguments).folder.absolute()
     places = ("--data-dir", str(folder / "data"), "--save-dir", str(folder / "save"))
     if not (folder / "data").is_dir():
-        mmfw("demo", "--dir", str(folder))
-    report = json.loads(mmfw("report", "demo", *places, "--json"))["report"]
+        run_mmfw("demo", "--dir", str(folder))
+    report = json.loads(run_mmfw("report", "demo", *places, "--json"))["report"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_chromium(), args=_ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=_find_chromium(), args=_ARGUMENTS)
         shot = _Camera(browser, Path(report))
         shot.take("report-light", "light", width=1200, last="#calibration")
         shot.take(
@@ -51,13 +51,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def mmfw(*words: str) -> str:
+def run_mmfw(*arguments: str) -> str:
     """Run a command and return what it printed."""
-    command = [sys.executable, "-m", "mmf_win", *words]
+    command = [sys.executable, "-m", "mmf_win", *arguments]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, encoding="utf-8").stdout
 
 
-def _chromium() -> str:
+def _find_chromium() -> str:
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     return found or sys.exit("There is no Chromium here.")
 

@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from _bench import MMFW, parser, tell
-from _demo_set import make
-from _mlflow_server import server
+from _bench import MMFW, make_parser, print_table
+from _demo_set import make_demo_dataset
+from _mlflow_server import run_mlflow_server
 
 from mmf_win.console import print_status
 from mmf_win.demo.folder import DemoFolder
@@ -41,11 +41,11 @@ from mmf_win.runs.folder import Run
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from mmf_win.upstream.install import require_mmf
 
-_PATIENCE = 600.0
-_SAVES = 10
-_WORDS = (
+_TIMEOUT_SECONDS = 600.0
+_CHECKPOINT_INTERVAL = 10
+_TRAIN_ARGUMENTS = (
     "training.log_interval=1",
-    f"training.checkpoint_interval={_SAVES}",
+    f"training.checkpoint_interval={_CHECKPOINT_INTERVAL}",
     "training.evaluation_interval=50",
     "model_config.vilbert.hidden_dropout_prob=0.1",
     "--seed=1",
@@ -53,7 +53,7 @@ _WORDS = (
 _MOMENTS = ("while starting", "while training", "while saving")
 
 
-class Attempt:
+class TrainCommand:
     """``mmfw train`` as somebody typed it, whose processes can be told from all others.
 
     Args:
@@ -62,15 +62,15 @@ class Attempt:
         number: of this attempt.
     """
 
-    def __init__(self, words: Sequence[str], folder: DemoFolder, number: int) -> None:
+    def __init__(self, arguments: Sequence[str], folder: DemoFolder, number: int) -> None:
         places = ("--data-dir", str(folder.data_dir), "--save-dir", str(folder.save_dir))
         mark = f"{os.getpid()}-{number}"
         self._mark = f"MMFW_SOAK={mark}".encode()
         self._output = folder.path / f"attempt-{number}.txt"
-        self.since = time.time()
+        self.start_time = time.time()
         with self._output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*MMFW, "train", *words, *places],
+                [*MMFW, "train", *arguments, *places],
                 env={**os.environ, "MMFW_SOAK": mark, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -79,16 +79,16 @@ class Attempt:
             )
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the prompt is back."""
         return self.process.poll() is not None
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """What the user read."""
         return self._output.read_text(encoding="utf-8")
 
-    def alive(self) -> list[int]:
+    def list_processes(self) -> list[int]:
         """All processes of this attempt, whoever their parents are."""
         found = []
         for entry in Path("/proc").glob("[0-9]*"):
@@ -99,43 +99,43 @@ class Attempt:
                 continue
         return found
 
-    def end_all(self) -> None:
+    def kill_processes(self) -> None:
         """End what is left of it."""
-        for pid in self.alive():
+        for pid in self.list_processes():
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
 
 
-def _wait(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _PATIENCE
-    while not until():
+def _wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError
         time.sleep(0.01)
 
 
-def _ctrl_c_twice(attempt: Attempt, worker: int) -> None:
+def _ctrl_c_twice(attempt: TrainCommand, worker: int) -> None:
     """Press the second one when the first has been answered, and not so early that it counts as the same."""
     attempt.process.send_signal(signal.SIGINT)
-    _wait(lambda: attempt.ended or "Ctrl+C again" in attempt.said)
+    _wait_until(lambda: attempt.has_ended or "Ctrl+C again" in attempt.output)
     time.sleep(FORCE_STOP_AFTER_SECONDS)
     attempt.process.send_signal(signal.SIGINT)
 
 
-def _signal_all(attempt: Attempt, worker: int) -> None:
+def _signal_all(attempt: TrainCommand, worker: int) -> None:
     """Signal every process, as schedulers and containers do."""
-    for pid in attempt.alive():
+    for pid in attempt.list_processes():
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
 
-def _hang_up_twice(attempt: Attempt, worker: int) -> None:
+def _hang_up_twice(attempt: TrainCommand, worker: int) -> None:
     """Do what a closed terminal of an interactive shell does."""
     attempt.process.send_signal(signal.SIGHUP)
     attempt.process.send_signal(signal.SIGHUP)
 
 
-INTERRUPTIONS: dict[str, Callable[[Attempt, int], None]] = {
+INTERRUPTIONS: dict[str, Callable[[TrainCommand, int], None]] = {
     "Ctrl+C": lambda attempt, worker: attempt.process.send_signal(signal.SIGINT),
     "Ctrl+C twice": _ctrl_c_twice,
     "SIGTERM": lambda attempt, worker: attempt.process.terminate(),
@@ -145,11 +145,11 @@ INTERRUPTIONS: dict[str, Callable[[Attempt, int], None]] = {
     "kill -9 of its worker": lambda attempt, worker: os.kill(worker, signal.SIGKILL),
 }
 """Each gets the attempt and the id of its worker."""
-_SAVES_ALL = {"Ctrl+C", "SIGTERM", "SIGTERM to all processes", "SIGHUP twice"}
+_GRACEFUL_KINDS = {"Ctrl+C", "SIGTERM", "SIGTERM to all processes", "SIGHUP twice"}
 
 
 @dataclass
-class Told:
+class InterruptionStats:
     """About one kind of interruption.
 
     Attributes:
@@ -159,8 +159,8 @@ class Told:
     """
 
     moments: Counter[str] = field(default_factory=Counter)
-    again: list[int] = field(default_factory=list)
-    prompt: list[float] = field(default_factory=list)
+    repeated_updates: list[int] = field(default_factory=list)
+    stop_seconds: list[float] = field(default_factory=list)
 
 
 class Soak:
@@ -179,79 +179,82 @@ class Soak:
     def __init__(self, folder: DemoFolder, updates: int, random: Random) -> None:
         self._folder, self._updates, self._random = folder, updates, random
         self._attempts = 0
-        self.told: defaultdict[str, Told] = defaultdict(Told)
+        self.stats: defaultdict[str, InterruptionStats] = defaultdict(InterruptionStats)
         self.faults: list[str] = []
 
-    def go(self, times: int) -> None:
+    def run(self, interruptions: int) -> None:
         """Train with so many interruptions, and without any, and compare."""
-        words = ["demo", "--updates", str(self._updates), *_WORDS, "--name"]
-        self._finish([*words, "whole"])
+        words = ["demo", "--updates", str(self._updates), *_TRAIN_ARGUMENTS, "--name"]
+        self._train_to_end([*words, "whole"])
         resuming = [*words, "soak"]
-        for left in range(times, 0, -1):
+        for left in range(interruptions, 0, -1):
             self._interrupt(resuming, left)
             resuming = ["--resume", "last"]
-        self._finish(resuming)
-        self._compare(self._run("soak"), self._run("whole"))
+        self._train_to_end(resuming)
+        self._compare_losses(self._find_run("soak"), self._find_run("whole"))
 
-    def _interrupt(self, words: list[str], left: int) -> None:
+    def _interrupt(self, arguments: list[str], remaining: int) -> None:
         """Begin an attempt, interrupt it, and look at what is left."""
-        reached = max(_updates(self._events()), default=0) if "--resume" in words else 0
+        reached = max(_logged_updates(self._read_events()), default=0) if "--resume" in arguments else 0
         # Not so late that it ends before the other interruptions; the first not before there is a checkpoint.
-        most = (self._updates - reached) // (left + 1)
-        updates = self._random.randint(0, most) if reached else _SAVES + 1
+        most = (self._updates - reached) // (remaining + 1)
+        updates = self._random.randint(0, most) if reached else _CHECKPOINT_INTERVAL + 1
         kind = self._random.choice(list(INTERRUPTIONS))
-        attempt = self._start([*words, f"training.num_workers={self._random.choice((0, 0, 2))}"])
+        attempt = self._start_command([*arguments, f"training.num_workers={self._random.choice((0, 0, 2))}"])
         try:
-            self._let_it_make(updates, attempt)
-            events = self._events(attempt)
+            self._wait_for_updates(updates, attempt)
+            events = self._read_events(attempt)
             pid = next((event["pid"] for event in events if event["kind"] == "run_started"), None)
             if pid is None and kind == "kill -9 of its worker":
                 kind = "kill -9 of mmfw"  # there is no worker yet
             INTERRUPTIONS[kind](attempt, pid or 0)
             signalled = time.monotonic()
-            _wait(lambda: attempt.ended)
-            self.told[kind].prompt.append(time.monotonic() - signalled)
+            _wait_until(lambda: attempt.has_ended)
+            self.stats[kind].stop_seconds.append(time.monotonic() - signalled)
             if kind == "kill -9 of mmfw":
-                _wait(lambda: not attempt.alive())
-            if attempt.alive():
+                _wait_until(lambda: not attempt.list_processes())
+            if attempt.list_processes():
                 self.faults.append(f"{kind}: a process survived")
         except TimeoutError:
-            log = self._run("soak").log.read_text(encoding="utf-8")
-            sys.exit(f"{log[-4000:]}\n{attempt.said}\nthen nothing happened for {_PATIENCE:g} s")
+            log = self._find_run("soak").log.read_text(encoding="utf-8")
+            sys.exit(f"{log[-4000:]}\n{attempt.output}\nthen nothing happened for {_TIMEOUT_SECONDS:g} s")
         finally:
-            attempt.end_all()
+            attempt.kill_processes()
         last = events[-1]["kind"] if events else "run_started"
         moment = {"run_started": _MOMENTS[0], "saving": _MOMENTS[2]}.get(last, _MOMENTS[1])
-        self.told[kind].moments[moment] += 1
-        self._look_at_checkpoints(kind, attempt)
+        self.stats[kind].moments[moment] += 1
+        self._check_checkpoints(kind, attempt)
         faults = f", {len(self.faults)} faults" if self.faults else ""
-        print_status(f"{left - 1:3} left: {kind} {moment}, at update {max(_updates(self._events()))}{faults}")
+        update = max(_logged_updates(self._read_events()))
+        print_status(f"{remaining - 1:3} left: {kind} {moment}, at update {update}{faults}")
 
-    def _let_it_make(self, updates: int, attempt: Attempt) -> None:
+    def _wait_for_updates(self, updates: int, attempt: TrainCommand) -> None:
         """Wait until it has made so many updates, and a moment longer; with none, for one of its start."""
         if updates:
-            _wait(lambda: len(_updates(self._events(attempt))) >= updates or attempt.ended)
+            _wait_until(
+                lambda: len(_logged_updates(self._read_events(attempt))) >= updates or attempt.has_ended
+            )
         time.sleep(self._random.uniform(0, 0.3 if updates else 5))
-        if attempt.ended:
-            sys.exit(f"{attempt.said}\nended by itself")
+        if attempt.has_ended:
+            sys.exit(f"{attempt.output}\nended by itself")
 
-    def _look_at_checkpoints(self, kind: str, attempt: Attempt) -> None:
+    def _check_checkpoints(self, kind: str, attempt: TrainCommand) -> None:
         """All are intact, the last one that was announced is among them, and a graceful stop has saved."""
-        events = self._events()
+        events = self._read_events()
         announced = max(event["update"] for event in events if event["kind"] == "checkpoint")
-        checkpoints = list_checkpoints(self._run("soak"))
+        checkpoints = list_checkpoints(self._find_run("soak"))
         self.faults += [f"{kind}: {c.name}: {c.problem}" for c in checkpoints if c.problem]
         kept = max((c.update for c in checkpoints if c.update), default=0)
         if kept < announced:
             self.faults.append(f"{kind}: the checkpoint of update {announced} is lost")
-        own = max(_updates(self._events(attempt)), default=0)
-        if own > kept and kind in _SAVES_ALL:
+        own = max(_logged_updates(self._read_events(attempt)), default=0)
+        if own > kept and kind in _GRACEFUL_KINDS:
             self.faults.append(f"{kind}: {own - kept} updates were not saved")
-        self.told[kind].again.append(max(0, max(_updates(events)) - kept))
+        self.stats[kind].repeated_updates.append(max(0, max(_logged_updates(events)) - kept))
 
-    def _compare(self, run: Run, whole: Run) -> None:
+    def _compare_losses(self, run: Run, undisturbed: Run) -> None:
         """Every loss that any attempt told of is that of the undisturbed run, and none is missing."""
-        there = {e["update"]: e["loss"] for e in read_events(whole.events) if e["kind"] == "train"}
+        there = {e["update"]: e["loss"] for e in read_events(undisturbed.events) if e["kind"] == "train"}
         losses = [(e["update"], e["loss"]) for e in read_events(run.events) if e["kind"] == "train"]
         missing = set(range(1, self._updates + 1)) - {update for update, _ in losses}
         others = {update for update, loss in losses if loss != there[update]}
@@ -259,9 +262,9 @@ class Soak:
         self.faults += [f"update {update} has another loss" for update in sorted(others)]
         if history.RunRecord.read(run).summary.updates != self._updates:
             self.faults.append("it did not come to its end")
-        self._compare_sent(run)
+        self._compare_mlflow(run)
 
-    def _compare_sent(self, run: Run) -> None:
+    def _compare_mlflow(self, run: Run) -> None:
         """MLflow has every loss once, with its own time, whatever its branch."""
         from mlflow import MlflowClient
 
@@ -281,51 +284,59 @@ class Soak:
         if found[0].info.status != "FINISHED":
             self.faults.append(f"in MLflow it is {found[0].info.status}")
 
-    def _finish(self, words: Sequence[str]) -> None:
-        attempt = self._start(words)
+    def _train_to_end(self, arguments: Sequence[str]) -> None:
+        attempt = self._start_command(arguments)
         try:
             if attempt.process.wait():
-                sys.exit(f"{attempt.said}\nfailed")
+                sys.exit(f"{attempt.output}\nfailed")
         finally:
-            attempt.end_all()
+            attempt.kill_processes()
 
-    def _start(self, words: Sequence[str]) -> Attempt:
+    def _start_command(self, arguments: Sequence[str]) -> TrainCommand:
         self._attempts += 1
-        return Attempt(words, self._folder, self._attempts)
+        return TrainCommand(arguments, self._folder, self._attempts)
 
-    def _run(self, name: str) -> Run:
+    def _find_run(self, name: str) -> Run:
         return lookup.find_run(self._folder.save_dir, name)
 
-    def _events(self, attempt: Attempt | None = None) -> list[Event]:
+    def _read_events(self, attempt: TrainCommand | None = None) -> list[Event]:
         """Of the interrupted run, or of one attempt of it."""
         files = self._folder.save_dir.glob("soak/*/events.jsonl")
-        since = attempt.since if attempt else 0
+        since = attempt.start_time if attempt else 0
         return [event for file in files for event in read_events(file) if event["t"] >= since]
 
 
-def _updates(events: list[Event]) -> list[int]:
+def _logged_updates(events: list[Event]) -> list[int]:
     return [event["update"] for event in events if event["kind"] == "train"]
 
 
 def main() -> None:
     """Print a table in Markdown, and what was lost."""
-    options = parser(__doc__)
+    options = make_parser(__doc__)
     options.add_argument("--interruptions", type=int, default=50)
     options.add_argument("--updates", type=int, default=3000, help="of the run")
     options.add_argument("--seed", type=int, default=1, help="of the moments and ways")
     asked = options.parse_args()
     # A shell lets what it starts in the background ignore it, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    with tempfile.TemporaryDirectory(prefix="soak-") as root, server(Path(root)):
+    with tempfile.TemporaryDirectory(prefix="soak-") as root, run_mlflow_server(Path(root)):
         started = time.monotonic()
-        soak = Soak(make(Path(root, "demo")), asked.updates, Random(asked.seed))
-        soak.go(asked.interruptions)
+        soak = Soak(make_demo_dataset(Path(root, "demo")), asked.updates, Random(asked.seed))
+        soak.run(asked.interruptions)
         minutes = (time.monotonic() - started) / 60
     rows = []
-    for kind, one in soak.told.items():
+    for kind, one in soak.stats.items():
         moments = (str(one.moments[moment]) for moment in _MOMENTS)
-        rows.append([kind, str(len(one.prompt)), *moments, str(max(one.again)), f"{max(one.prompt):.1f}"])
-    tell("", ["times", *_MOMENTS, "updates made again, at most", "s to the prompt, at most"], rows)
+        rows.append(
+            [
+                kind,
+                str(len(one.stop_seconds)),
+                *moments,
+                str(max(one.repeated_updates)),
+                f"{max(one.stop_seconds):.1f}",
+            ]
+        )
+    print_table("", ["times", *_MOMENTS, "updates made again, at most", "s to the prompt, at most"], rows)
     print(
         f"\nMMF {require_mmf().version}, {asked.interruptions} interruptions, {asked.updates} updates, "
         f"seed {asked.seed}, {minutes:.0f} minutes. Lost: {'; '.join(soak.faults) or 'nothing'}."

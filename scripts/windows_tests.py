@@ -21,11 +21,11 @@ from queue import SimpleQueue
 import windows_python
 from _venv import ROOT
 
-_MOST = 1200  # seconds for one of several parts, which takes a few minutes
+_MAX_SECONDS = 1200  # seconds for one of several parts, which takes a few minutes
 
 
 @dataclass(frozen=True)
-class _Seat:
+class _WineCore:
     """A processor core, and the folder of the Wine that runs there."""
 
     core: int
@@ -47,7 +47,7 @@ class _Seat:
             start_new_session=True,
         )
 
-    def server(self, option: str) -> None:
+    def control_server(self, option: str) -> None:
         """Tell Wine's server to do something; where there is none, nothing happens."""
         environ = {**os.environ, "WINEPREFIX": str(self.prefix)}
         subprocess.run(["wineserver", option], env=environ, stderr=subprocess.DEVNULL, check=False)
@@ -58,7 +58,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
+def run_parts(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
     """Run each part as soon as there is a core for it; what one of several prints is shown when it ends.
 
     Args:
@@ -69,10 +69,10 @@ def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
         The names of those that failed.
     """
     cores = sorted(os.sched_getaffinity(0))
-    seats = [_Seat(*pair) for pair in zip(cores, windows_python.prefixes(windows), strict=False)]
-    free: SimpleQueue[_Seat] = SimpleQueue()
+    seats = [_WineCore(*pair) for pair in zip(cores, windows_python.wine_prefixes(windows), strict=False)]
+    free: SimpleQueue[_WineCore] = SimpleQueue()
     for seat in seats:
-        seat.server("--kill")  # what an earlier run left behind would run on any core
+        seat.control_server("--kill")  # what an earlier run left behind would run on any core
         free.put(seat)
     started: list[subprocess.Popen[bytes]] = []
 
@@ -83,11 +83,11 @@ def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
             process = seat.start(command, windows, None if alone else subprocess.PIPE)
             started.append(process)
             try:
-                output, _ = process.communicate(timeout=None if alone else _MOST)
+                output, _ = process.communicate(timeout=None if alone else _MAX_SECONDS)
             except subprocess.TimeoutExpired:  # a crashed Python may hang under Wine
-                print(f"{name}: ended after {_MOST} s", flush=True)
+                print(f"{name}: ended after {_MAX_SECONDS} s", flush=True)
                 _kill(process)
-                seat.server("--kill")
+                seat.control_server("--kill")
                 output, _ = process.communicate()
         finally:
             free.put(seat)
@@ -105,6 +105,6 @@ def run(parts: Mapping[str, Sequence[str]], windows: Path) -> list[str]:
             for process in started:
                 _kill(process)
             for seat in seats:
-                seat.server("--kill")
+                seat.control_server("--kill")
             raise
     return [name for name, good in zip(parts, passed, strict=True) if not good]

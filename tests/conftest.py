@@ -18,55 +18,55 @@ from hypothesis import settings
 from mmf_win.paths import MmfPaths
 from tests.worlds import cpu_time, mounts
 from tests.worlds.fake_nvml import FakeNvml
-from tests.worlds.flushes import Flushes, record_flushes
-from tests.worlds.packages import Packages, build_all
-from tests.worlds.tools import NEWEST_MMF, Mmfw, is_wine, requires_newest_mmf
+from tests.worlds.flush_recorder import FlushRecorder, record_flushes
+from tests.worlds.packages import Packages, build_packages
+from tests.worlds.tools import NEWEST_MMF, MmfwRunner, is_wine, requires_newest_mmf
 
 # In CI everything else has to run: a missing tool must not turn a test off unseen. Not so under Wine, where
 # hardly any tool is to be had, and what comes with the extra `train` where that is not installed.
-_MUST_RUN = bool(os.environ.get("CI")) and not is_wine()
-_MAY_SKIP = re.compile(
+_SKIPS_FAIL = bool(os.environ.get("CI")) and not is_wine()
+_ALLOWED_SKIP_REASONS = re.compile(
     r"MMFW_TEST_MMF|CUDA|GPU|Windows|right to limit|hashes were recorded with another"
     + ("" if find_spec("torch") else "|could not import|PyTorch is not installed|made of torch|only lmdb")
 )
 # The same random input each time, and no notes of it on disk.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None, print_blob=False)
 settings.load_profile("fixed")
-_LONGEST = ("tests/endtoend/", "tests/sweeps/", "tests/upstream/", "tests/worker/")
-_KEPT = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX", cpu_time.VARIABLE}
+_SLOWEST_FOLDERS = ("tests/endtoend/", "tests/sweeps/", "tests/upstream/", "tests/worker/")
+_KEPT_VARIABLES = {"MMFW_HOME", "MMFW_TEST_MMF", "MMFW_WINE_PREFIX", cpu_time.VARIABLE}
 
 
 @pytest.fixture(autouse=True)
-def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The settings of whoever runs the tests stay out of them, but where MMF is; downloads do not pause."""
     monkeypatch.setattr("mmf_win.download.RETRY_PAUSE_SECONDS", 0.0)
-    for name in set(os.environ) - _KEPT:
+    for name in set(os.environ) - _KEPT_VARIABLES:
         if name.startswith(("MMF_", "MMFW_", "MLFLOW_", "CLEARML_", "WANDB_")):
             monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _heard_signals() -> None:
+def _restore_signal_handlers() -> None:
     """Let signals end the children of tests even if this run was started with the signals ignored.
 
     SIGINT is ignored in a script's background job, and SIGHUP under ``nohup``. Children inherit this, and a
     test would wait for ever for one to end. They do not inherit a handler.
     """
-    handlers = {"SIGINT": signal.default_int_handler, "SIGTERM": _hear, "SIGHUP": _hear}
+    handlers = {"SIGINT": signal.default_int_handler, "SIGTERM": _ignore_signal, "SIGHUP": _ignore_signal}
     for name, handler in handlers.items():
         number = getattr(signal, name, None)  # Windows has no SIGHUP
         if number is not None and signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
 
 
-def _hear(_number: int, _frame: object) -> None:
+def _ignore_signal(_number: int, _frame: object) -> None:
     """Go on, as a process does that ignores a signal."""
 
 
 @pytest.fixture
-def mmfw(capsys: pytest.CaptureFixture[str]) -> Mmfw:
+def mmfw(capsys: pytest.CaptureFixture[str]) -> MmfwRunner:
     """Runs commands."""
-    return Mmfw(capsys)
+    return MmfwRunner(capsys)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def user_dir(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def places(user_dir: Path) -> MmfPaths:
+def mmf_paths(user_dir: Path) -> MmfPaths:
     """Folders of a user, none of which is there yet."""
     return MmfPaths(user_dir / "cache", user_dir / "data dir", user_dir / "save")
 
@@ -103,11 +103,11 @@ def packages(shared_folder: Path) -> Packages:
     """The sdist and the wheel, built once."""
     if is_wine() and not all(map(find_spec, ("pip", "setuptools"))):
         pytest.skip("this Windows Python cannot build a wheel")
-    return build_all(shared_folder / "packages")
+    return build_packages(shared_folder / "packages")
 
 
 @pytest.fixture
-def home(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mmfw_home(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty tool home: nothing is installed."""
     folder = user_dir / "home"
     monkeypatch.setenv("MMFW_HOME", str(folder))
@@ -115,7 +115,7 @@ def home(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def flushed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flushes]:
+def flush_recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlushRecorder]:
     """A record of which files are flushed to the disk before they take their place."""
     with record_flushes(monkeypatch) as flushes:
         yield flushes
@@ -128,24 +128,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if sys.platform == "win32":
         pytest.skip("Windows mounts no file system of a test")
-    if mounts.must_enter_namespace():  # where pytest_pyfunc_call runs the test
+    if mounts.needs_namespace():  # where pytest_pyfunc_call runs the test
         yield folder
         return
     options = f"size=80m,uid={os.getuid()},gid={os.getgid()},mode=755"
-    with mounts.mounted(folder, "-t", "tmpfs", "-o", options, "tmpfs"):
+    with mounts.mount_filesystem(folder, "-t", "tmpfs", "-o", options, "tmpfs"):
         yield folder
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test with a small disk in a user namespace where only root of one may mount it."""
-    if "small_disk" not in pyfuncitem.fixturenames or not mounts.must_enter_namespace():
+    if "small_disk" not in pyfuncitem.fixturenames or not mounts.needs_namespace():
         return None
     mounts.run_in_namespace(pyfuncitem)
     return True
 
 
-def _tell_windows_where_the_streams_are() -> None:
+def _reset_windows_std_handles() -> None:
     """Do it where the C runtime leaves that out, taking the program for none of the console, as under Wine.
 
     A child that inherits the streams would be given whatever has taken the place of the old ones; between the
@@ -159,22 +159,22 @@ def _tell_windows_where_the_streams_are() -> None:
             ctypes.windll.kernel32.SetStdHandle(handle, msvcrt.get_osfhandle(descriptor))
 
 
-pytest_runtest_setup = pytest.hookimpl(tryfirst=True)(_tell_windows_where_the_streams_are)
+pytest_runtest_setup = pytest.hookimpl(tryfirst=True)(_reset_windows_std_handles)
 pytest_runtest_call = pytest_runtest_setup
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let the folders with the longest tests begin, so that the short ones fill the end."""
-    items.sort(key=lambda item: not item.nodeid.startswith(_LONGEST))  # in each half the order stays
+    items.sort(key=lambda item: not item.nodeid.startswith(_SLOWEST_FOLDERS))  # in each half the order stays
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, Any, Any]:
     """In CI a test, or a module, fails that is skipped and may not be."""
     report = yield
-    if _MUST_RUN and report.skipped and not hasattr(report, "wasxfail"):
+    if _SKIPS_FAIL and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if not _MAY_SKIP.search(reason):
+        if not _ALLOWED_SKIP_REASONS.search(reason):
             report.outcome = "failed"
             report.longrepr = f"In CI no test may be skipped for this: {reason}"
     return report

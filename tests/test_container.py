@@ -16,7 +16,7 @@ from mmf_win.cli import cli
 from mmf_win.inputs import hub
 from mmf_win.paths import MmfPaths
 from tests.worlds.packages import Packages, build_wheel
-from tests.worlds.tools import script, typed
+from tests.worlds.tools import load_script, split_command
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
@@ -80,7 +80,7 @@ def test_the_page_runs_mmfw() -> None:
 
 @pytest.mark.parametrize("line", _commands())
 def test_a_command_of_the_page_is_one_of_mmfw(line: str) -> None:
-    name, *words = typed(line)
+    name, *words = split_command(line)
     with cli.make_context("mmfw", [name, *words]) as of_group:
         command = cli.get_command(of_group, name)
         assert command is not None
@@ -113,7 +113,7 @@ def test_a_failure_ends_the_script_and_what_it_made_is_removed_with_a_fake_build
     calls: Path, monkeypatch: pytest.MonkeyPatch, failing: str
 ) -> None:
     monkeypatch.setenv("FAILING", failing)
-    main = script("container").main
+    main = load_script("container").main
     if failing == "nothing":
         assert main(["--volume", "a:b"]) == 0
     else:

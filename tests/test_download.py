@@ -17,7 +17,16 @@ from mmf_win.download import download, remote_size
 from mmf_win.errors import MmfEnvironmentError, UsageError
 from mmf_win.files import free_space
 from mmf_win.locking import file_lock
-from tests.worlds.web import Fault, WebServer, another_part, answers, breaks_off, login_page, promises, stalls
+from tests.worlds.web_server import (
+    Fault,
+    WebServer,
+    declare_length,
+    drop_connection_after,
+    login_page,
+    respond_with,
+    send_wrong_range,
+    stall_after,
+)
 
 CONTENT = os.urandom(300_000)
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -34,7 +43,7 @@ def fetch(server: WebServer, target: Path, sha256: str | None = SHA256) -> str:
 
 def starts(server: WebServer) -> list[int]:
     """From which byte on each request wanted the file."""
-    return [int(asked.headers.get("Range", "bytes=0-")[6:-1]) for asked in server.gets]
+    return [int(asked.headers.get("Range", "bytes=0-")[6:-1]) for asked in server.content_requests]
 
 
 def visible(target: Path) -> list[str]:
@@ -51,7 +60,7 @@ def test_a_file_arrives_whole_and_leaves_nothing_beside_it(target: Path) -> None
 
 def test_many_interruptions_are_gone_over_from_where_each_one_was(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
-        server.faults = [breaks_off(20_000)] * 12
+        server.faults = [drop_connection_after(20_000)] * 12
         fetch(server, target)
         assert starts(server) == [20_000 * n for n in range(13)]
     assert target.read_bytes() == CONTENT
@@ -60,7 +69,7 @@ def test_many_interruptions_are_gone_over_from_where_each_one_was(target: Path) 
 @pytest.mark.parametrize("sha256", [SHA256, None], ids=["known hash", "unknown hash"])
 def test_the_next_call_resumes_a_failed_one_where_the_hash_is_known(target: Path, sha256: str | None) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
-        server.faults = [breaks_off(100_000), *map(answers, (429, 502, 504, 503, 500))]
+        server.faults = [drop_connection_after(100_000), *map(respond_with, (429, 502, 504, 503, 500))]
         with pytest.raises(MmfEnvironmentError, match=r"the server answered 503") as raised:
             fetch(server, target, sha256)
         assert ("97.7 KiB have arrived and stay" in str(raised.value)) == (sha256 is not None)
@@ -76,7 +85,7 @@ def test_a_connection_that_stalls_is_given_up_and_gone_on_with(
 ) -> None:
     monkeypatch.setattr("mmf_win.download.TIMEOUT_SECONDS", 0.2)
     with WebServer.serving(file_bin=CONTENT) as server:
-        server.faults = [stalls(server, after=5000)]
+        server.faults = [stall_after(server, byte_count=5000)]
         fetch(server, target)
         assert starts(server) == [0, 5000]
     assert target.read_bytes() == CONTENT
@@ -85,7 +94,7 @@ def test_a_connection_that_stalls_is_given_up_and_gone_on_with(
 def test_a_server_that_sends_no_parts_sends_it_all_again(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         server.ranges = False
-        server.faults = [breaks_off(1000)]
+        server.faults = [drop_connection_after(1000)]
         fetch(server, target)
         assert starts(server) == [0, 1000]
     assert target.read_bytes() == CONTENT
@@ -95,7 +104,7 @@ def test_a_part_of_another_file_is_noticed_by_the_hash(
     target: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with WebServer.serving(file_bin=b"old" * 100_000) as server:
-        server.faults = [breaks_off(1000), *[answers(503)] * 5]
+        server.faults = [drop_connection_after(1000), *[respond_with(503)] * 5]
         with pytest.raises(MmfEnvironmentError):
             fetch(server, target)
         server.files["file.bin"] = CONTENT
@@ -119,10 +128,10 @@ def test_whatever_part_lies_there_the_file_is_right_in_the_end(target: Path, par
     ("fault", "asked", "message"),
     [
         (login_page, 1, "a web page, not the file"),
-        (answers(404), 1, "the server answered 404"),
-        (answers(200, b"other bytes"), 1, r"not the file that was expected: its SHA-256 is \w{64}, not"),
-        (promises(len(CONTENT) - 1), 1, "not the file that was expected"),
-        (another_part, 5, "another part than it was asked for"),
+        (respond_with(404), 1, "the server answered 404"),
+        (respond_with(200, b"other bytes"), 1, r"not the file that was expected: its SHA-256 is \w{64}, not"),
+        (declare_length(len(CONTENT) - 1), 1, "not the file that was expected"),
+        (send_wrong_range, 5, "another part than it was asked for"),
     ],
     ids=["login page", "404", "other bytes", "shorter", "another part"],
 )
@@ -133,7 +142,7 @@ def test_what_is_not_the_file_never_gets_its_name(
         server.faults = [fault] * 5
         with pytest.raises(MmfEnvironmentError, match=message) as raised:
             fetch(server, target)
-        assert len(server.gets) == asked
+        assert len(server.content_requests) == asked
     assert raised.value.hint
     assert ("elsewhere" in raised.value.hint) == (message == "the server answered 404")
     assert visible(target) == []
@@ -141,9 +150,9 @@ def test_what_is_not_the_file_never_gets_its_name(
 
 def test_a_length_that_is_announced_too_long_does_no_harm_where_the_hash_is_known(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
-        server.faults = [promises(len(CONTENT) + 1)]
+        server.faults = [declare_length(len(CONTENT) + 1)]
         assert fetch(server, target) == SHA256
-        server.faults = [promises(len(CONTENT) + 1)] * 5
+        server.faults = [declare_length(len(CONTENT) + 1)] * 5
         with pytest.raises(MmfEnvironmentError, match=r"cannot download .*file\.bin"):
             fetch(server, target.with_name("other"), None)
 
@@ -152,14 +161,14 @@ def test_a_whole_file_is_not_fetched_again(target: Path) -> None:
     target.write_bytes(CONTENT)
     with WebServer.serving() as server:
         fetch(server, target)
-        assert server.asked == []
+        assert server.requests == []
 
 
 def test_the_size_is_asked_for_without_the_content(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
         assert remote_size(f"{server.url}/file.bin") == len(CONTENT)
         assert remote_size(f"{server.url}/missing") is None
-        assert server.gets == []
+        assert server.content_requests == []
     assert remote_size(f"{server.url}/file.bin") is None
     with pytest.raises(MmfEnvironmentError, match="cannot download"):
         fetch(server, target)
@@ -198,7 +207,7 @@ def test_a_full_disk_keeps_what_has_arrived(small_disk: Path) -> None:
 
 def test_a_killed_download_is_gone_on_with(target: Path) -> None:
     with WebServer.serving(file_bin=CONTENT) as server:
-        server.faults = [stalls(server, after=200_000)]
+        server.faults = [stall_after(server, byte_count=200_000)]
         child = start(server, target)
         part = target.with_name(target.name + ".part")
         wait_until(lambda: part.exists() and part.stat().st_size == 200_000, child)
@@ -216,11 +225,11 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(target: Path
             child = start(server, target)
             assert child.stderr is not None
             assert b"another mmfw is downloading" in child.stderr.readline()
-            assert server.asked == []
+            assert server.requests == []
             target.write_bytes(CONTENT)
         assert child.communicate() == (b"", b"")
         assert child.returncode == 0
-        assert server.asked == []
+        assert server.requests == []
 
 
 def start(server: WebServer, target: Path) -> subprocess.Popen[bytes]:

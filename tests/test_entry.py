@@ -13,7 +13,7 @@ from mmf_win import entry
 from mmf_win.cli import main
 from mmf_win.errors import UsageError
 from mmf_win.tracking import clearml_datasets
-from tests.worlds.clearml_stub import Stub
+from tests.worlds.clearml_stub import ClearMLStub
 
 _FILE = str(entry.__file__)
 
@@ -92,7 +92,7 @@ def test_a_stub_of_clearml_has_the_arguments_of_an_agents_task(
 ) -> None:
     pytest.importorskip("clearml")
     arguments = {name: {"section": "Args", "name": name, "value": "true"} for name in ("list", "json")}
-    with Stub.serving(tmp_path, monkeypatch) as stub:
+    with ClearMLStub.serving(tmp_path, monkeypatch) as stub:
         queued = stub._tasks_create(name="queued", hyperparams={"Args": arguments, "General": {}})["id"]
         monkeypatch.setenv("CLEARML_TASK_ID", queued)
         done = subprocess.run([sys.executable, _FILE], capture_output=True, encoding="utf-8")

@@ -30,9 +30,9 @@ from mmf_win.locking import file_lock
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from tests.worlds.event_log import EventLog
-from tests.worlds.flushes import Flushes
-from tests.worlds.memes import SLOTS
-from tests.worlds.tools import refusing
+from tests.worlds.flush_recorder import FlushRecorder
+from tests.worlds.memes import RUN_SPLITS
+from tests.worlds.tools import make_failing_function
 
 
 def test_the_old_file_stays_until_the_new_one_is_whole(user_dir: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_flush_that_the_system_refuses_names_the_file_and_the_next_step(
 ) -> None:
     path = tmp_path / "note"
     path.write_bytes(b"old")
-    monkeypatch.setattr("os.fsync", refusing(number))
+    monkeypatch.setattr("os.fsync", make_failing_function(number))
     with pytest.raises(OSError, match="cannot be written") as raised:
         write(path)
     told = to_mmfw_error(raised.value)
@@ -94,13 +94,13 @@ def test_a_lock_of_another_process_has_an_exit_code_of_its_own(tmp_path: Path) -
     assert to_mmfw_error(BlockingIOError(errno.EAGAIN, "no more processes")).exit_code == 3  # of a fork
 
 
-def test_a_file_is_flushed_before_it_takes_its_place(user_dir: Path, flushed: Flushes) -> None:
+def test_a_file_is_flushed_before_it_takes_its_place(user_dir: Path, flush_recorder: FlushRecorder) -> None:
     write_bytes(user_dir / "note", b"content")
-    assert [rename.is_flushed for rename in flushed.renames_to(user_dir / "note")] == [True]
+    assert [rename.is_flushed for rename in flush_recorder.renames_to(user_dir / "note")] == [True]
 
 
 def test_a_copy_in_place_of_a_hard_link_is_flushed_before_it_takes_its_place(
-    user_dir: Path, flushed: Flushes, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, flush_recorder: FlushRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EPERM, "no hard links here")
@@ -109,7 +109,7 @@ def test_a_copy_in_place_of_a_hard_link_is_flushed_before_it_takes_its_place(
     (user_dir / "best.ckpt").write_bytes(b"weights")
     link_or_copy(user_dir / "best.ckpt", user_dir / "current.ckpt")
     assert (user_dir / "current.ckpt").read_bytes() == b"weights"
-    assert [rename.is_flushed for rename in flushed.renames_to(user_dir / "current.ckpt")] == [True]
+    assert [rename.is_flushed for rename in flush_recorder.renames_to(user_dir / "current.ckpt")] == [True]
 
 
 class Scanner:
@@ -159,7 +159,7 @@ def test_what_another_program_holds_is_changed_once_it_lets_go_and_else_named_wi
 ) -> None:
     run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    run.save_request(RunRequest("mmbt", splits=SLOTS))
+    run.save_request(RunRequest("mmbt", splits=RUN_SPLITS))
     replaced, removed, inside = user_dir / "exit.json", user_dir / "old.json", user_dir / "runs" / "log.txt"
     inside.parent.mkdir()
     for path in (replaced, removed, inside):

@@ -20,7 +20,7 @@ import pytest
 
 from mmf_win.cli import COMMANDS
 from mmf_win.errors import MmfwError
-from tests.worlds.tools import script
+from tests.worlds.tools import load_script
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "mmf_win").rglob("*.py"))
@@ -91,7 +91,7 @@ def test_every_module_can_be_read_in_one_sitting() -> None:
 @pytest.fixture(scope="module")
 def commands_doc() -> ModuleType:
     """The script that writes the reference of commands."""
-    return script("commands_doc")
+    return load_script("commands_doc")
 
 
 @pytest.mark.parametrize("page", ["commands.md", "presets.md", "python.md"])

@@ -11,7 +11,7 @@ import pytest
 
 from mmf_win.files import to_mmfw_error
 from mmf_win.locking import file_lock, is_locked
-from tests.worlds.tools import preloading, refusing, requires_tool, without_privileges
+from tests.worlds.tools import make_failing_function, preload_environment, requires_tool, run_unprivileged
 
 HOLDER = """
 import sys
@@ -102,10 +102,10 @@ def test_a_share_that_is_given_back_soon_keeps_nobody_from_the_lock(
             assert is_locked(tmp_path / "lock")
 
 
-@requires_tool("gcc", on_windows=False)
+@requires_tool("gcc", exists_on_windows=False)
 def test_a_lock_is_shared_and_held_as_nfs_wants_it(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TAKER, str(tmp_path / "lock")]
-    subprocess.run(command, env=preloading("nfs_locks.c", tmp_path), check=True)
+    subprocess.run(command, env=preload_environment("nfs_locks.c", tmp_path), check=True)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock")
@@ -113,7 +113,7 @@ def test_a_lock_is_shared_and_held_as_nfs_wants_it(tmp_path: Path) -> None:
 def test_a_lock_that_the_system_refuses_is_named_with_the_next_step(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fcntl.flock", refusing(number))
+    monkeypatch.setattr("fcntl.flock", make_failing_function(number))
     with pytest.raises(OSError, match="cannot be locked") as raised, file_lock(tmp_path / "lock"):
         raise AssertionError("it was refused")
     told = to_mmfw_error(raised.value)
@@ -121,18 +121,18 @@ def test_a_lock_that_the_system_refuses_is_named_with_the_next_step(
     assert told.hint
 
 
-@requires_tool("setpriv", on_windows=False)
+@requires_tool("setpriv", exists_on_windows=False)
 def test_a_folder_that_may_only_be_read_is_shared_by_its_lock_or_without_one(tmp_path: Path) -> None:
     folder, take = tmp_path / "run", ("-c", SHARER)
     folder.mkdir()
     path = folder / "lock"
     folder.chmod(0o555)
-    assert without_privileges(path, program=take).stdout == "shared\n"
+    assert run_unprivileged(path, program=take).stdout == "shared\n"
     assert not path.exists()
     path.touch(0o444)
-    assert without_privileges(path, program=take).stdout == "shared\n"
+    assert run_unprivileged(path, program=take).stdout == "shared\n"
     with file_lock(path):
-        assert without_privileges(path, program=take).stdout == "refused\n"
+        assert run_unprivileged(path, program=take).stdout == "refused\n"
     folder.chmod(0o755)
 
 

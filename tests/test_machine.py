@@ -12,7 +12,7 @@ import pytest
 
 from mmf_win import machine
 from mmf_win.machine import available_cpus, cpu_quota, limit_threads
-from tests.worlds.fake_nvml import SHARED, FakeNvml
+from tests.worlds.fake_nvml import SHARED_GPU, FakeNvml
 
 
 @pytest.mark.usefixtures("nvml")
@@ -23,7 +23,7 @@ from tests.worlds.fake_nvml import SHARED, FakeNvml
         ("1", [2]),
         ("1, 0", [2, 1]),
         ("GPU-8f2a", [14]),
-        (f"0,{SHARED},1", [1, 2]),
+        (f"0,{SHARED_GPU},1", [1, 2]),
         ("", []),
         ("-1", []),
         ("1,7,0", [2]),
@@ -41,7 +41,7 @@ def test_free_memory_is_that_of_each_gpu_that_a_worker_may_use_fake_nvml(
 @pytest.mark.usefixtures("nvml")
 def test_all_gpus_are_listed_fake_nvml(nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    nvml.free[1] = 0  # says nothing about its memory
+    nvml.free_bytes[1] = 0  # says nothing about its memory
     assert machine.installed_gpus() == [
         {"name": "NVIDIA 0", "memory": 24 << 30, "driver": "570.86"},
         {"name": "NVIDIA 1", "memory": 0, "driver": "570.86"},
@@ -55,9 +55,9 @@ def test_the_first_gpu_that_may_be_used_is_watched_fake_nvml(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     figures = machine.iter_gpu_usage()
     assert next(figures) == "GPU 87 %, 10.0 GiB of 24.0 GiB"
-    assert nvml.asked == [handle]
+    assert nvml.utilization_queries == [handle]
     next(figures)
-    assert len(nvml.asked) == 1, "the GPU is not asked all the time"
+    assert len(nvml.utilization_queries) == 1, "the GPU is not asked all the time"
 
 
 def test_a_gpu_that_is_not_there_or_says_nothing_is_passed_over_fake_nvml(
@@ -66,9 +66,9 @@ def test_a_gpu_that_is_not_there_or_says_nothing_is_passed_over_fake_nvml(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert list(machine.iter_gpu_usage()) == []
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    nvml.knows = False
+    nvml.reports_utilization = False
     assert list(machine.iter_gpu_usage()) == []
-    assert len(nvml.asked) == 1
+    assert len(nvml.utilization_queries) == 1
 
 
 def test_without_nvidia_ml_py_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:

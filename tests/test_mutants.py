@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.worlds.tools import script
+from tests.worlds.tools import load_script
 
 ROOT = Path(__file__).parents[1]
 LISTS = sorted((ROOT / "tests" / "mutants").glob("*.json"))
@@ -25,13 +25,13 @@ def rest(values: list[int], limit: int = 3) -> int:
 @pytest.fixture(scope="module")
 def mutate() -> ModuleType:
     """The script that runs mutants."""
-    return script("mutate")
+    return load_script("mutate")
 
 
 @pytest.fixture(scope="module")
 def drawing() -> ModuleType:
     """The module that draws mutants."""
-    return script("_draw_mutants")
+    return load_script("_draw_mutants")
 
 
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)

@@ -19,8 +19,8 @@ from mmf_win.errors import ArchiveError, DatasetError
 from mmf_win.paths import MmfPaths, portable_name, short_portable_name
 from mmf_win.results import metrics_file
 from mmf_win.runs.folder import Run
-from tests.worlds import hostile
-from tests.worlds.memes import jsonl, memes, tree
+from tests.worlds import hostile_archives
+from tests.worlds.memes import dataset_files, jsonl, read_tree
 
 _PIECES = ["con", "NUL", "Aux", "com1", "COM¹", "lpt9", "CONIN$"]
 _PIECES += [".", " ", ":", "/", "\\", "?", "\x1f", "\x7f"]
@@ -92,13 +92,13 @@ def test_a_name_in_an_archive_is_legal_or_has_a_problem(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["img/con.png", "img/COM¹.png", "img/nul .png", "img/" + "图" * 90 + ".png"])
 def test_a_dataset_with_an_image_that_not_every_system_takes_is_refused(user_dir: Path, name: str) -> None:
-    files = memes()
+    files = dataset_files()
     files["hateful_memes/" + name] = b""
     places = MmfPaths.resolve(user_dir / "data", user_dir / "save")
     with pytest.raises(ArchiveError) as caught:
-        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+        convert(hostile_archives.write_zip(user_dir / "a.zip", files), places)
     assert name in str(caught.value)
-    assert tree(places.data_dir) == {}
+    assert read_tree(places.data_dir) == {}
 
 
 def test_a_device_is_no_image_of_own_memes(user_dir: Path) -> None:

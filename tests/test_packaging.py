@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds.packages import FOLDERS, ROOT, Packages, build_wheel
+from tests.worlds.packages import ROOT, SDIST_FOLDERS, Packages, build_wheel
 from tests.worlds.tools import is_wine
 
 _EXTENSION = "mmf_win/archives/_zipcrypto"
@@ -36,7 +36,7 @@ def _files(root: Path, folder: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
+@pytest.mark.parametrize("folder", SDIST_FOLDERS)
 def test_the_sdist_has_every_file_of_the_repository(packages: Packages, folder: str) -> None:
     assert _files(packages.source, folder) == _files(ROOT, folder)
 

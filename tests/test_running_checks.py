@@ -11,7 +11,7 @@ from types import ModuleType
 
 import pytest
 
-from tests.worlds.tools import script
+from tests.worlds.tools import load_script
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 _REPORTS_AT_ITS_END = """
@@ -35,7 +35,7 @@ Venv("unused", []).run_to_its_end("python", sys.argv[1])
 @pytest.fixture
 def test_script() -> ModuleType:
     """The module that is ``scripts/test.py``."""
-    return script("test")
+    return load_script("test")
 
 
 @pytest.mark.parametrize(

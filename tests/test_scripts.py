@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from tests.worlds.held import HOLD, witness
-from tests.worlds.tools import is_wine, script, wide
+from tests.worlds.liveness import HOLD_CONNECTION_CODE, liveness_monitor
+from tests.worlds.tools import is_wine, load_script, mark_wide
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 only_on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the Windows Python is built on Linux")
@@ -27,7 +27,7 @@ only_on_linux = pytest.mark.skipif(sys.platform != "linux", reason="the Windows 
 @pytest.fixture
 def scripts(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module ``_venv``, at work in an empty checkout."""
-    module = script("_venv")
+    module = load_script("_venv")
     monkeypatch.setattr(module, "ROOT", user_dir)
     for name in ("pyproject.toml", "setup.py", "constraints.txt"):
         (user_dir / name).touch()
@@ -52,7 +52,7 @@ class FakeCommands(list[str]):
 def commands(scripts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> FakeCommands:
     """In the place of real commands."""
     fake = FakeCommands()
-    monkeypatch.setattr(scripts, "run", fake)
+    monkeypatch.setattr(scripts, "run_command", fake)
     return fake
 
 
@@ -184,7 +184,7 @@ def test_the_demo_script_ends_with_lines_that_can_be_pasted(user_dir: Path) -> N
 def test_what_a_fake_pip_installs_is_compiled_whatever_the_environment_says_and_progress_is_shown(
     scripts: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(scripts, "_TOLD_EVERY", 0.01)
+    monkeypatch.setattr(scripts, "_PROGRESS_SECONDS", 0.01)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     venv, run = scripts.Venv(".venv", ["train"]), scripts.run
     installed = venv.path / "installed"
@@ -197,8 +197,8 @@ def test_what_a_fake_pip_installs_is_compiled_whatever_the_environment_says_and_
             (installed / "module.py").touch()
             (installed / "of_python_2.py").write_text("print 1", encoding="utf-8")
 
-    monkeypatch.setattr(scripts, "run", run_or_pretend)
-    monkeypatch.setattr(scripts.Venv, "program", lambda *_: sys.executable)
+    monkeypatch.setattr(scripts, "run_command", run_or_pretend)
+    monkeypatch.setattr(scripts.Venv, "program_path", lambda *_: sys.executable)
     venv.ensure()
     assert Path(cache_from_source(str(installed / "module.py"))).is_file()
     assert re.search(r"^ +\d+ s: \d+ MB downloaded, \d+ MB installed$", capsys.readouterr().out, re.MULTILINE)
@@ -207,7 +207,7 @@ def test_what_a_fake_pip_installs_is_compiled_whatever_the_environment_says_and_
 @pytest.fixture
 def test_script() -> ModuleType:
     """The module that is ``scripts/test.py``."""
-    return script("test")
+    return load_script("test")
 
 
 def test_the_windows_python_gets_the_pinned_version_of_each_package(test_script: ModuleType) -> None:
@@ -256,7 +256,7 @@ def test_parts_run_side_by_side_and_those_that_failed_are_named_with_a_fake_wine
 def test_parts_that_hang_are_ended_and_fail_with_a_fake_wine(
     user_dir: Path, test_script: ModuleType, fake_wine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(test_script.windows_tests, "_MOST", 1)
+    monkeypatch.setattr(test_script.windows_tests, "_MAX_SECONDS", 1)
     hangs = [sys.executable, "-c", "import threading; threading.Event().wait()"]
     parts = {"hangs": hangs, "hangs too": hangs}
     assert test_script.windows_tests.run(parts, user_dir) == ["hangs", "hangs too"]
@@ -264,15 +264,18 @@ def test_parts_that_hang_are_ended_and_fail_with_a_fake_wine(
 
 @only_on_linux
 def test_ctrl_c_ends_the_parts_that_run_with_a_fake_wine(user_dir: Path, fake_wine: None) -> None:
-    with witness() as held:
-        parts = {name: [sys.executable, "-c", f"port = {held.port}{HOLD}held.recv(1)"] for name in "12"}
-        code = f"import windows_tests, pathlib; windows_tests.run({parts}, pathlib.Path())"
+    with liveness_monitor() as held:
+        parts = {
+            name: [sys.executable, "-c", f"port = {held.port}{HOLD_CONNECTION_CODE}held.recv(1)"]
+            for name in "12"
+        }
+        code = f"import windows_tests, pathlib; windows_tests.run_parts({parts}, pathlib.Path())"
         environ = {**os.environ, "PYTHONPATH": str(SCRIPTS)}
         with subprocess.Popen([sys.executable, "-c", code], env=environ, stderr=subprocess.DEVNULL) as tests:
-            held.accept(2 if len(os.sched_getaffinity(0)) > 1 else 1)
+            held.wait_for_processes(2 if len(os.sched_getaffinity(0)) > 1 else 1)
             tests.send_signal(signal.SIGINT)
             assert tests.wait() != 0
-        assert held.all_dead()
+        assert held.has_only_dead_processes()
 
 
 @pytest.mark.skipif(not is_wine(), reason="only a Windows Python under Wine has another function")
@@ -316,7 +319,7 @@ def test_under_wine_a_process_that_did_not_start_is_started_again_with_a_fake_fa
 @pytest.mark.skipif(sys.platform == "win32", reason="other tests try the same on Windows, and Wine is slow")
 @pytest.mark.parametrize(
     ("kind", "cases"),
-    wide(
+    mark_wide(
         [
             ("archives", "12"),
             ("headers", "500"),
@@ -325,7 +328,7 @@ def test_under_wine_a_process_that_did_not_start_is_started_again_with_a_fake_fa
             ("runs", "2"),
             ("sweeps", "2"),
         ],
-        but=[("pickles", "200")],
+        except_for=[("pickles", "200")],
     ),
 )
 def test_fuzzing_finds_nothing(kind: str, cases: str) -> None:

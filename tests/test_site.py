@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds.browser import needs_browser, running_browser
+from tests.worlds.browser import launch_browser, requires_browser
 
 ROOT = Path(__file__).parents[1]
 _WIDER_THAN_ITS_PLACE = """() => [document.scrollingElement, ...document.querySelectorAll("article *")]
@@ -18,12 +18,12 @@ _WIDER_THAN_ITS_PLACE = """() => [document.scrollingElement, ...document.querySe
 
 
 @pytest.mark.wide
-@needs_browser("mkdocs", "material")
+@requires_browser("mkdocs", "material")
 def test_no_page_and_nothing_on_it_scrolls_sideways_on_a_small_laptop(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     wide = {}
-    with running_browser() as browser:
+    with launch_browser() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         for file in tmp_path.rglob("*.html"):
             page.goto(file.as_uri())

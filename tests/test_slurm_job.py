@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds.slurm import Cluster
+from tests.worlds.slurm import SlurmStub
 from tests.worlds.tools import requires_tool
 
-pytestmark = requires_tool("bash", on_windows=False)
+pytestmark = requires_tool("bash", exists_on_windows=False)
 
 # Trains until it is told to stop, for at most a minute; resumed, it is done at once.
 STUB_OF_MMFW = """\
@@ -50,7 +50,7 @@ def catches(process: int, number: signal.Signals) -> bool:
     return bool(int(caught, 16) >> (number - 1) & 1)
 
 
-def wait_until_it_trains(cluster: Cluster, job: subprocess.Popen[bytes]) -> None:
+def wait_until_it_trains(cluster: SlurmStub, job: subprocess.Popen[bytes]) -> None:
     """Wait until both the stub of mmfw and the job are ready for signals."""
     while not ((cluster.folder / "ready").exists() and catches(job.pid, signal.SIGTERM)):
         assert job.poll() is None
@@ -62,53 +62,53 @@ def wait_until_it_trains(cluster: Cluster, job: subprocess.Popen[bytes]) -> None
 def test_a_job_that_gets_a_signal_stops_mmfw_once_is_requeued_and_resumes(
     user_dir: Path, number: str, to: str
 ) -> None:
-    cluster = Cluster(user_dir, STUB_OF_MMFW)
-    with cluster.start(*WORDS) as job:
+    cluster = SlurmStub(user_dir, STUB_OF_MMFW)
+    with cluster.start_job(*WORDS) as job:
         wait_until_it_trains(cluster, job)
         (os.kill if to == "the shell" else os.killpg)(job.pid, getattr(signal, number))
         assert job.wait() == 130
-    assert cluster.lines("signals") == ["stopped"]
-    assert cluster.asked() == ["requeue 7"]
-    with cluster.start(*WORDS, restarts=1) as job:
+    assert cluster.read_lines("signals") == ["stopped"]
+    assert cluster.scontrol_calls() == ["requeue 7"]
+    with cluster.start_job(*WORDS, restarts=1) as job:
         assert job.wait() == 0
-    assert cluster.lines("calls") == [FIRST, RESUMED]
-    assert cluster.asked() == ["requeue 7"], "only once"
+    assert cluster.read_lines("calls") == [FIRST, RESUMED]
+    assert cluster.scontrol_calls() == ["requeue 7"], "only once"
 
 
 def test_a_job_whose_mmfw_cannot_save_is_not_requeued(user_dir: Path) -> None:
-    cluster = Cluster(user_dir, STUB_OF_MMFW, {"STUB_STOPS": "5"})
-    with cluster.start(*WORDS) as job:
+    cluster = SlurmStub(user_dir, STUB_OF_MMFW, {"STUB_STOPS": "5"})
+    with cluster.start_job(*WORDS) as job:
         wait_until_it_trains(cluster, job)
         job.send_signal(signal.SIGUSR1)
         assert job.wait() == 5
-    assert cluster.asked() == []
+    assert cluster.scontrol_calls() == []
 
 
 @pytest.mark.parametrize("code", [0, 7, 130])
 def test_a_job_whose_mmfw_ends_by_itself_has_its_exit_code_and_is_not_requeued(
     user_dir: Path, code: int
 ) -> None:
-    cluster = Cluster(user_dir, STUB_OF_MMFW, {"STUB_ENDS": str(code)})
-    with cluster.start(*WORDS) as job:
+    cluster = SlurmStub(user_dir, STUB_OF_MMFW, {"STUB_ENDS": str(code)})
+    with cluster.start_job(*WORDS) as job:
         assert job.wait() == code
-    assert cluster.lines("calls") == [FIRST] and cluster.asked() == []
+    assert cluster.read_lines("calls") == [FIRST] and cluster.scontrol_calls() == []
 
 
 def test_a_restarted_job_that_had_saved_nothing_begins_again(user_dir: Path) -> None:
-    cluster = Cluster(user_dir, STUB_OF_MMFW, {"STUB_ENDS": "0"})
+    cluster = SlurmStub(user_dir, STUB_OF_MMFW, {"STUB_ENDS": "0"})
     (user_dir / "save" / "vilbert-1" / "2026-01-01T00-00-00" / "checkpoints").mkdir(parents=True)
-    with cluster.start(*WORDS, restarts=1) as job:
+    with cluster.start_job(*WORDS, restarts=1) as job:
         assert job.wait() == 0
-    assert cluster.lines("calls") == [FIRST]
+    assert cluster.read_lines("calls") == [FIRST]
 
 
 def test_a_job_that_is_started_for_the_first_time_does_not_resume_an_older_run_of_its_name(
     user_dir: Path,
 ) -> None:
-    cluster = Cluster(user_dir, STUB_OF_MMFW, {"STUB_ENDS": "0"})
+    cluster = SlurmStub(user_dir, STUB_OF_MMFW, {"STUB_ENDS": "0"})
     saved = user_dir / "save" / "vilbert-1" / "2026-01-01T00-00-00" / "checkpoints" / "current.ckpt"
     saved.parent.mkdir(parents=True)
     saved.touch()
-    with cluster.start(*WORDS) as job:
+    with cluster.start_job(*WORDS) as job:
         assert job.wait() == 0
-    assert cluster.lines("calls") == [FIRST]
+    assert cluster.read_lines("calls") == [FIRST]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds.mlflow_server import end_with_users, needs_server
+from tests.worlds.mlflow_server import kill_when_unused, requires_mlflow_server
 from tests.worlds.tools import requires_tool
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +34,7 @@ def test_another_signal(number):
 """
 
 
-@requires_tool("sh", on_windows=False)
+@requires_tool("sh", exists_on_windows=False)
 def test_a_run_started_with_signals_ignored_lets_tests_get_them(tmp_path: Path) -> None:
     """As a background job of a script is, or one of ``nohup``, which goes on when it gets SIGHUP."""
     (tmp_path / "test_signals.py").write_text(_SIGNALLED, "ascii")
@@ -88,7 +88,7 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-@needs_server
+@requires_mlflow_server
 def test_a_shared_server_ends_with_the_last_of_its_users_even_if_it_is_killed(tmp_path: Path) -> None:
     users, address = tmp_path / "users", tmp_path / "address"
     address.touch()
@@ -99,7 +99,7 @@ def test_a_shared_server_ends_with_the_last_of_its_users_even_if_it_is_killed(tm
         ) as user,
     ):
         assert user.stdout is not None and user.stdout.readline() == b"locked\n"
-        end_with_users(server, users, address)
+        kill_when_unused(server, users, address)
         user.kill()
         assert server.wait(timeout=30) == -signal.SIGKILL
     assert not address.exists()

@@ -247,5 +247,8 @@ def _print_files(
     if presets_to_fetch:
         words = [*presets_to_fetch, *required_files.overrides]
         print_status(
-            f"next: {format_command('mmfw', 'features', 'fetch', *words, *data_dir_arguments(required_files.places.data_dir))}"
+            "next: "
+            + format_command(
+                "mmfw", "features", "fetch", *words, *data_dir_arguments(required_files.places.data_dir)
+            )
         )

@@ -183,7 +183,8 @@ def show(run: str | None, verify: bool, config: bool, save_dir: Path, as_json: b
 
 def _run_sections(summary: RunSummary, run: dict[str, Any]) -> Iterator[str]:
     best = summary.best_auroc and f"{summary.best_auroc:.4f} on {summary.validated_on}"
-    amount = f"{summary.updates or 0} of {summary.max_updates or '?'} updates in {format_duration(summary.seconds)}"
+    amount = f"{summary.updates or 0} of {summary.max_updates or '?'} updates"
+    amount += f" in {format_duration(summary.seconds)}"
     settings = [
         f"{key}={format_override_value(value)}" for key, value in run["settings"].items() if value is not None
     ]

@@ -236,9 +236,8 @@ def status(sweep: str | None, state: str | None, save_dir: Path, as_json: bool) 
         listed = [{**asdict(task), **where, "run": run} for run, task, where in told]
         print_json({"sweep": folder.path, "states": counts, "tasks": listed})
         return
-    print_status(
-        f"{folder.path}: {_format_task_count(len(found))}, {', '.join(f'{n} {name}' for name, n in counts.items())}"
-    )
+    by_state = ", ".join(f"{n} {name}" for name, n in counts.items())
+    print_status(f"{folder.path}: {_format_task_count(len(found))}, {by_state}")
     header = ("task", "state", "slot", "at", "updates", "loss", "best AUROC", "on", "left", "time", "why")
     table = [
         (

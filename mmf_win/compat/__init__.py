@@ -1,7 +1,7 @@
 """Patches: what an unmodified MMF needs to import and run on today's Python, torch and transformers.
 
-Each module has the patches for one thing that changed, or is wrong in MMF, in its ``PATCHES``; ``stand_ins``
-has classes in the place of those of packages that are gone. MMF's files stay as they are.
+Each module has the patches for one thing that changed, or is wrong in MMF, in its ``PATCHES``;
+``replacements`` has classes in the place of those of packages that are gone. MMF's files stay as they are.
 """
 
 from __future__ import annotations

@@ -66,7 +66,9 @@ PATCHES = (
         problem="mmf.utils.vocab: imports torchtext, which is discontinued and downloads 2 GB of GloVe",
         library="torchtext",
         edits=single_edit(
-            "mmf.utils.vocab", "from torchtext import vocab", "from mmf_win.compat import stand_ins as vocab"
+            "mmf.utils.vocab",
+            "from torchtext import vocab",
+            "from mmf_win.compat import replacements as vocab",
         ),
     ),
     Patch(
@@ -75,7 +77,7 @@ PATCHES = (
         mmf_versions=RC12,
         library="pytorch_lightning",
         edits=tuple(
-            Edit(module, "import pytorch_lightning as pl", "from mmf_win.compat import stand_ins as pl")
+            Edit(module, "import pytorch_lightning as pl", "from mmf_win.compat import replacements as pl")
             for module in _LIGHTNING_USERS
         ),
     ),

@@ -95,8 +95,9 @@ def write_predictions(path: Path, predictions: Sequence[Prediction]) -> None:
 def find_submission_problems(path: Path, ids: Sequence[str], excluded_ids: Sequence[str] = ()) -> list[str]:
     """Everything that is wrong with a submission, a line each with the first places.
 
-    ``ids`` are those of the split's annotation file, in its order, as :attr:`AnnotationRow.display_id` has them, and
-    ``left_out`` those of the full split that were left out when the dataset was converted. Raises DataError
+    ``ids`` are those of the split's annotation file, in its order, as :attr:`AnnotationRow.display_id` has
+    them, and ``left_out`` those of the full split that were left out when the dataset was converted. Raises
+    DataError
     where the file cannot be read, or is no CSV file in UTF-8.
     """
     try:

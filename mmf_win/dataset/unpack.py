@@ -109,7 +109,8 @@ def unpack_dataset(
         name = f"annotations/{split}.jsonl"
         kept = [row for row in listed if row.img in images]
         if not kept and converted_files is None:
-            what = f"no row of {split} has a usable image ({summarize_list([row.display_img for row in listed])})"
+            images_text = summarize_list([row.display_img for row in listed])
+            what = f"no row of {split} has a usable image ({images_text})"
             hint = incomplete_archive_hint(archive.path)
             if split != "train":
                 hint += f", or delete the annotations of {split} and convert again"
@@ -195,7 +196,8 @@ def _unpack_annotations(
     sizes = {member.name: member.size for member in archive.members}
     for member in layout.annotations.values():
         if sizes[member] > _MAX_ANNOTATIONS_BYTES:
-            message = f"{format_size(sizes[member])}, more than {format_size(_MAX_ANNOTATIONS_BYTES)}, which no annotations take"
+            limit = format_size(_MAX_ANNOTATIONS_BYTES)
+            message = f"{format_size(sizes[member])}, more than {limit}, which no annotations take"
             raise DatasetError(f"{archive.path}: {member}: {message}")
     tables = layout.tables
     names = {split: f"annotations/{split}.jsonl" for split in layout.annotations}

@@ -51,8 +51,9 @@ _CSV_LABELS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}  # pandas writes 1.0 where so
 def read_table(path: Path, *, display_name: str | None = None) -> list[AnnotationRow]:
     """The rows of a ``.csv`` or ``.jsonl`` file in UTF-8, in its order and numbered from 1.
 
-    ``img`` is the path of the image as the table has it, with ``/``; ``choose_id`` is None where the table has
-    no id. Errors call the file ``shown``, where the user knows it by another name. Raises DatasetError where
+    ``img`` is the path of the image as the table has it, with ``/``; ``choose_id`` is None where the table
+    has no id. Errors call the file ``shown``, where the user knows it by another name. Raises DatasetError
+    where
     it cannot be read, a row is not what it should be, or two have the same id; that names file and line.
     """
     name = display_name or str(path)

@@ -141,7 +141,9 @@ class ExportedModel:
         begin: Callable[[], object],
         **_: object,
     ) -> tuple[list[float], Event]:
-        """As :func:`mmf_win.runs.prediction.predict_target`; of what a worker says, only precision and versions."""
+        """As :func:`mmf_win.runs.prediction.predict_target`; of what a worker says, only precision and
+        versions.
+        """
         begin()
         probas, _timings = run_model(self.folder, target.rows, places.dataset.images)
         precision = "int8" if self.metadata.get("int8") else "fp32"

@@ -4,8 +4,8 @@ The first holds an array of regions × numbers, the second a pickled dictionary 
 seen in them (``tools/scripts/features`` of MMF's repository).
 
 For ``mmfw features add``, in a process of its own:
-``python -m mmf_win.features.builder TARGET FOLDER ...``, where :func:`~mmf_win.features.lmdb_file.print_answer`
-prints what :func:`build_lmdb` returns.
+``python -m mmf_win.features.builder TARGET FOLDER ...``, where
+:func:`~mmf_win.features.lmdb_file.print_answer` prints what :func:`build_lmdb` returns.
 """
 
 from __future__ import annotations

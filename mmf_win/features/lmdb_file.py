@@ -6,8 +6,8 @@ file name without its suffix, ``feature_path``, ``features`` (regions × 2048, f
 in pixels), ``num_boxes``, ``objects``, ``cls_prob`` (regions × 1601), ``image_width`` and ``image_height``.
 
 The parent reads one in a process of its own, since a truncated file kills whoever maps it:
-``python -m mmf_win.features.lmdb_file FOLDER keys|records``, where :func:`print_answer` prints the keys of the
-images that it has features of. With ``records``, every record is read, too.
+``python -m mmf_win.features.lmdb_file FOLDER keys|records``, where :func:`print_answer` prints the keys of
+the images that it has features of. With ``records``, every record is read, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def min_map_size(record_count: int, total_bytes: int) -> int:
 def write(folder: Path, records: Iterable[tuple[str, bytes]], map_size: int) -> list[str]:
     """Write an LMDB, and return its keys; only one record is in memory at a time.
 
-    The folder must not exist. The ``size`` is that of the map, as :func:`min_map_size` has it. Raises lmdb.Error
-    where the disk is full, for example.
+    The folder must not exist. The ``size`` is that of the map, as :func:`min_map_size` has it. Raises
+    lmdb.Error where the disk is full, for example.
     """
     folder.mkdir(parents=True)
     keys: list[str] = []

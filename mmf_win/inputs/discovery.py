@@ -28,7 +28,8 @@ def list_config_inputs(
 ) -> list[InputFiles]:
     """The files that a run reads, beside the annotations, the images and its own checkpoints.
 
-    Its ``config`` is as :func:`mmf_win.upstream.config.resolve_config` gives it. Errors are those of :class:`Zoo`.
+    Its ``config`` is as :func:`mmf_win.upstream.config.resolve_config` gives it. Errors are those of
+    :class:`Zoo`.
     """
     zoo = Zoo(root, places, config["env"]["dataset_zoo"], config["env"]["model_zoo"])
     found = [

@@ -135,7 +135,7 @@ def run_lmdb_helper(module: str, lmdb: str, *arguments: str) -> Any:
         raise DamagedFeaturesError(message) from None
     if "error" in found:
         kind, message = getattr(errors, found["kind"]), found["error"]
-        raise kind(message, hint=found["hint"], about=found["about"])
+        raise kind(message, hint=found["hint"], prefix=found["about"])
     return found["answer"]
 
 

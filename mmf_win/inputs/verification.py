@@ -223,7 +223,8 @@ def _find_kept_rows(
         return {}
     counts = ", ".join(
         f"{files[slot].path.stem} {len(gone)} of {len(files[slot].rows)} ("
-        f"{summarize_list([f'{r.img}: {flaws[r.img].description}' if r.img in flaws else r.img for r in gone])})"
+        + summarize_list([f"{r.img}: {flaws[r.img].description}" if r.img in flaws else r.img for r in gone])
+        + ")"
         for slot, gone in absent.items()
     )
     what = "region features are missing" if keys else "images are missing"

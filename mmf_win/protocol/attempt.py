@@ -72,10 +72,11 @@ class TrainTask:
         micro_batch: rows of one forward pass in training, over all GPUs; None: what fitted, or else all.
         find_micro_batch: look for the largest that fits, when none is set and none is known.
         known_micro_batches: micro-batches that fitted before, by what they depend on.
-        splits_read: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen", "rows": 433,
-            "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null where it is not known.
+        splits_read: MMF's name of a split → which annotations it reads, as ``{"split": "dev_unseen",
+            "rows": 433, "full_rows": 540, "sha256": "…"}``; ``full_rows`` is null where it is not known.
         only_weights: of the checkpoint, load the model's weights and nothing else.
-        total_updates: after how many updates training ends, also where MMF counts epochs; None where only MMF knows.
+        total_updates: after how many updates training ends, also where MMF counts epochs; None where only
+            MMF knows.
         nproc: how many processes of this machine train together.
         nnodes: on how many machines.
         node_rank: which of them this is, from 0.
@@ -113,7 +114,9 @@ class ProfileTask(TrainTask):
 
 @dataclass(frozen=True)
 class PredictTask:
-    """Predict the rows of an annotation file; a process of an exported model writes them to ``predictions_file``."""
+    """Predict the rows of an annotation file; a process of an exported model writes them to
+    ``predictions_file``.
+    """
 
     annotations_file: str = field(metadata=stored_as("annotations"))
     predictions_file: str | None = field(default=None, metadata=stored_as("report"))
@@ -160,7 +163,8 @@ class AttemptRequest:
         eval_batch: rows of one forward pass in validation and prediction; None for the whole batch.
         trust: load a checkpoint with classes that torch refuses, and run code that comes with a model.
         may_query_hub: it may need more of the Hugging Face Hub than what is here.
-        image_cache_dir: the folder of decoded images and, beside it, outputs of frozen models; None to keep none.
+        image_cache_dir: the folder of decoded images and, beside it, outputs of frozen models; None to keep
+            none.
     """
 
     task: AttemptTask

@@ -142,8 +142,8 @@ def _placement_counts(y: IntArray, p: FloatArray) -> tuple[FloatArray, FloatArra
 def _delong_estimate(hateful_counts: FloatArray, benign_counts: FloatArray) -> tuple[float, float]:
     """An AUROC or a difference of two and its standard error, 0 where that cannot be estimated.
 
-    The arguments are what :func:`_placement_counts` counts, or a difference of such counts: whole or half numbers, so
-    that no rounding hides a variance of 0.
+    The arguments are what :func:`_placement_counts` counts, or a difference of such counts: whole or half
+    numbers, so that no rounding hides a variance of 0.
     """
     hateful, benign = len(hateful_counts), len(benign_counts)
     value = float(hateful_counts.sum() / (hateful * benign))

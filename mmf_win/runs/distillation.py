@@ -34,8 +34,8 @@ def attach_teacher(
 ) -> tuple[RunRequest, AttemptRequest]:
     """A request that remembers its teacher, and an attempt that has its probability for each training row.
 
-    ``config`` is as :func:`mmf_win.upstream.config.resolve_config` gives it. A note says where the teacher is known
-    to have been trained on these rows.
+    ``config`` is as :func:`mmf_win.upstream.config.resolve_config` gives it. A note says where the teacher
+    is known to have been trained on these rows.
 
     Raises:
         UsageError: there is a weight and no teacher, or the model has another loss than cross-entropy.

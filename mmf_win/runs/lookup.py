@@ -75,7 +75,8 @@ def find_explicit_sweep_folder(save_dir: Path, sweep_spec: str) -> Path | None:
 
 
 def find_runs(save_dir: Path, run_spec: str | None) -> list[Run]:
-    """Return the runs of a sweep, as :func:`find_explicit_sweep_folder` finds it, else the run of :func:`find_run`.
+    """Return the runs of a sweep, as :func:`find_explicit_sweep_folder` finds it, else the run of
+    :func:`find_run`.
 
     Raises NoRun where there is neither.
     """

@@ -184,7 +184,10 @@ def _warn_about_environment(mmf: MmfInstall) -> None:
 
 
 def plan_processes(options: CommandOptions) -> dict[str, Any]:
-    """What an :class:`~mmf_win.protocol.AttemptRequest` says of them. Raises UsageError where they cannot begin."""
+    """What an :class:`~mmf_win.protocol.AttemptRequest` says of them.
+
+    Raises UsageError where they cannot begin.
+    """
     found = 0 if options.cpu else machine.count_gpus()
     nproc = max(1, found) if options.nproc == "auto" else int(options.nproc or 1)
     if found and nproc > found:

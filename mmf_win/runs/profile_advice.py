@@ -98,7 +98,8 @@ class TrainingProfile:
         share = shares[name]
         if share < _MIN_PERIODIC_SHARE:
             return None
-        text = f"{name} take {_format_percent(share)} of the time, {interval * self.seconds_by_phase()[name]:.1f} s each"
+        seconds = interval * self.seconds_by_phase()[name]
+        text = f"{name} take {_format_percent(share)} of the time, {seconds:.1f} s each"
         least = interval * (share / (1 - share)) * (1 - _TARGET_PERIODIC_SHARE) / _TARGET_PERIODIC_SHARE
         step = 10 ** int(math.log10(least))
         better = step * math.ceil(least / step)

@@ -56,7 +56,8 @@ def job_from_preset(
     Args:
         preset_name: the preset, or its file.
         name: the folder's name; None for the preset's.
-        init: the weights to begin with: :data:`PUBLISHED`, or a file; None for those that MMF begins with.
+        init: the weights to begin with: :data:`PUBLISHED_SCORES`, or a file; None for those that MMF begins
+            with.
         source: where to look first for published weights.
     """
     preset, weights = presets.load(preset_name), None

@@ -41,7 +41,7 @@ class Driver:
 
     Attributes:
         slots: where they run, one at a time in each.
-        execute: runs one to its end, as :meth:`mmf_win.sweeps.task_runner.TaskRunner.run_mmf` does.
+        execute: runs one to its end, as :meth:`mmf_win.sweeps.task_runner.TaskRunner.run` does.
         show: shows what is told of the task in a slot, and the task once more as it ends.
         search: proposes more tasks; None where there is no search.
         tasks: all that were asked of it, by their keys, as they are.

@@ -270,7 +270,8 @@ def require_space(folder: Path, needed_bytes: int, folder_option: str = "--data-
             f"{folder}: there is no drive {folder.anchor}", hint=f"choose another: {folder_option}"
         )
     if free < needed_bytes + _RESERVE_BYTES:
-        message = f"{folder}: {format_size(needed_bytes + _RESERVE_BYTES)} are needed and {format_size(free)} are free"
+        needed = format_size(needed_bytes + _RESERVE_BYTES)
+        message = f"{folder}: {needed} are needed and {format_size(free)} are free"
         hint = f"free some space, or choose a folder on another disk with {folder_option}"
         raise ResourceError(message, hint=hint)
 

@@ -81,7 +81,9 @@ def require_mmf() -> MmfInstall:
 
 
 def require_packages(*packages: str, extra: str = "[train]") -> None:
-    """Raise an :class:`MmfEnvironmentError` if packages, of an ``extra`` of mmfw, are not installed; imports none."""
+    """Raise an :class:`MmfEnvironmentError` if packages, of an ``extra`` of mmfw, are not installed;
+    imports none.
+    """
     missing = [package for package in packages if find_spec(_IMPORT_NAMES.get(package, package)) is None]
     if missing:
         # Alone, pip would bring PyTorch for CUDA on any Linux.

@@ -49,9 +49,8 @@ class PillowResize(nn.Module):
         if [type(step).__name__ for step in steps] != [
             name for name in _SUPPORTED_TRANSFORMS if name in found
         ]:
-            raise UsageError(
-                f"of image transforms, {', '.join(_SUPPORTED_TRANSFORMS)} can be exported, not {', '.join(found)}"
-            )
+            supported = ", ".join(_SUPPORTED_TRANSFORMS)
+            raise UsageError(f"of image transforms, {supported} can be exported, not {', '.join(found)}")
         resize, crop, normalize = (found.get(name) for name in ("Resize", "CenterCrop", "Normalize"))
         size = [] if resize is None else resize.size
         self._resize_size = [size] if isinstance(size, int) else list(size)

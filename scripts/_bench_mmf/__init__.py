@@ -19,30 +19,30 @@ def small_resnet(*_, **__):
     return ResNet(Bottleneck, [1, 1, 1, 1])
 
 
-def note(*words):
+def append_note(*fields):
     """Add a line."""
     with Path(os.environ["BENCH_NOTES"]).open("a", encoding="utf-8") as file:
-        file.write(" ".join(str(word) for word in words) + "\n")
+        file.write(" ".join(str(word) for word in fields) + "\n")
 
 
 _register, _save = Registry.register, Checkpoint.save
 
 
-def register(cls, name, value):
+def register_and_note_loss(cls, name, value):
     """What MMF calls with each loss that it logs."""
     if name == "train/total_loss":
-        note("update", repr(time.time()), repr(float(value)))
+        append_note("update", repr(time.time()), repr(float(value)))
     return _register(name, value)
 
 
-def save(self, *args, **kwargs):
+def save_and_note_time(self, *args, **kwargs):
     """What MMF calls to save a checkpoint."""
     begun = time.time()
     _save(self, *args, **kwargs)
-    note("checkpoint", repr(begun), repr(time.time()))
+    append_note("checkpoint", repr(begun), repr(time.time()))
 
 
 if "BENCH_FULL_SIZE" not in os.environ:
     torchvision.models.resnet152 = small_resnet
-Registry.register = classmethod(register)
-Checkpoint.save = save
+Registry.register = classmethod(register_and_note_loss)
+Checkpoint.save = save_and_note_time

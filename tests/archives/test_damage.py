@@ -13,9 +13,9 @@ import pytest
 from mmf_win.archives import open_archive
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
-from tests.worlds import hostile
-from tests.worlds.memes import Files, tree
-from tests.worlds.packing import into, write_7z, write_aes_zip, write_tar
+from tests.worlds import hostile_archives
+from tests.worlds.archive_writers import choose_all, write_7z, write_aes_zip, write_tar
+from tests.worlds.memes import Files, read_tree
 
 PASSWORD = "secret"
 FILES: Files = {f"data/{n}.txt": Random(n).randbytes(40) + b"words " * 20 * n for n in range(4)}
@@ -50,7 +50,7 @@ def by_method(path: Path, method: int) -> None:
 
 KINDS: dict[str, Callable[[Path], object]] = {
     "encrypted": lambda path: write_encrypted_zip(path, FILES.items(), PASSWORD),
-    "plain": lambda path: hostile.plain_zip(path, FILES),
+    "plain": lambda path: hostile_archives.write_zip(path, FILES),
     "with descriptors": with_descriptors,
     "zip64": zip64,
     "bzip2": lambda path: by_method(path, zipfile.ZIP_BZIP2),
@@ -78,7 +78,7 @@ def extract(data: bytes, user_dir: Path) -> bool:
     path.write_bytes(data)
     try:
         archive = open_archive(path, lambda: PASSWORD)
-        list(archive.extract(into(out)))
+        list(archive.extract(choose_all(out)))
     except (ArchiveError, PasswordError) as error:
         assert str(path) in str(error)
         return False
@@ -87,7 +87,7 @@ def extract(data: bytes, user_dir: Path) -> bool:
 
 def all_is_right_or_refused(data: bytes, user_dir: Path) -> None:
     whole = extract(data, user_dir)
-    found = tree(user_dir / "out") if (user_dir / "out").exists() else {}
+    found = read_tree(user_dir / "out") if (user_dir / "out").exists() else {}
     for name, content in found.items():
         assert content in FILES.values()  # a damaged name is a name like any other
         (user_dir / "out" / name).unlink()
@@ -97,7 +97,7 @@ def all_is_right_or_refused(data: bytes, user_dir: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_undamaged(data: bytes, user_dir: Path) -> None:
     assert extract(data, user_dir)
-    assert tree(user_dir / "out") == FILES
+    assert read_tree(user_dir / "out") == FILES
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,18 +12,18 @@ import pytest
 from mmf_win.archives import open_archive
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError
-from tests.worlds.memes import lay_out
-from tests.worlds.packing import FILES, unpack, write_7z, write_tar
+from tests.worlds.archive_writers import DATASET_FILES, unpack_all, write_7z, write_tar
+from tests.worlds.memes import write_tree
 
 
 def test_a_folder_is_read_like_an_archive(user_dir: Path) -> None:
-    lay_out(FILES, user_dir / "in")
-    assert unpack(user_dir / "in", user_dir / "out") == FILES
+    write_tree(DATASET_FILES, user_dir / "in")
+    assert unpack_all(user_dir / "in", user_dir / "out") == DATASET_FILES
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
 def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
-    lay_out({"a/x": b"1"}, user_dir / "in")
+    write_tree({"a/x": b"1"}, user_dir / "in")
     (user_dir / "in" / "a" / "again").symlink_to(user_dir / "in", target_is_directory=True)
     archive = open_archive(user_dir / "in")
     assert [member.name for member in archive.members] == ["a/x"]
@@ -32,17 +32,17 @@ def test_a_folder_that_links_to_itself_ends(user_dir: Path) -> None:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda path: write_encrypted_zip(path, FILES.items(), "x"),
-        lambda path: write_7z(path, FILES),
-        lambda path: write_tar(path, FILES, ""),
-        lambda path: write_tar(path, FILES, "gz"),
+        lambda path: write_encrypted_zip(path, DATASET_FILES.items(), "x"),
+        lambda path: write_7z(path, DATASET_FILES),
+        lambda path: write_tar(path, DATASET_FILES, ""),
+        lambda path: write_tar(path, DATASET_FILES, "gz"),
     ],
     ids=["zip", "7z", "tar", "tar.gz"],
 )
 def test_the_content_decides_not_the_suffix(write: Callable[[Path], object], user_dir: Path) -> None:
     path = user_dir / "download.rar"
     write(path)
-    assert {member.name for member in open_archive(path).members} == FILES.keys()
+    assert {member.name for member in open_archive(path).members} == DATASET_FILES.keys()
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ import pytest
 
 from mmf_win.archives import base, open_archive
 from mmf_win.errors import ArchiveError
-from tests.worlds import hostile
+from tests.worlds import hostile_archives
+from tests.worlds.archive_writers import choose_members, write_7z, write_tar
 from tests.worlds.memes import Files
-from tests.worlds.packing import only, write_7z, write_tar
 
 _CHILD = """\
 import resource, sys, time
@@ -46,20 +46,20 @@ def _tar_gz(path: Path, parts: Iterable[bytes]) -> None:
 
 
 def _header(name: str, size: int = 0, told: dict[str, str] | None = None) -> bytes:
-    info = hostile.tar_member(name, told=told)
+    info = hostile_archives.tar_member(name, pax_headers=told)
     info.size = size
     return info.tobuf(tarfile.PAX_FORMAT)
 
 
 def deep_names(path: Path) -> None:
     """A tar.gz of a few hundred bytes whose member lies in 120,000 folders."""
-    _tar_gz(path, [hostile.tar_member("a/" * 120_000 + "b").tobuf(tarfile.GNU_FORMAT)])
+    _tar_gz(path, [hostile_archives.tar_member("a/" * 120_000 + "b").tobuf(tarfile.GNU_FORMAT)])
 
 
 def deep_names_in_a_zip(path: Path) -> None:
     """Eight members that lie in 32,000 folders each, no two in the same."""
     deep = "a/" * 32_000
-    hostile.plain_zip(path, {f"{number}{deep}x": b"x" for number in range(8)})
+    hostile_archives.write_zip(path, {f"{number}{deep}x": b"x" for number in range(8)})
 
 
 def words_for_all(path: Path) -> None:
@@ -133,7 +133,7 @@ def test_bombs_take_less_than_a_gigabyte_and_thirty_seconds(user_dir: Path) -> N
     assert child.stdout.splitlines() == paths, child.stderr
 
 
-@pytest.mark.parametrize("pack", [write_tar, hostile.plain_zip, write_7z])
+@pytest.mark.parametrize("pack", [write_tar, hostile_archives.write_zip, write_7z])
 def test_an_archive_of_very_many_members_is_refused(
     pack: Callable[[Path, Files], Path], user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,9 +144,9 @@ def test_an_archive_of_very_many_members_is_refused(
 
 def test_a_dictionary_that_would_fill_the_memory_is_refused(user_dir: Path) -> None:
     def unpacked(code: int) -> bytes:
-        path = hostile.seven_zip_with_dictionary(user_dir / "a.b", {"x": b"content"}, code)
+        path = hostile_archives.seven_zip_with_dictionary(user_dir / "a.b", {"x": b"content"}, code)
         opened = open_archive(path)
-        list(opened.extract(only({"x": user_dir / "x"})))
+        list(opened.extract(choose_members({"x": user_dir / "x"})))
         return (user_dir / "x").read_bytes()
 
     assert unpacked(32) == b"content"  # 256 MiB

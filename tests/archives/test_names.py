@@ -13,7 +13,7 @@ import pytest
 from mmf_win.archives import open_archive
 from mmf_win.archives.names import find_name_collisions, find_name_problem, safe_name
 from mmf_win.errors import ArchiveError
-from tests.worlds import hostile
+from tests.worlds import hostile_archives
 
 LONGEST_AND_DEEPEST = "/".join([*127 * ["x" * 31], "x" * 32])
 """A name of 4096 characters in 127 folders."""
@@ -59,7 +59,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(raw: str, reason: str) ->
 
 
 def tar_with_name(path: Path, name: str) -> Path:
-    return hostile.tar_with(path, hostile.tar_member(name))
+    return hostile_archives.write_zeros_tar(path, hostile_archives.tar_member(name))
 
 
 def seven_zip_with_name(path: Path, name: str) -> Path:
@@ -73,10 +73,10 @@ def seven_zip_with_name(path: Path, name: str) -> Path:
     ("make", "name"),
     [
         *product(
-            [hostile.zip_with_name, tar_with_name, seven_zip_with_name],
+            [hostile_archives.zip_with_name, tar_with_name, seven_zip_with_name],
             ["/x", "C:\\x", "\\\\server\\x", "a/../../x", "..\\x"],
         ),
-        (hostile.zip_with_name, "a\0b"),  # a NUL ends the names of the others
+        (hostile_archives.zip_with_name, "a\0b"),  # a NUL ends the names of the others
     ],
 )
 def test_an_attack_by_names_is_refused_at_once(

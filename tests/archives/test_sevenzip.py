@@ -20,17 +20,27 @@ import pytest
 from mmf_win.archives import open_archive, sevenzip
 from mmf_win.archives.base import MemberWriter
 from mmf_win.errors import ArchiveError, PasswordError
-from tests.worlds import hostile
-from tests.worlds.memes import Files, lay_out, tree
-from tests.worlds.packing import COPY, FILES, into, only, unpack, write_7z, write_tar
-from tests.worlds.tools import call, requires_tool
+from tests.worlds import hostile_archives
+from tests.worlds.archive_writers import (
+    COPY_FILTERS,
+    DATASET_FILES,
+    choose_all,
+    choose_members,
+    unpack_all,
+    write_7z,
+    write_tar,
+)
+from tests.worlds.memes import Files, read_tree, write_tree
+from tests.worlds.tools import requires_tool, run_program
 
 
 @pytest.mark.parametrize("password", [None, "пароль 密码"])
 @pytest.mark.parametrize("hide_names", [False, True])
 def test_7z(password: str | None, hide_names: bool, user_dir: Path) -> None:
-    path = write_7z(user_dir / "a.7z", FILES, password, hide_names=hide_names and password is not None)
-    assert unpack(path, user_dir / "out", password) == FILES
+    path = write_7z(
+        user_dir / "a.7z", DATASET_FILES, password, hide_names=hide_names and password is not None
+    )
+    assert unpack_all(path, user_dir / "out", password) == DATASET_FILES
 
 
 @requires_tool("7z")
@@ -38,10 +48,10 @@ def test_7z(password: str | None, hide_names: bool, user_dir: Path) -> None:
     "options", [["-ms=off"], ["-psecret"], ["-psecret", "-mhe=on"], ["-m0=bzip2"], ["-pпароль"]], ids=" ".join
 )
 def test_7z_of_the_real_program(options: list[str], user_dir: Path) -> None:
-    lay_out(FILES, user_dir)
-    call("7z", "a", *options, "a.7z", "hateful_memes", cwd=user_dir)
+    write_tree(DATASET_FILES, user_dir)
+    run_program("7z", "a", *options, "a.7z", "hateful_memes", cwd=user_dir)
     password = "пароль" if "-pпароль" in options else "secret"
-    assert unpack(user_dir / "a.7z", user_dir / "out", password) == FILES
+    assert unpack_all(user_dir / "a.7z", user_dir / "out", password) == DATASET_FILES
 
 
 @pytest.mark.parametrize("hide_names", [False, True])
@@ -49,19 +59,19 @@ def test_7z_of_the_real_program(options: list[str], user_dir: Path) -> None:
 def test_7z_with_a_wrong_or_missing_password(
     given: str | None, reason: str, hide_names: bool, user_dir: Path
 ) -> None:
-    path = write_7z(user_dir / "a.7z", FILES, "right", hide_names=hide_names)
+    path = write_7z(user_dir / "a.7z", DATASET_FILES, "right", hide_names=hide_names)
     with pytest.raises(PasswordError, match=reason):
         open_archive(path, given and (lambda: given)).check_password()
 
 
 def test_7z_writes_only_what_is_wanted_and_counts_it(user_dir: Path) -> None:
-    path = write_7z(user_dir / "a.7z", FILES)
+    path = write_7z(user_dir / "a.7z", DATASET_FILES)
     seen: list[int] = []
     archive = open_archive(path)
     (done,) = archive.extract(
-        only({"hateful_memes/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}), seen.append
+        choose_members({"hateful_memes/dev_seen.jsonl": user_dir / "out" / "x.jsonl"}), seen.append
     )
-    assert tree(user_dir / "out") == {"x.jsonl": FILES["hateful_memes/dev_seen.jsonl"]}
+    assert read_tree(user_dir / "out") == {"x.jsonl": DATASET_FILES["hateful_memes/dev_seen.jsonl"]}
     assert sum(seen) == done.size
 
 
@@ -77,7 +87,7 @@ def two_streams(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-TWO_STREAMS: Files = {"x": FILES["hateful_memes/img/00001.png"], "y": b"y" * 5000, "z": b"z" * 5000}
+TWO_STREAMS: Files = {"x": DATASET_FILES["hateful_memes/img/00001.png"], "y": b"y" * 5000, "z": b"z" * 5000}
 
 
 def test_streams_of_a_7z_are_extracted_apart(
@@ -91,7 +101,7 @@ def test_streams_of_a_7z_are_extracted_apart(
         extract_share(self, share, *rest)
 
     monkeypatch.setattr(sevenzip.SevenZipArchive, "_extract_share", noting)
-    assert unpack(two_streams, user_dir / "out", "secret") == TWO_STREAMS
+    assert unpack_all(two_streams, user_dir / "out", "secret") == TWO_STREAMS
     assert sorted(passes) == [["x"], ["y", "z"]]
 
 
@@ -102,7 +112,7 @@ def test_streams_that_are_too_small_to_be_shared_out_are_read_by_one_decoder(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sevenzip, "MIN_SHARE_BYTES", 1 + sum(map(len, TWO_STREAMS.values())))
-    assert unpack(two_streams, user_dir / "out", "secret") == TWO_STREAMS
+    assert unpack_all(two_streams, user_dir / "out", "secret") == TWO_STREAMS
     assert len(set(decoders)) == 1
 
 
@@ -111,9 +121,9 @@ def test_one_decoder_reads_7z_after_7z_and_derives_the_key_once(
 ) -> None:
     from mmf_win.archives import sevenzip_decoder
 
-    path = write_7z(user_dir / "a.7z", FILES, "secret", hide_names=True)
+    path = write_7z(user_dir / "a.7z", DATASET_FILES, "secret", hide_names=True)
     for _ in range(2):
-        assert unpack(path, user_dir / "out", "secret") == FILES
+        assert unpack_all(path, user_dir / "out", "secret") == DATASET_FILES
     assert len(set(decoders)) == 1
     request = {"path": os.fsencode(path).hex(), "password": "secret"}
     for numbers in (None, [0], [1]):
@@ -174,26 +184,26 @@ def test_whoever_wants_no_more_of_a_7z_gets_no_more(
         interrupted.set()
         raise KeyboardInterrupt
 
-    archive = open_archive(write_7z(user_dir / "a.7z", LARGE, filters=COPY))
+    archive = open_archive(write_7z(user_dir / "a.7z", LARGE, filters=COPY_FILTERS))
     with pytest.raises(KeyboardInterrupt):
-        list(archive.extract(into(user_dir / "out"), interrupt))
+        list(archive.extract(choose_all(user_dir / "out"), interrupt))
     assert decoders[-1].returncode is not None, "it runs on"
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
-    assert tree(user_dir / "out") == {}
+    assert read_tree(user_dir / "out") == {}
 
 
 def test_a_decoder_that_dies_is_told_and_leaves_no_file(
     user_dir: Path, decoders: list[subprocess.Popen[bytes]], after_first_block: list[Callable[[], object]]
 ) -> None:
-    path = write_7z(user_dir / "a.7z", LARGE, filters=COPY)
+    path = write_7z(user_dir / "a.7z", LARGE, filters=COPY_FILTERS)
     archive = open_archive(path)
     decoders[-1].kill()
     decoders[-1].wait()  # an idle one may die unnoticed
     after_first_block.append(lambda: decoders[-1].kill())
     with pytest.raises(ArchiveError, match=r"a\.7z: it cannot be decoded"):
-        list(archive.extract(into(user_dir / "out")))
-    assert tree(user_dir / "out") == {}
-    assert unpack(path, user_dir / "out") == LARGE
+        list(archive.extract(choose_all(user_dir / "out")))
+    assert read_tree(user_dir / "out") == {}
+    assert unpack_all(path, user_dir / "out") == LARGE
 
 
 _INTERRUPTED = """
@@ -222,25 +232,27 @@ def test_a_decoder_that_ctrl_c_ends_is_not_taken_for_damage(
 def test_a_list_of_members_is_not_decoded_by_what_may_crash_or_fill_the_memory(user_dir: Path) -> None:
     ppmd = {"id": py7zr.FILTER_PPMD, "order": 6, "mem": 16}
     with pytest.raises(ArchiveError, match=r"a\.7z: .*PPMd"):
-        open_archive(hostile.seven_zip_with_packed_list(user_dir / "a.7z", WORDS, ppmd))
+        open_archive(hostile_archives.seven_zip_with_packed_list(user_dir / "a.7z", WORDS, ppmd))
     with pytest.raises(ArchiveError, match=r"a\.7z: .*memory"):
-        open_archive(hostile.seven_zip_with_dictionary(user_dir / "a.7z", WORDS, 40, of_list=True))  # 4 GiB
+        open_archive(
+            hostile_archives.seven_zip_with_dictionary(user_dir / "a.7z", WORDS, 40, in_header=True)
+        )  # 4 GiB
 
 
 @pytest.mark.parametrize("offset", [1 << 20, 1 << 62, (1 << 63) - 32, 1 << 63])
 def test_a_7z_whose_header_lies_beyond_all_disks_is_refused(offset: int, user_dir: Path) -> None:
     with pytest.raises(ArchiveError, match=r"a\.7z: cannot be read as a 7z"):
-        open_archive(hostile.seven_zip_with_header_at(user_dir / "a.7z", offset))
+        open_archive(hostile_archives.seven_zip_with_header_at(user_dir / "a.7z", offset))
 
 
 def test_7z_with_a_damaged_member_leaves_no_file_of_it(user_dir: Path) -> None:
     files = {"good": b"fine " * 100, "bad": b"fine " * 99 + b"LAST!"}
-    path = write_7z(user_dir / "a.7z", files, filters=COPY)
-    hostile.flip_byte(path, path.read_bytes().index(b"LAST"))
+    path = write_7z(user_dir / "a.7z", files, filters=COPY_FILTERS)
+    hostile_archives.flip_byte(path, path.read_bytes().index(b"LAST"))
     opened = open_archive(path)
     with pytest.raises(ArchiveError, match=r"member bad: .*checksum"):
-        list(opened.extract(into(user_dir / "out")))
-    assert tree(user_dir / "out").keys() == {"good"}
+        list(opened.extract(choose_all(user_dir / "out")))
+    assert read_tree(user_dir / "out").keys() == {"good"}
 
 
 WORDS: Files = {"x": b"words " * 1000}
@@ -262,9 +274,9 @@ def test_damage_of_any_codec_of_a_7z_is_told_as_such(codec: dict[str, int], user
         path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
         with contextlib.suppress(ArchiveError):
             opened = open_archive(path)
-            list(opened.extract(into(user_dir / "out")))
+            list(opened.extract(choose_all(user_dir / "out")))
             # Not all bits matter to all codecs, and some are of the name.
-            assert set(tree(user_dir / "out").values()) == {WORDS["x"]}
+            assert set(read_tree(user_dir / "out").values()) == {WORDS["x"]}
 
 
 # py7zr 1.1 cannot read what it has itself packed by Brotli and encrypted.
@@ -285,12 +297,12 @@ def test_a_7z_asks_for_its_password_once_and_only_if_it_needs_one(hide_names: bo
         asked.append("")
         return "right"
 
-    opened = open_archive(write_7z(user_dir / "open.7z", FILES), ask)
+    opened = open_archive(write_7z(user_dir / "open.7z", DATASET_FILES), ask)
     opened.check_password()
     assert asked == []
-    opened = open_archive(write_7z(user_dir / "a.7z", FILES, "right", hide_names=hide_names), ask)
+    opened = open_archive(write_7z(user_dir / "a.7z", DATASET_FILES, "right", hide_names=hide_names), ask)
     opened.check_password()
-    list(opened.extract(into(user_dir / "out")))
+    list(opened.extract(choose_all(user_dir / "out")))
     assert len(asked) == 1
 
 
@@ -303,30 +315,33 @@ def test_ppmd_in_a_7z_is_refused_before_it_is_decoded(password: str | None, user
     opened = open_archive(path, None if password is None else lambda: password)
     opened.check_password()
     with pytest.raises(ArchiveError, match=r"a\.7z: member x: .*PPMd"):
-        list(opened.extract(only({"x": user_dir / "x"})))
+        list(opened.extract(choose_members({"x": user_dir / "x"})))
 
 
 def test_a_full_fake_disk_is_not_taken_for_damage(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(output: MemberWriter, block: bytes) -> NoReturn:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    paths = [write_7z(user_dir / "a.7z", FILES), write_tar(user_dir / "a.tar.gz", FILES, "gz")]
+    paths = [
+        write_7z(user_dir / "a.7z", DATASET_FILES),
+        write_tar(user_dir / "a.tar.gz", DATASET_FILES, "gz"),
+    ]
     monkeypatch.setattr(MemberWriter, "write", full)
     for path in paths:
         opened = open_archive(path)
         with pytest.raises(OSError, match="No space left"):
-            list(opened.extract(only({"hateful_memes/dev_seen.jsonl": user_dir / "out"})))
+            list(opened.extract(choose_members({"hateful_memes/dev_seen.jsonl": user_dir / "out"})))
 
 
 @requires_tool("7z")
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
 def test_a_link_in_a_7z_is_refused_when_wanted(user_dir: Path) -> None:
-    lay_out({"data/x": b"x"}, user_dir)
+    write_tree({"data/x": b"x"}, user_dir)
     (user_dir / "data" / "link").symlink_to("/etc/passwd")
-    call("7z", "a", "-snl", "a.7z", "data", cwd=user_dir)
+    run_program("7z", "a", "-snl", "a.7z", "data", cwd=user_dir)
     archive = open_archive(user_dir / "a.7z")
     with pytest.raises(ArchiveError, match="it is a link"):
-        list(archive.extract(only({"data/link": user_dir / "out"})))
+        list(archive.extract(choose_members({"data/link": user_dir / "out"})))
     assert not (user_dir / "out").exists()
 
 
@@ -334,8 +349,8 @@ def test_a_link_in_a_7z_is_refused_when_wanted(user_dir: Path) -> None:
 def test_7z_does_not_care_about_links_in_the_current_folder(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_7z(user_dir / "a.7z", FILES)
+    path = write_7z(user_dir / "a.7z", DATASET_FILES)
     (user_dir / "here").mkdir()
     (user_dir / "here" / "data").symlink_to(user_dir.parent, target_is_directory=True)
     monkeypatch.chdir(user_dir / "here")
-    assert unpack(path, user_dir / "out") == FILES
+    assert unpack_all(path, user_dir / "out") == DATASET_FILES

@@ -20,9 +20,9 @@ from mmf_win.archives import open_archive, zip_extract
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
 from mmf_win.threads import AdvanceCallback, ignore_progress
-from tests.worlds import hostile
-from tests.worlds.memes import Files, tree
-from tests.worlds.packing import into, only, unpack
+from tests.worlds import hostile_archives
+from tests.worlds.archive_writers import choose_all, choose_members, unpack_all
+from tests.worlds.memes import Files, read_tree
 
 PASSWORD = "secret"
 
@@ -73,21 +73,23 @@ def no_thread_is_left() -> bool:
 
 @pytest.mark.usefixtures("either_engine")
 def test_every_byte_comes_back(archive: Path, files: Files, user_dir: Path) -> None:
-    assert unpack(archive, user_dir / "out", PASSWORD) == files
+    assert unpack_all(archive, user_dir / "out", PASSWORD) == files
 
 
 @pytest.mark.usefixtures("either_engine")
 def test_plain_and_encrypted_members_in_one_archive(archive: Path, files: Files, user_dir: Path) -> None:
-    plain = hostile.plain_zip(user_dir / "plain.zip", {f"plain/{n}": c for n, c in files.items()})
-    mixed = hostile.joined_zips(user_dir / "mixed.zip", archive, plain)
-    assert unpack(mixed, user_dir / "out", PASSWORD) == files | {f"plain/{n}": c for n, c in files.items()}
+    plain = hostile_archives.write_zip(user_dir / "plain.zip", {f"plain/{n}": c for n, c in files.items()})
+    mixed = hostile_archives.join_zips(user_dir / "mixed.zip", archive, plain)
+    assert unpack_all(mixed, user_dir / "out", PASSWORD) == files | {
+        f"plain/{n}": c for n, c in files.items()
+    }
 
 
 @pytest.mark.usefixtures("either_engine")
 def test_progress_and_hash_cover_everything(archive: Path, files: Files, user_dir: Path) -> None:
     digest, written = hashlib.sha256(), []
     opened = open_archive(archive, lambda: PASSWORD)
-    done = list(opened.extract(into(user_dir / "out"), written.append, digest))
+    done = list(opened.extract(choose_all(user_dir / "out"), written.append, digest))
     assert sum(written) == sum(map(len, files.values()))
     assert {d.name: d.size for d in done} == {name: len(content) for name, content in files.items()}
     assert digest.hexdigest() == hashlib.sha256(archive.read_bytes()).hexdigest()
@@ -98,10 +100,10 @@ def test_a_damaged_member_is_named_and_leaves_no_file(archive: Path, files: File
     with zipfile.ZipFile(archive) as listed:
         largest = max(listed.infolist(), key=lambda info: info.compress_size)
     name = largest.filename
-    hostile.flip_byte(archive, largest.header_offset + largest.compress_size // 2)
+    hostile_archives.flip_byte(archive, largest.header_offset + largest.compress_size // 2)
     with pytest.raises(ArchiveError, match=name):
-        unpack(archive, user_dir / "out", PASSWORD)
-    left = tree(user_dir / "out")
+        unpack_all(archive, user_dir / "out", PASSWORD)
+    left = read_tree(user_dir / "out")
     assert all(files[name] == content for name, content in left.items()) and name not in left
     assert no_thread_is_left()
 
@@ -118,12 +120,12 @@ def test_whoever_wants_no_more_or_presses_ctrl_c_gets_no_more(
 ) -> None:
     opened = open_archive(archive, lambda: PASSWORD)
     with suppress(KeyboardInterrupt):
-        extracting = opened.extract(into(user_dir / "out"), progress)
+        extracting = opened.extract(choose_all(user_dir / "out"), progress)
         next(iter(extracting))
         assert progress is ignore_progress
         extracting.close()  # type: ignore[attr-defined]
     assert no_thread_is_left()
-    assert all(files[name] == content for name, content in tree(user_dir / "out").items())
+    assert all(files[name] == content for name, content in read_tree(user_dir / "out").items())
 
 
 @pytest.mark.usefixtures("either_engine")
@@ -134,7 +136,7 @@ def test_a_full_disk_is_told_as_such(archive: Path, files: Files, user_dir: Path
     target.parent.mkdir(parents=True)
     target.symlink_to("/dev/full")
     with pytest.raises(OSError) as caught:
-        unpack(archive, user_dir / "out", PASSWORD)
+        unpack_all(archive, user_dir / "out", PASSWORD)
     assert caught.value.errno == errno.ENOSPC
     assert not target.is_symlink() and no_thread_is_left()
 
@@ -144,14 +146,16 @@ def test_memory_does_not_depend_on_what_a_member_unpacks_to(user_dir: Path) -> N
     write_encrypted_zip(path, [("zeros", bytes(100 << 20))], PASSWORD)
     archive = open_archive(path, lambda: PASSWORD)
     tracemalloc.start()
-    list(archive.extract(only({"zeros": user_dir / "zeros"})))
+    list(archive.extract(choose_members({"zeros": user_dir / "zeros"})))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (user_dir / "zeros").stat().st_size == 100 << 20
     assert peak < 30 << 20
 
 
-@pytest.mark.parametrize("change", [hostile.cut, lambda path: os.utime(path, (1, 1))], ids=["cut", "touched"])
+@pytest.mark.parametrize(
+    "change", [hostile_archives.truncate_file, lambda path: os.utime(path, (1, 1))], ids=["cut", "touched"]
+)
 def test_an_archive_that_changes_meanwhile_is_not_believed(
     change: Callable[[Path], object], archive: Path, user_dir: Path
 ) -> None:
@@ -159,7 +163,7 @@ def test_an_archive_that_changes_meanwhile_is_not_believed(
     opened.check_password()
     change(archive)
     with pytest.raises(ArchiveError, match="changed while it was read"):
-        list(opened.extract(into(user_dir / "out")))
+        list(opened.extract(choose_all(user_dir / "out")))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows does not remove open files")
@@ -167,14 +171,14 @@ def test_an_archive_that_is_removed_meanwhile_comes_out_whole(
     archive: Path, files: Files, user_dir: Path
 ) -> None:
     opened = open_archive(archive, lambda: PASSWORD)
-    extracting = opened.extract(into(user_dir / "out"))
+    extracting = opened.extract(choose_all(user_dir / "out"))
     next(iter(extracting))
     archive.unlink()
     list(extracting)
-    assert tree(user_dir / "out") == files
+    assert read_tree(user_dir / "out") == files
 
 
 def test_a_wrong_password_writes_nothing(archive: Path, user_dir: Path) -> None:
     with pytest.raises(PasswordError):
-        unpack(archive, user_dir / "out", "wrong")
+        unpack_all(archive, user_dir / "out", "wrong")
     assert not (user_dir / "out").exists()

@@ -10,9 +10,9 @@ import pytest
 
 from mmf_win.archives import open_archive
 from mmf_win.errors import ArchiveError
-from tests.worlds.memes import Files, lay_out, tree
-from tests.worlds.packing import unpack
-from tests.worlds.tools import call, requires_tool, typed
+from tests.worlds.archive_writers import unpack_all
+from tests.worlds.memes import Files, read_tree, write_tree
+from tests.worlds.tools import requires_tool, run_program, split_command
 
 FILES: Files = {f"data/{name}": Random(name).randbytes(70_000) for name in ("a", "b", "c")}
 TOOLS = {
@@ -27,9 +27,9 @@ TOOLS = {
 @requires_tool("zip", "7z")
 @pytest.mark.parametrize("command", TOOLS)
 def test_every_part_is_named_with_the_command_that_unpacks_all(command: str, user_dir: Path) -> None:
-    lay_out(FILES, user_dir)
+    write_tree(FILES, user_dir)
     (user_dir / "FOLDER").mkdir()
-    call(*[f"../{w}" if w == "data" else w for w in command.split()], cwd=user_dir / "FOLDER")
+    run_program(*[f"../{w}" if w == "data" else w for w in command.split()], cwd=user_dir / "FOLDER")
     parts = sorted((user_dir / "FOLDER").glob("a.*"))
     assert len(parts) >= 4
     for part in parts:
@@ -39,19 +39,19 @@ def test_every_part_is_named_with_the_command_that_unpacks_all(command: str, use
         assert caught.value.hint is not None
         unpacking, converting = re.findall("`(.*?)`", caught.value.hint)
         assert (unpacking, converting) == (f"7z x {TOOLS[command]}", "mmfw convert FOLDER")
-    call(*unpacking.split(), cwd=user_dir / "FOLDER")
+    run_program(*unpacking.split(), cwd=user_dir / "FOLDER")
     for part in parts:
         part.unlink()
-    assert {name.partition("data/")[2]: data for name, data in tree(user_dir / "FOLDER").items()} == {
+    assert {name.partition("data/")[2]: data for name, data in read_tree(user_dir / "FOLDER").items()} == {
         name.removeprefix("data/"): data for name, data in FILES.items()
     }
 
 
 @requires_tool("7z")
 def test_a_part_that_is_all_of_it_is_read(user_dir: Path) -> None:
-    lay_out(FILES, user_dir)
-    call("7z", "a", "-v1m", "a.7z", "data", cwd=user_dir)
-    assert unpack(user_dir / "a.7z.001", user_dir / "out") == FILES
+    write_tree(FILES, user_dir)
+    run_program("7z", "a", "-v1m", "a.7z", "data", cwd=user_dir)
+    assert unpack_all(user_dir / "a.7z.001", user_dir / "out") == FILES
 
 
 def test_a_name_with_a_space_is_quoted(user_dir: Path) -> None:
@@ -59,4 +59,4 @@ def test_a_name_with_a_space_is_quoted(user_dir: Path) -> None:
     with pytest.raises(ArchiveError) as caught:
         open_archive(user_dir / "my memes.7z.002")
     [command, _] = re.findall("`(.*?)`", caught.value.hint or "")
-    assert typed(command.removeprefix("7z "))[-1] == "my memes.7z.001"
+    assert split_command(command.removeprefix("7z "))[-1] == "my memes.7z.001"

@@ -21,15 +21,18 @@ from mmf_win.archives.base import BLOCK_BYTES
 from mmf_win.console import Progress
 from mmf_win.errors import ArchiveError
 from mmf_win.sniffing import UNPACK_TWICE_HINT
-from tests.worlds import hostile
-from tests.worlds.memes import lay_out, memes, tar_gz
-from tests.worlds.packing import FILES, into, only, unpack, write_tar
-from tests.worlds.tools import call, requires_tool
+from tests.worlds import hostile_archives
+from tests.worlds.archive_writers import DATASET_FILES, choose_all, choose_members, unpack_all, write_tar
+from tests.worlds.memes import dataset_files, tar_gz, write_tree
+from tests.worlds.tools import requires_tool, run_program
 
 
 @pytest.mark.parametrize("compression", ["", "gz"])
 def test_tar(compression: str, user_dir: Path) -> None:
-    assert unpack(write_tar(user_dir / "мемы.bin", FILES, compression), user_dir / "out") == FILES
+    assert (
+        unpack_all(write_tar(user_dir / "мемы.bin", DATASET_FILES, compression), user_dir / "out")
+        == DATASET_FILES
+    )
 
 
 @requires_tool("7z")
@@ -49,27 +52,29 @@ def test_other_compression_is_named_and_unpacked_as_the_hint_says(
     compress: Callable[[bytes], bytes], reason: str, user_dir: Path
 ) -> None:
     path = user_dir / "a.tar.gz"
-    path.write_bytes(compress(gzip.decompress(tar_gz(FILES))))
+    path.write_bytes(compress(gzip.decompress(tar_gz(DATASET_FILES))))
     with pytest.raises(ArchiveError, match=f"a.tar.gz: {reason}") as caught:
         open_archive(path)
     assert caught.value.hint == UNPACK_TWICE_HINT
-    call("7z", "x", "-oFOLDER", path, cwd=user_dir)
+    run_program("7z", "x", "-oFOLDER", path, cwd=user_dir)
     [tar] = (user_dir / "FOLDER").iterdir()
-    assert unpack(tar, user_dir / "out") == FILES
+    assert unpack_all(tar, user_dir / "out") == DATASET_FILES
 
 
 @requires_tool("7z")
 def test_a_zip_in_a_gzip_is_not_damage(user_dir: Path) -> None:
     path = user_dir / "a.zip.gz"
-    path.write_bytes(gzip.compress(hostile.plain_zip(user_dir / "a.zip", FILES).read_bytes()))
+    path.write_bytes(
+        gzip.compress(hostile_archives.write_zip(user_dir / "a.zip", DATASET_FILES).read_bytes())
+    )
     with pytest.raises(
         ArchiveError, match=r"a\.zip\.gz: not a valid tar\.gz: there is no tar in it"
     ) as caught:
         open_archive(path)
     assert caught.value.hint == UNPACK_TWICE_HINT
-    call("7z", "x", "-oFOLDER", path, cwd=user_dir)
+    run_program("7z", "x", "-oFOLDER", path, cwd=user_dir)
     [inner] = (user_dir / "FOLDER").iterdir()
-    assert unpack(inner, user_dir / "out") == FILES
+    assert unpack_all(inner, user_dir / "out") == DATASET_FILES
 
 
 LINKS = {"a": "a", "b/1": "first", "b/2": "first", "b/3": "first", "empty": "", "none": "", "z": "z"}
@@ -81,7 +86,7 @@ def linked(path: Path, compression: str) -> Path:
     mode: Literal["w", "w:gz"] = "w:gz" if compression else "w"
     with tarfile.open(path, mode) as tar:
         for name, text in LINKS.items():
-            info = hostile.tar_member(name, tarfile.LNKTYPE if name in kinds else tarfile.REGTYPE)
+            info = hostile_archives.tar_member(name, tarfile.LNKTYPE if name in kinds else tarfile.REGTYPE)
             info.linkname = kinds.get(name, "")
             info.size = 0 if name in kinds else len(text)
             tar.addfile(info, io.BytesIO(text.encode()))
@@ -97,7 +102,7 @@ def test_hard_links_come_out_whether_or_not_their_targets_do(
     archive = open_archive(linked(user_dir / "a.tar", compression), listed=listed)
     assert not listed or {member.name: member.size for member in archive.members}["b/3"] == len("first")
     done = []
-    for written in archive.extract(only({name: user_dir / "out" / name for name in wanted})):
+    for written in archive.extract(choose_members({name: user_dir / "out" / name for name in wanted})):
         done.append(written.name)
         written.target.rename(user_dir / f"moved-{written.name.replace('/', '-')}")
     moved = {name: (user_dir / f"moved-{name.replace('/', '-')}").read_text() for name in done}
@@ -111,25 +116,25 @@ def test_hard_links_come_out_whether_or_not_their_targets_do(
 def test_hard_links_of_real_programs_come_out(tool: str, user_dir: Path) -> None:
     if not shutil.which(tool):
         pytest.skip("needs bsdtar")
-    lay_out(FILES, user_dir)
+    write_tree(DATASET_FILES, user_dir)
     first = user_dir / "hateful_memes" / "img" / "00001.png"
     (user_dir / "hateful_memes" / "img" / "00099.png").hardlink_to(first)
-    call(tool, "-czf", "a.tar.gz", "hateful_memes", cwd=user_dir)
-    expected = {**FILES, "hateful_memes/img/00099.png": first.read_bytes()}
-    assert unpack(user_dir / "a.tar.gz", user_dir / "out") == expected
+    run_program(tool, "-czf", "a.tar.gz", "hateful_memes", cwd=user_dir)
+    expected = {**DATASET_FILES, "hateful_memes/img/00099.png": first.read_bytes()}
+    assert unpack_all(user_dir / "a.tar.gz", user_dir / "out") == expected
 
 
 @requires_tool("tar")
 def test_tar_of_the_real_program_with_dots_and_long_names(user_dir: Path) -> None:
     files = {"deep/" + "folder with a long name/" * 6 + "мем.png": b"x" * 5000}
-    lay_out(files, user_dir / "in")
-    call("tar", "-czf", "a.tar.gz", "-C", "in", ".", cwd=user_dir)
-    assert unpack(user_dir / "a.tar.gz", user_dir / "out") == files
+    write_tree(files, user_dir / "in")
+    run_program("tar", "-czf", "a.tar.gz", "-C", "in", ".", cwd=user_dir)
+    assert unpack_all(user_dir / "a.tar.gz", user_dir / "out") == files
 
 
 @pytest.mark.parametrize("place", [-600, 0, 100], ids=["in a member", "before a header", "in a header"])
 def test_a_tar_that_was_cut_off_is_not_taken_for_whole(place: int, user_dir: Path) -> None:
-    path = write_tar(user_dir / "cut.tar", FILES)
+    path = write_tar(user_dir / "cut.tar", DATASET_FILES)
     with tarfile.open(path) as tar:
         last = tar.getmembers()[-1].offset
     path.write_bytes(path.read_bytes()[: last + place])
@@ -138,34 +143,36 @@ def test_a_tar_that_was_cut_off_is_not_taken_for_whole(place: int, user_dir: Pat
 
 
 def test_a_damaged_tar_gz_is_noticed_when_it_is_opened(user_dir: Path) -> None:
-    path = write_tar(user_dir / "a.tar.gz", {"x": memes()["hateful_memes/img/00001.png"] * 50}, "gz")
-    hostile.flip_byte(path, path.stat().st_size - 6)  # gzip's own checksum
+    path = write_tar(user_dir / "a.tar.gz", {"x": dataset_files()["hateful_memes/img/00001.png"] * 50}, "gz")
+    hostile_archives.flip_byte(path, path.stat().st_size - 6)  # gzip's own checksum
     with pytest.raises(ArchiveError, match=r"not a valid tar\.gz"):
         open_archive(path)
 
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_wrong_checksum_far_behind_the_last_member_is_noticed(listed: bool, user_dir: Path) -> None:
-    padded = gzip.decompress(tar_gz(FILES)) + bytes(2 * BLOCK_BYTES)  # as tar pads to the size of its blocks
+    padded = gzip.decompress(tar_gz(DATASET_FILES)) + bytes(
+        2 * BLOCK_BYTES
+    )  # as tar pads to the size of its blocks
     path = user_dir / "a.tar.gz"
     path.write_bytes(gzip.compress(padded))
-    assert unpack(path, user_dir / "intact") == FILES
-    hostile.flip_byte(path, path.stat().st_size - 6)
+    assert unpack_all(path, user_dir / "intact") == DATASET_FILES
+    hostile_archives.flip_byte(path, path.stat().st_size - 6)
     with pytest.raises(ArchiveError, match=r"not a valid tar\.gz"):
-        list(open_archive(path, listed=listed).extract(into(user_dir / "out")))
+        list(open_archive(path, listed=listed).extract(choose_all(user_dir / "out")))
 
 
 def test_listing_a_compressed_tar_tells_how_far_it_is_fake_interval(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(Progress, "_PLAIN_INTERVAL_SECONDS", 0.0)
-    open_archive(write_tar(user_dir / "a.tar.gz", FILES, "gz"))
+    open_archive(write_tar(user_dir / "a.tar.gz", DATASET_FILES, "gz"))
     assert "Listing: 100%" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["404.png", "401/a", "not found.txt", "<error>", "BZh"])
 def test_a_tar_is_not_taken_for_what_the_name_of_its_first_member_says(name: str, user_dir: Path) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member(name))
+    path = hostile_archives.write_zeros_tar(user_dir / "a.tar", hostile_archives.tar_member(name))
     assert [member.name for member in open_archive(path).members] == [name]
 
 
@@ -181,17 +188,23 @@ def test_a_tar_is_not_taken_for_what_the_name_of_its_first_member_says(name: str
 def test_links_and_devices_in_a_tar_are_refused_when_wanted(
     kind: bytes, problem: str, user_dir: Path
 ) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member("x", kind, link="/etc/passwd"))
+    path = hostile_archives.write_zeros_tar(
+        user_dir / "a.tar", hostile_archives.tar_member("x", kind, link="/etc/passwd")
+    )
     archive = open_archive(path)
     with pytest.raises(ArchiveError, match=problem):
-        list(archive.extract(only({"x": user_dir / "x"})))
+        list(archive.extract(choose_members({"x": user_dir / "x"})))
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME], ids=repr)
 def test_a_tar_whose_headers_would_fill_the_memory_is_refused(kind: bytes, user_dir: Path) -> None:
-    header = hostile.tar_member("header", kind)  # what stands before a member, its long name for instance
+    header = hostile_archives.tar_member(
+        "header", kind
+    )  # what stands before a member, its long name for instance
     header.size = 50 << 20
-    path = hostile.tar_with(user_dir / "a.tar.gz", header, hostile.tar_member("x"), mode="w:gz")
+    path = hostile_archives.write_zeros_tar(
+        user_dir / "a.tar.gz", header, hostile_archives.tar_member("x"), mode="w:gz"
+    )
     tracemalloc.start()
     with pytest.raises(ArchiveError, match=r"a\.tar\.gz: .* header"):
         open_archive(path)
@@ -203,10 +216,10 @@ def test_a_tar_whose_headers_would_fill_the_memory_is_refused(kind: bytes, user_
 @pytest.mark.parametrize(
     "infos",
     [
-        [hostile.tar_member("x", told={"size": str(1 << 60)})],
-        [hostile.tar_member("x", told={"size": str(1 << 90)})],
-        [hostile.tar_member("x", told={"size": "-512"})],
-        [hostile.tar_member("x", tarfile.GNUTYPE_LONGNAME)] * 5000,
+        [hostile_archives.tar_member("x", pax_headers={"size": str(1 << 60)})],
+        [hostile_archives.tar_member("x", pax_headers={"size": str(1 << 90)})],
+        [hostile_archives.tar_member("x", pax_headers={"size": "-512"})],
+        [hostile_archives.tar_member("x", tarfile.GNUTYPE_LONGNAME)] * 5000,
     ],
     ids=[
         "a size beyond all disks",
@@ -219,7 +232,7 @@ def test_a_tar_whose_headers_would_fill_the_memory_is_refused(kind: bytes, user_
 def test_a_tar_whose_headers_make_no_sense_is_refused(
     infos: list[tarfile.TarInfo], mode: Literal["w", "w:gz"], user_dir: Path
 ) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", *infos, mode=mode)
+    path = hostile_archives.write_zeros_tar(user_dir / "a.tar", *infos, mode=mode)
     with pytest.raises(ArchiveError, match=r"a\.tar: not a valid tar"):
         open_archive(path)
 
@@ -227,37 +240,45 @@ def test_a_tar_whose_headers_make_no_sense_is_refused(
 @pytest.mark.parametrize(
     "member",
     [
-        hostile.tar_member("x", tarfile.GNUTYPE_SPARSE),
-        hostile.tar_member("x", told={"GNU.sparse.size": str(8 << 30)}),
-        hostile.tar_member("x", told={"GNU.sparse.map": "0,0", "GNU.sparse.size": str(8 << 30)}),
-        hostile.tar_member("x", told={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
+        hostile_archives.tar_member("x", tarfile.GNUTYPE_SPARSE),
+        hostile_archives.tar_member("x", pax_headers={"GNU.sparse.size": str(8 << 30)}),
+        hostile_archives.tar_member(
+            "x", pax_headers={"GNU.sparse.map": "0,0", "GNU.sparse.size": str(8 << 30)}
+        ),
+        hostile_archives.tar_member("x", pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
     ],
     ids=["GNU", "0.0", "0.1", "1.0"],
 )
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_sparse_file_in_a_tar_is_refused(member: tarfile.TarInfo, listed: bool, user_dir: Path) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", member, hostile.tar_member("y"))
+    path = hostile_archives.write_zeros_tar(user_dir / "a.tar", member, hostile_archives.tar_member("y"))
     archive = open_archive(path, listed=listed)
     with pytest.raises(ArchiveError, match=r"a\.tar: member x: it is a sparse file"):
-        list(archive.extract(into(user_dir / "out")))
-    list(archive.extract(only({"y": user_dir / "y"})))
+        list(archive.extract(choose_all(user_dir / "out")))
+    list(archive.extract(choose_members({"y": user_dir / "y"})))
     assert (user_dir / "y").read_bytes() == b""
 
 
 def test_a_tar_whose_headers_would_take_long_to_read_is_refused(user_dir: Path) -> None:
     told = {f"k{number}": "v" for number in range(5000)}
-    path = hostile.tar_with(user_dir / "a.tar", *[hostile.tar_member("x", told=told)] * 400)
+    path = hostile_archives.write_zeros_tar(
+        user_dir / "a.tar", *[hostile_archives.tar_member("x", pax_headers=told)] * 400
+    )
     with pytest.raises(ArchiveError, match=r"a\.tar: .* headers of \d+ bytes"):
         open_archive(path)
 
 
 def test_a_tar_with_a_damaged_header_is_not_taken_for_one_that_ends_there(user_dir: Path) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", *(hostile.tar_member(name) for name in "abc"))
-    hostile.flip_byte(path, 512)
+    path = hostile_archives.write_zeros_tar(
+        user_dir / "a.tar", *(hostile_archives.tar_member(name) for name in "abc")
+    )
+    hostile_archives.flip_byte(path, 512)
     with pytest.raises(ArchiveError, match="its end is missing"):
         open_archive(path)
 
 
 def test_a_member_of_a_tar_whose_time_is_no_number_comes_out(user_dir: Path) -> None:
-    path = hostile.tar_with(user_dir / "a.tar", hostile.tar_member("x", told={"mtime": "nan"}))
-    assert unpack(path, user_dir / "out") == {"x": b""}
+    path = hostile_archives.write_zeros_tar(
+        user_dir / "a.tar", hostile_archives.tar_member("x", pax_headers={"mtime": "nan"})
+    )
+    assert unpack_all(path, user_dir / "out") == {"x": b""}

@@ -14,10 +14,10 @@ import pytest
 
 from mmf_win.archives import open_archive
 from mmf_win.errors import ArchiveError, PasswordError
-from tests.worlds import hostile
-from tests.worlds.memes import lay_out, tree
-from tests.worlds.packing import FILES, into, only, unpack
-from tests.worlds.tools import call, requires_tool
+from tests.worlds import hostile_archives
+from tests.worlds.archive_writers import DATASET_FILES, choose_all, choose_members, unpack_all
+from tests.worlds.memes import read_tree, write_tree
+from tests.worlds.tools import requires_tool, run_program
 
 UNPACK = "unpack it with 7-Zip, then run `mmfw convert FOLDER`"
 METHODS = {
@@ -32,14 +32,16 @@ def refused(path: Path, member: str, out: Path, password: str | None = None) -> 
     archive = open_archive(path, password and (lambda: password))
     archive.check_password()
     with pytest.raises(ArchiveError) as caught:
-        list(archive.extract(only({member: out / member})))
-    assert not out.exists() or not tree(out)
+        list(archive.extract(choose_members({member: out / member})))
+    assert not out.exists() or not read_tree(out)
     return caught.value
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_of_a_zip_is_named(method: int, user_dir: Path) -> None:
-    path = hostile.declare_method(hostile.plain_zip(user_dir / "a.zip", {"x": b"x"}), method)
+    path = hostile_archives.declare_method(
+        hostile_archives.write_zip(user_dir / "a.zip", {"x": b"x"}), method
+    )
     error = refused(path, "x", user_dir / "out")
     assert str(error) == f"{path}: member x: it is compressed by {METHODS[method]}, which mmfw does not read"
     assert error.hint == UNPACK
@@ -66,14 +68,14 @@ def test_a_method_of_a_zip_is_named(method: int, user_dir: Path) -> None:
 def test_what_7_zip_packs_by_other_methods_comes_out_as_the_hint_says(
     options: str, name: str, user_dir: Path
 ) -> None:
-    lay_out(FILES, user_dir / "in")
-    call("7z", "a", *options.split(), "../a.bin", ".", cwd=user_dir / "in")
+    write_tree(DATASET_FILES, user_dir / "in")
+    run_program("7z", "a", *options.split(), "../a.bin", ".", cwd=user_dir / "in")
     member = "hateful_memes/train.jsonl"
     error = refused(user_dir / "a.bin", member, user_dir / "out", "secret")
     assert f"member {member}: it is compressed by {name}, which mmfw does not read" in str(error)
     assert error.hint == UNPACK
-    call("7z", "x", "-psecret", "-oFOLDER", "a.bin", cwd=user_dir)
-    assert unpack(user_dir / "FOLDER", user_dir / "out") == FILES
+    run_program("7z", "x", "-psecret", "-oFOLDER", "a.bin", cwd=user_dir)
+    assert unpack_all(user_dir / "FOLDER", user_dir / "out") == DATASET_FILES
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_what_7_zip_packs_by_other_methods_comes_out_as_the_hint_says(
 )
 @pytest.mark.parametrize("password", [None, "secret"])
 def test_a_method_of_a_7z_is_named(method: int, name: str, password: str | None, user_dir: Path) -> None:
-    path = hostile.seven_zip_with_method(user_dir / "a.7z", {"x": b"x" * 99}, method, password)
+    path = hostile_archives.seven_zip_with_method(user_dir / "a.7z", {"x": b"x" * 99}, method, password)
     error = refused(path, "x", user_dir / "out", password)
     assert f"member x: it is compressed by {name}, which mmfw does not read" in str(error)
     assert error.hint == UNPACK
@@ -94,18 +96,21 @@ def test_a_method_of_a_7z_is_named(method: int, name: str, password: str | None,
 def test_a_program_and_a_sound_that_nobody_needs_do_not_spoil_a_7z(
     options: list[str], user_dir: Path
 ) -> None:
-    lay_out(FILES, user_dir)
+    write_tree(DATASET_FILES, user_dir)
     shutil.copy(Path(sys.executable).resolve(), user_dir / "setup.exe")
     with wave.open(str(user_dir / "sound.wav"), "wb") as sound:
         sound.setparams((2, 2, 44100, 0, "NONE", ""))
         sound.writeframes(b"".join(struct.pack("<hh", n % 3000, n % 2000) for n in range(20_000)))
-    call("7z", "a", "-mx=9", *options, "a.7z", "hateful_memes", "setup.exe", "sound.wav", cwd=user_dir)
+    run_program("7z", "a", "-mx=9", *options, "a.7z", "hateful_memes", "setup.exe", "sound.wav", cwd=user_dir)
     chosen = re.findall(r"^Method = (.*)", _listing(user_dir / "a.7z"), re.MULTILINE)
     archive = open_archive(user_dir / "a.7z", lambda: "secret")
     archive.check_password()
-    memes = {name: user_dir / "out" / name for name in [*FILES, "sound.wav"]}
-    list(archive.extract(only(memes)))
-    assert tree(user_dir / "out") == {**FILES, "sound.wav": (user_dir / "sound.wav").read_bytes()}
+    memes = {name: user_dir / "out" / name for name in [*DATASET_FILES, "sound.wav"]}
+    list(archive.extract(choose_members(memes)))
+    assert read_tree(user_dir / "out") == {
+        **DATASET_FILES,
+        "sound.wav": (user_dir / "sound.wav").read_bytes(),
+    }
     if {"BCJ2", "ARM64"}.intersection(" ".join(chosen).split()):
         assert "BCJ2" in str(refused(user_dir / "a.7z", "setup.exe", user_dir / "no", "secret"))
     if options:
@@ -126,15 +131,18 @@ def _listing(path: Path) -> str:
 def test_a_symbolic_link_is_not_damage(command: str, user_dir: Path) -> None:
     if not shutil.which(command.split()[0]):
         pytest.skip("needs a tool")
-    lay_out({"data/x": b"content"}, user_dir)
+    write_tree({"data/x": b"content"}, user_dir)
     (user_dir / "data" / "link").symlink_to("x")
-    call(*command.replace("a.bin", "a.zip" if "zip" in command else "a.bin").split(), cwd=user_dir)
+    run_program(*command.replace("a.bin", "a.zip" if "zip" in command else "a.bin").split(), cwd=user_dir)
     [path] = user_dir.glob("a.*")
     error = refused(path, "data/link", user_dir / "out")
     assert "member data/link: it is a" in str(error) and "link" in str(error)
     assert error.hint == UNPACK
-    call("7z", "x", "-oFOLDER", path, cwd=user_dir)
-    assert unpack(user_dir / "FOLDER", user_dir / "out") == {"data/x": b"content", "data/link": b"content"}
+    run_program("7z", "x", "-oFOLDER", path, cwd=user_dir)
+    assert unpack_all(user_dir / "FOLDER", user_dir / "out") == {
+        "data/x": b"content",
+        "data/link": b"content",
+    }
 
 
 @requires_tool("tar")
@@ -153,45 +161,45 @@ def test_a_sparse_file_is_refused_when_wanted_and_comes_out_as_the_hint_says(
     tar = ["bsdtar"] if options == "bsdtar" else ["tar", "--sparse", *options.split()]
     if not shutil.which(tar[0]):
         pytest.skip("needs bsdtar")
-    call(*tar, "-cf", "../a.tar", "a", "holes", "z", cwd=user_dir / "in")
+    run_program(*tar, "-cf", "../a.tar", "a", "holes", "z", cwd=user_dir / "in")
     error = refused(user_dir / "a.tar", "holes", user_dir / "out")
     assert "a.tar: member holes: it is a sparse file, which mmfw does not read" in str(error)
     assert error.hint is not None and "--no-read-sparse" in error.hint and "7-Zip" not in error.hint
     for listed in (True, False):
         archive = open_archive(user_dir / "a.tar", listed=listed)
-        list(archive.extract(only({name: user_dir / "out" / name for name in ("a", "z")})))
-        assert tree(user_dir / "out") == {"a": b"a" * 99, "z": b"z" * 99}
+        list(archive.extract(choose_members({name: user_dir / "out" / name for name in ("a", "z")})))
+        assert read_tree(user_dir / "out") == {"a": b"a" * 99, "z": b"z" * 99}
     (user_dir / "FOLDER").mkdir()
     [command] = re.findall("`(tar .*?)`", error.hint)
-    call(*command.split(), "../a.tar", cwd=user_dir / "FOLDER")
-    assert unpack(user_dir / "FOLDER", user_dir / "all") == tree(user_dir / "in")
+    run_program(*command.split(), "../a.tar", cwd=user_dir / "FOLDER")
+    assert unpack_all(user_dir / "FOLDER", user_dir / "all") == read_tree(user_dir / "in")
 
 
 def test_a_name_that_not_every_system_takes_is_not_damage(user_dir: Path) -> None:
-    path = hostile.zip_with_twins(user_dir / "a.zip", "x", "X", "aux.png")
+    path = hostile_archives.zip_with_duplicates(user_dir / "a.zip", "x", "X", "aux.png")
     for name in ("x", "aux.png"):
         error = refused(path, name, user_dir / "out")
         assert error.hint == "unpack it, rename or remove this file, then run `mmfw convert FOLDER`"
 
 
 def test_a_wrong_checksum_is_damage(user_dir: Path) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", {"x": b"content" * 99})
-    hostile.flip_byte(path, path.read_bytes().index(b"PK\1\2") + 16)  # the checksum in the directory
+    path = hostile_archives.write_zip(user_dir / "a.zip", {"x": b"content" * 99})
+    hostile_archives.flip_byte(path, path.read_bytes().index(b"PK\1\2") + 16)  # the checksum in the directory
     error = refused(path, "x", user_dir / "out")
     assert "checksum" in str(error) and error.hint is not None and "get it again" in error.hint
 
 
 @pytest.mark.parametrize("size", [-1, 900])
 def test_a_zip_that_was_cut_off_is_damage(size: int, user_dir: Path) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", FILES)
+    path = hostile_archives.write_zip(user_dir / "a.zip", DATASET_FILES)
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ArchiveError, match="not a valid zip") as caught:
-        list(open_archive(path).extract(into(user_dir / "out")))
+        list(open_archive(path).extract(choose_all(user_dir / "out")))
     assert caught.value.hint is not None and "get it again" in caught.value.hint
 
 
 def test_a_zip_of_a_later_version_is_not_damage(user_dir: Path) -> None:
-    path = hostile.declare_version(hostile.plain_zip(user_dir / "a.zip", {"x": b"x"}), 99)
+    path = hostile_archives.declare_version(hostile_archives.write_zip(user_dir / "a.zip", {"x": b"x"}), 99)
     with pytest.raises(ArchiveError, match=r"mmfw does not read: zip file version 9\.9") as caught:
         open_archive(path)
     assert caught.value.hint == UNPACK

@@ -12,10 +12,10 @@ import pytest
 from mmf_win.archives import open_archive
 from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.errors import ArchiveError, PasswordError
-from tests.worlds import hostile
-from tests.worlds.memes import Files, lay_out, memes, tree
-from tests.worlds.packing import only, unpack
-from tests.worlds.tools import call, requires_tool
+from tests.worlds import hostile_archives
+from tests.worlds.archive_writers import choose_members, unpack_all
+from tests.worlds.memes import Files, dataset_files, read_tree, write_tree
+from tests.worlds.tools import requires_tool, run_program
 
 FILES: Files = {"data/a b.txt": b"words " * 500, "data/图/мем.png": bytes(range(256)) * 9, "data/empty": b""}
 
@@ -43,8 +43,8 @@ def test_members_are_files_with_their_sizes_and_checksums(user_dir: Path) -> Non
 @pytest.mark.parametrize("command", ["unzip -P secret a.zip -d out", "7z x -psecret -oout a.zip"])
 def test_other_programs_read_our_encrypted_zip(command: str, user_dir: Path) -> None:
     write_encrypted_zip(user_dir / "a.zip", [("x/文.txt", FOX), ("empty", b"")], "secret")
-    call(*command.split(), cwd=user_dir)
-    assert tree(user_dir / "out") == {"x/文.txt": FOX, "empty": b""}
+    run_program(*command.split(), cwd=user_dir)
+    assert read_tree(user_dir / "out") == {"x/文.txt": FOX, "empty": b""}
 
 
 @requires_tool("zip", "7z")
@@ -65,10 +65,10 @@ def test_other_programs_read_our_encrypted_zip(command: str, user_dir: Path) -> 
     ids=" ".join,
 )
 def test_zips_of_other_programs(command: list[str], user_dir: Path) -> None:
-    lay_out(FILES, user_dir)
-    call(*command, cwd=user_dir)
+    write_tree(FILES, user_dir)
+    run_program(*command, cwd=user_dir)
     password = next((p for p in ("secret", "пароль") if p in " ".join(command)), None)
-    assert unpack(user_dir / "a.zip", user_dir / "out", password) == FILES
+    assert unpack_all(user_dir / "a.zip", user_dir / "out", password) == FILES
     if password is not None:
         archive = open_archive(user_dir / "a.zip", lambda: "wrong")
         with pytest.raises(PasswordError):
@@ -81,10 +81,10 @@ def test_an_aes_zip_of_many_members_with_keys_of_every_size(password: str, user_
     files: Files = {}
     for strength in ("AES128", "AES192", "AES256"):
         part = {f"{strength}/{number:02}": bytes([number]) * number * 100 for number in range(11)}
-        lay_out(part, user_dir)
-        call("7z", "a", "-tzip", f"-p{password}", f"-mem={strength}", "a.zip", strength, cwd=user_dir)
+        write_tree(part, user_dir)
+        run_program("7z", "a", "-tzip", f"-p{password}", f"-mem={strength}", "a.zip", strength, cwd=user_dir)
         files |= part
-    assert unpack(user_dir / "a.zip", user_dir / "out", password) == files
+    assert unpack_all(user_dir / "a.zip", user_dir / "out", password) == files
 
 
 @pytest.mark.parametrize("codec", ["utf-8", "cp437", "latin-1"])
@@ -94,10 +94,10 @@ def test_a_password_in_a_code_page_is_found(codec: str, user_dir: Path) -> None:
             return "Grüße".encode(codec)
 
     write_encrypted_zip(user_dir / "a.zip", [("x", FOX)], Encoded())
-    assert unpack(user_dir / "a.zip", user_dir / "out", "Grüße") == {"x": FOX}
+    assert unpack_all(user_dir / "a.zip", user_dir / "out", "Grüße") == {"x": FOX}
 
 
-@pytest.mark.parametrize("files", [{"x": FOX}, memes()], ids=["one member", "many members"])
+@pytest.mark.parametrize("files", [{"x": FOX}, dataset_files()], ids=["one member", "many members"])
 def test_a_wrong_password_is_noticed_before_anything_is_written(files: Files, user_dir: Path) -> None:
     path = user_dir / "a.zip"
     write_encrypted_zip(path, files.items(), "right")
@@ -112,11 +112,11 @@ def test_a_wrong_password_is_noticed_before_anything_is_written(files: Files, us
 def test_one_damaged_header_does_not_make_the_password_wrong(count: int, user_dir: Path) -> None:
     path = user_dir / "a.zip"
     write_encrypted_zip(path, [(f"{number}", FOX) for number in range(count)], "right")
-    hostile.flip_byte(path, path.read_bytes().index(b"0") + 12)  # the one that is compared
+    hostile_archives.flip_byte(path, path.read_bytes().index(b"0") + 12)  # the one that is compared
     archive = open_archive(path, lambda: "right")
-    (done,) = archive.extract(only({"1": user_dir / "1"}))
+    (done,) = archive.extract(choose_members({"1": user_dir / "1"}))
     with pytest.raises(PasswordError, match="does not open member 0") as caught:
-        list(archive.extract(only({"0": user_dir / "0"})))
+        list(archive.extract(choose_members({"0": user_dir / "0"})))
     assert done.target.read_bytes() == FOX
     assert "damaged" in str(caught.value.hint) and not (user_dir / "0").exists()
 
@@ -130,46 +130,53 @@ def test_a_missing_password_is_another_error_than_a_wrong_one(encrypted: Path) -
 def test_extracting_checks_the_password_itself(encrypted: Path, user_dir: Path) -> None:
     archive = open_archive(encrypted, lambda: "wrong")
     with pytest.raises(PasswordError):
-        list(archive.extract(only({"data/a b.txt": user_dir / "x"})))
+        list(archive.extract(choose_members({"data/a b.txt": user_dir / "x"})))
     assert not (user_dir / "x").exists()
 
 
 def test_a_password_for_an_archive_without_one_does_no_harm(user_dir: Path) -> None:
-    assert unpack(hostile.plain_zip(user_dir / "a.zip", FILES), user_dir / "out", "unneeded") == FILES
+    assert (
+        unpack_all(hostile_archives.write_zip(user_dir / "a.zip", FILES), user_dir / "out", "unneeded")
+        == FILES
+    )
 
 
 def test_utf8_names_without_the_utf8_flag_are_understood(encrypted: Path, user_dir: Path) -> None:
     data = encrypted.read_bytes().replace(b"\x14\x00\x01\x08", b"\x14\x00\x01\x00")
     encrypted.write_bytes(data)
-    assert unpack(encrypted, user_dir / "out", "пароль 密码") == FILES
+    assert unpack_all(encrypted, user_dir / "out", "пароль 密码") == FILES
 
 
 def declaring(size: int) -> Callable[[Path], Path]:
     """A zip whose directory says that its only member of 3000 bytes has so many."""
-    return lambda path: hostile.declare_size(hostile.plain_zip(path, {"x": b"abc" * 1000}), size)
+    return lambda path: hostile_archives.declare_size(
+        hostile_archives.write_zip(path, {"x": b"abc" * 1000}), size
+    )
 
 
 def damaged(path: Path) -> Path:
     with zipfile.ZipFile(path, "w") as archive:  # stored, so that only the checksum can tell
         archive.writestr("good", FOX)
         archive.writestr("bad", FOX)
-    return hostile.flip_byte(path, path.read_bytes().rindex(b"lazy"))
+    return hostile_archives.flip_byte(path, path.read_bytes().rindex(b"lazy"))
 
 
 @pytest.mark.parametrize(
     ("make", "name", "reason"),
     [
-        (hostile.zip_with_link, "link", "it is a symbolic link"),
-        (lambda path: hostile.zip_with_name(path, "aux.png"), "aux.png", "Windows"),
-        (lambda path: hostile.zip_with_twins(path, "x", "x"), "x", "twice"),
-        (lambda path: hostile.zip_with_twins(path, "x", "X"), "x", "the same name as"),
-        (lambda path: hostile.zip_with_twins(path, "x/y", "x"), "x", "folder"),
+        (hostile_archives.zip_with_link, "link", "it is a symbolic link"),
+        (lambda path: hostile_archives.zip_with_name(path, "aux.png"), "aux.png", "Windows"),
+        (lambda path: hostile_archives.zip_with_duplicates(path, "x", "x"), "x", "twice"),
+        (lambda path: hostile_archives.zip_with_duplicates(path, "x", "X"), "x", "the same name as"),
+        (lambda path: hostile_archives.zip_with_duplicates(path, "x/y", "x"), "x", "folder"),
         (declaring(2999), "x", "more bytes than it declares"),
         (declaring(10), "x", "more bytes than it declares"),
         (declaring(4000), "x", "ends after 3000 of 4000 bytes"),
         (declaring(4_000_000_000), "x", "claims to unpack to"),
         (
-            lambda path: hostile.declare_encrypted(hostile.plain_zip(path, {"x": b"short"})),
+            lambda path: hostile_archives.declare_encrypted(
+                hostile_archives.write_zip(path, {"x": b"short"})
+            ),
             "x",
             "too short to be encrypted",
         ),
@@ -182,31 +189,35 @@ def test_what_is_refused_when_wanted_is_named_and_leaves_no_file(
     path, out = make(user_dir / "a.zip"), user_dir / "out"
     archive = open_archive(path)
     with pytest.raises(ArchiveError) as caught:
-        list(archive.extract(only({name: out})))
+        list(archive.extract(choose_members({name: out})))
     assert not out.exists()
     assert all(part in str(caught.value) for part in (str(path), name, reason))
 
 
 def test_refused_members_do_not_spoil_the_others(user_dir: Path) -> None:
-    path = hostile.zip_with_twins(user_dir / "a.zip", "x", "X", "folder", "folder/good")
+    path = hostile_archives.zip_with_duplicates(user_dir / "a.zip", "x", "X", "folder", "folder/good")
     archive = open_archive(path)
-    (done,) = archive.extract(only({"folder/good": user_dir / "good"}))
+    (done,) = archive.extract(choose_members({"folder/good": user_dir / "good"}))
     assert done.target.read_bytes() == b"folder/good"
 
 
 def test_overlapping_members_are_refused(user_dir: Path) -> None:
-    path = hostile.declare_offset(hostile.zip_with_twins(user_dir / "a.zip", "x", "x"), 0)
+    path = hostile_archives.declare_offset(
+        hostile_archives.zip_with_duplicates(user_dir / "a.zip", "x", "x"), 0
+    )
     archive = open_archive(path)
     assert "overlaps" in str([m.problem for m in archive.members])
 
 
 def test_members_that_overlap_by_less_than_a_header_are_refused(user_dir: Path) -> None:
-    path = hostile.declare_packed_size(hostile.zip_with_twins(user_dir / "a.zip", "x", "y"), 3)
+    path = hostile_archives.declare_packed_size(
+        hostile_archives.zip_with_duplicates(user_dir / "a.zip", "x", "y"), 3
+    )
     assert ["overlaps" in str(member.problem) for member in open_archive(path).members] == [True, False]
 
 
 def test_a_bomb_whose_members_share_their_data_is_refused(user_dir: Path) -> None:
-    path = hostile.zip_with_shared_data(user_dir / "a.zip", bytes(1 << 20), 100)
+    path = hostile_archives.zip_with_shared_data(user_dir / "a.zip", bytes(1 << 20), 100)
     with pytest.raises(ArchiveError, match="its own header has another name"):
         open_archive(path)
 
@@ -214,29 +225,29 @@ def test_a_bomb_whose_members_share_their_data_is_refused(user_dir: Path) -> Non
 def test_encrypted_members_come_out_whole_where_the_last_bytes_wait_in_the_inflater(user_dir: Path) -> None:
     files: Files = {f"{size}": bytes((1 << 20) + size) for size in range(1, 300, 30)}
     write_encrypted_zip(user_dir / "a.zip", files.items(), "secret")
-    assert unpack(user_dir / "a.zip", user_dir / "out", "secret") == files
+    assert unpack_all(user_dir / "a.zip", user_dir / "out", "secret") == files
 
 
 def test_what_lies_at_a_target_is_replaced_only_there(user_dir: Path) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", {"x": FOX})
+    path = hostile_archives.write_zip(user_dir / "a.zip", {"x": FOX})
     (user_dir / "out").mkdir()
     (user_dir / "out" / "x").write_bytes(b"older and much longer" * 100)
-    assert unpack(path, user_dir / "out") == {"x": FOX}
+    assert unpack_all(path, user_dir / "out") == {"x": FOX}
 
 
 def test_a_target_below_a_file_is_refused_by_the_system(user_dir: Path) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", {"x": FOX})
+    path = hostile_archives.write_zip(user_dir / "a.zip", {"x": FOX})
     (user_dir / "out").write_bytes(b"a file")
     archive = open_archive(path)
     with pytest.raises(OSError):
-        list(archive.extract(only({"x": user_dir / "out" / "x"})))
+        list(archive.extract(choose_members({"x": user_dir / "out" / "x"})))
     assert (user_dir / "out").read_bytes() == b"a file"
 
 
 def test_a_zip_after_a_program_opens(user_dir: Path) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", FILES)
+    path = hostile_archives.write_zip(user_dir / "a.zip", FILES)
     path.write_bytes(b"MZ this is a program\n" * 50 + path.read_bytes())
-    assert unpack(path, user_dir / "out") == FILES
+    assert unpack_all(path, user_dir / "out") == FILES
 
 
 def test_the_writer_leaves_the_old_file_when_it_fails(user_dir: Path) -> None:

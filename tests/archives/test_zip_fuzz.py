@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from mmf_win.archives import Archive, open_archive
 from mmf_win.archives.zipcrypto import Cipher
 from mmf_win.errors import ArchiveError, PasswordError
-from tests.worlds.memes import tree
-from tests.worlds.packing import aes_encrypted, only
+from tests.worlds.archive_writers import choose_members, encrypt_aes_member
+from tests.worlds.memes import read_tree
 
 PASSWORD = "secret"
 _NAMES = st.one_of(
@@ -68,7 +68,7 @@ def _member(draw: st.DrawFn, told: Told) -> tuple[bytes, bytes, bytes]:
     data = deflate.compress(content) + deflate.flush() if method == 8 else content
     if flags & 1 and draw(st.booleans()):
         strength, version = draw(st.integers(1, 3)), draw(st.integers(1, 2))
-        data = aes_encrypted(content, PASSWORD.encode(), strength, Random(1))
+        data = encrypt_aes_member(content, PASSWORD.encode(), strength, Random(1))
         fields = (told(version, 16), b"AE", told(strength, 8), told(8, 16))
         extra, method = struct.pack("<HHH2sBH", told(0x9901, 16), 7, *fields), 99
     elif flags & 1:
@@ -103,7 +103,7 @@ def check_members(archive: Archive, out: Path) -> None:
         name = PurePosixPath(member.name)
         assert not name.is_absolute() and ".." not in name.parts
         try:
-            (done,) = archive.extract(only({member.name: out / str(number)}))
+            (done,) = archive.extract(choose_members({member.name: out / str(number)}))
         except (ArchiveError, PasswordError) as error:
             assert str(archive.path) in str(error)
             continue
@@ -112,4 +112,4 @@ def check_members(archive: Archive, out: Path) -> None:
         assert (len(content), sha256(content).hexdigest()) == (done.size, done.sha256)
         assert member.size == done.size and member.crc32 in (None, zlib.crc32(content))
         right[str(number)] = content
-    assert (tree(out) if out.exists() else {}) == right
+    assert (read_tree(out) if out.exists() else {}) == right

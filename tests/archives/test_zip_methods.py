@@ -11,10 +11,10 @@ import pytest
 
 from mmf_win.archives import open_archive
 from mmf_win.errors import ArchiveError, PasswordError
-from tests.worlds import hostile
-from tests.worlds.memes import Files, lay_out, memes, tree
-from tests.worlds.packing import into, only, unpack
-from tests.worlds.tools import call, requires_tool
+from tests.worlds import hostile_archives
+from tests.worlds.archive_writers import choose_all, choose_members, unpack_all
+from tests.worlds.memes import Files, dataset_files, read_tree, write_tree
+from tests.worlds.tools import requires_tool, run_program
 
 FILES: Files = {"data/words": b"words " * 500_000, "data/图.png": bytes(range(256)) * 9, "data/empty": b""}
 METHODS = {"bzip2": zipfile.ZIP_BZIP2, "LZMA": zipfile.ZIP_LZMA}
@@ -30,7 +30,7 @@ def packed(path: Path, method: str, files: Files) -> Path:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_zip_of_the_standard_library(method: str, user_dir: Path) -> None:
-    assert unpack(packed(user_dir / "a.zip", method, FILES), user_dir / "out") == FILES
+    assert unpack_all(packed(user_dir / "a.zip", method, FILES), user_dir / "out") == FILES
 
 
 @requires_tool("7z")
@@ -38,10 +38,10 @@ def test_a_zip_of_the_standard_library(method: str, user_dir: Path) -> None:
 @pytest.mark.parametrize("encryption", ["", "ZipCrypto", "AES256"])
 def test_a_zip_of_7_zip(method: str, encryption: str, user_dir: Path) -> None:
     files = {name: FILES[name] for name in ("data/words", "data/图.png", "data/empty")}
-    lay_out(files, user_dir)
+    write_tree(files, user_dir)
     options = ["-psecret", f"-mem={encryption}"] if encryption else []
-    call("7z", "a", "-tzip", f"-mm={method}", *options, "a.zip", "data", cwd=user_dir)
-    assert unpack(user_dir / "a.zip", user_dir / "out", "secret") == files
+    run_program("7z", "a", "-tzip", f"-mm={method}", *options, "a.zip", "data", cwd=user_dir)
+    assert unpack_all(user_dir / "a.zip", user_dir / "out", "secret") == files
     for number in range(300 if encryption == "ZipCrypto" else 3) if encryption else ():
         with pytest.raises(PasswordError, match="wrong"):
             open_archive(user_dir / "a.zip", lambda number=number: f"wrong {number}").check_password()
@@ -51,13 +51,13 @@ def test_a_zip_of_7_zip(method: str, encryption: str, user_dir: Path) -> None:
 @pytest.mark.parametrize("size", [0, 10, (20 << 20) - 1, (20 << 20) + 1])
 def test_no_more_comes_out_than_is_declared(method: str, size: int, user_dir: Path) -> None:
     path = packed(user_dir / "a.zip", method, {"x": bytes(20 << 20)})
-    hostile.declare_size(path, size)
+    hostile_archives.declare_size(path, size)
     tracemalloc.start()
     with pytest.raises(ArchiveError, match="member x: "):
-        list(open_archive(path).extract(into(user_dir / "out")))
+        list(open_archive(path).extract(choose_all(user_dir / "out")))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert tree(user_dir / "out") == {}
+    assert read_tree(user_dir / "out") == {}
     assert peak < 16 << 20
 
 
@@ -65,7 +65,7 @@ def test_no_more_comes_out_than_is_declared(method: str, size: int, user_dir: Pa
 def test_much_of_the_same_is_no_bomb(method: str, user_dir: Path) -> None:
     path = packed(user_dir / "a.zip", method, {"x": bytes(20 << 20)})
     assert path.stat().st_size < (20 << 20) // 2000
-    assert unpack(path, user_dir / "out") == {"x": bytes(20 << 20)}
+    assert unpack_all(path, user_dir / "out") == {"x": bytes(20 << 20)}
 
 
 @pytest.mark.parametrize(("dictionary", "is_refused"), [(256 << 20, False), (1 << 30, True)])
@@ -77,10 +77,10 @@ def test_a_dictionary_that_would_fill_the_memory_is_refused(
     struct.pack_into("<I", data, 30 + len("x") + 5, dictionary)  # APPNOTE 4.3.7, 5.8.8
     path.write_bytes(data)
     if not is_refused:
-        assert unpack(path, user_dir / "out") == {"x": b"content"}
+        assert unpack_all(path, user_dir / "out") == {"x": b"content"}
         return
     with pytest.raises(ArchiveError, match="member x: it takes more than 256 MiB of memory") as caught:
-        list(open_archive(path).extract(only({"x": user_dir / "x"})))
+        list(open_archive(path).extract(choose_members({"x": user_dir / "x"})))
     assert caught.value.hint is not None and "7-Zip" in caught.value.hint
 
 
@@ -91,16 +91,16 @@ def test_slashes_may_differ_between_a_header_and_the_directory(
 ) -> None:
     path = user_dir / "a.zip"
     with zipfile.ZipFile(path, "w") as archive:
-        for name, content in memes().items():
+        for name, content in dataset_files().items():
             info = zipfile.ZipInfo("x")
             info.filename = info.orig_filename = name.replace("/", local)
             archive.writestr(info, content)
             info.filename = info.orig_filename = name.replace("/", central)
-    assert unpack(path, user_dir / "out") == memes()
+    assert unpack_all(path, user_dir / "out") == dataset_files()
 
 
 def test_other_differences_of_names_are_refused(user_dir: Path) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", {"data/x": b"x"})
-    hostile.flip_byte(path, path.read_bytes().index(b"data/x") + 5)
+    path = hostile_archives.write_zip(user_dir / "a.zip", {"data/x": b"x"})
+    hostile_archives.flip_byte(path, path.read_bytes().index(b"data/x") + 5)
     with pytest.raises(ArchiveError, match="its own header has another name"):
         open_archive(path)

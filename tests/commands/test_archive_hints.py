@@ -13,24 +13,24 @@ from pathlib import Path
 import pytest
 
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile
-from tests.worlds.memes import Files, laid_out, lay_out, memes, tree
-from tests.worlds.tools import Mmfw, call, requires_tool, typed
+from tests.worlds import hostile_archives
+from tests.worlds.memes import Files, dataset_files, mmf_layout, read_tree, write_tree
+from tests.worlds.tools import MmfwRunner, requires_tool, run_program, split_command
 
-MEMES = memes()
+MEMES = dataset_files()
 
 
 def by_deflate64(folder: Path) -> Path:
     """A zip as Windows Explorer makes it of large files."""
-    lay_out(MEMES, folder)
-    call("7z", "a", "-tzip", "-mm=Deflate64", "a.zip", "hateful_memes", cwd=folder)
+    write_tree(MEMES, folder)
+    run_program("7z", "a", "-tzip", "-mm=Deflate64", "a.zip", "hateful_memes", cwd=folder)
     return folder / "a.zip"
 
 
 def split(folder: Path) -> Path:
     """A 7z in several files."""
-    lay_out(MEMES, folder)
-    call("7z", "a", "-v2k", "a.7z", "hateful_memes", cwd=folder)
+    write_tree(MEMES, folder)
+    run_program("7z", "a", "-v2k", "a.7z", "hateful_memes", cwd=folder)
     return folder / "a.7z.001"
 
 
@@ -38,8 +38,8 @@ def one_of_two(folder: Path) -> Path:
     """One of the two zips that Google Drive makes of a folder."""
     first = {name: content for name, content in MEMES.items() if not name.endswith("1.png")}
     others = {name: content for name, content in MEMES.items() if name.endswith("1.png")}
-    hostile.plain_zip(folder / "memes-20240101T000000Z-002.zip", others)
-    return hostile.plain_zip(folder / "memes-20240101T000000Z-001.zip", first)
+    hostile_archives.write_zip(folder / "memes-20240101T000000Z-002.zip", others)
+    return hostile_archives.write_zip(folder / "memes-20240101T000000Z-001.zip", first)
 
 
 def both_of_two(folder: Path) -> Path:
@@ -56,29 +56,33 @@ def other_of_two(folder: Path) -> Path:
 
 def without_images(folder: Path) -> Path:
     """One in which there are only annotations."""
-    hostile.plain_zip(folder / "memes-002.zip", {n: c for n, c in MEMES.items() if n.endswith(".png")})
-    return hostile.plain_zip(
+    hostile_archives.write_zip(
+        folder / "memes-002.zip", {n: c for n, c in MEMES.items() if n.endswith(".png")}
+    )
+    return hostile_archives.write_zip(
         folder / "memes-001.zip", {n: c for n, c in MEMES.items() if n.endswith(".jsonl")}
     )
 
 
 def twice_packed(folder: Path) -> Path:
     """A zip in a gzip."""
-    (folder / "a.zip.gz").write_bytes(gzip.compress(hostile.plain_zip(folder / "b.zip", MEMES).read_bytes()))
+    (folder / "a.zip.gz").write_bytes(
+        gzip.compress(hostile_archives.write_zip(folder / "b.zip", MEMES).read_bytes())
+    )
     (folder / "b.zip").unlink()
     return folder / "a.zip.gz"
 
 
 def with_a_clash(folder: Path) -> Path:
     """A zip of which an image has a name that Windows does not take."""
-    return hostile.plain_zip(folder / "a.zip", {**MEMES, "hateful_memes/img/aux.png": b"an image"})
+    return hostile_archives.write_zip(folder / "a.zip", {**MEMES, "hateful_memes/img/aux.png": b"an image"})
 
 
 def unpack_all(folder: Path) -> None:
     """Do what the hints say before ``mmfw convert``, by 7-Zip."""
     for path in sorted(folder.glob("*.*")):
         if path.suffix in (".zip", ".gz"):
-            call("7z", "x", "-y", "-oFOLDER", path, cwd=folder)
+            run_program("7z", "x", "-y", "-oFOLDER", path, cwd=folder)
     for path in (folder / "FOLDER").rglob("aux.png"):
         path.unlink()
 
@@ -98,7 +102,7 @@ CASES: dict[Callable[[Path], Path], str] = {
 @requires_tool("7z")
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_a_refused_archive_of_memes_is_converted_as_its_hint_says(
-    make: Callable[[Path], Path], user_dir: Path, mmfw: Mmfw
+    make: Callable[[Path], Path], user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     where = ["--data-dir", user_dir / "data"]
     folder = user_dir / "downloads"
@@ -108,16 +112,16 @@ def test_a_refused_archive_of_memes_is_converted_as_its_hint_says(
     assert CASES[make] in mmfw.err and "get it again" not in mmfw.err and "complete copy" not in mmfw.err
     [command] = re.findall("`mmfw (convert .*?)`", mmfw.err)
     if unpacking := re.findall("`7z (.*?)`", mmfw.err):
-        call("7z", *typed(unpacking[0]), "-oFOLDER", cwd=folder)
+        run_program("7z", *split_command(unpacking[0]), "-oFOLDER", cwd=folder)
     else:
         unpack_all(folder)
     [file, *_] = sorted((folder / "FOLDER").iterdir())
     given = {"FOLDER": folder / "FOLDER", "FILE": file}
-    mmfw(*(given.get(word, word) for word in typed(command)), *where)
-    assert tree(MmfPaths(user_dir, user_dir / "data", user_dir).dataset.root) == laid_out(MEMES)
+    mmfw(*(given.get(word, word) for word in split_command(command)), *where)
+    assert read_tree(MmfPaths(user_dir, user_dir / "data", user_dir).dataset.root) == mmf_layout(MEMES)
 
 
-def test_a_copy_that_is_not_one_of_several_is_to_be_replaced(user_dir: Path, mmfw: Mmfw) -> None:
+def test_a_copy_that_is_not_one_of_several_is_to_be_replaced(user_dir: Path, mmfw: MmfwRunner) -> None:
     path = one_of_two(user_dir)
     shutil.copy(path, user_dir / "memes-v2.zip")
     mmfw("convert", user_dir / "memes-v2.zip", "--data-dir", user_dir / "data", code=3)
@@ -125,28 +129,28 @@ def test_a_copy_that_is_not_one_of_several_is_to_be_replaced(user_dir: Path, mmf
 
 
 def test_features_in_an_archive_that_is_not_read_are_extracted_from_a_folder(
-    user_dir: Path, mmfw: Mmfw
+    user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     features: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 64}
-    path = hostile.declare_method(hostile.plain_zip(user_dir / "features.zip", features), 9)
+    path = hostile_archives.declare_method(hostile_archives.write_zip(user_dir / "features.zip", features), 9)
     where = ["--data-dir", user_dir / "data"]
     mmfw("features", "extract", path, *where, code=3)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
-    given = {"FOLDER": lay_out(features, user_dir / "unpacked")}
-    mmfw(*(given.get(word, word) for word in typed(command)), *where)
+    given = {"FOLDER": write_tree(features, user_dir / "unpacked")}
+    mmfw(*(given.get(word, word) for word in split_command(command)), *where)
 
 
 @pytest.mark.parametrize("make", [split, twice_packed], ids=lambda make: make.__name__)
 @requires_tool("7z")
 def test_the_hint_of_features_that_cannot_be_read_names_the_command_that_was_run(
-    make: Callable[[Path], Path], user_dir: Path, mmfw: Mmfw
+    make: Callable[[Path], Path], user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     path = make(user_dir)
     mmfw("features", "extract", path, "--data-dir", user_dir / "data", code=3)
     assert re.findall("`(mmfw .*?) F[A-Z]*`", mmfw.err) == ["mmfw features extract"]
 
 
-def test_hostile_features_are_named_by_their_archive(user_dir: Path, mmfw: Mmfw) -> None:
+def test_hostile_features_are_named_by_their_archive(user_dir: Path, mmfw: MmfwRunner) -> None:
     lmdb = pytest.importorskip("lmdb")
     folder = user_dir / "made" / "detectron.lmdb"
     folder.mkdir(parents=True)
@@ -156,7 +160,7 @@ def test_hostile_features_are_named_by_their_archive(user_dir: Path, mmfw: Mmfw)
         environment.begin(write=True) as transaction,
     ):
         transaction.put(b"keys", pickle.dumps(os.getcwd))
-    path = hostile.plain_zip(
+    path = hostile_archives.write_zip(
         user_dir / "features.zip", {"detectron.lmdb/data.mdb": (folder / "data.mdb").read_bytes()}
     )
     mmfw("features", "extract", path, "--data-dir", user_dir / "data", code=3)

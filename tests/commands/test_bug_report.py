@@ -13,22 +13,22 @@ from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.runs.folder import Run
 from tests.worlds.event_log import EventLog
-from tests.worlds.memes import SLOTS
-from tests.worlds.run_requests import request
-from tests.worlds.tools import Mmfw
+from tests.worlds.memes import RUN_SPLITS
+from tests.worlds.run_requests import make_run_request
+from tests.worlds.tools import MmfwRunner
 
 SECRETS = ("hunter2 \"'2", "hf_hunter3hunter3", "hunter4")
 
 
 @pytest.fixture
-def run(empty: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run that failed, with secrets all over its records."""
     monkeypatch.chdir(user_dir)
     monkeypatch.setenv("MMFW_PASSWORD", SECRETS[0])
     monkeypatch.setenv("HF_TOKEN", SECRETS[1])
-    run = Run.create(empty.save_dir, "mmbt_grid")
+    run = Run.create(empty_paths.save_dir, "mmbt_grid")
     overrides = [f"training.tracker.api_key={SECRETS[2]}", "training.max_updates=3"]
-    run.save_request(request(model="mmbt", splits=SLOTS, overrides=overrides))
+    run.save_request(make_run_request(model="mmbt", splits=RUN_SPLITS, overrides=overrides))
     attempt = run.create_attempt()
     AttemptRequest(TrainTask(), "mmbt", "mmf", str(attempt.path)).save()
     attempt.config.write_text(f"training: {{tracker: {{api_key: {SECRETS[2]}}}}}\n", encoding="utf-8")
@@ -44,7 +44,7 @@ def run(empty: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Run
     return run
 
 
-def _report(mmfw: Mmfw, *words: str) -> dict[str, bytes]:
+def _report(mmfw: MmfwRunner, *words: str) -> dict[str, bytes]:
     target = Path(f"report-{len(list(Path().iterdir()))}.zip")
     found = mmfw.json("doctor", "--report", target, *words)
     assert found["report"] == str(target.absolute())
@@ -53,7 +53,7 @@ def _report(mmfw: Mmfw, *words: str) -> dict[str, bytes]:
         return {name: archive.read(name) for name in found["files"]}
 
 
-def test_no_byte_of_it_tells_a_secret(run: Run, mmfw: Mmfw) -> None:
+def test_no_byte_of_it_tells_a_secret(run: Run, mmfw: MmfwRunner) -> None:
     members = _report(mmfw, "--run", run.id, "--log")
     assert not set(b"".join(members.values()).decode()) & set("\u202e\x1b")
     for planted in (*SECRETS, "hunter", str(Path.home())):
@@ -62,7 +62,9 @@ def test_no_byte_of_it_tells_a_secret(run: Run, mmfw: Mmfw) -> None:
                 assert way == "/" or way.encode() not in content, (name, way)
 
 
-def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(run: Run, mmfw: Mmfw) -> None:
+def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(
+    run: Run, mmfw: MmfwRunner
+) -> None:
     members = _report(mmfw)
     assert set(members) == {
         "doctor.json",
@@ -76,7 +78,7 @@ def test_what_helps_to_find_the_bug_is_in_it_and_the_log_only_if_asked_for(run: 
     assert _report(mmfw, "--log")["run/log.txt"].splitlines()[-1] == b"Traceback"
 
 
-def test_a_long_log_is_its_end(run: Run, mmfw: Mmfw) -> None:
+def test_a_long_log_is_its_end(run: Run, mmfw: MmfwRunner) -> None:
     with run.log.open("a", encoding="utf-8") as log:
         log.writelines(f"update {n}\n" for n in range(100_000))
     lines = _report(mmfw, "--log")["run/log.txt"].decode().splitlines()
@@ -84,7 +86,7 @@ def test_a_long_log_is_its_end(run: Run, mmfw: Mmfw) -> None:
     assert len(lines) < 100_000 and lines[0].startswith("update ")
 
 
-def test_a_file_that_exists_is_kept_and_an_unreadable_run_is_taken_too(run: Run, mmfw: Mmfw) -> None:
+def test_a_file_that_exists_is_kept_and_an_unreadable_run_is_taken_too(run: Run, mmfw: MmfwRunner) -> None:
     mmfw("doctor", "--report", "bug.zip")
     assert mmfw.out.strip() == str(Path("bug.zip").absolute())
     assert f"5 files of run {run.id}" in mmfw.err
@@ -106,7 +108,7 @@ def test_a_file_that_exists_is_kept_and_an_unreadable_run_is_taken_too(run: Run,
     ],
 )
 def test_a_report_that_cannot_be_written_is_one_error(
-    run: Run, mmfw: Mmfw, words: tuple[str, ...], told: str
+    run: Run, mmfw: MmfwRunner, words: tuple[str, ...], told: str
 ) -> None:
     mmfw("doctor", *words, code=2)
     assert told in mmfw.err
@@ -114,7 +116,7 @@ def test_a_report_that_cannot_be_written_is_one_error(
 
 
 def test_without_any_run_it_is_about_the_machine(
-    empty: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    empty_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.chdir(user_dir)
     assert set(_report(mmfw)) == {"doctor.json"}
@@ -122,7 +124,7 @@ def test_without_any_run_it_is_about_the_machine(
 
 
 @pytest.mark.parametrize("words", [(), ("mmbt_grid", "--log"), ("--help",)])
-def test_the_removed_command_names_its_replacement(mmfw: Mmfw, words: tuple[str, ...]) -> None:
+def test_the_removed_command_names_its_replacement(mmfw: MmfwRunner, words: tuple[str, ...]) -> None:
     mmfw("bug-report", *words, code=2)
     assert mmfw.err == "error: `mmfw bug-report` was replaced by `mmfw doctor --report FILE.zip`\n"
     mmfw("--help")

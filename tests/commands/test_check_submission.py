@@ -13,8 +13,8 @@ import pytest
 from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.convert import convert
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile, memes
-from tests.worlds.tools import Mmfw, typed
+from tests.worlds import hostile_archives, memes
+from tests.worlds.tools import MmfwRunner, split_command
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def data_dir(user_dir: Path) -> Path:
     return user_dir
 
 
-def check(mmfw: Mmfw, data_dir: Path, content: str, split: str = "test_unseen", code: int = 0) -> Any:
+def check(mmfw: MmfwRunner, data_dir: Path, content: str, split: str = "test_unseen", code: int = 0) -> Any:
     """What the command says of a file for scripts, and afterwards to people."""
     file = data_dir / "predictions.csv"
     file.write_text(content, encoding="utf-8", newline="")
@@ -39,14 +39,14 @@ def check(mmfw: Mmfw, data_dir: Path, content: str, split: str = "test_unseen", 
     return found
 
 
-def test_all_problems_are_told_and_the_exit_code_is_that_of_data(data_dir: Path, mmfw: Mmfw) -> None:
+def test_all_problems_are_told_and_the_exit_code_is_that_of_data(data_dir: Path, mmfw: MmfwRunner) -> None:
     check(mmfw, data_dir, "id,proba,label\n1,nan,0\n2,0.9,1\n", split="test_seen", code=3)
     assert "error: lines whose proba is not a number from 0 to 1 (1): 2" in mmfw.err
     assert "error: missing ids (1): 3" in mmfw.err
     assert "predictions.csv: it cannot be scored on test_seen" in mmfw.err
 
 
-def test_a_right_file_is_right_and_a_warning_alone_is_no_error(data_dir: Path, mmfw: Mmfw) -> None:
+def test_a_right_file_is_right_and_a_warning_alone_is_no_error(data_dir: Path, mmfw: MmfwRunner) -> None:
     check(mmfw, data_dir, "id,proba,label\n00003,0.1,0\n1,0.2,0\n2,0.9,1\n", split="test_seen")
     assert mmfw.err.endswith("right for test_seen\n")
     found = check(mmfw, data_dir, "id,proba,label\n1,0.2,0\n3,0.1,0\n2,0.9,1\n", split="test_seen")
@@ -55,7 +55,7 @@ def test_a_right_file_is_right_and_a_warning_alone_is_no_error(data_dir: Path, m
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no pipes among files")
-def test_a_pipe_is_not_waited_for(data_dir: Path, mmfw: Mmfw) -> None:
+def test_a_pipe_is_not_waited_for(data_dir: Path, mmfw: MmfwRunner) -> None:
     os.mkfifo(data_dir / "pipe")
     words = ("--split", "test_seen", "--data-dir", data_dir)
     assert "pipe: not a file" in mmfw("check-submission", data_dir / "pipe", *words, code=3)
@@ -65,9 +65,9 @@ def csv_of(ids: Iterable[int]) -> str:
     return "id,proba,label\n" + "".join(f"{id_:05},0.25,0\n" for id_ in ids)
 
 
-def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: Mmfw) -> None:
-    files, gone = memes.public_copy()
-    convert(memes.lay_out(files, user_dir / "copy"), MmfPaths.resolve(user_dir), allow_missing=True)
+def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: MmfwRunner) -> None:
+    files, gone = memes.incomplete_dataset_files()
+    convert(memes.write_tree(files, user_dir / "copy"), MmfPaths.resolve(user_dir), allow_missing=True)
     rows = read_annotations(MmfPaths.resolve(user_dir).dataset.annotation_file("test_unseen"))
     there = [row.id for row in rows]
     found = check(mmfw, user_dir, csv_of(there), code=3)
@@ -82,17 +82,17 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmfw: Mmfw) 
     assert check(mmfw, user_dir, csv_of(ids), split="test_seen")["usable"], "nothing is left out of it"
 
 
-def test_the_hint_says_what_to_convert_and_that_helps(user_dir: Path, mmfw: Mmfw) -> None:
+def test_the_hint_says_what_to_convert_and_that_helps(user_dir: Path, mmfw: MmfwRunner) -> None:
     """The archive lacks the images 15 and 16 of the three of test_unseen."""
-    copy, members = user_dir / "data dir", memes.without_images(memes.memes(), [15, 16])
-    archive = hostile.plain_zip(user_dir / "copy.zip", members)
+    copy, members = user_dir / "data dir", memes.without_images(memes.dataset_files(), [15, 16])
+    archive = hostile_archives.write_zip(user_dir / "copy.zip", members)
     convert(archive, MmfPaths.resolve(copy), allow_missing=True)
     found = check(mmfw, copy, csv_of([14, 15, 16, 1]), code=3)  # 1 is of train
     assert found["problems"] == ["ids that are not of this split (1): 1"]
     check(mmfw, copy, csv_of([14]), code=3)
     assert "2 memes of test_unseen" in mmfw.err
-    words = typed(mmfw.err[mmfw.err.rindex("mmfw convert") :].strip())[1:]
-    complete = hostile.plain_zip(user_dir / "complete.zip", memes.memes())
+    words = split_command(mmfw.err[mmfw.err.rindex("mmfw convert") :].strip())[1:]
+    complete = hostile_archives.write_zip(user_dir / "complete.zip", memes.dataset_files())
     mmfw(*({"ARCHIVE": complete}.get(word, word) for word in words))
     check(mmfw, copy, csv_of([14]), code=3)
     assert "mmfw predict --split test_unseen" in mmfw.err

@@ -14,7 +14,7 @@ from mmf_win.cli import COMMANDS
 from tests.worlds import report_world
 from tests.worlds.tools import requires_tool
 
-pytestmark = requires_tool("bash", on_windows=False)
+pytestmark = requires_tool("bash", exists_on_windows=False)
 
 _ASK = """\
 . ./completion.sh
@@ -67,11 +67,11 @@ def shell(user_dir: Path) -> Shell:
 
 
 @pytest.fixture
-def world(user_dir: Path) -> report_world.World:
+def world(user_dir: Path) -> report_world.ReportWorld:
     """The folders, and two runs, of which the second cannot be read."""
     made = report_world.make(user_dir, groups=2)
-    made.run("first")
-    made.run("second").request_file.write_text("{", encoding="utf-8")
+    made.add_run("first")
+    made.add_run("second").request_file.write_text("{", encoding="utf-8")
     return made
 
 
@@ -89,24 +89,26 @@ def test_presets(shell: Shell, command: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["predict", "report", "runs show", "runs compare first"])
-def test_runs_of_the_folder_that_was_named(shell: Shell, world: report_world.World, command: str) -> None:
+def test_runs_of_the_folder_that_was_named(
+    shell: Shell, world: report_world.ReportWorld, command: str
+) -> None:
     found = shell.completes(*command.split(), "--save-dir", str(world.save), "sec")
     assert found == ["second", f"second/{TIME}"]
 
 
-def test_runs_of_the_folder_of_the_environment(shell: Shell, world: report_world.World) -> None:
+def test_runs_of_the_folder_of_the_environment(shell: Shell, world: report_world.ReportWorld) -> None:
     found = shell.completes("runs", "rm", f"first/{TIME}", "", MMF_SAVE_DIR=str(world.save))
     assert set(found) == {"first", "second", f"first/{TIME}", f"second/{TIME}"}
     found = shell.completes("train", "--resume", "", MMF_SAVE_DIR=str(world.save))
     assert {"best", "last", "first"} <= set(found)
 
 
-def test_runs_and_presets_may_be_verified(shell: Shell, world: report_world.World) -> None:
+def test_runs_and_presets_may_be_verified(shell: Shell, world: report_world.ReportWorld) -> None:
     found = shell.completes("verify", "--save-dir", str(world.save), "")
     assert {"dataset", "mmf", "vilbert", "first", "second"} <= set(found)
 
 
-def test_splits(shell: Shell, world: report_world.World) -> None:
+def test_splits(shell: Shell, world: report_world.ReportWorld) -> None:
     data_dir = str(world.dataset.data_dir)
     assert shell.completes("predict", "--data-dir", data_dir, "--split", "") == [report_world.SPLIT]
     assert shell.completes("check-submission", "--split", "t", MMF_DATA_DIR=data_dir) == [report_world.SPLIT]

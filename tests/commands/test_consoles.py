@@ -28,7 +28,7 @@ sys.exit(0 if codes == [0] * (len(codes) - 4) + [2, 2, 0, 0] else f"{codes}")
 
 
 @pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["doctor"], ["runs", "--help"]])
-def test_a_closed_stdout_is_no_error(home: Path, world: MmfPaths, words: list[str]) -> None:
+def test_a_closed_stdout_is_no_error(mmfw_home: Path, world: MmfPaths, words: list[str]) -> None:
     arguments = [*words, *(["--save-dir", str(world.save_dir)] if "--help" not in words else [])]
     run = [sys.executable, "-c", "import sys; from mmf_win.cli import main; sys.exit(main())", *arguments]
     if sys.platform == "win32":
@@ -40,7 +40,7 @@ def test_a_closed_stdout_is_no_error(home: Path, world: MmfPaths, words: list[st
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows, click knows no closed pipe")
-def test_a_reader_that_has_seen_enough_is_no_error(home: Path) -> None:
+def test_a_reader_that_has_seen_enough_is_no_error(mmfw_home: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run([sys.executable, "-m", "mmf_win", "--help"], stdout=writer, stderr=subprocess.PIPE)
@@ -60,7 +60,7 @@ def test_a_library_that_ends_the_process_has_failed_unless_its_code_is_0(
     ("encoding", "utf8"), [("cp1252", "0"), ("cp1251", "0"), ("cp936", "0"), (None, "1")]
 )
 def test_nothing_is_too_foreign_for_a_console(
-    home: Path, user_dir: Path, encoding: str | None, utf8: str
+    mmfw_home: Path, user_dir: Path, encoding: str | None, utf8: str
 ) -> None:
     missing = user_dir / "нет 没有"
     environ = {**os.environ, "PYTHONUTF8": utf8, **({"PYTHONIOENCODING": encoding} if encoding else {})}
@@ -78,6 +78,6 @@ def test_nothing_is_too_foreign_for_a_console(
         return text.encode(encoding, "backslashreplace").decode(encoding)
 
     assert shown(str(missing)) in error and shown("'имя: 名'") in error
-    assert shown(str(home)) in output
+    assert shown(str(mmfw_home)) in output
     folders = {folder["name"]: folder["path"] for folder in json.loads(output.partition("\f")[2])["folders"]}
     assert folders["data"] == str(missing)

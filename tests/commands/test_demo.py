@@ -11,7 +11,7 @@ from mmf_win.cli import main
 from mmf_win.commands import demo
 from mmf_win.errors import MmfEnvironmentError
 from mmf_win.upstream import install
-from tests.worlds.tools import Mmfw
+from tests.worlds.tools import MmfwRunner
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.torch
-def test_a_folder_of_something_else_is_refused_and_left_alone(user_dir: Path, mmfw: Mmfw) -> None:
+def test_a_folder_of_something_else_is_refused_and_left_alone(user_dir: Path, mmfw: MmfwRunner) -> None:
     (user_dir / "thesis.txt").write_text("mine", encoding="utf-8")
     assert "not the folder of a demo" in mmfw("demo", "--dir", user_dir, code=2)
     assert [file.name for file in user_dir.iterdir()] == ["thesis.txt"]
@@ -45,7 +45,7 @@ def test_files_that_cannot_be_made_are_said_by_the_child(
 
 
 def test_without_mmf_or_a_package_it_names_the_next_step_and_writes_nothing_fake_environment(
-    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     def missing() -> NoReturn:
         raise MmfEnvironmentError("MMF is not installed", hint="mmfw setup")
@@ -80,7 +80,7 @@ def fake_way(in_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return in_tmp_path
 
 
-def test_only_the_predictions_and_the_report_stay_fake_way(fake_way: Path, mmfw: Mmfw) -> None:
+def test_only_the_predictions_and_the_report_stay_fake_way(fake_way: Path, mmfw: MmfwRunner) -> None:
     result = mmfw.json("demo")
     csv, report = sorted(fake_way.glob("mmfw-demo-*"))
     known = {"auroc", "accuracy", "run", "data_dir", "save_dir", "csv", "report", "seconds"}
@@ -93,7 +93,7 @@ def test_only_the_predictions_and_the_report_stay_fake_way(fake_way: Path, mmfw:
 
 
 def test_a_current_folder_that_cannot_be_written_to_does_not_fail_it_at_the_end_fake_way(
-    fake_way: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    fake_way: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     def refuse(*_: object) -> NoReturn:
         raise PermissionError(13, "Permission denied")
@@ -107,7 +107,7 @@ def test_a_current_folder_that_cannot_be_written_to_does_not_fail_it_at_the_end_
 
 @pytest.mark.parametrize(("model", "preset"), [("vilbert", "demo"), ("clip", "demo_clip")])
 def test_kept_it_ends_with_the_lines_that_go_on_fake_way(
-    fake_way: Path, mmfw: Mmfw, model: str, preset: str
+    fake_way: Path, mmfw: MmfwRunner, model: str, preset: str
 ) -> None:
     mmfw("demo", "--keep", "--model", model)
     assert (fake_way / "mmfw-demo" / "predictions.csv").is_file()
@@ -119,7 +119,7 @@ def test_kept_it_ends_with_the_lines_that_go_on_fake_way(
 
 
 def test_a_poor_result_is_an_error_fake_way(
-    fake_way: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    fake_way: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setattr(demo, "_run_workflow", lambda *of: {**go_fake(*of), "auroc": 0.5})
     assert mmfw.json("demo", code=7)["auroc"] == 0.5
@@ -137,7 +137,7 @@ def test_a_poor_result_is_an_error_fake_way(
 def test_only_ctrl_c_removes_a_folder_and_only_a_temporary_one_fake_way(
     fake_way: Path,
     monkeypatch: pytest.MonkeyPatch,
-    mmfw: Mmfw,
+    mmfw: MmfwRunner,
     words: list[str],
     error: BaseException,
     code: int,

@@ -14,24 +14,24 @@ from mmf_win.console import format_command
 from mmf_win.doctor import survey
 from mmf_win.paths import constraints_file
 from mmf_win.upstream.install import find_mmf, install, use_checkout
-from tests.worlds.memes import lay_out
-from tests.worlds.mmf_sources import TREE, VERSION, checkout, github, tar_gz
-from tests.worlds.tools import Mmfw
-from tests.worlds.web import WebServer
+from tests.worlds.memes import write_tree
+from tests.worlds.mmf_sources import TREE, VERSION, git_archive, github_archive, write_checkout
+from tests.worlds.tools import MmfwRunner
+from tests.worlds.web_server import WebServer
 
 
 def _hints(found: dict[str, Any]) -> list[str]:
     return [missing["hint"] for missing in found["missing"]]
 
 
-def test_it_names_every_path_with_its_free_space(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
+def test_it_names_every_path_with_its_free_space(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
     data, save = user_dir / "data", user_dir / "save"
     found = mmfw.json("doctor", "--data-dir", data, "--save-dir", save)
     folders = {folder["name"]: folder for folder in found["folders"]}
     assert folders["data"]["path"] == str(data)
     assert folders["runs"]["path"] == str(save)
     assert folders["dataset"]["path"].startswith(str(data))
-    assert folders["tool home"]["path"] == str(home)
+    assert folders["tool home"]["path"] == str(mmfw_home)
     assert folders["presets"]["exists"]
     assert all(folder["free"] > 0 for folder in folders.values())
     assert [folders[name]["named_by"] for name in ("data", "runs", "dataset")] == [
@@ -52,10 +52,10 @@ def test_it_names_every_path_with_its_free_space(home: Path, user_dir: Path, mmf
     ],
 )
 def test_it_says_which_variable_names_a_folder(
-    home: Path,
+    mmfw_home: Path,
     user_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
-    mmfw: Mmfw,
+    mmfw: MmfwRunner,
     variables: tuple[str, ...],
     data: str,
     cache: str,
@@ -71,7 +71,9 @@ def test_it_says_which_variable_names_a_folder(
         assert folders[folder]["named_by"] in (*Path(folders[folder]["path"]).parts, "default")
 
 
-def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(home: Path, mmfw: Mmfw) -> None:
+def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(
+    mmfw_home: Path, mmfw: MmfwRunner
+) -> None:
     found = mmfw.json("doctor")
     assert found["mmf"]["installed"] is None
     assert "run `mmfw setup`" in _hints(found)
@@ -82,10 +84,10 @@ def test_a_missing_mmf_is_an_error_for_its_patches_alone_and_has_a_hint(home: Pa
     assert sys.version.split()[0] in second and "MMF not installed" in second
 
 
-def test_a_broken_mmf_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> None:
-    with WebServer.serving(mmf_tar_gz=tar_gz(TREE)) as server:
-        monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (github(server.url),))
-        install(github(server.url))
+def test_a_broken_mmf_is_an_error(mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> None:
+    with WebServer.serving(mmf_tar_gz=git_archive(TREE)) as server:
+        monkeypatch.setattr("mmf_win.upstream.install.SOURCES", (github_archive(server.url),))
+        install(github_archive(server.url))
     assert mmfw.json("doctor")["mmf"]["problems"] == []
     (find_mmf().root / "mmf.txt").unlink()
     found = mmfw.json("doctor", code=6)
@@ -96,7 +98,7 @@ def test_a_broken_mmf_is_an_error(home: Path, monkeypatch: pytest.MonkeyPatch, m
 
 
 def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
-    home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setattr("importlib.metadata.requires", lambda _: ['no-such-package>=1; extra == "train"'])
     pip = format_command("pip", "install", "-c", constraints_file(), "mmf-win[train]")
@@ -113,7 +115,7 @@ def test_a_missing_package_or_mmfw_itself_is_repaired_by_pip(
 
 
 def test_without_pytorch_it_names_the_build_for_this_machine_and_then_the_rest(
-    home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     absent = ["no-such-package", "torch", "torchvision"]
     monkeypatch.setattr(survey, "installed_version", lambda name: None if name in absent else "1")
@@ -125,11 +127,11 @@ def test_without_pytorch_it_names_the_build_for_this_machine_and_then_the_rest(
     assert second["what"] == "not installed: no-such-package" and "mmf-win[train]" in second["hint"]
 
 
-def test_a_missing_dataset_is_repaired_by_convert(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
+def test_a_missing_dataset_is_repaired_by_convert(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
     data = user_dir / "data"
     assert any("mmfw convert" in hint for hint in _hints(mmfw.json("doctor", "--data-dir", data)))
     names = ("annotations/train.jsonl", "annotations/dev.jsonl", "images/img/1.png", "images/img/2.png")
-    dataset = lay_out(dict.fromkeys(names, b""), data / "datasets/hateful_memes/defaults")
+    dataset = write_tree(dict.fromkeys(names, b""), data / "datasets/hateful_memes/defaults")
     (dataset / "features/detectron.lmdb").mkdir(parents=True)
     found = mmfw.json("doctor", "--data-dir", data)
     assert found["dataset"] == {"splits": ["dev", "train"], "images": 2, "features": True}
@@ -137,22 +139,22 @@ def test_a_missing_dataset_is_repaired_by_convert(home: Path, user_dir: Path, mm
 
 
 def test_little_space_is_said_with_a_fake_disk(
-    home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setattr("mmf_win.doctor.survey.free_space", lambda path: 1 << 20)
     assert _hints(mmfw.json("doctor")).count("free some space there") == 2
 
 
-def test_people_read_the_same_as_scripts(home: Path, user_dir: Path, mmfw: Mmfw) -> None:
-    use_checkout(checkout(user_dir / "my mmf"))
+def test_people_read_the_same_as_scripts(mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner) -> None:
+    use_checkout(write_checkout(user_dir / "my mmf"))
     assert f"MMF {VERSION} (path): not verified" in mmfw("doctor")
     assert sys.version.split()[0] in mmfw.out
-    assert str(home) in mmfw.out
+    assert str(mmfw_home) in mmfw.out
     assert "fix:" in mmfw.out
 
 
 @pytest.mark.torch
-def test_the_patches_are_listed_with_whether_they_are_active(mmfw: Mmfw) -> None:
+def test_the_patches_are_listed_with_whether_they_are_active(mmfw: MmfwRunner) -> None:
     patches = {patch["name"]: patch for patch in mmfw.json("doctor", "--compat")}
     assert patches["transformers-names"]["active"]
     assert all(patch["problem"] and patch["library"] for patch in patches.values())
@@ -160,7 +162,7 @@ def test_the_patches_are_listed_with_whether_they_are_active(mmfw: Mmfw) -> None
 
 
 def test_a_cache_folder_that_cannot_be_made_is_missing(
-    home: Path, user_dir: Path, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+    mmfw_home: Path, user_dir: Path, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = user_dir / "file" / "cache"
     cache.parent.touch()

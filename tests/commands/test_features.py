@@ -14,14 +14,14 @@ import pytest
 from mmf_win.console import format_command
 from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
-from tests.worlds import hostile, npy, zoo
-from tests.worlds.memes import SLOTS, lay_out, tar_gz
-from tests.worlds.run_requests import request
-from tests.worlds.tools import Mmfw, typed
-from tests.worlds.web import WebServer
+from tests.worlds import feature_files, hostile_archives, zoo
+from tests.worlds.memes import RUN_SPLITS, tar_gz, write_tree
+from tests.worlds.run_requests import make_run_request
+from tests.worlds.tools import MmfwRunner, split_command
+from tests.worlds.web_server import WebServer
 
 
-def test_features_are_put_where_mmf_looks(user_dir: Path, mmfw: Mmfw) -> None:
+def test_features_are_put_where_mmf_looks(user_dir: Path, mmfw: MmfwRunner) -> None:
     archive = user_dir / "features 特征.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": b"x" * 5000}))
     data = user_dir / "data dir"
@@ -32,7 +32,7 @@ def test_features_are_put_where_mmf_looks(user_dir: Path, mmfw: Mmfw) -> None:
     assert str(folder) in mmfw.err
 
 
-def test_of_a_preset_that_needs_none_is_said_so(user_dir: Path, mmfw: Mmfw) -> None:
+def test_of_a_preset_that_needs_none_is_said_so(user_dir: Path, mmfw: MmfwRunner) -> None:
     preset = user_dir / "mine.yaml"
     preset.write_text(
         "model: mine\nconfig: projects/others/unimodal/configs/hateful_memes/image.yaml\nsettings: "
@@ -62,7 +62,7 @@ class Shop:
     server: WebServer
     places: MmfPaths
     preset: Path
-    mmfw: Mmfw
+    mmfw: MmfwRunner
 
     def __call__(self, *words: str, code: int = 0) -> str:
         """Run ``mmfw verify`` or ``repair``, or else ``mmfw features``."""
@@ -77,16 +77,16 @@ class Shop:
 
 
 @pytest.fixture
-def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> Iterator[Shop]:
+def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner) -> Iterator[Shop]:
     """Nothing but a BERT on the disk, and a zoo."""
     names = ("config.json", "vocab.txt", "model.safetensors")
-    bert = lay_out(dict.fromkeys(names, b"content"), user_dir / "my bert")
+    bert = write_tree(dict.fromkeys(names, b"content"), user_dir / "my bert")
     preset = user_dir / "mine.yaml"
     preset.write_text(PRESET.format(bert=bert), encoding="utf-8")
-    archives = {"features_tar_gz": zoo.features_archive(), "fc7_tar_gz": tar_gz(dict(zoo.FC7))}
+    archives = {"features_tar_gz": zoo.features_archive(), "fc7_tar_gz": tar_gz(dict(zoo.FC7_FILES))}
     with WebServer.serving(**archives) as server:
         features, fc7 = ("features.tar.gz", "features.tar.gz"), ("fc7.tar.gz", "vmb_weights.tar.gz")
-        variables = zoo.write_yaml(user_dir, server, features=features, detectron__defaults=fc7)
+        variables = zoo.write_zoo_files(user_dir, server, features=features, detectron__defaults=fc7)
         for name, value in {"MMF_CACHE_DIR": str(user_dir / "cache"), **variables}.items():
             monkeypatch.setenv(name, value)
         yield Shop(server, MmfPaths.resolve(user_dir / "data dir", user_dir / "save"), preset, mmfw)
@@ -94,9 +94,9 @@ def shop(user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> Iterato
 
 @pytest.mark.torch
 def test_what_mmf_has_unpacked_is_unpacked_again_also_where_no_preset_is_named(
-    shop: Shop, mmfw: Mmfw
+    shop: Shop, mmfw: MmfwRunner
 ) -> None:
-    zoo.unpacked_by_mmf(zoo.Zoo(shop.server, shop.places))
+    zoo.unpack_like_mmf(zoo.Zoo(shop.server, shop.places))
     where = ("features", "--data-dir", str(shop.places.data_dir))
     assert "MMF unpacked features.tar.gz here" in mmfw("verify", *where, code=3)
     mmfw("repair", *where)
@@ -104,7 +104,7 @@ def test_what_mmf_has_unpacked_is_unpacked_again_also_where_no_preset_is_named(
 
 
 @pytest.mark.torch
-def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(shop: Shop, mmfw: Mmfw) -> None:
+def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(shop: Shop, mmfw: MmfwRunner) -> None:
     features, fc7, bert = json.loads(shop("status", "--json"))
     archive = shop.server.files["features.tar.gz"]
     assert features == {
@@ -126,7 +126,7 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(shop: Sh
         "download_bytes": len(archive),
     }
     assert (fc7["state"], bert["state"]) == ("missing", "not verified")
-    assert shop.server.gets == []
+    assert shop.server.content_requests == []
     assert "detectron fc7" in shop("status")
     assert "to download" in mmfw.err
     next_step = format_command("mmfw", "features", "fetch", shop.preset, "--data-dir", shop.places.data_dir)
@@ -134,28 +134,30 @@ def test_status_tells_where_everything_lies_and_what_a_fetch_would_cost(shop: Sh
 
 
 @pytest.mark.torch
-def test_features_that_no_zoo_has_are_for_the_user_to_bring(shop: Shop, user_dir: Path, mmfw: Mmfw) -> None:
+def test_features_that_no_zoo_has_are_for_the_user_to_bring(
+    shop: Shop, user_dir: Path, mmfw: MmfwRunner
+) -> None:
     shop.preset.write_text(shop.preset.read_text(encoding="utf-8") + "offline: true\n", encoding="utf-8")
     shop("status")
     bring, fetch = [line for line in mmfw.err.splitlines() if line.startswith("next: ")]
     assert "--force" not in bring and "mmfw features fetch" in fetch, "the zoo has fc7"
-    assert bring.removeprefix("next: ") in mmfw(*typed(fetch)[2:], code=3)
+    assert bring.removeprefix("next: ") in mmfw(*split_command(fetch)[2:], code=3)
     shop("status")
     assert "fetch" not in mmfw.err
     archive = user_dir / "own.tar.gz"
     archive.write_bytes(zoo.features_archive())
-    given = {"ARCHIVE": str(archive), "FOLDER": str(npy.write_pairs(user_dir / "npy", ["1"]))}
+    given = {"ARCHIVE": str(archive), "FOLDER": str(feature_files.write_pairs(user_dir / "npy", ["1"]))}
     for command in re.findall("`mmfw (.*?)`", bring):
-        mmfw(*[given.get(word, word) for word in typed(command)])
+        mmfw(*[given.get(word, word) for word in split_command(command)])
         assert shop.states("status")["features"] != "missing"
         shutil.rmtree(shop.places.dataset.features)
 
 
 @pytest.mark.torch
-def test_fetch_verify_and_repair_make_everything_intact(shop: Shop, mmfw: Mmfw) -> None:
+def test_fetch_verify_and_repair_make_everything_intact(shop: Shop, mmfw: MmfwRunner) -> None:
     assert shop.states("fetch") == {"features": "intact", "fc7": "intact", "bert": "recorded"}
     assert "the published archive features.tar.gz" in shop("verify")
-    hostile.cut(shop.places.dataset.features / "detectron.lmdb" / "data.mdb")
+    hostile_archives.truncate_file(shop.places.dataset.features / "detectron.lmdb" / "data.mdb")
     shop("verify", code=3)
     assert " damaged " in mmfw.out
     assert "changed: detectron.lmdb/data.mdb" in mmfw.err
@@ -168,17 +170,17 @@ def test_fetch_verify_and_repair_make_everything_intact(shop: Shop, mmfw: Mmfw) 
 def test_repair_downloads_nothing_that_was_never_there(shop: Shop) -> None:
     shop.places.data_dir.mkdir()
     assert shop.states("repair") == {"features": "missing", "fc7": "missing", "bert": "recorded"}
-    assert shop.server.gets == []
+    assert shop.server.content_requests == []
 
 
 @pytest.mark.torch
 def test_a_newest_run_whose_overrides_this_mmf_has_not_is_named_with_a_way_out(
-    shop: Shop, mmfw: Mmfw
+    shop: Shop, mmfw: MmfwRunner
 ) -> None:
     run = Run.create(shop.places.save_dir, "other")
     data = str(shop.places.data_dir)
-    of_run = {"model": "mmbt", "preset": "other", "mmf": "1.0.0rc12", "splits": SLOTS, "data_dir": data}
-    run.save_request(request(overrides=["training.fp16=True"], **of_run))
+    of_run = {"model": "mmbt", "preset": "other", "mmf": "1.0.0rc12", "splits": RUN_SPLITS, "data_dir": data}
+    run.save_request(make_run_request(overrides=["training.fp16=True"], **of_run))
     where = ["--data-dir", data, "--save-dir", shop.places.save_dir]
     mmfw("features", "status", *where, code=2)
     assert run.id in mmfw.err and "name presets" in mmfw.err
@@ -193,5 +195,5 @@ def test_a_download_that_cannot_be_had_names_the_source(shop: Shop) -> None:
 
 
 @pytest.mark.torch
-def test_a_preset_that_is_not_there_is_a_usage_error(mmfw: Mmfw) -> None:
+def test_a_preset_that_is_not_there_is_a_usage_error(mmfw: MmfwRunner) -> None:
     assert "did you mean mmbt_region?" in mmfw("features", "status", "mmbt_regoin", code=2)

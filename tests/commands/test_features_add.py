@@ -10,9 +10,9 @@ import pytest
 
 from mmf_win.inputs.feature_lmdb import rebuild_features_hint
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile, npy
-from tests.worlds.memes import lay_out, memes
-from tests.worlds.tools import Mmfw, typed
+from tests.worlds import feature_files, hostile_archives
+from tests.worlds.memes import dataset_files, write_tree
+from tests.worlds.tools import MmfwRunner, split_command
 
 pytestmark = pytest.mark.torch
 
@@ -20,14 +20,14 @@ pytestmark = pytest.mark.torch
 @pytest.fixture
 def data(user_dir: Path) -> Path:
     """MMF's data folder with a dataset of which nobody has features."""
-    files = memes(top="", litter=False).items()
+    files = dataset_files(top="", extra_files=False).items()
     annotations = {name: content for name, content in files if name.endswith(".jsonl")}
-    lay_out(annotations, MmfPaths.resolve(user_dir / "data dir").dataset.annotations)
+    write_tree(annotations, MmfPaths.resolve(user_dir / "data dir").dataset.annotations)
     return user_dir / "data dir"
 
 
-def test_features_are_put_where_mmf_looks(user_dir: Path, data: Path, mmfw: Mmfw) -> None:
-    folder = npy.write_pairs(user_dir / "извлечено 特征", [f"{n:05}" for n in range(1, 7)])
+def test_features_are_put_where_mmf_looks(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
+    folder = feature_files.write_pairs(user_dir / "извлечено 特征", [f"{n:05}" for n in range(1, 7)])
     words = ("features", "add", folder, "--data-dir", data)
     found = mmfw.json(*words)
     lmdb = MmfPaths.resolve(data).dataset.features / "detectron.lmdb"
@@ -40,57 +40,57 @@ def test_features_are_put_where_mmf_looks(user_dir: Path, data: Path, mmfw: Mmfw
     assert f"6 images: {lmdb}" in mmfw.err
 
 
-def test_what_models_may_not_take_is_told(user_dir: Path, data: Path, mmfw: Mmfw) -> None:
+def test_what_models_may_not_take_is_told(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
     folder = user_dir / "npy"
-    npy.write_pair(folder / "sub", "00001", numbers=2054)
-    npy.write_pair(folder / "sub", "00002", numbers=2054, regions=36)
+    feature_files.write_pair(folder / "sub", "00001", feature_size=2054)
+    feature_files.write_pair(folder / "sub", "00002", feature_size=2054, regions=36)
     (folder / "sub" / "00001_info.npy").unlink()
     mmfw("features", "add", folder, "--data-dir", data)
     for told in ("sub/00001", "10 to 36 regions", "2054", "ViLBERT", "max_features"):
         assert told in mmfw.err
 
 
-def test_another_lmdb_may_be_built(user_dir: Path, data: Path, mmfw: Mmfw) -> None:
-    folder = npy.write_pairs(user_dir / "npy", ["1"])
+def test_another_lmdb_may_be_built(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
+    folder = feature_files.write_pairs(user_dir / "npy", ["1"])
     lmdb = user_dir / "own" / "memes.lmdb"
     words = ["features", "add", str(folder), "--data-dir", str(data)]
     mmfw(*words, "-o", lmdb)
-    assert set(npy.records(lmdb)) == {"1"}
+    assert set(feature_files.read_records(lmdb)) == {"1"}
     assert not MmfPaths.resolve(data).dataset.features.exists()
     assert ".lmdb" in mmfw(*words, "--output", user_dir / "own" / "memes", code=2)
 
 
-def test_bad_input_is_named(user_dir: Path, data: Path, mmfw: Mmfw) -> None:
-    folder = npy.write_pairs(user_dir / "npy", ["1"])
+def test_bad_input_is_named(user_dir: Path, data: Path, mmfw: MmfwRunner) -> None:
+    folder = feature_files.write_pairs(user_dir / "npy", ["1"])
     where = ["--data-dir", str(data)]
     mmfw("features", "add", user_dir / "no", *where, code=2)
     mmfw("features", "add", data, *where, code=3)
-    hostile.cut(folder / "1.npy")
+    hostile_archives.truncate_file(folder / "1.npy")
     assert str(folder / "1.npy") in mmfw("features", "add", folder, *where, code=3)
 
 
 def test_the_command_that_is_printed_for_a_damaged_lmdb_makes_it_again(
-    user_dir: Path, data: Path, mmfw: Mmfw
+    user_dir: Path, data: Path, mmfw: MmfwRunner
 ) -> None:
-    folder = npy.write_pairs(user_dir / "npy", ["1", "2"])
+    folder = feature_files.write_pairs(user_dir / "npy", ["1", "2"])
     where = ["--data-dir", str(data)]
     save = ["--save-dir", str(user_dir / "save")]
     mmfw("features", "add", folder, *where)
     places = MmfPaths.resolve(data)
     lmdb = places.dataset.features / "detectron.lmdb"
-    hostile.cut(lmdb / "data.mdb")
+    hostile_archives.truncate_file(lmdb / "data.mdb")
     mmfw("verify", "visual_bert", *where, *save, code=3)
     advice = rebuild_features_hint(lmdb)
     assert advice in mmfw.err and "mmfw repair" not in mmfw.err
     assert advice in mmfw("repair", "visual_bert", *where, *save, code=3)
-    mmfw(*typed(advice.strip("`"))[1:])
-    assert set(npy.records(lmdb)) == {"1", "2"}
+    mmfw(*split_command(advice.strip("`"))[1:])
+    assert set(feature_files.read_records(lmdb)) == {"1", "2"}
 
 
 def test_a_list_of_hashes_that_cannot_be_read_is_one_error_and_the_hints_replace_it(
-    user_dir: Path, data: Path, mmfw: Mmfw
+    user_dir: Path, data: Path, mmfw: MmfwRunner
 ) -> None:
-    folder = npy.write_pairs(user_dir / "npy", ["1"])
+    folder = feature_files.write_pairs(user_dir / "npy", ["1"])
     features = MmfPaths.resolve(data).dataset.features
     where = ["--data-dir", str(data)]
     mmfw("features", "add", folder, *where)
@@ -103,5 +103,5 @@ def test_a_list_of_hashes_that_cannot_be_read_is_one_error_and_the_hints_replace
         mmfw("repair", "features", *where, code=3)
         commands = re.findall("`mmfw (.*?)`", mmfw.err)
         [command] = [command for command in commands if command.startswith(chosen)]
-        mmfw(*[given.get(word, word) for word in typed(command)])
+        mmfw(*[given.get(word, word) for word in split_command(command)])
         mmfw("verify", "features", *where)

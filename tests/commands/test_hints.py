@@ -19,9 +19,9 @@ from mmf_win.dataset.convert import convert
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import outcomes
 from mmf_win.upstream.install import find_mmf
-from tests.worlds import hostile, tiny_mmf
-from tests.worlds.memes import PASSWORD, encrypted_zip, memes, without_images
-from tests.worlds.tools import Mmfw, typed
+from tests.worlds import hostile_archives, tiny_mmf
+from tests.worlds.memes import PASSWORD, dataset_files, make_encrypted_zip, without_images
+from tests.worlds.tools import MmfwRunner, split_command
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,18 +51,18 @@ def forget_origin(places: MmfPaths, folder: Path) -> None:
     """Take both lists of hashes away, and damage an image."""
     for name in ("SHA256SUMS", "SHA256SUMS.json"):
         (places.dataset.root / name).unlink()
-    hostile.flip_byte(places.dataset.images / "img/00003.png", 100)
+    hostile_archives.flip_byte(places.dataset.images / "img/00003.png", 100)
 
 
 def other_archive(places: MmfPaths, folder: Path) -> None:
     """Another archive than the one that the dataset was converted from."""
-    hostile.plain_zip(folder / "other.zip", {**memes(), "more.txt": b"more"})
+    hostile_archives.write_zip(folder / "other.zip", {**dataset_files(), "more.txt": b"more"})
 
 
 def broken_list(places: MmfPaths, folder: Path) -> None:
     """Another archive, and a list of hashes that is cut off."""
     other_archive(places, folder)
-    hostile.cut(places.dataset.root / "SHA256SUMS")
+    hostile_archives.truncate_file(places.dataset.root / "SHA256SUMS")
 
 
 FOLLOWED = {
@@ -77,7 +77,7 @@ FOLLOWED = {
     "errors: --password": Case(
         "convert --zip {dir}/locked.zip --data-dir {dir}/new",
         4,
-        lambda _, folder: encrypted_zip(folder / "locked.zip", memes()),
+        lambda _, folder: make_encrypted_zip(folder / "locked.zip", dataset_files()),
         option=f"--password {PASSWORD}",
     ),
     "dataset/convert: mmfw convert": Case(
@@ -86,7 +86,9 @@ FOLLOWED = {
     "dataset/layout: --allow-missing": Case(
         "convert --zip {dir}/lacking.zip --data-dir {dir}/new",
         3,
-        lambda _, folder: hostile.plain_zip(folder / "lacking.zip", without_images(memes(), [1])),
+        lambda _, folder: hostile_archives.write_zip(
+            folder / "lacking.zip", without_images(dataset_files(), [1])
+        ),
         option="--allow-missing",
     ),
     "commands/convert: mmfw convert": Case("convert", 2),
@@ -275,7 +277,7 @@ def test_every_command_that_is_named_is_run_by_a_test_or_says_why_not() -> None:
 
 
 @pytest.mark.parametrize("name", FOLLOWED)
-def test_what_the_hint_names_goes_well(world: MmfPaths, user_dir: Path, name: str, mmfw: Mmfw) -> None:
+def test_what_the_hint_names_goes_well(world: MmfPaths, user_dir: Path, name: str, mmfw: MmfwRunner) -> None:
     case = FOLLOWED[name]
     case.before(world, user_dir)
     words = [word.format(dir=user_dir) for word in case.command.split()]
@@ -290,7 +292,7 @@ def test_what_the_hint_names_goes_well(world: MmfPaths, user_dir: Path, name: st
         commands = re.findall("`mmfw (.*?)`", told) or re.findall(r"mmfw (.*)", told)
         assert commands
         for command in commands:
-            as_given = [given if re.fullmatch("[A-Z_]+", word) else word for word in typed(command)]
+            as_given = [given if re.fullmatch("[A-Z_]+", word) else word for word in split_command(command)]
             mmfw(*as_given)
     if case.mended:
         mmfw(*words)
@@ -298,17 +300,17 @@ def test_what_the_hint_names_goes_well(world: MmfPaths, user_dir: Path, name: st
 
 @pytest.mark.torch
 def test_a_model_that_cannot_be_downloaded_is_taken_from_a_folder(
-    user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    user_dir: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     for name, value in {"HF_HUB_OFFLINE": "1", "HF_HOME": "hf", "MMF_CACHE_DIR": "cache"}.items():
         monkeypatch.setenv(name, value if value == "1" else str(user_dir / value))
     where = ["--data-dir", str(user_dir / "data"), "--save-dir", str(user_dir / "save")]
-    archive = hostile.plain_zip(user_dir / "memes.zip", memes())
+    archive = hostile_archives.write_zip(user_dir / "memes.zip", dataset_files())
     convert(archive, MmfPaths.resolve(user_dir / "data"))
     mmfw("train", "text_bert", *where, code=6)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
     tiny_mmf.build_bert(user_dir / "stick" / "bert-base-uncased")
-    as_given = [{"FOLDER": str(user_dir / "stick")}.get(word, word) for word in typed(command)]
+    as_given = [{"FOLDER": str(user_dir / "stick")}.get(word, word) for word in split_command(command)]
     mmfw(*as_given)
     mmfw("verify", "text_bert", *where[:2])
     assert not (user_dir / "save").exists()

@@ -17,8 +17,8 @@ import pytest
 
 from mmf_win.paths import MmfPaths
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
-from tests.worlds.memes import memes, tar_gz
-from tests.worlds.packing import COPY, write_7z
+from tests.worlds.archive_writers import COPY_FILTERS, write_7z
+from tests.worlds.memes import dataset_files, tar_gz
 
 if sys.platform == "win32":
     pytest.skip("a Windows program cannot send another one Ctrl+C alone", allow_module_level=True)
@@ -75,7 +75,7 @@ def reads(process: subprocess.Popen[str], line: str) -> None:
 def packed(user_dir: Path) -> Path:
     """The dataset as a tar.gz, which one thread extracts."""
     path = user_dir / "memes.tar.gz"
-    path.write_bytes(tar_gz(memes()))
+    path.write_bytes(tar_gz(dataset_files()))
     return path
 
 
@@ -105,7 +105,9 @@ def test_a_signal_while_a_7z_is_extracted_ends_its_decoder(
     user_dir: Path, send: Callable[[int, int], None]
 ) -> None:
     data = user_dir / "data"
-    packed = write_7z(user_dir / "lmdb.7z", {"detectron.lmdb/data.mdb": bytes(50 << 20)}, filters=COPY)
+    packed = write_7z(
+        user_dir / "lmdb.7z", {"detectron.lmdb/data.mdb": bytes(50 << 20)}, filters=COPY_FILTERS
+    )
     with typed(_WAITS, "features", "extract", str(packed), "--data-dir", str(data)) as process:
         reads(process, "at work")
         (decoder,) = psutil.Process(process.pid).children()

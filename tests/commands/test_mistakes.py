@@ -11,8 +11,8 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
-from tests.worlds.memes import encrypted_zip, lay_out, memes
-from tests.worlds.tools import Mmfw, typed
+from tests.worlds.memes import dataset_files, make_encrypted_zip, write_tree
+from tests.worlds.tools import MmfwRunner, split_command
 
 
 @pytest.fixture
@@ -20,8 +20,8 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the archive, a converted dataset in ``data`` and a run in ``save``."""
     monkeypatch.chdir(user_dir)
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
-    encrypted_zip(user_dir / "memes.zip", memes())
-    lay_out(memes(top=""), user_dir / "unpacked")
+    make_encrypted_zip(user_dir / "memes.zip", dataset_files())
+    write_tree(dataset_files(top=""), user_dir / "unpacked")
     assert main(["convert", "--zip", "unpacked", "--data-dir", "data"]) == 0
     splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     run = Run(user_dir / "save" / "mmbt" / "2026-01-01T00-00-00")
@@ -42,7 +42,7 @@ CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
     "words", ["--track mlflow", "--output x", "--report", "--threshold best-accuracy", "--track=wandb"]
 )
 def test_image_refuses_what_is_about_files_of_predictions(
-    here: Path, mmfw: Mmfw, words: str, monkeypatch: pytest.MonkeyPatch
+    here: Path, mmfw: MmfwRunner, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = ["predict", "--image", str(here / "memes.zip"), "--text", ""]
     mmfw(*image, *words.split(), code=2)
@@ -114,7 +114,7 @@ def test_image_refuses_what_is_about_files_of_predictions(
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_a_mistake_is_named_with_the_next_step(
-    here: Path, mmfw: Mmfw, command: list[str], code: int, said: str
+    here: Path, mmfw: MmfwRunner, command: list[str], code: int, said: str
 ) -> None:
     before = sorted(here.rglob("*"))
     mmfw(*command, code=code)
@@ -123,7 +123,7 @@ def test_a_mistake_is_named_with_the_next_step(
     assert sorted(here.rglob("*")) == before, "something was written"
 
 
-def test_a_mistake_is_told_to_a_script_on_the_last_line_of_stdout(here: Path, mmfw: Mmfw) -> None:
+def test_a_mistake_is_told_to_a_script_on_the_last_line_of_stdout(here: Path, mmfw: MmfwRunner) -> None:
     told = mmfw.json("predict", "nope", "--save-dir", "save", code=2)["error"]
     assert "nope" in told["message"] and "mmfw runs" in told["hint"]
     assert "--seeed" in mmfw.json("train", "--seeed", "1", code=2)["error"]["message"]
@@ -131,19 +131,19 @@ def test_a_mistake_is_told_to_a_script_on_the_last_line_of_stdout(here: Path, mm
     assert mmfw.out == "", "only who asks for JSON gets it"
 
 
-def test_the_dataset_is_made_where_it_was_missed(here: Path, mmfw: Mmfw) -> None:
+def test_the_dataset_is_made_where_it_was_missed(here: Path, mmfw: MmfwRunner) -> None:
     where = ["--data-dir", "not yet"]
     made: list[str] = []
     for command, code in (("train mmbt_grid", 3), ("check-submission a.csv --split train", 3), ("doctor", 0)):
         mmfw(*command.split(), *where, code=code)
         made += re.findall("`(mmfw convert .*?)`", mmfw.out + mmfw.err)
     assert len(made) == 3 and len(set(made)) == 1
-    mmfw(*({"ARCHIVE": "unpacked"}.get(word, word) for word in typed(made[0])[1:]))
+    mmfw(*({"ARCHIVE": "unpacked"}.get(word, word) for word in split_command(made[0])[1:]))
     assert "mmfw convert" not in mmfw("doctor", *where)
 
 
 def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_refusal(
-    here: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    here: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     def refused(*_: object, **__: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", str(here / "data"))
@@ -163,14 +163,16 @@ def test_a_folder_that_may_not_be_written_is_named_with_what_to_do_with_a_fake_r
     ],
 )
 def test_a_name_that_no_command_could_take_is_refused_with_one_that_fits(
-    user_dir: Path, mmfw: Mmfw, name: str, fit: str
+    user_dir: Path, mmfw: MmfwRunner, name: str, fit: str
 ) -> None:
     words = ["train", "demo", "--data-dir", str(user_dir), "--name"]
     assert f"hint: --name {fit}\n" in mmfw(*words, name, code=2)
     mmfw(*words, fit, code=3)
 
 
-def test_a_key_that_yaml_takes_for_something_else_is_noted_beside_the_error(here: Path, mmfw: Mmfw) -> None:
+def test_a_key_that_yaml_takes_for_something_else_is_noted_beside_the_error(
+    here: Path, mmfw: MmfwRunner
+) -> None:
     (here / "grid.yaml").write_text('template: {t: "echo {on}"}\n---\non: [1, 2]\n', encoding="utf-8")
     mmfw("sweep", "run", str(here / "grid.yaml"), "--dry-run", code=2)
     assert "nothing sets on" in mmfw.err and "YAML reads on as True" in mmfw.err

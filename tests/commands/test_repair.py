@@ -18,29 +18,41 @@ from mmf_win.integrity.manifest import Manifest, manifest_files
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import DatasetPaths, MmfPaths
 from mmf_win.upstream.install import find_mmf, use_checkout
-from tests.worlds import hostile
-from tests.worlds.memes import PASSWORD, encrypted_zip, laid_out, lay_out, memes, tar_gz, tree
-from tests.worlds.tools import Mmfw, typed
+from tests.worlds import hostile_archives
+from tests.worlds.memes import (
+    PASSWORD,
+    dataset_files,
+    make_encrypted_zip,
+    mmf_layout,
+    read_tree,
+    tar_gz,
+    write_tree,
+)
+from tests.worlds.tools import MmfwRunner, split_command
 
 RUN = Path("mmbt_grid/2026-01-01T00-00-00/checkpoints")
 
 DAMAGES: dict[str, Callable[[MmfPaths], Any]] = {
-    "an image changed": lambda p: hostile.flip_byte(p.dataset.images / "img/00003.png", 100),
+    "an image changed": lambda p: hostile_archives.flip_byte(p.dataset.images / "img/00003.png", 100),
     "an image is missing": lambda p: (p.dataset.images / "img/00004.png").unlink(),
-    "annotations cut off": lambda p: hostile.cut(p.dataset.annotation_file("train")),
-    "the hashes changed": lambda p: hostile.flip_byte(p.dataset.root / "SHA256SUMS", 1),
-    "the hashes cut off": lambda p: hostile.cut(p.dataset.root / "SHA256SUMS"),
+    "annotations cut off": lambda p: hostile_archives.truncate_file(p.dataset.annotation_file("train")),
+    "the hashes changed": lambda p: hostile_archives.flip_byte(p.dataset.root / "SHA256SUMS", 1),
+    "the hashes cut off": lambda p: hostile_archives.truncate_file(p.dataset.root / "SHA256SUMS"),
     "the hashes are missing": lambda p: (p.dataset.root / "SHA256SUMS").unlink(),
     "the hashes are emptied": lambda p: os.truncate(p.dataset.root / "SHA256SUMS", 0),
     "killed amidst the moves, whose list is emptied": lambda p: killed_amidst_the_moves(p.dataset),
-    "features cut off": lambda p: hostile.cut(p.dataset.features / "detectron.lmdb/data.mdb"),
+    "features cut off": lambda p: hostile_archives.truncate_file(
+        p.dataset.features / "detectron.lmdb/data.mdb"
+    ),
     "features are missing": lambda p: (p.dataset.features / "detectron.lmdb/data.mdb").unlink(),
-    "their hashes changed": lambda p: hostile.flip_byte(p.dataset.features / "SHA256SUMS", 1),
-    "their hashes cut off": lambda p: hostile.cut(p.dataset.features / "SHA256SUMS"),
-    "weights with a cut list": lambda p: hostile.cut(p.data_dir / "models/visual_bert/SHA256SUMS"),
-    "weights changed": lambda p: hostile.flip_byte(p.data_dir / "models/visual_bert/model.pth", 100),
+    "their hashes changed": lambda p: hostile_archives.flip_byte(p.dataset.features / "SHA256SUMS", 1),
+    "their hashes cut off": lambda p: hostile_archives.truncate_file(p.dataset.features / "SHA256SUMS"),
+    "weights with a cut list": lambda p: hostile_archives.truncate_file(
+        p.data_dir / "models/visual_bert/SHA256SUMS"
+    ),
+    "weights changed": lambda p: hostile_archives.flip_byte(p.data_dir / "models/visual_bert/model.pth", 100),
     "a file of MMF is missing": lambda p: (find_mmf().root / "mmf.txt").unlink(),
-    "a file of MMF changed": lambda p: hostile.flip_byte(find_mmf().root / "mmf_cli/run.py", 3),
+    "a file of MMF changed": lambda p: hostile_archives.flip_byte(find_mmf().root / "mmf_cli/run.py", 3),
     "all hashes of MMF are gone": lambda p: [file.unlink() for file in manifest_files(find_mmf().root)],
     "MMF is gone": lambda p: shutil.rmtree(find_mmf().root),
 }
@@ -55,11 +67,11 @@ def killed_amidst_the_moves(paths: DatasetPaths) -> None:
 def hint(told: str) -> list[str]:
     """The arguments of the command in the last hint."""
     hints = re.findall("^hint: `mmfw (.*)`$", told, re.MULTILINE)
-    return typed(hints[-1])
+    return split_command(hints[-1])
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_the_command_that_verify_names_repairs_it(world: MmfPaths, damage: str, mmfw: Mmfw) -> None:
+def test_the_command_that_verify_names_repairs_it(world: MmfPaths, damage: str, mmfw: MmfwRunner) -> None:
     DAMAGES[damage](world)
     mmfw("verify", code=3)
     command = hint(mmfw.err)
@@ -67,7 +79,7 @@ def test_the_command_that_verify_names_repairs_it(world: MmfPaths, damage: str, 
     mmfw(*command)
     assert "repaired" in mmfw.err
     mmfw("verify", "--full")
-    assert tree(world.dataset.root).items() >= laid_out(memes()).items()
+    assert read_tree(world.dataset.root).items() >= mmf_layout(dataset_files()).items()
 
 
 @pytest.mark.parametrize("command", ["verify", "repair"])
@@ -82,7 +94,7 @@ def test_the_command_that_verify_names_repairs_it(world: MmfPaths, damage: str, 
     ],
 )
 def test_a_folder_that_is_not_there_is_refused_where_it_alone_was_meant(
-    world: MmfPaths, tmp_path: Path, mmfw: Mmfw, command: str, words: list[str], code: int
+    world: MmfPaths, tmp_path: Path, mmfw: MmfwRunner, command: str, words: list[str], code: int
 ) -> None:
     mmfw(command, *words, tmp_path / "nowhere", code=code)
     said = mmfw.err
@@ -90,7 +102,7 @@ def test_a_folder_that_is_not_there_is_refused_where_it_alone_was_meant(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(world: MmfPaths, mmfw: Mmfw) -> None:
+def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(world: MmfPaths, mmfw: MmfwRunner) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["weights changed"](world)
     DAMAGES["a file of MMF is missing"](world)
@@ -106,34 +118,38 @@ def test_all_of_it_is_repaired_at_once_and_nothing_else_is_touched(world: MmfPat
     assert "nothing is damaged" in mmfw.err
 
 
-def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(world: MmfPaths, mmfw: Mmfw) -> None:
+def test_damage_that_only_a_full_reading_finds_is_repaired_afterwards(
+    world: MmfPaths, mmfw: MmfwRunner
+) -> None:
     mmfw("verify")
     data = world.dataset.features / "detectron.lmdb/data.mdb"
     stat = data.stat()
-    hostile.flip_byte(data, 100)
+    hostile_archives.flip_byte(data, 100)
     os.utime(data, ns=(stat.st_atime_ns, stat.st_mtime_ns))
     mmfw("verify", "--full", code=3)
     mmfw("repair")
     mmfw("verify", "--full")
 
 
-def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(world: MmfPaths, mmfw: Mmfw) -> None:
+def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
+    world: MmfPaths, mmfw: MmfwRunner
+) -> None:
     folder = world.save_dir / RUN
-    hostile.cut(folder / "current.ckpt")
+    hostile_archives.truncate_file(folder / "current.ckpt")
     before = {path: path.read_bytes() for path in folder.iterdir()}
     mmfw("repair", code=3)
     told = mmfw.err
     assert "current.ckpt: it is cut off" in told
     assert "the newest intact one is best.ckpt" in told and "mmfw train --resume last --save-dir" in told
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
-    hostile.cut(folder / "best.ckpt")
+    hostile_archives.truncate_file(folder / "best.ckpt")
     assert "no intact checkpoint" in mmfw("repair", "runs", code=3)
 
 
 @pytest.mark.parametrize("command", ["repair dataset", "convert --zip"])
 @pytest.mark.parametrize("damage", [what for what in DAMAGES if what.startswith("the hashes")])
 def test_without_the_hashes_all_is_written_again_but_for_what_the_user_put_beside_it(
-    world: MmfPaths, user_dir: Path, mmfw: Mmfw, command: str, damage: str
+    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner, command: str, damage: str
 ) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES[damage](world)
@@ -142,12 +158,12 @@ def test_without_the_hashes_all_is_written_again_but_for_what_the_user_put_besid
         path.write_bytes(b"own")
     mmfw(*command.split(), *([user_dir / "memes.zip"] if command.startswith("convert") else []))
     mmfw("verify", "--full")
-    assert tree(world.dataset.root).items() >= laid_out(memes()).items()
+    assert read_tree(world.dataset.root).items() >= mmf_layout(dataset_files()).items()
     assert [path.read_bytes() for path in own] == [b"own", b"own"]
 
 
 def test_without_the_hashes_and_the_archive_the_dataset_can_be_taken_as_it_is(
-    world: MmfPaths, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     sums = world.dataset.root / "SHA256SUMS"
     DAMAGES["the hashes cut off"](world)
@@ -160,7 +176,7 @@ def test_without_the_hashes_and_the_archive_the_dataset_can_be_taken_as_it_is(
 
 
 def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tell(
-    world: MmfPaths, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     (world.dataset.root / "SHA256SUMS.json").unlink()
     DAMAGES["an image changed"](world)
@@ -170,9 +186,11 @@ def test_without_any_record_an_archive_that_is_named_repairs_what_the_hashes_tel
 
 
 def test_a_missing_password_does_not_keep_the_rest_from_being_repaired(
-    world: MmfPaths, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    convert(encrypted_zip(user_dir / "memes.zip", memes()), world, ask=lambda: PASSWORD, force=True)
+    convert(
+        make_encrypted_zip(user_dir / "memes.zip", dataset_files()), world, ask=lambda: PASSWORD, force=True
+    )
     DAMAGES["an image changed"](world)
     DAMAGES["features cut off"](world)
     mmfw("repair", code=4)
@@ -182,7 +200,9 @@ def test_a_missing_password_does_not_keep_the_rest_from_being_repaired(
 
 
 @pytest.mark.parametrize("named", ["the archive", "its folder"])
-def test_an_archive_that_was_moved_is_named(world: MmfPaths, user_dir: Path, named: str, mmfw: Mmfw) -> None:
+def test_an_archive_that_was_moved_is_named(
+    world: MmfPaths, user_dir: Path, named: str, mmfw: MmfwRunner
+) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["features cut off"](world)
     stick = user_dir / "usb stick"
@@ -202,28 +222,30 @@ def test_an_archive_that_was_moved_is_named(world: MmfPaths, user_dir: Path, nam
 
 
 def test_features_whose_archive_is_gone_are_replaced_by_another_where_they_lie(
-    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
+    empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
     archive = user_dir / "features.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": bytes(range(256)) * 64}))
     extract_features(archive, elsewhere, version=None)
-    hostile.cut(elsewhere.dataset.features / "detectron.lmdb/data.mdb")
+    hostile_archives.truncate_file(elsewhere.dataset.features / "detectron.lmdb/data.mdb")
     other = archive.rename(user_dir / "other.tar.gz")
     where = ["--data-dir", str(elsewhere.data_dir)]
     mmfw("repair", "features", *where, code=3)
     [command] = re.findall("`mmfw (features extract .*?)`", mmfw.err)
-    mmfw(*[{"ARCHIVE": str(other)}.get(word, word) for word in typed(command)])
+    mmfw(*[{"ARCHIVE": str(other)}.get(word, word) for word in split_command(command)])
     mmfw("verify", "features", *where)
 
 
 def test_another_archive_is_refused_and_the_rest_is_repaired(
-    world: MmfPaths, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     DAMAGES["an image changed"](world)
     DAMAGES["a file of MMF is missing"](world)
-    files = {name: b"another" if name.endswith("00003.png") else data for name, data in memes().items()}
-    other = hostile.plain_zip(user_dir / "other.zip", files)
+    files = {
+        name: b"another" if name.endswith("00003.png") else data for name, data in dataset_files().items()
+    }
+    other = hostile_archives.write_zip(user_dir / "other.zip", files)
     image = (world.dataset.images / "img/00003.png").read_bytes()
     assert "dataset" in mmfw("repair", "--source", other, code=3)
     assert (world.dataset.images / "img/00003.png").read_bytes() == image
@@ -231,20 +253,20 @@ def test_another_archive_is_refused_and_the_rest_is_repaired(
 
 
 def test_a_file_that_nobody_publishes_has_to_be_put_there(
-    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
+    empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    folder = lay_out({"model.pth": b"x" * 100}, empty.data_dir / "models" / "mine")
+    folder = write_tree({"model.pth": b"x" * 100}, empty_paths.data_dir / "models" / "mine")
     record_hashes(folder, ["model.pth"])
-    hostile.cut(folder / "model.pth")
+    hostile_archives.truncate_file(folder / "model.pth")
     assert "put an intact copy there" in mmfw("repair", code=3)
     (folder / "model.pth").write_bytes(b"x" * 100)
     mmfw("verify")
 
 
 def test_a_checkout_of_the_users_own_that_is_gone_is_said_with_the_way_out(
-    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
+    empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
+    write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
     shutil.rmtree(user_dir / "mmf")
     mmfw("verify", code=3)

@@ -22,13 +22,13 @@ from mmf_win.files import link_or_copy, write_json
 from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
-from tests.worlds import hostile
+from tests.worlds import hostile_archives
 from tests.worlds.damaged_runs import DamagedRuns
 from tests.worlds.event_log import EventLog
-from tests.worlds.memes import SLOTS
-from tests.worlds.run_requests import request
-from tests.worlds.tools import Mmfw, requires_tool, typed, without_privileges
-from tests.worlds.torch_files import checkpoint, laid_out_as_by_torch
+from tests.worlds.memes import RUN_SPLITS
+from tests.worlds.run_requests import make_run_request
+from tests.worlds.tools import MmfwRunner, requires_tool, run_unprivileged, split_command
+from tests.worlds.torch_files import write_checkpoint, write_torch_zip
 
 
 def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
@@ -41,11 +41,11 @@ def make(save: Path, run_id: str, *, outcome: str = "ok", **asked: Any) -> Run:
         "config": None,
         "settings": {"training": {"batch_size": 8}},
         "overrides": [],
-        "splits": SLOTS,
+        "splits": RUN_SPLITS,
         "data_dir": "data",
         "created": 1e9,
     }
-    run.save_request(request(**values | asked))
+    run.save_request(make_run_request(**values | asked))
     log = EventLog(run.events, "1")
     log.write("run_started", torch="2")
     for final in (False, True):  # at the end the best checkpoint is validated once more
@@ -72,7 +72,9 @@ def save(user_dir: Path) -> Path:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
 @pytest.mark.parametrize("name", ["request.json", "events.jsonl", "exit.json"])
-def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(save: Path, name: str, mmfw: Mmfw) -> None:
+def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(
+    save: Path, name: str, mmfw: MmfwRunner
+) -> None:
     file = save / "b/2026-01-03T00-00-00" / name
     file.unlink()
     os.mkfifo(file)
@@ -82,11 +84,11 @@ def test_a_pipe_in_the_place_of_a_file_makes_a_run_unreadable(save: Path, name: 
     mmfw("runs", "show", "b", code=3)
 
 
-@requires_tool("setpriv", on_windows=False)
+@requires_tool("setpriv", exists_on_windows=False)
 def test_a_run_that_may_not_be_read_is_listed_with_the_reason(save: Path) -> None:
     folder = save / "b/2026-01-03T00-00-00"
     folder.chmod(0)
-    listed, shown = (without_privileges("runs", *words) for words in (("--json",), ("show", "b")))
+    listed, shown = (run_unprivileged("runs", *words) for words in (("--json",), ("show", "b")))
     folder.chmod(0o700)
     states = {run["id"]: run["state"] for run in json.loads(listed.stdout)}
     assert (states["b/2026-01-03T00-00-00"], states["a/2026-01-01T00-00-00"]) == ("unreadable", "done")
@@ -96,12 +98,12 @@ def test_a_run_that_may_not_be_read_is_listed_with_the_reason(save: Path) -> Non
 
 @pytest.mark.parametrize("words", [("runs", "show"), ("report",), ("predict",)])
 def test_a_run_that_cannot_be_read_is_removed_as_the_hint_says(
-    save: Path, words: tuple[str, ...], mmfw: Mmfw
+    save: Path, words: tuple[str, ...], mmfw: MmfwRunner
 ) -> None:
     pytest.importorskip("matplotlib")
     mmfw(*words, "c", "--save-dir", save, code=3)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
-    mmfw(*typed(command), "--yes")
+    mmfw(*split_command(command), "--yes")
     assert not (save / "c").exists()
 
 
@@ -116,7 +118,7 @@ def test_a_run_that_cannot_be_read_is_removed_as_the_hint_says(
         (("--preset", "visual_bert"), []),
     ],
 )
-def test_the_list_is_filtered(mmfw: Mmfw, save: Path, words: tuple[str, ...], days: list[int]) -> None:
+def test_the_list_is_filtered(mmfw: MmfwRunner, save: Path, words: tuple[str, ...], days: list[int]) -> None:
     found = mmfw.json("runs", *words)
     assert [int(run["id"][10:12]) for run in found] == days
 
@@ -132,19 +134,19 @@ def test_the_list_is_filtered(mmfw: Mmfw, save: Path, words: tuple[str, ...], da
     ],
     ids=" ".join,
 )
-def test_what_makes_no_sense_is_refused(mmfw: Mmfw, save: Path, words: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_refused(mmfw: MmfwRunner, save: Path, words: list[str], said: str) -> None:
     make(save, "b/2026-01-01T00-00-00")
     assert said in mmfw("runs", *words, code=2)
 
 
-def test_the_list_as_csv_has_a_row_a_run(mmfw: Mmfw, save: Path) -> None:
+def test_the_list_as_csv_has_a_row_a_run(mmfw: MmfwRunner, save: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(mmfw("runs", "--format", "csv"))))
     assert [row["preset"] for row in rows] == ["", "vilbert", "mmbt_grid", "mmbt_grid"]
     assert rows[1]["best_auroc"] == "0.7"
     assert [row["started"] for row in rows[:2]] == ["", "2001-09-09T01:46:40+00:00"]
 
 
-def test_a_run_that_cannot_be_read_is_listed_with_the_reason(mmfw: Mmfw, save: Path) -> None:
+def test_a_run_that_cannot_be_read_is_listed_with_the_reason(mmfw: MmfwRunner, save: Path) -> None:
     mmfw("runs")
     output, errors = mmfw.out, mmfw.err
     assert "unreadable" in output.splitlines()[1]
@@ -153,7 +155,9 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(mmfw: Mmfw, save: P
     assert not (save / "c").exists()
 
 
-def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(mmfw: Mmfw, user_dir: Path) -> None:
+def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(
+    mmfw: MmfwRunner, user_dir: Path
+) -> None:
     same = "training.fp16=True"
     first = make(user_dir, "a/2026-01-01T00-00-00", overrides=[same, "optimizer.params.lr=1e-5"], mmf="1.0.0")
     make(user_dir, "a/2026-01-02T00-00-00", overrides=[same], batch_size=16, seed=7)
@@ -179,7 +183,7 @@ def test_the_list_tells_what_a_run_was_tested_on_and_what_sets_it_apart(mmfw: Mm
     assert "8 of 10 rows of test_seen  unknown" in text
 
 
-def test_a_run_is_shown_with_why_it_failed(mmfw: Mmfw, save: Path) -> None:
+def test_a_run_is_shown_with_why_it_failed(mmfw: MmfwRunner, save: Path) -> None:
     shown = mmfw.json("runs", "show", "a")
     assert (shown["state"], shown["why"]) == ("failed: cuda_oom", "why it failed")
     assert shown["validations"] == [{"update": 10, "auroc": 0.7}]
@@ -189,7 +193,9 @@ def test_a_run_is_shown_with_why_it_failed(mmfw: Mmfw, save: Path) -> None:
     assert not [name for name in shown if "_" in name and name in text], "names of fields are for scripts"
 
 
-def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: Mmfw, user_dir: Path) -> None:
+def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(
+    mmfw: MmfwRunner, user_dir: Path
+) -> None:
     run = make(user_dir, "a/2026-01-01T00-00-00")
     log = EventLog(run.events, "1")
     log.write("train_started", update=0, data={"split": "train", "rows": 8400, "full_rows": 8500})
@@ -232,7 +238,7 @@ def test_every_score_says_which_rows_were_left_out_and_steers_no_terminal(mmfw: 
     assert found["scores"]["validated_on"] == ["433 of 540 rows of dev_unseen", "dev"]
 
 
-def test_only_what_differs_is_compared(mmfw: Mmfw, save: Path) -> None:
+def test_only_what_differs_is_compared(mmfw: MmfwRunner, save: Path) -> None:
     for run, rate in (("a/2026-01-02T00-00-00", "1e-5"), ("b/2026-01-03T00-00-00", "5e-5")):
         config = f"optimizer:\n  lr: {rate}\n  type: adam\nenv:\n  save_dir: {run}\nref: ${{env.save_dir}}\n"
         (save / run / "checkpoints" / "config.yaml").write_text(config, encoding="utf-8")
@@ -246,13 +252,13 @@ def test_only_what_differs_is_compared(mmfw: Mmfw, save: Path) -> None:
     assert "request.preset" in mmfw("runs", "compare", "a", "b")
 
 
-def test_a_configuration_that_is_no_yaml_is_named(mmfw: Mmfw, save: Path) -> None:
+def test_a_configuration_that_is_no_yaml_is_named(mmfw: MmfwRunner, save: Path) -> None:
     for run in ("a/2026-01-02T00-00-00", "b/2026-01-03T00-00-00"):
         (save / run / "checkpoints" / "config.yaml").write_text("a: [", encoding="utf-8")
     assert "config.yaml" in mmfw("runs", "compare", "a", "b", code=3)
 
 
-def test_a_run_is_removed_and_the_space_that_it_freed_is_told(mmfw: Mmfw, save: Path) -> None:
+def test_a_run_is_removed_and_the_space_that_it_freed_is_told(mmfw: MmfwRunner, save: Path) -> None:
     (save / "b/2026-01-03T00-00-00/checkpoints/best.ckpt").write_bytes(bytes(1 << 20))
     removed = mmfw.json("runs", "rm", "b", "a/2026-01-02T00-00-00", "--yes")
     assert removed["removed"] == ["b/2026-01-03T00-00-00", "a/2026-01-02T00-00-00"]
@@ -263,7 +269,7 @@ def test_a_run_is_removed_and_the_space_that_it_freed_is_told(mmfw: Mmfw, save: 
 
 @pytest.mark.parametrize(("typed", "code", "said"), [("n\n", 0, "nothing is removed"), ("", 2, "--yes")])
 def test_nothing_is_removed_without_a_yes(
-    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, said: str
+    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, typed: str, code: int, said: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     mmfw("runs", "rm", "b", code=code)
@@ -280,7 +286,7 @@ def test_nothing_is_removed_without_a_yes(
     ],
 )
 def test_the_name_of_a_run_steers_no_terminal(
-    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     monkeypatch.chdir(save)
     evil = "gnp.\u202eexe\x1b]0;title\x07"
@@ -293,21 +299,21 @@ def test_the_name_of_a_run_steers_no_terminal(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
 @pytest.mark.parametrize("beside", [[], ["b/2026-01-03T00-00-00"]], ids=["alone", "beside it"])
-def test_a_run_is_removed_by_a_link_to_it(mmfw: Mmfw, save: Path, beside: list[str]) -> None:
+def test_a_run_is_removed_by_a_link_to_it(mmfw: MmfwRunner, save: Path, beside: list[str]) -> None:
     (save / "b" / "latest").symlink_to("2026-01-03T00-00-00")
     mmfw("runs", "rm", "b/latest", *beside, "--yes")
     assert not (save / "b").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-def test_a_link_to_the_runs_of_a_name_stays(mmfw: Mmfw, save: Path, tmp_path: Path) -> None:
+def test_a_link_to_the_runs_of_a_name_stays(mmfw: MmfwRunner, save: Path, tmp_path: Path) -> None:
     (save / "b").rename(tmp_path / "elsewhere")
     (save / "b").symlink_to(tmp_path / "elsewhere")
     mmfw("runs", "rm", "b/2026-01-03T00-00-00", "--yes")
     assert (save / "b").is_symlink() and not (tmp_path / "elsewhere" / "2026-01-03T00-00-00").exists()
 
 
-def test_a_run_that_is_being_trained_is_not_removed(mmfw: Mmfw, save: Path) -> None:
+def test_a_run_that_is_being_trained_is_not_removed(mmfw: MmfwRunner, save: Path) -> None:
     run = Run(save / "b/2026-01-03T00-00-00")
     with file_lock(run.training_lock_file):
         assert "is being trained" in mmfw("runs", "rm", "a/2026-01-02T00-00-00", "b", "--yes", code=8)
@@ -330,14 +336,14 @@ def run(user_dir: Path) -> Run:
     for update, auroc in ((4, 0.8), (6, 0.6)):
         log.write("val", update=update, metrics={"auroc": auroc})
     log.write("val", update=6, metrics={"auroc": 0.8}, final=True)
-    checkpoint(run.checkpoints / "best.ckpt", 4)
-    last = checkpoint(run.checkpoints / "models" / "model_6.ckpt", 6, epoch=2)
+    write_checkpoint(run.checkpoints / "best.ckpt", 4)
+    last = write_checkpoint(run.checkpoints / "models" / "model_6.ckpt", 6, epoch=2)
     link_or_copy(last, run.checkpoints / "current.ckpt")
-    laid_out_as_by_torch(run.checkpoints / "mmbt_final.pth", {"weight": None})
+    write_torch_zip(run.checkpoints / "mmbt_final.pth", {"weight": None})
     return run
 
 
-def verified(mmfw: Mmfw, run: Run) -> dict[str, Any]:
+def verified(mmfw: MmfwRunner, run: Run) -> dict[str, Any]:
     """What a script is told of each checkpoint; then ``mmfw`` has what people are told."""
     words = ("runs", "show", run.path.parent.name, "--verify", "--save-dir", run.path.parents[1])
     found = mmfw.json(*words)
@@ -345,7 +351,7 @@ def verified(mmfw: Mmfw, run: Run) -> dict[str, Any]:
     return {entry["name"]: entry for entry in found["checkpoints"]}
 
 
-def test_each_checkpoint_is_told_with_what_is_in_it(mmfw: Mmfw, run: Run) -> None:
+def test_each_checkpoint_is_told_with_what_is_in_it(mmfw: MmfwRunner, run: Run) -> None:
     found = verified(mmfw, run)
     assert list(found) == ["best.ckpt", "current.ckpt", "models/model_6.ckpt", "mmbt_final.pth"]
     figures = {name: [c["update"], c["epoch"], c["auroc"]] for name, c in found.items()}
@@ -360,7 +366,7 @@ def test_each_checkpoint_is_told_with_what_is_in_it(mmfw: Mmfw, run: Run) -> Non
     assert "on disk" in mmfw.err and "what is intact" not in mmfw.err
 
 
-def test_bytes_with_two_names_are_counted_once(mmfw: Mmfw, run: Run) -> None:
+def test_bytes_with_two_names_are_counted_once(mmfw: MmfwRunner, run: Run) -> None:
     found = verified(mmfw, run)
     assert found["current.ckpt"]["same_as"] == ["models/model_6.ckpt"]
     assert found["best.ckpt"]["same_as"] == []
@@ -369,9 +375,9 @@ def test_bytes_with_two_names_are_counted_once(mmfw: Mmfw, run: Run) -> None:
     assert f"{format_size(total)} on disk" in mmfw.err
 
 
-def test_a_damaged_one_is_shown_with_the_reason(mmfw: Mmfw, run: Run) -> None:
+def test_a_damaged_one_is_shown_with_the_reason(mmfw: MmfwRunner, run: Run) -> None:
     best = run.checkpoints / "best.ckpt"
-    hostile.flip_byte(best, best.stat().st_size // 2)
+    hostile_archives.flip_byte(best, best.stat().st_size // 2)
     found = verified(mmfw, run)
     assert found["best.ckpt"]["problem"] == "it is damaged at model/data/0"
     assert found["current.ckpt"]["problem"] is None
@@ -384,7 +390,7 @@ def test_a_damaged_one_is_shown_with_the_reason(mmfw: Mmfw, run: Run) -> None:
     assert "what is intact" not in mmfw.err, "nothing is"
 
 
-def test_a_run_without_checkpoints_is_no_error(mmfw: Mmfw, user_dir: Path) -> None:
+def test_a_run_without_checkpoints_is_no_error(mmfw: MmfwRunner, user_dir: Path) -> None:
     assert verified(mmfw, make(user_dir, "b/2026-01-02T00-00-00")) == {}
     assert "has no checkpoint yet" in mmfw.err
 
@@ -395,6 +401,6 @@ def test_a_damaged_file_of_a_run_is_one_clear_error_of_each_command(user_dir: Pa
     world, can_report = DamagedRuns(user_dir), all(map(find_spec, ("jinja2", "matplotlib", "PIL", "numpy")))
     wrong: list[str] = []
     for seed in range(part, 40, 4):
-        found = world.wrong(Random(seed), reports=can_report and seed % 3 == part % 3)
+        found = world.find_failures(Random(seed), with_reports=can_report and seed % 3 == part % 3)
         wrong += [f"seed {seed}, {line}" for line in found]
     assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:20])

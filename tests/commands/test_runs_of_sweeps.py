@@ -16,10 +16,10 @@ from mmf_win.runs.lookup import find_run, find_runs, iter_matching_runs
 from mmf_win.sweeps.folder import SweepFolder
 from mmf_win.sweeps.planning import list_tasks, plan_tasks
 from mmf_win.sweeps.table import estimate_cost
-from tests.worlds.hostile import cut
-from tests.worlds.sweeping import ended, trained, yaml
-from tests.worlds.tools import Mmfw, typed
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.hostile_archives import truncate_file
+from tests.worlds.small_sweeps import make_specification, write_ended_task, write_finished_run
+from tests.worlds.tools import MmfwRunner, split_command
+from tests.worlds.torch_files import write_checkpoint
 
 _GRID = (
     "template: {t: 'mmfw train demo optimizer.params.lr={lr} [seed]'}\n---\nlr: [0.1, 0.2]\nseed: [1, 2]\n"
@@ -30,10 +30,10 @@ TASK = "sweeps/grid/Lr_0.1-Seed_1"
 def make(output: Path, text: str = _GRID) -> SweepFolder:
     """A sweep whose tasks have trained, each a little better than the one before."""
     sweep = SweepFolder(output)
-    for number, task in enumerate(plan_tasks(yaml(text)).tasks):
-        ended(sweep, task)
-        run = trained(sweep.task_folder(task.name), 0.6 + number / 100)
-        checkpoint(run.checkpoints / "best.ckpt", 20)
+    for number, task in enumerate(plan_tasks(make_specification(text)).tasks):
+        write_ended_task(sweep, task)
+        run = write_finished_run(sweep.task_folder(task.name), 0.6 + number / 100)
+        write_checkpoint(run.checkpoints / "best.ckpt", 20)
     sweep.specification.write_text(text, encoding="utf-8")
     return sweep
 
@@ -44,12 +44,12 @@ def save(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MMF_SAVE_DIR", str(user_dir / "save"))
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
     make(user_dir / "save" / "sweeps" / "grid")
-    run = trained(SweepFolder(user_dir).task_folder("save"), 0.5)
+    run = write_finished_run(SweepFolder(user_dir).task_folder("save"), 0.5)
     run.path.rename(run.path.with_name("2025-01-01T00-00-00"))
     return user_dir / "save"
 
 
-def test_the_run_of_a_task_is_shown_by_its_name_and_by_each_folder(mmfw: Mmfw, save: Path) -> None:
+def test_the_run_of_a_task_is_shown_by_its_name_and_by_each_folder(mmfw: MmfwRunner, save: Path) -> None:
     for name in (
         TASK,
         save / TASK,
@@ -84,7 +84,7 @@ def test_what_every_command_calls_a_run_finds_it_again(save: Path) -> None:
     assert {run.id: find_run(save, run.id).path for run in runs} == ids, "though what a task is for is lost"
 
 
-def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: Mmfw, save: Path) -> None:
+def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: MmfwRunner, save: Path) -> None:
     *_, run, sweep = mmfw("runs").splitlines()
     assert run.startswith("demo/2025") and re.match(r"sweeps/grid .* 4 success", sweep)
     assert [run["id"] for run in mmfw.json("runs")] == ["demo/2025-01-01T00-00-00"]
@@ -100,16 +100,16 @@ def test_a_sweep_is_a_line_of_the_list_that_its_name_opens(mmfw: Mmfw, save: Pat
 
 @pytest.mark.parametrize("words", [("predict",), ("runs", "show"), ("train", "--resume")], ids=" ".join)
 def test_a_sweep_where_a_run_is_meant_names_the_command_that_lists_them(
-    mmfw: Mmfw, save: Path, words: tuple[str, ...]
+    mmfw: MmfwRunner, save: Path, words: tuple[str, ...]
 ) -> None:
     mmfw(*words, "grid", code=2)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
-    assert TASK in mmfw(*typed(command))
+    assert TASK in mmfw(*split_command(command))
 
 
 @pytest.mark.parametrize("words", ["track status", "track push --to mlflow", "report", "verify", "repair"])
 def test_a_bare_name_is_never_that_of_a_sweep(
-    mmfw: Mmfw, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
+    mmfw: MmfwRunner, save: Path, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("matplotlib")
     monkeypatch.setattr("mmf_win.commands.track.enabled_trackers", lambda *_: ["a tracker"])
@@ -125,24 +125,27 @@ def test_a_bare_name_is_never_that_of_a_sweep(
 
 @pytest.mark.usefixtures("save")
 @pytest.mark.parametrize("words", ["runs show", "predict", "train --resume"])
-def test_a_command_for_one_run_tells_how_to_list_those_of_a_sweep(mmfw: Mmfw, words: str) -> None:
+def test_a_command_for_one_run_tells_how_to_list_those_of_a_sweep(mmfw: MmfwRunner, words: str) -> None:
     for name in ("grid", "sweeps/grid"):
         mmfw(*words.split(), name, code=2)
         assert f"{name} is a sweep; `mmfw runs --sweep {name}" in mmfw.err and "did you mean" not in mmfw.err
 
 
 def test_a_sweep_without_runs_is_not_sent_in_silence(
-    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch
+    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mmf_win.commands.track.enabled_trackers", lambda *_: ["a tracker"])
     (save / "sweeps" / "new").mkdir()
     (save / "sweeps" / "new" / "sweep.yaml").write_text(_GRID, encoding="utf-8")
     mmfw("track", "push", "sweeps/new", "--to", "mlflow", code=2)
     [command] = re.findall("`mmfw (.*?)`", mmfw.err)
-    assert "no task of this sweep has a run yet" in mmfw.err and "4 tasks" in mmfw(*typed(command)) + mmfw.err
+    assert (
+        "no task of this sweep has a run yet" in mmfw.err
+        and "4 tasks" in mmfw(*split_command(command)) + mmfw.err
+    )
 
 
-def test_a_name_of_a_run_and_of_a_sweep_is_the_runs(mmfw: Mmfw, save: Path) -> None:
+def test_a_name_of_a_run_and_of_a_sweep_is_the_runs(mmfw: MmfwRunner, save: Path) -> None:
     pytest.importorskip("matplotlib")
     make(save / "sweeps" / "demo")
     assert [run.id for run in find_runs(save, "demo")] == ["demo/2025-01-01T00-00-00"]
@@ -155,12 +158,12 @@ def test_a_name_of_a_run_and_of_a_sweep_is_the_runs(mmfw: Mmfw, save: Path) -> N
     "command",
     ["train", "predict", "runs show", "report", "verify", "sweep run", "features status", "check"],
 )
-def test_a_wrong_name_in_capitals_is_told_what_it_may_be(mmfw: Mmfw, save: Path, command: str) -> None:
+def test_a_wrong_name_in_capitals_is_told_what_it_may_be(mmfw: MmfwRunner, save: Path, command: str) -> None:
     pytest.importorskip("matplotlib")
     assert "did you mean mmbt_grid?" in mmfw(*command.split(), "MMBT_GRIDS", code=2)
 
 
-def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: Mmfw, save: Path) -> None:
+def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: MmfwRunner, save: Path) -> None:
     second = Run(save / TASK / "demo" / "2026-01-02T00-00-00")
     second.path.mkdir()
     second.request_file.write_text("{}", encoding="utf-8")
@@ -171,14 +174,16 @@ def test_several_runs_of_a_task_are_not_removed_by_one_name(mmfw: Mmfw, save: Pa
 
 
 @pytest.mark.parametrize("words", [(), ("runs",), ("sweeps/grid",), (TASK,)], ids=str)
-def test_a_damaged_checkpoint_of_a_sweep_is_found(mmfw: Mmfw, save: Path, words: tuple[str, ...]) -> None:
+def test_a_damaged_checkpoint_of_a_sweep_is_found(
+    mmfw: MmfwRunner, save: Path, words: tuple[str, ...]
+) -> None:
     mmfw("verify", *words)
     assert TASK in mmfw.out
-    cut(find_run(save, TASK).checkpoints / "best.ckpt")
+    truncate_file(find_run(save, TASK).checkpoints / "best.ckpt")
     assert f"run {TASK}" in mmfw("verify", *words, code=3)
 
 
-def test_a_sweep_and_a_run_are_compared(mmfw: Mmfw, save: Path) -> None:
+def test_a_sweep_and_a_run_are_compared(mmfw: MmfwRunner, save: Path) -> None:
     pytest.importorskip("matplotlib")
     made = mmfw.json("report", "sweeps/grid", "demo")
     assert len(set(made["runs"])) == 5 and Path(made["report"]).parent == save
@@ -186,7 +191,7 @@ def test_a_sweep_and_a_run_are_compared(mmfw: Mmfw, save: Path) -> None:
     assert len(set(made["runs"])) == 4 and Path(made["report"]).parent == save / "sweeps" / "grid"
 
 
-def test_the_tables_names_are_those_that_other_commands_take(mmfw: Mmfw, save: Path) -> None:
+def test_the_tables_names_are_those_that_other_commands_take(mmfw: MmfwRunner, save: Path) -> None:
     best, other = mmfw.json("sweep", "table", "grid")
     assert best["tasks"] == ["sweeps/grid/Lr_0.2-Seed_1", "sweeps/grid/Lr_0.2-Seed_2"]
     assert best["tasks"][0] in mmfw("sweep", "table", "grid") and TASK in mmfw("sweep", "status", "grid")
@@ -198,7 +203,9 @@ def test_the_tables_names_are_those_that_other_commands_take(mmfw: Mmfw, save: P
         assert gone not in mmfw("sweep", "table", "grid")
 
 
-def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(mmfw: Mmfw, save: Path) -> None:
+def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(
+    mmfw: MmfwRunner, save: Path
+) -> None:
     worse = find_run(save, TASK)
     worse.reports.mkdir()
     facts = {"auroc": 1.0, "split": "test_seen", "rows": 8, "full_rows": 8, "created": 1e9}
@@ -225,7 +232,7 @@ def test_the_best_is_chosen_by_the_mean_validation_whatever_a_test_split_says(mm
     ids=" ".join,
 )
 def test_an_empty_name_means_neither_the_newest_nor_all(
-    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
 ) -> None:
     if words[0] == "report":
         pytest.importorskip("matplotlib")
@@ -238,7 +245,7 @@ def test_an_empty_name_means_neither_the_newest_nor_all(
 
 
 def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is_there(
-    mmfw: Mmfw, save: Path, monkeypatch: pytest.MonkeyPatch
+    mmfw: MmfwRunner, save: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sweep, run = save / "sweeps" / "grid", find_run(save, TASK)
     rm = ("sweep", "rm", "grid", "--yes")
@@ -258,7 +265,7 @@ def test_a_sweep_is_removed_only_where_nothing_of_it_is_used_and_nothing_else_is
 
 
 def test_a_file_with_several_names_counts_once_and_frees_nothing_while_another_name_is_left(
-    mmfw: Mmfw, save: Path, tmp_path: Path
+    mmfw: MmfwRunner, save: Path, tmp_path: Path
 ) -> None:
     def content(run: str) -> int:
         files = [path.stat() for path in (save / run).rglob("*") if path.is_file()]

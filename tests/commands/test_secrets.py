@@ -13,15 +13,18 @@ from mmf_win.archives.zipcrypto import write_encrypted_zip
 from mmf_win.cli import main
 from mmf_win.paths import MmfPaths
 from mmf_win.runs.folder import Run
-from tests.worlds import hostile
-from tests.worlds.memes import memes
+from tests.worlds import hostile_archives
+from tests.worlds.memes import dataset_files
 
 SECRET = "hunter2 пароль"
 
 
 @pytest.fixture
 def leaks(
-    empty: MmfPaths, user_dir: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    empty_paths: MmfPaths,
+    user_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> Callable[..., list[str]]:
     """Runs a command with an exit code and returns where the secret is then."""
     own = {user_dir / "password.txt"}
@@ -49,7 +52,7 @@ def _content(path: Path) -> bytes:
 @pytest.mark.parametrize("how", ["option", "file", "variable"])
 def test_a_password_stays_secret_right_or_wrong(
     leaks: Callable[..., list[str]],
-    empty: MmfPaths,
+    empty_paths: MmfPaths,
     user_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
     how: str,
@@ -61,16 +64,16 @@ def test_a_password_stays_secret_right_or_wrong(
     if how == "variable":
         monkeypatch.setenv("MMFW_PASSWORD", SECRET)
     other, archive, features = (user_dir / name for name in ("other.zip", "memes.zip", "features.zip"))
-    write_encrypted_zip(other, memes().items(), "another")
-    write_encrypted_zip(archive, memes().items(), SECRET)
+    write_encrypted_zip(other, dataset_files().items(), "another")
+    write_encrypted_zip(archive, dataset_files().items(), SECRET)
     write_encrypted_zip(features, [("detectron.lmdb/data.mdb", b"x" * 5000)], SECRET)
     assert leaks(4, "convert", "--zip", other, *given) == []
     assert leaks(0, "convert", "--zip", archive, *given) == []
     assert leaks(0, "features", "extract", features, *given) == []
-    hostile.cut(empty.dataset.annotation_file("train"))
-    assert leaks(3, "verify", "--data-dir", empty.data_dir) == []
+    hostile_archives.truncate_file(empty_paths.dataset.annotation_file("train"))
+    assert leaks(3, "verify", "--data-dir", empty_paths.data_dir) == []
     assert leaks(0, "repair", "dataset", *given) == []
-    run = Run.create(empty.save_dir, "mmbt_grid")
+    run = Run.create(empty_paths.save_dir, "mmbt_grid")
     run.log.write_text(f"asked with --password {SECRET}\nTraceback\n", encoding="utf-8")
     assert leaks(0, "doctor", "--report", user_dir / "bug-report.zip", "--log") == [str(run.log)]
 

@@ -12,17 +12,19 @@ from mmf_win.integrity.verify import LOCK_NAME
 from mmf_win.locking import file_lock
 from mmf_win.upstream import install, sources
 from tests.worlds import mmf_sources
-from tests.worlds.mmf_sources import TREE, VERSION, github, tar_gz
-from tests.worlds.tools import Mmfw
-from tests.worlds.web import WebServer
+from tests.worlds.mmf_sources import TREE, VERSION, git_archive, github_archive
+from tests.worlds.tools import MmfwRunner
+from tests.worlds.web_server import WebServer
 
 
 @pytest.fixture
 def checkout(user_dir: Path) -> Path:
-    return mmf_sources.checkout(user_dir / "my mmf")
+    return mmf_sources.write_checkout(user_dir / "my mmf")
 
 
-def test_a_checkout_is_taken_and_stays_without_another_choice(home: Path, checkout: Path, mmfw: Mmfw) -> None:
+def test_a_checkout_is_taken_and_stays_without_another_choice(
+    mmfw_home: Path, checkout: Path, mmfw: MmfwRunner
+) -> None:
     assert mmfw.json("setup", "--mmf", checkout) == {
         "root": str(checkout.resolve()),
         "version": VERSION,
@@ -35,10 +37,10 @@ def test_a_checkout_is_taken_and_stays_without_another_choice(home: Path, checko
 
 
 def test_without_a_choice_a_broken_copy_is_mended(
-    home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    mmfw_home: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
-    with WebServer.serving(mmf_tar_gz=tar_gz(TREE)) as server:
-        known = (sources.PYPI, github(server.url))
+    with WebServer.serving(mmf_tar_gz=git_archive(TREE)) as server:
+        known = (sources.PYPI, github_archive(server.url))
         monkeypatch.setattr("mmf_win.upstream.install.SOURCES", known)
         mmfw("setup", "--mmf", "github")
         (install.find_mmf().root / "mmf/__init__.py").write_bytes(b"?")
@@ -48,8 +50,8 @@ def test_without_a_choice_a_broken_copy_is_mended(
     assert install.find_changed_files(install.find_mmf()) == []
 
 
-def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
-    folder = home / "mmf"
+def test_a_second_setup_waits_for_the_first(mmfw_home: Path, checkout: Path) -> None:
+    folder = mmfw_home / "mmf"
     folder.mkdir(parents=True)
     command = [sys.executable, "-X", "utf8", "-m", "mmf_win", "setup", "--mmf", str(checkout)]
     closed = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
@@ -65,28 +67,30 @@ def test_a_second_setup_waits_for_the_first(home: Path, checkout: Path) -> None:
 
 
 def test_an_environment_that_cannot_be_written_to_is_an_error_with_a_way_out(
-    home: Path, checkout: Path, mmfw: Mmfw
+    mmfw_home: Path, checkout: Path, mmfw: MmfwRunner
 ) -> None:
-    home.write_text("a file, where a folder is needed", encoding="utf-8")
-    assert f"{home / 'mmf'} cannot be written to" in mmfw("setup", "--mmf", checkout, code=6)
+    mmfw_home.write_text("a file, where a folder is needed", encoding="utf-8")
+    assert f"{mmfw_home / 'mmf'} cannot be written to" in mmfw("setup", "--mmf", checkout, code=6)
     assert "MMFW_HOME" in mmfw.err
 
 
-def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(home: Path, mmfw: Mmfw) -> None:
+def test_a_name_that_is_neither_source_nor_folder_is_a_usage_error(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     assert "gihub is not a checkout of MMF" in mmfw("setup", "--mmf", "gihub", code=2)
     assert "give pypi, github or a clone of" in mmfw.err
-    assert not home.exists()
+    assert not mmfw_home.exists()
 
 
-def test_the_path_of_the_tested_versions_is_all_that_is_printed(home: Path, mmfw: Mmfw) -> None:
+def test_the_path_of_the_tested_versions_is_all_that_is_printed(mmfw_home: Path, mmfw: MmfwRunner) -> None:
     mmfw("setup", "--constraints")
     path = Path(mmfw.out.removesuffix("\n"))
     assert "\ntorch==" in path.read_text(encoding="utf-8")
     assert mmfw.json("setup", "--constraints") == {"constraints": str(path)}
-    assert not home.exists()
+    assert not mmfw_home.exists()
 
 
-def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(home: Path, mmfw: Mmfw) -> None:
+def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(
+    mmfw_home: Path, mmfw: MmfwRunner
+) -> None:
     mmfw("setup", "--torch")
     assert mmfw.out.startswith("pip install -c ") and mmfw.out.count("\n") == 1
     assert "[train]" in mmfw.err
@@ -94,5 +98,5 @@ def test_the_line_for_pytorch_can_be_pasted_and_the_rest_is_for_people(home: Pat
 
 
 @pytest.mark.parametrize("also", ["--constraints", "--force", "--mmf=pypi"])
-def test_printing_goes_with_nothing_else(home: Path, also: str, mmfw: Mmfw) -> None:
+def test_printing_goes_with_nothing_else(mmfw_home: Path, also: str, mmfw: MmfwRunner) -> None:
     assert "only print" in mmfw("setup", "--torch", also, code=2)

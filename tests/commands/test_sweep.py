@@ -23,11 +23,11 @@ from mmf_win.sweeps import grid
 from mmf_win.sweeps.folder import SweepFolder, load_started_tasks
 from mmf_win.sweeps.launch import join_specifications
 from mmf_win.sweeps.specification import parse_specification
-from tests.worlds.sweeping import python, tasks, trained
-from tests.worlds.tools import Mmfw, typed
+from tests.worlds.small_sweeps import load_tasks_by_name, python_command, write_finished_run
+from tests.worlds.tools import MmfwRunner, split_command
 
 
-class Sweep(Mmfw):
+class Sweep(MmfwRunner):
     """``mmfw sweep`` on quick programs, as a user has them in a folder."""
 
     def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +51,7 @@ class Sweep(Mmfw):
     def hinted(self) -> list[list[str]]:
         """The commands in the hint."""
         hint = "".join(line for line in self.err.splitlines() if line.startswith("hint: "))
-        return [typed(command) for command in re.findall("`mmfw sweep (.*?)`", hint)]
+        return [split_command(command) for command in re.findall("`mmfw sweep (.*?)`", hint)]
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def test_a_dry_run_shows_what_would_run_and_writes_nothing(sweep: Sweep) -> None
 
 
 def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_takes(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print(1)"), "a: 1")
+    sweep.write(python_command(sweep.folder, "print(1)"), "a: 1")
     sweep.run()
-    sweep.write(python(sweep.folder, "print(1)"), "a: [1, 2]")
+    sweep.write(python_command(sweep.folder, "print(1)"), "a: [1, 2]")
     sweep.run("--dry-run")
     assert "A_1  (success)" in sweep.out and "A_2  (queued)" in sweep.out
     assert "2 tasks, 1 of them to be run" in sweep.err and "by 1 that ended well" in sweep.err
@@ -90,7 +90,7 @@ def test_a_dry_run_of_a_sweep_that_has_begun_knows_what_is_left_and_what_it_take
 
 def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
     sweep.write(
-        python(sweep.folder, "import sys; sys.exit('bad luck' if sys.argv[1] == '2' else 0)", "{a}"),
+        python_command(sweep.folder, "import sys; sys.exit('bad luck' if sys.argv[1] == '2' else 0)", "{a}"),
         "a: [1, 2]",
     )
     sweep.run(code=7)
@@ -101,7 +101,7 @@ def test_status_tells_the_states_and_why(sweep: Sweep) -> None:
 
 
 def test_the_newest_sweep_in_the_save_dir_is_the_default_and_has_a_name(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print(1)"), "a: 1")
+    sweep.write(python_command(sweep.folder, "print(1)"), "a: 1")
     sweep("run", sweep.file, "-r", "cpu")
     for words in ([], ["params"], [sweep.folder / "save" / "sweeps" / "params"]):
         sweep("status", *words)
@@ -110,11 +110,11 @@ def test_the_newest_sweep_in_the_save_dir_is_the_default_and_has_a_name(sweep: S
 
 
 def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
+    sweep.write(python_command(sweep.folder, "print(1)", "{lr}", "{seed}"), "lr: [0.1, 0.2]\nseed: [1, 2]")
     sweep.run()
     made = SweepFolder(sweep.output)
     for task, score in zip(load_started_tasks(made), (0.6, 0.7, 0.8, 0.8), strict=True):
-        trained(made.task_folder(task.name), score)
+        write_finished_run(made.task_folder(task.name), score)
     sweep("table", sweep.output, "--baseline", "lr=0.1")
     assert "0.6500 ± 0.0707" in sweep.out and "+0.1500" in sweep.out
     for form, delimiter in (("csv", ","), ("tsv", "\t")):
@@ -129,7 +129,7 @@ def test_the_table_has_the_forms_that_a_paper_or_a_program_wants(sweep: Sweep) -
 def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(sweep: Sweep) -> None:
     fails = "import pathlib, sys; sys.exit(0 if (pathlib.Path(sys.argv[1]) / 'luck').exists() else 1)"
     sweep.write(
-        python(sweep.folder, fails, shlex.quote(sweep.folder.as_posix())),
+        python_command(sweep.folder, fails, shlex.quote(sweep.folder.as_posix())),
         "a: [1, 2]",
         head="resource: [cpu]\n",
     )
@@ -138,7 +138,7 @@ def test_failed_tasks_are_shown_and_run_again_by_the_commands_that_are_printed(s
     sweep(*status)
     (sweep.folder / "luck").touch()
     sweep(*again)
-    assert {task.state for task in tasks(sweep.output).values()} == {"success"}
+    assert {task.state for task in load_tasks_by_name(sweep.output).values()} == {"success"}
 
 
 def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -> None:
@@ -167,16 +167,18 @@ def test_values_that_may_not_be_meant_are_noted_and_not_changed(sweep: Sweep) ->
 
 
 def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]")
+    sweep.write(
+        python_command(sweep.folder, "print('hello from', *__import__('sys').argv[1:])", "{a}"), "a: [1, 2]"
+    )
     sweep.run("--debug")
     assert "hello from 1" in sweep.err and "hello from 2" not in sweep.err
     sweep.run("--debug")  # again, though it ended well
-    assert [task.starts for task in tasks(sweep.output).values()] == [2, 0]
+    assert [task.starts for task in load_tasks_by_name(sweep.output).values()] == [2, 0]
 
 
 def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
     choices = ("_title: x\na: [1, 2, 3, 4]", "_title: y\na: 5", "_title: y\na: 6")
-    sweep.write(python(sweep.folder, "print(1)", "{a}"), *choices)
+    sweep.write(python_command(sweep.folder, "print(1)", "{a}"), *choices)
     sweep.run("-t", "y")
     assert "2 choices have the title y" in sweep.err
     assert [task.name for task in load_started_tasks(SweepFolder(sweep.output))] == ["A_5", "A_6"]
@@ -221,7 +223,7 @@ def test_what_makes_no_sense_is_one_error(
     ],
 )
 def test_without_a_sweep_there_is_nothing_to_show(
-    words: list[str], told: str, mmfw: Mmfw, user_dir: Path
+    words: list[str], told: str, mmfw: MmfwRunner, user_dir: Path
 ) -> None:
     if words[0] == "report":
         pytest.importorskip("matplotlib")
@@ -247,15 +249,17 @@ import json, pathlib, sys
 pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])}))
 """
     head = "search: {trials: 3, metric: 'r.json:x', direction: minimize, parameters: {a: [1, 2, 3]}}\n"
-    sweep.write(python(sweep.folder, program, "{a}", "{_output}"), head=head)
+    sweep.write(python_command(sweep.folder, program, "{a}", "{_output}"), head=head)
     sweep.run()
     assert [line["r.json:x"] for line in sweep.json("table", sweep.output)] == [1.0, 2.0, 3.0]
-    sweep.write(python(sweep.folder, program, "{a}", "{_output}"), "_title: x\na: 7", head=head)
+    sweep.write(python_command(sweep.folder, program, "{a}", "{_output}"), "_title: x\na: 7", head=head)
     sweep.run("-t", "x", "--force")
     assert {
         task.values["a"]: task.starts for task in load_started_tasks(SweepFolder(sweep.output))
     } == dict.fromkeys((1, 2, 3, 7), 1)
-    sweep.write(python(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize"))
+    sweep.write(
+        python_command(sweep.folder, program, "{a}", "{_output}"), head=head.replace("minimize", "maximize")
+    )
     sweep.run(code=2)
     assert "minimize" in sweep.err and "-o" in sweep.err
     sweep.run("-o", sweep.folder / "other")
@@ -265,7 +269,7 @@ pathlib.Path(sys.argv[2], "r.json").write_text(json.dumps({"x": int(sys.argv[1])
 def test_a_search_whose_metric_never_appears_ends_after_its_first_trials(sweep: Sweep, metric: str) -> None:
     pytest.importorskip("optuna")
     head = f"search: {{trials: 30, metric: '{metric}', parameters: {{a: {{low: 1, high: 1000}}}}}}\n"
-    sweep.write(python(sweep.folder, "print(1)", "{a}"), head=head)
+    sweep.write(python_command(sweep.folder, "print(1)", "{a}"), head=head)
     assert metric in sweep.run(code=2)
     assert 3 <= len(load_started_tasks(SweepFolder(sweep.output))) < 6
 
@@ -276,7 +280,7 @@ import os, pathlib, sys
 print(os.environ["MMF_DATA_DIR"])
 sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
 """
-    sweep.write(python(sweep.folder, program), "a: 1")
+    sweep.write(python_command(sweep.folder, program), "a: 1")
     data = sweep.folder / "my data"
     data.mkdir()
     sweep.run("--data-dir", data, code=7)
@@ -288,7 +292,7 @@ sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
     sweep.write("mmfw train demo --data-dir data", "a: 1")
     told = sweep.run("--data-dir", data, code=2)
     assert str(sweep.file) in told and "--data-dir of their own" in told
-    sweep.write(python(sweep.folder, program), "a: 1")
+    sweep.write(python_command(sweep.folder, program), "a: 1")
     assert "nope" in sweep.run("--data-dir", "nope", "--dry-run", code=2)
     sweep.run("--data-dir", data, "--dry-run")
     assert str(data) in sweep.err
@@ -328,13 +332,13 @@ def test_choices_that_two_commands_add_at_the_same_time_are_both_kept(
 def test_the_bar_of_all_tasks_counts_those_that_another_driver_leaves(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sweep.write(python(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
+    sweep.write(python_command(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
     sweep.run()
     folder = SweepFolder(sweep.output).task_folder("A_1")
     bars = []
     with ExitStack() as other_driver:
         other_driver.enter_context(file_lock(folder.lock))
-        replace(tasks(sweep.output)["A_1"], state="running", finished=()).save(folder)
+        replace(load_tasks_by_name(sweep.output)["A_1"], state="running", finished=()).save(folder)
 
         class Bar(Progress):
             def __enter__(self) -> Bar:
@@ -377,7 +381,7 @@ def test_the_trainings_of_a_preset_are_sent_to_a_tracker_also_when_they_are_resu
 
 
 def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print(1)"), "a: 1")
+    sweep.write(python_command(sweep.folder, "print(1)"), "a: 1")
     sweep.run()
     (sweep.output / "sweep.yaml").unlink()
     assert "lost its sweep.yaml" in sweep("run", sweep.output, code=2)
@@ -385,13 +389,13 @@ def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
 
 
 def test_a_task_that_lost_its_state_is_not_run_again_unasked(sweep: Sweep) -> None:
-    sweep.write(python(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
+    sweep.write(python_command(sweep.folder, "print(1)", "{a}"), "a: [1, 2]")
     sweep.run()
     lost = sweep.output / "A_1" / "param"
     lost.unlink()
     assert str(lost) in sweep.run(code=3) and len([*lost.parent.glob("log.*")]) == 1
     sweep.run("--force")
-    assert {task.starts for task in tasks(sweep.output).values()} == {1, 2}
+    assert {task.starts for task in load_tasks_by_name(sweep.output).values()} == {1, 2}
 
 
 def test_without_optuna_a_search_says_what_to_install_and_leaves_nothing(

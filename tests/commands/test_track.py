@@ -13,8 +13,8 @@ import pytest
 from mmf_win.tracking.mlflow_tracker import MLflowTracker
 from mmf_win.upstream import install
 from tests.worlds import report_world
-from tests.worlds.tools import Mmfw
-from tests.worlds.web import WebServer, answers
+from tests.worlds.tools import MmfwRunner
+from tests.worlds.web_server import WebServer, respond_with
 
 _REASON = "not installed: mlflow" + (" on Windows without PyTorch" if sys.platform == "win32" else "")
 _skip_without_mlflow = pytest.mark.skipif(find_spec("mlflow") is None, reason=_REASON)
@@ -38,7 +38,7 @@ def no_tracker(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
 @needs_mlflow
 @pytest.mark.parametrize("command", [("train", "mmbt_grid"), ("predict",), ("track", "push")])
 def test_a_server_that_is_no_tracker_is_refused(
-    mmfw: Mmfw, no_tracker: WebServer, command: tuple[str, ...]
+    mmfw: MmfwRunner, no_tracker: WebServer, command: tuple[str, ...]
 ) -> None:
     option = "--to" if "push" in command else "--track"
     mmfw(*command, option, "mlflow", code=2)
@@ -48,10 +48,10 @@ def test_a_server_that_is_no_tracker_is_refused(
 
 @needs_mlflow
 def test_a_server_that_is_down_or_refuses_is_noted(
-    mmfw: Mmfw, user_dir: Path, no_tracker: WebServer, monkeypatch: pytest.MonkeyPatch
+    mmfw: MmfwRunner, user_dir: Path, no_tracker: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     no_tracker.files[MLflowTracker.probe[0].lstrip("/")] = b"{}"
-    no_tracker.faults = [answers(500)]
+    no_tracker.faults = [respond_with(500)]
     train = ("train", "mmbt_grid", "--data-dir", user_dir, "--track", "mlflow")
     mmfw(*train, code=3)
     assert "does not answer: Internal Server Error" in mmfw.err and "no Hateful Memes dataset" in mmfw.err
@@ -59,24 +59,26 @@ def test_a_server_that_is_down_or_refuses_is_noted(
     mmfw(*train, code=3)
     assert "does not answer" in mmfw.err and "no Hateful Memes dataset" in mmfw.err
     assert "hunter2" not in mmfw.err
-    report_world.make(user_dir, drawn=False).run()
+    report_world.make(user_dir, draw_images=False).add_run()
     mmfw("track", "push", "--to", "mlflow", "--save-dir", user_dir / "save", code=6)
     assert "hunter2" not in mmfw.err and "it does not answer" in mmfw.err
 
 
 @needs_mlflow
 def test_a_server_that_wants_a_key_is_taken_for_one_that_answers(
-    mmfw: Mmfw, no_tracker: WebServer, user_dir: Path
+    mmfw: MmfwRunner, no_tracker: WebServer, user_dir: Path
 ) -> None:
     no_tracker.files[MLflowTracker.probe[0].lstrip("/")] = b"{}"
-    no_tracker.faults = [answers(401)]
+    no_tracker.faults = [respond_with(401)]
     mmfw("train", "mmbt_grid", "--data-dir", user_dir, "--track", "mlflow", code=3)
     assert "does not answer" not in mmfw.err and "no Hateful Memes dataset" in mmfw.err
 
 
 @needs_mlflow
 @pytest.mark.parametrize("address", ["127.0.0.1:5000", "mlruns", "http://host:abc", "http://a b"])
-def test_what_is_no_address_is_refused(mmfw: Mmfw, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_no_address_is_refused(
+    mmfw: MmfwRunner, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
     named = address if address == "mlruns" else f"{address} hateful-memes"  # a folder has no projects
@@ -93,14 +95,14 @@ def test_what_is_no_address_is_refused(mmfw: Mmfw, address: str, monkeypatch: py
         (("--track-models", "best"), "name it with --track"),
     ],
 )
-def test_what_cannot_be_tracked_is_a_usage_error(mmfw: Mmfw, words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_tracked_is_a_usage_error(mmfw: MmfwRunner, words: tuple[str, ...], said: str) -> None:
     mmfw("train", "mmbt_grid", *words, code=2)
     assert said in mmfw.err
 
 
 @pytest.mark.parametrize("name", ["mlflow", "clearml", "wandb"])
 def test_without_its_package_the_pip_line_is_named(
-    mmfw: Mmfw, no_tracker: WebServer, name: str, monkeypatch: pytest.MonkeyPatch
+    mmfw: MmfwRunner, no_tracker: WebServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find: Callable[[str], Any] = install.find_spec
     monkeypatch.setattr(install, "find_spec", lambda wanted: None if wanted == name else find(wanted))
@@ -109,7 +111,7 @@ def test_without_its_package_the_pip_line_is_named(
     assert f"[{name}]" in mmfw.err and "pip install" in mmfw.err
 
 
-def test_nothing_is_pushed_where_nothing_is_named(mmfw: Mmfw, user_dir: Path) -> None:
+def test_nothing_is_pushed_where_nothing_is_named(mmfw: MmfwRunner, user_dir: Path) -> None:
     mmfw("track", "push", code=2)
     assert "--to mlflow" in mmfw.err
     mmfw("track", "status", "--save-dir", user_dir)

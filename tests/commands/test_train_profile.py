@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.cli import COMMANDS, REPLACED_COMMANDS
-from tests.worlds.tools import Mmfw
+from tests.worlds.tools import MmfwRunner
 
 ALONE = "--profile keeps no run"
 
@@ -38,7 +38,7 @@ ALONE = "--profile keeps no run"
     ],
 )
 def test_a_mistake_is_named_and_nothing_is_written(
-    user_dir: Path, mmfw: Mmfw, words: list[str], said: str
+    user_dir: Path, mmfw: MmfwRunner, words: list[str], said: str
 ) -> None:
     mmfw("train", *words, "--save-dir", user_dir / "save", code=2)
     assert said in mmfw.err
@@ -46,13 +46,13 @@ def test_a_mistake_is_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("words", [[], ["mmbt_grid", "--updates", "30", "-o", "out"], ["--help"], ["a=b"]])
-def test_the_removed_command_names_what_replaces_it(mmfw: Mmfw, words: list[str]) -> None:
+def test_the_removed_command_names_what_replaces_it(mmfw: MmfwRunner, words: list[str]) -> None:
     said = mmfw("profile", *words, code=2)
     assert said.strip() == "error: `mmfw profile` was replaced by `mmfw train --profile N`"
     assert mmfw.out == ""
 
 
-def test_removed_commands_are_listed_nowhere(mmfw: Mmfw) -> None:
+def test_removed_commands_are_listed_nowhere(mmfw: MmfwRunner) -> None:
     assert REPLACED_COMMANDS and not REPLACED_COMMANDS.keys() & COMMANDS.keys()
     listed = [
         line.split()[0] for line in mmfw("--help").splitlines() if line.startswith("  ") and line.split()

@@ -12,9 +12,9 @@ import pytest
 from mmf_win.files import link_or_copy
 from mmf_win.inputs import verification
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile
-from tests.worlds.memes import PASSWORD, encrypted_zip, memes
-from tests.worlds.tools import Mmfw
+from tests.worlds import hostile_archives
+from tests.worlds.memes import PASSWORD, dataset_files, make_encrypted_zip
+from tests.worlds.tools import MmfwRunner
 
 if sys.platform != "win32":
     pytest.skip("only Windows has drives", allow_module_level=True)
@@ -31,13 +31,13 @@ def other(user_dir: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def test_a_dataset_goes_from_one_drive_to_another_and_back(
-    user_dir: Path, other: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    user_dir: Path, other: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "cache"))
-    archive, data = encrypted_zip(user_dir / "memes.zip", memes()), ["--data-dir", str(other)]
+    archive, data = make_encrypted_zip(user_dir / "memes.zip", dataset_files()), ["--data-dir", str(other)]
     password = ["--password", PASSWORD]
     mmfw("convert", "--zip", archive, *data, *password)
-    hostile.cut(MmfPaths.resolve(other).dataset.images / "img" / "00001.png")
+    hostile_archives.truncate_file(MmfPaths.resolve(other).dataset.images / "img" / "00001.png")
     mmfw("verify", *data, code=3)
     mmfw("repair", *data, *password)
     mmfw("verify", *data)

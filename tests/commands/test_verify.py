@@ -16,15 +16,15 @@ from mmf_win.inputs.input_files import InputFiles
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import MmfPaths
 from mmf_win.upstream.install import find_mmf, use_checkout
-from tests.worlds import hostile, pickles
-from tests.worlds.memes import lay_out, memes, tar_gz, tree
+from tests.worlds import hostile_archives, pickles
+from tests.worlds.memes import dataset_files, read_tree, tar_gz, write_tree
 from tests.worlds.mounts import remount
-from tests.worlds.tools import Mmfw, requires_tool, without_privileges
+from tests.worlds.tools import MmfwRunner, requires_tool, run_unprivileged
 
 RUN = "run mmbt_grid/2026-01-01T00-00-00"
 
 
-def verified(mmfw: Mmfw, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+def verified(mmfw: MmfwRunner, *arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
     """By what it is, what is said of each thing."""
     return {found["what"]: found for found in mmfw.json("verify", *arguments, code=code)}
 
@@ -33,14 +33,14 @@ def states(found: dict[str, dict[str, Any]]) -> dict[str, str]:
     return {what: finding["state"] for what, finding in found.items()}
 
 
-def test_where_nothing_was_written_nothing_is_damaged(empty: MmfPaths, mmfw: Mmfw) -> None:
+def test_where_nothing_was_written_nothing_is_damaged(empty_paths: MmfPaths, mmfw: MmfwRunner) -> None:
     mmfw("verify")
     assert "nothing to verify yet" in mmfw.err
     assert verified(mmfw) == {}
-    assert not empty.data_dir.exists(), "looking must not make anything"
+    assert not empty_paths.data_dir.exists(), "looking must not make anything"
 
 
-def test_each_thing_names_what_it_was_verified_against(world: MmfPaths, mmfw: Mmfw) -> None:
+def test_each_thing_names_what_it_was_verified_against(world: MmfPaths, mmfw: MmfwRunner) -> None:
     of_mmf = f"mmf-{str(find_mmf().commit)[:12]}.tar.gz"
     for arguments in ([], ["--full"]):
         found = verified(mmfw, *arguments)
@@ -53,12 +53,12 @@ def test_each_thing_names_what_it_was_verified_against(world: MmfPaths, mmfw: Mm
         }
 
 
-def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: MmfPaths, mmfw: Mmfw) -> None:
-    hostile.flip_byte(world.dataset.images / "img/00003.png", 100)
-    hostile.cut(world.dataset.features / "detectron.lmdb/data.mdb")
+def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: MmfPaths, mmfw: MmfwRunner) -> None:
+    hostile_archives.flip_byte(world.dataset.images / "img/00003.png", 100)
+    hostile_archives.truncate_file(world.dataset.features / "detectron.lmdb/data.mdb")
     model = world.data_dir / "models/visual_bert/model.pth"
     model.unlink()
-    hostile.cut(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
+    hostile_archives.truncate_file(world.save_dir / "mmbt_grid/2026-01-01T00-00-00/checkpoints/current.ckpt")
     (find_mmf().root / "mmf.txt").unlink()
     found = verified(mmfw, code=3)
     assert {what: finding["problems"] for what, finding in found.items()} == {
@@ -92,14 +92,14 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: MmfPat
     ],
 )
 def test_only_what_is_named_is_verified(
-    world: MmfPaths, mmfw: Mmfw, words: list[str], expected: list[str]
+    world: MmfPaths, mmfw: MmfwRunner, words: list[str], expected: list[str]
 ) -> None:
     assert set(verified(mmfw, *words)) == set(expected)
 
 
 @pytest.mark.parametrize("words", [["--full"], []])
 def test_hostile_features_are_damaged_and_the_rest_is_verified(
-    world: MmfPaths, mmfw: Mmfw, words: list[str]
+    world: MmfPaths, mmfw: MmfwRunner, words: list[str]
 ) -> None:
     """Also where their hashes are known, with --full."""
     pytest.importorskip("lmdb")
@@ -107,7 +107,7 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
 
     features = world.dataset.features
     shutil.rmtree(features)
-    record = pickles.HOSTILE["too few objects"]
+    record = pickles.HOSTILE_PICKLES["too few objects"]
     lmdb_file.write(features / "detectron.lmdb", [("00001", record)], 1 << 20)
     if words:
         record_hashes(features, ["detectron.lmdb/data.mdb"])
@@ -121,29 +121,29 @@ def test_hostile_features_are_damaged_and_the_rest_is_verified(
 
 
 def test_an_archive_of_hostile_features_is_refused_before_they_take_their_place(
-    world: MmfPaths, user_dir: Path, mmfw: Mmfw
+    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     pytest.importorskip("lmdb")
     from mmf_win.features import lmdb_file
 
     lmdb, features = user_dir / "packed/detectron.lmdb", world.dataset.features
-    lmdb_file.write(lmdb, [("00001", pickles.HOSTILE["too few objects"])], 1 << 20)
+    lmdb_file.write(lmdb, [("00001", pickles.HOSTILE_PICKLES["too few objects"])], 1 << 20)
     archive = user_dir / "own.tar.gz"
     archive.write_bytes(tar_gz({"detectron.lmdb/data.mdb": (lmdb / "data.mdb").read_bytes()}))
-    before = tree(features)
+    before = read_tree(features)
     mmfw("features", "extract", archive, "--force", code=3)
     assert f"{archive}: not used" in mmfw.err and "somebody you trust" in mmfw.err
-    assert tree(features) == before
+    assert read_tree(features) == before
     assert states(verified(mmfw, "features"))["region features"] == "intact"
 
 
-def test_a_name_that_stands_for_nothing_is_a_usage_error(world: MmfPaths, mmfw: Mmfw) -> None:
+def test_a_name_that_stands_for_nothing_is_a_usage_error(world: MmfPaths, mmfw: MmfwRunner) -> None:
     assert "did you mean dataset?" in mmfw("verify", "datset", code=2)
     mmfw("verify", "quite something else", code=2)
     assert "training.seed=1" in mmfw("verify", "dataset", "training.seed=1", code=2)
 
 
-def test_a_long_list_is_cut_short(world: MmfPaths, mmfw: Mmfw) -> None:
+def test_a_long_list_is_cut_short(world: MmfPaths, mmfw: MmfwRunner) -> None:
     for image in (world.dataset.images / "img").iterdir():
         image.unlink()
     mmfw("verify", code=3)
@@ -152,12 +152,12 @@ def test_a_long_list_is_cut_short(world: MmfPaths, mmfw: Mmfw) -> None:
 
 
 def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
-    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
+    empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    lay_out({"annotations/train.jsonl": b""}, empty.dataset.root)
-    folder = lay_out({"model.pth": b"x"}, empty.data_dir / "models" / "mine")
+    write_tree({"annotations/train.jsonl": b""}, empty_paths.dataset.root)
+    folder = write_tree({"model.pth": b"x"}, empty_paths.data_dir / "models" / "mine")
     record_hashes(folder, ["model.pth"])
-    lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
+    write_tree({"mmf/version.py": b'__version__ = "1.0.0rc12"\n', "mmf_cli/run.py": b""}, user_dir / "mmf")
     use_checkout(user_dir / "mmf")
     found = verified(mmfw)
     of_mmf = {"MMF 1.0.0rc12": "not verified"}
@@ -166,15 +166,15 @@ def test_what_there_is_nothing_to_verify_against_is_not_called_intact(
 
 
 def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
-    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
+    empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     content = b"weights" * 1000
     weights = user_dir / f"resnet-{hashlib.sha256(content).hexdigest()[:8]}.pth"
     weights.write_bytes(content)
-    InputFiles("weights", user_dir, empty, (weights.name,)).verify()
+    InputFiles("weights", user_dir, empty_paths, (weights.name,)).verify()
     (finding,) = verified(mmfw).values()
     assert (finding["state"], finding["against"]) == ("intact", "the hash in its name")
-    hostile.flip_byte(weights, 100)
+    hostile_archives.flip_byte(weights, 100)
     for _ in range(2):
         (finding,) = verified(mmfw, code=3).values()
         assert finding["problems"] == [f"changed: {weights} (not what its name says)"]
@@ -183,7 +183,7 @@ def test_what_runs_have_read_in_caches_of_others_is_verified_by_its_names(
 
 
 @pytest.mark.torch
-def test_a_changed_mmf_is_noted_before_it_trains(world: MmfPaths, mmfw: Mmfw) -> None:
+def test_a_changed_mmf_is_noted_before_it_trains(world: MmfPaths, mmfw: MmfwRunner) -> None:
     find_mmf().root.joinpath("mmf_cli", "run.py").write_bytes(b"")
     mmfw("train", "mmbt_grid", code=2)  # this MMF is a fake
     assert "changed or missing files of MMF: 1" in mmfw.err
@@ -191,7 +191,9 @@ def test_a_changed_mmf_is_noted_before_it_trains(world: MmfPaths, mmfw: Mmfw) ->
     assert "changed or missing" not in mmfw.err, "a process says it once"
 
 
-def test_the_folders_that_were_named_stand_in_the_hint(world: MmfPaths, user_dir: Path, mmfw: Mmfw) -> None:
+def test_the_folders_that_were_named_stand_in_the_hint(
+    world: MmfPaths, user_dir: Path, mmfw: MmfwRunner
+) -> None:
     elsewhere = MmfPaths.resolve(user_dir / "elsewhere")
     convert(user_dir / "memes.zip", elsewhere)
     elsewhere.dataset.annotation_file("train").unlink()
@@ -202,32 +204,37 @@ def test_the_folders_that_were_named_stand_in_the_hint(world: MmfPaths, user_dir
 
 
 def test_a_read_only_dataset_is_verified(
-    empty: MmfPaths, small_disk: Path, user_dir: Path, mmfw: Mmfw
+    empty_paths: MmfPaths, small_disk: Path, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
     there = MmfPaths.resolve(small_disk / "data")
-    convert(hostile.plain_zip(user_dir / "memes.zip", memes()), there)
+    convert(hostile_archives.write_zip(user_dir / "memes.zip", dataset_files()), there)
     remount(small_disk, "ro")
     assert states(verified(mmfw, "--data-dir", str(there.data_dir))) == {"dataset": "intact"}
 
 
-def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(empty: MmfPaths, mmfw: Mmfw) -> None:
+def test_a_bert_in_a_folder_is_damaged_once_a_file_of_it_is_gone(
+    empty_paths: MmfPaths, mmfw: MmfwRunner
+) -> None:
     """Also what lies in another data folder, which is no matter of this one."""
     files = {"config.json": b"{}", "vocab.txt": b"[PAD]\n", "model.safetensors": b"weights"}
-    berts = [lay_out(files, folder / "bert") for folder in (empty.data_dir, empty.data_dir.parent / "other")]
+    berts = [
+        write_tree(files, folder / "bert")
+        for folder in (empty_paths.data_dir, empty_paths.data_dir.parent / "other")
+    ]
     for bert in berts:
         (bert.parent / "datasets" / "hateful_memes").mkdir(parents=True)
-        assert LocalModelInput("BERT", bert, empty).verify().state == "recorded"
+        assert LocalModelInput("BERT", bert, empty_paths).verify().state == "recorded"
     assert [finding["folder"] for finding in verified(mmfw).values()] == [str(berts[0])]
     (berts[0] / "config.json").unlink()
     (berts[1] / "config.json").unlink()
-    assert LocalModelInput("BERT", berts[0], empty).verify().state == "damaged"
+    assert LocalModelInput("BERT", berts[0], empty_paths).verify().state == "damaged"
 
 
 def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
-    empty: MmfPaths, user_dir: Path, mmfw: Mmfw
+    empty_paths: MmfPaths, user_dir: Path, mmfw: MmfwRunner
 ) -> None:
-    folder = lay_out({"config.json": b"{}", "vocab.txt": b"{}"}, user_dir / "my-bert")
-    assert make_model_input(str(folder), empty, weights=()).verify().state == "recorded"
+    folder = write_tree({"config.json": b"{}", "vocab.txt": b"{}"}, user_dir / "my-bert")
+    assert make_model_input(str(folder), empty_paths, weights=()).verify().state == "recorded"
     mmfw("verify", "features")
     (folder / "vocab.txt").unlink()
     for command in ("verify", "repair"):
@@ -239,13 +246,13 @@ def test_a_removed_file_of_a_local_model_is_missed_and_a_removed_folder_is_not(
     assert str(folder) not in mmfw("verify", "features")
 
 
-@requires_tool("setpriv", on_windows=False)
+@requires_tool("setpriv", exists_on_windows=False)
 def test_a_run_that_may_not_be_read_keeps_no_other_from_being_verified(world: MmfPaths) -> None:
     [intact] = world.save_dir.glob("*/*")
     closed = intact.with_name("2026-01-02T00-00-00")
     shutil.copytree(intact, closed)
     closed.chmod(0)
-    done = without_privileges("verify", "runs", "--json")
+    done = run_unprivileged("verify", "runs", "--json")
     closed.chmod(0o700)
     *found, _ = done.stdout.splitlines()
     known = {each["what"]: each["problems"] for each in json.loads("".join(found))}

@@ -22,8 +22,8 @@ from mmf_win import compat
 from mmf_win.compat import mmf_data
 from mmf_win.compat.patch import read_source
 from tests.features.test_safe_pickle import Made
-from tests.worlds import npy
-from tests.worlds.tiny_mmf import BOXES, WORDS, TinyWorld
+from tests.worlds import feature_files
+from tests.worlds.tiny_mmf import BOX_COUNT, WORDS, TinyWorld
 
 
 def imported(root: Path, world: TinyWorld) -> Any:
@@ -143,7 +143,7 @@ def features(root: Path, world: TinyWorld) -> Any:
     from mmf.datasets.databases.readers.feature_readers import FeatureReader
 
     def read() -> Any:
-        reader = FeatureReader(str(world.dataset / "features" / "detectron.lmdb"), False, BOXES)
+        reader = FeatureReader(str(world.dataset / "features" / "detectron.lmdb"), False, BOX_COUNT)
         return reader.read(f"{stem}.npy")
 
     stem = next((world.dataset / "images" / "img").iterdir()).stem
@@ -166,8 +166,10 @@ def hostile_files(root: Path, world: TinyWorld) -> Any:
     from mmf.modules.encoders import FinetuneFasterRcnnFpnFc7
 
     folder = world.root / "hostile"
-    npy.write_pair(folder, "a")
-    npy.write_pair(folder, "b", regions=3, numbers=4, objects=Made(os.mkdir, (str(folder / "made"),)))
+    feature_files.write_pair(folder, "a")
+    feature_files.write_pair(
+        folder, "b", regions=3, feature_size=4, objects=Made(os.mkdir, (str(folder / "made"),))
+    )
     shutil.copy(folder / "b_info.npy", folder / "c.npy")
     for name in ("w", "b"):
         content = pickle.dumps(Made(os.mkdir, (str(folder / "made"),)))

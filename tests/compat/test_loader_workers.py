@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from mmf_win.compat.dataloader import report_worker_deaths
-from tests.worlds.mounts import with_own_mounts
+from tests.worlds.mounts import private_mounts_command
 
 pytestmark = [
     pytest.mark.torch,
@@ -67,7 +67,7 @@ for how in sys.argv[1:]:
         print(len([*rows]), "rows")
     except Exception as error:
         end = classify_exception(error)
-        print(f"{end.outcome}: {end.message}; {end.hint}")
+        print(f"{end.kind}: {end.message}; {end.hint}")
 """
 
 
@@ -118,5 +118,5 @@ def test_a_fake_worker_that_has_closed_its_files_is_waited_for_until_it_has_an_e
 
 
 def test_shared_memory_that_is_full_means_a_lack_of_memory() -> None:
-    (answer,) = told("goes on", wrapper=with_own_mounts("mount -t tmpfs -o size=100k tmpfs /dev/shm"))
+    (answer,) = told("goes on", wrapper=private_mounts_command("mount -t tmpfs -o size=100k tmpfs /dev/shm"))
     assert re.match("host_oom: .*shared memory", answer)

@@ -19,7 +19,7 @@ from mmf_win.compat.patch import Patch
 from mmf_win.upstream.versions import read_version
 from tests.compat import probe
 from tests.worlds import tiny_mmf
-from tests.worlds.tiny_mmf import BOXES, FEATURES, TinyWorld
+from tests.worlds.tiny_mmf import BOX_COUNT, FEATURE_SIZE, TinyWorld
 
 pytestmark = pytest.mark.torch
 
@@ -73,7 +73,7 @@ def _of_a_batch(rows: int) -> dict[str, Any]:
         (probe.left_alone_by_the_compiler, [True, 2, 1]),
         (probe.predictions, True),
         (probe.found_when_asked_for, [False, "COCOBuilder", None]),
-        (probe.features, [[BOXES, FEATURES], BOXES, True, 0]),
+        (probe.features, [[BOX_COUNT, FEATURE_SIZE], BOX_COUNT, True, 0]),
         (probe.hostile_files, [True, False, [100, 2048], 10]),
         (probe.pictures, [[0x12] * 3, [[2, 4], [4, 2], [2, 4]], 1]),
         (probe.retries_offline, [1, True]),

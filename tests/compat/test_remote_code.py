@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.errors import DataError
-from tests.worlds.tools import wide
+from tests.worlds.tools import mark_wide
 
 
 def _finds_new_modules() -> bool:
@@ -47,9 +47,9 @@ getattr(transformers, name).from_pretrained(folder, trust_remote_code=True)
 
 @pytest.mark.parametrize(
     ("name", "trusted"),
-    wide(
+    mark_wide(
         product(["AutoConfig", "AutoModel", "AutoTokenizer"], [False, True]),
-        but=[("AutoModel", False), ("AutoTokenizer", True)],
+        except_for=[("AutoModel", False), ("AutoTokenizer", True)],
     ),
 )
 def test_code_in_a_models_folder_runs_only_where_it_is_trusted(

@@ -9,13 +9,13 @@ import pytest
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import FileProblem, find_damage
 from mmf_win.paths import DatasetPaths
-from tests.worlds.memes import encrypted_zip, memes
+from tests.worlds.memes import dataset_files, make_encrypted_zip
 
 
 @pytest.fixture
 def archive(user_dir: Path) -> Path:
     """The second phase in an encrypted zip."""
-    return encrypted_zip(user_dir / "hateful memes 恶意.zip", memes())
+    return make_encrypted_zip(user_dir / "hateful memes 恶意.zip", dataset_files())
 
 
 def verify_dataset(paths: DatasetPaths, *, full: bool = False) -> list[FileProblem] | None:

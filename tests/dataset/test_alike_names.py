@@ -14,8 +14,8 @@ from mmf_win.dataset.user_memes import read_table, resolve_image_paths
 from mmf_win.errors import DatasetError
 from mmf_win.paths import MmfPaths
 from tests.dataset.conftest import verify_dataset
-from tests.worlds.hostile import plain_zip
-from tests.worlds.memes import Files, image, jsonl, lay_out
+from tests.worlds.hostile_archives import write_zip
+from tests.worlds.memes import Files, image, jsonl, write_tree
 
 NFC, NFD = (unicodedata.normalize(form, "été й.png") for form in ("NFC", "NFD"))
 NAMES = {
@@ -44,46 +44,46 @@ def dataset(named: str, stored: str, *, as_csv: bool = False) -> Files:
 @pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
 @pytest.mark.parametrize("as_folder", [False, True], ids=["zip", "folder"])
 def test_an_image_whose_name_looks_the_same_is_taken(
-    how: str, as_csv: bool, as_folder: bool, user_dir: Path, places: MmfPaths
+    how: str, as_csv: bool, as_folder: bool, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     named, stored = NAMES[how]
     files = {f"my set/{name}": content for name, content in dataset(named, stored, as_csv=as_csv).items()}
-    source = lay_out(files, user_dir / "a") if as_folder else plain_zip(user_dir / "a.zip", files)
-    result = convert(source, places)
+    source = write_tree(files, user_dir / "a") if as_folder else write_zip(user_dir / "a.zip", files)
+    result = convert(source, mmf_paths)
     assert (result.splits["train"].rows, result.images, result.extra_images) == (2, 2, 0)
     for split in ("train", "dev"):
         for row, content in zip(
-            read_annotations(places.dataset.annotation_file(split)), (image(1), image(2)), strict=True
+            read_annotations(mmf_paths.dataset.annotation_file(split)), (image(1), image(2)), strict=True
         ):
-            assert (places.dataset.images / row.img).read_bytes() == content
+            assert (mmf_paths.dataset.images / row.img).read_bytes() == content
             assert row.img in {
-                path.relative_to(places.dataset.images).as_posix()
-                for path in (places.dataset.images / "img").iterdir()
+                path.relative_to(mmf_paths.dataset.images).as_posix()
+                for path in (mmf_paths.dataset.images / "img").iterdir()
             }
-    places.dataset.annotation_file("train").unlink()
-    assert repair_dataset(places) == ["annotations/train.jsonl"]
-    assert verify_dataset(places.dataset, full=True) == []
-    assert convert(source, places).already_done
+    mmf_paths.dataset.annotation_file("train").unlink()
+    assert repair_dataset(mmf_paths) == ["annotations/train.jsonl"]
+    assert verify_dataset(mmf_paths.dataset, full=True) == []
+    assert convert(source, mmf_paths).already_done
 
 
 @case_sensitive
-def test_names_that_could_both_be_meant_are_shown_with_escapes(user_dir: Path, places: MmfPaths) -> None:
+def test_names_that_could_both_be_meant_are_shown_with_escapes(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {**dataset("img/É.png", "img/é.png"), "img/É.PNG": image(3)}
     with pytest.raises(DatasetError, match="images are missing: train 1 of 2") as caught:
-        convert(lay_out(files, user_dir / "a"), places)
+        convert(write_tree(files, user_dir / "a"), mmf_paths)
     hint = str(caught.value.hint)
     assert all(name in hint for name in (r"'img/\xc9.png' matches", r"'img/\xe9.png'", r"'img/\xc9.PNG'"))
 
 
 @pytest.mark.parametrize("as_csv", [False, True], ids=["JSON Lines", "CSV"])
 def test_as_many_pictures_as_rows_under_other_names_are_no_incomplete_copy(
-    as_csv: bool, user_dir: Path, places: MmfPaths
+    as_csv: bool, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     """As in a zip of a Russian Windows, whose names are in code page 866 and without the flag of UTF-8."""
-    path = plain_zip(user_dir / "a.zip", dataset("img/кот.png", "img/QQQ.png", as_csv=as_csv))
+    path = write_zip(user_dir / "a.zip", dataset("img/кот.png", "img/QQQ.png", as_csv=as_csv))
     path.write_bytes(path.read_bytes().replace(b"QQQ.png", "кот.png".encode("cp866")))
     with pytest.raises(DatasetError, match="images are missing: train 1 of 2") as caught:
-        convert(path, places)
+        convert(path, mmf_paths)
     hint = str(caught.value.hint)
     assert "get a complete copy" not in hint
     assert (
@@ -93,28 +93,28 @@ def test_as_many_pictures_as_rows_under_other_names_are_no_incomplete_copy(
     )
 
 
-def test_an_incomplete_copy_is_still_called_so(user_dir: Path, places: MmfPaths) -> None:
+def test_an_incomplete_copy_is_still_called_so(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset("img/a.png", "img/a.png")
     del files["img/a.png"]
     with pytest.raises(DatasetError) as caught:
-        convert(lay_out(files, user_dir / "a"), places)
+        convert(write_tree(files, user_dir / "a"), mmf_paths)
     assert "get a complete copy" in str(caught.value.hint)
 
 
-def test_an_image_is_named_as_it_stands_in_the_csv(user_dir: Path, places: MmfPaths) -> None:
+def test_an_image_is_named_as_it_stands_in_the_csv(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = dataset("https://example.org/img/a.png", "img/a.png", as_csv=True)
     with pytest.raises(DatasetError, match=r"\(https://example\.org/img/a\.png\)") as caught:
-        convert(lay_out(files, user_dir / "a"), places)
+        convert(write_tree(files, user_dir / "a"), mmf_paths)
     assert 'where the annotations have "https://example.org/img/a.png"' in str(caught.value.hint)
 
 
 def test_images_of_json_lines_outside_of_img_are_told_where_they_belong(
-    user_dir: Path, places: MmfPaths
+    user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     with pytest.raises(
         DatasetError, match=r"images are missing: train 1 of 2, .* \(images/a\.png\)"
     ) as caught:
-        convert(lay_out(dataset("images/a.png", "images/a.png"), user_dir / "a"), places)
+        convert(write_tree(dataset("images/a.png", "images/a.png"), user_dir / "a"), mmf_paths)
     assert "'images/a.png' is there, but images of JSON Lines belong in a folder img" in str(
         caught.value.hint
     )
@@ -123,7 +123,7 @@ def test_images_of_json_lines_outside_of_img_are_told_where_they_belong(
 @pytest.mark.parametrize("how", NAMES)
 def test_own_memes_find_images_whose_names_look_the_same(how: str, user_dir: Path) -> None:
     named, stored = NAMES[how]
-    lay_out({stored: image(1), "memes.csv": f"img,text\n{named},x\n".encode()}, user_dir)
+    write_tree({stored: image(1), "memes.csv": f"img,text\n{named},x\n".encode()}, user_dir)
     (meme,) = resolve_image_paths(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
     assert Path(meme.img).read_bytes() == image(1)
 
@@ -131,7 +131,7 @@ def test_own_memes_find_images_whose_names_look_the_same(how: str, user_dir: Pat
 @case_sensitive
 def test_own_memes_with_two_images_that_could_be_meant_are_refused(user_dir: Path) -> None:
     files = {"É.png": image(1), "é.PNG": image(2), "memes.csv": "img,text\né.png,x\n".encode()}
-    lay_out(files, user_dir)
+    write_tree(files, user_dir)
     with pytest.raises(DatasetError, match=r"1 of 1 images are missing: é\.png \(line 2\)") as caught:
         resolve_image_paths(read_table(user_dir / "memes.csv"), user_dir / "memes.csv")
     assert str(caught.value.hint) == r"'\xe9.png' matches '\xc9.png' and '\xe9.PNG': write one of these names"

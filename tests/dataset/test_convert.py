@@ -22,38 +22,40 @@ from mmf_win.unpacking.staging import open_staging
 from tests.dataset.conftest import verify_dataset
 from tests.worlds.memes import (
     PASSWORD,
-    PHASE_1,
-    RELEASE,
-    TOP,
-    encrypted_zip,
+    PHASE_1_SPLITS,
+    RELEASE_SPLITS,
+    TOP_FOLDER,
+    dataset_files,
     image,
     jsonl,
-    laid_out,
-    lay_out,
-    memes,
+    make_encrypted_zip,
+    mmf_layout,
+    read_tree,
     tar_gz,
-    tree,
     with_packed_images,
     without_images,
+    write_tree,
 )
-from tests.worlds.tools import call, refusing, requires_tool
+from tests.worlds.tools import make_failing_function, requires_tool, run_program
 
 # --- every shape of source -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", [PHASE_1, RELEASE], ids=["phase 1", "release"])
+@pytest.mark.parametrize("phase", [PHASE_1_SPLITS, RELEASE_SPLITS], ids=["phase 1", "release"])
 @pytest.mark.parametrize("top", ["data/", "hateful_memes/", "", "a b/данные/", "img/"])
 def test_both_phases_under_any_top_folder(
-    phase: dict[str, range], top: str, user_dir: Path, places: MmfPaths
+    phase: dict[str, range], top: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    files = memes(phase, top=top)
-    convert(encrypted_zip(user_dir / "a.zip", files), places, ask=lambda: PASSWORD)
-    assert tree(places.dataset.root) == laid_out(files)
+    files = dataset_files(phase, top=top)
+    convert(make_encrypted_zip(user_dir / "a.zip", files), mmf_paths, ask=lambda: PASSWORD)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(files)
 
 
-def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(archive: Path, places: MmfPaths) -> None:
+def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(
+    archive: Path, mmf_paths: MmfPaths
+) -> None:
     before = archive.read_bytes(), archive.stat().st_mtime_ns
-    result = convert(archive, places, ask=lambda: PASSWORD)
+    result = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert result.splits == {
         "train": SplitSummary(rows=6, hateful=3, benign=3, missing=0),
         "dev_seen": SplitSummary(rows=3, hateful=2, benign=1, missing=0),
@@ -64,29 +66,29 @@ def test_what_a_conversion_tells_of_an_archive_that_it_leaves_alone(archive: Pat
     assert result.shared_ids == {"dev_seen & dev_unseen": 2}
     assert (result.images, result.extra_images, result.already_done) == (16, 0, False)
     assert (result.known, len(result.sha256 or "")) == (False, 64)
-    remembered = Manifest(places.dataset.root, {}, result={"target": "once recorded", **asdict(result)})
+    remembered = Manifest(mmf_paths.dataset.root, {}, result={"target": "once recorded", **asdict(result)})
     assert ConversionResult.from_manifest(remembered) == result
     assert (archive.read_bytes(), archive.stat().st_mtime_ns) == before
 
 
 @requires_tool("sha256sum")
-def test_a_conversion_writes_the_manifest(archive: Path, places: MmfPaths) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
-    manifest = Manifest.load(places.dataset.root)
+def test_a_conversion_writes_the_manifest(archive: Path, mmf_paths: MmfPaths) -> None:
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    manifest = Manifest.load(mmf_paths.dataset.root)
     assert manifest is not None and manifest.source is not None
     assert (manifest.hash_origin, manifest.verified_against) == ("archive", f"the archive {archive.name}")
     assert manifest.source.path == str(archive)
-    assert manifest.files.keys() == laid_out(memes()).keys()
-    call("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=places.dataset.root)
+    assert manifest.files.keys() == mmf_layout(dataset_files()).keys()
+    run_program("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=mmf_paths.dataset.root)
 
 
 def test_what_was_just_converted_is_not_read_again(
-    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.utime(archive, (1_600_000_000, 1_600_000_000))
-    convert(archive, places, ask=lambda: PASSWORD)
-    annotations = [name for name in laid_out(memes()) if name.startswith("annotations/")]
-    manifest = Manifest.load(places.dataset.root)
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    annotations = [name for name in mmf_layout(dataset_files()) if name.startswith("annotations/")]
+    manifest = Manifest.load(mmf_paths.dataset.root)
     assert manifest is not None
     find_damage(manifest, only_files=annotations)  # written as late as they were checked
     monkeypatch.setattr(import_module("mmf_win.integrity.verify"), "file_digest", None)
@@ -94,47 +96,47 @@ def test_what_was_just_converted_is_not_read_again(
 
 
 @pytest.mark.parametrize("name", ["img.tar.gz", "img.tgz"])
-def test_images_packed_inside(name: str, user_dir: Path, places: MmfPaths) -> None:
-    files = memes()
-    path = encrypted_zip(user_dir / "a.zip", with_packed_images(files, name=f"hateful_memes/{name}"))
-    convert(path, places, ask=lambda: PASSWORD)
-    assert tree(places.dataset.root) == laid_out(files)
+def test_images_packed_inside(name: str, user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = dataset_files()
+    path = make_encrypted_zip(user_dir / "a.zip", with_packed_images(files, name=f"hateful_memes/{name}"))
+    convert(path, mmf_paths, ask=lambda: PASSWORD)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(files)
 
 
-def test_a_folder(user_dir: Path, places: MmfPaths) -> None:
-    lay_out(memes(), user_dir / "unpacked")
-    result = convert(user_dir / "unpacked", places)
-    assert tree(places.dataset.root) == laid_out(memes())
+def test_a_folder(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    write_tree(dataset_files(), user_dir / "unpacked")
+    result = convert(user_dir / "unpacked", mmf_paths)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
     assert (result.sha256, result.known) == (None, None)
-    manifest = Manifest.load(places.dataset.root)
+    manifest = Manifest.load(mmf_paths.dataset.root)
     assert manifest is not None and manifest.hash_origin == "recorded"
-    assert convert(user_dir / "unpacked", places).already_done
+    assert convert(user_dir / "unpacked", mmf_paths).already_done
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_folder_with_links_is_what_they_lead_to(user_dir: Path, places: MmfPaths) -> None:
-    files = lay_out(memes(), user_dir / "unpacked")
+def test_a_folder_with_links_is_what_they_lead_to(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = write_tree(dataset_files(), user_dir / "unpacked")
     picture = next(files.rglob("00001.png"))
     elsewhere = picture.rename(user_dir / "elsewhere.png")
     picture.symlink_to(elsewhere)
     (files / "dangling.txt").symlink_to(user_dir / "nowhere")
-    convert(files, places)
-    assert convert(files, places).already_done
+    convert(files, mmf_paths)
+    assert convert(files, mmf_paths).already_done
     elsewhere.write_bytes(next(files.rglob("00002.png")).read_bytes())
     with pytest.raises(DatasetError, match="not known to be made from this"):
-        convert(files, places)
-    convert(files, places, force=True)
-    copy = places.dataset.images / "img" / "00001.png"
+        convert(files, mmf_paths)
+    convert(files, mmf_paths, force=True)
+    copy = mmf_paths.dataset.images / "img" / "00001.png"
     assert copy.read_bytes() == elsewhere.read_bytes() and not copy.is_symlink()
 
 
-def test_a_folder_in_the_layout_of_mmf_and_a_tar_gz(user_dir: Path, places: MmfPaths) -> None:
-    files = laid_out(memes())
-    convert(lay_out(files, user_dir / "other" / "defaults"), places)
-    assert tree(places.dataset.root) == files
-    (user_dir / "a.tar.gz").write_bytes(tar_gz(memes()))
-    convert(user_dir / "a.tar.gz", places, force=True)
-    assert tree(places.dataset.root) == files
+def test_a_folder_in_the_layout_of_mmf_and_a_tar_gz(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = mmf_layout(dataset_files())
+    convert(write_tree(files, user_dir / "other" / "defaults"), mmf_paths)
+    assert read_tree(mmf_paths.dataset.root) == files
+    (user_dir / "a.tar.gz").write_bytes(tar_gz(dataset_files()))
+    convert(user_dir / "a.tar.gz", mmf_paths, force=True)
+    assert read_tree(mmf_paths.dataset.root) == files
 
 
 @requires_tool("zip", "7z")
@@ -147,134 +149,141 @@ def test_a_folder_in_the_layout_of_mmf_and_a_tar_gz(user_dir: Path, places: MmfP
     ],
     ids=["zip", "7z aes", "7z"],
 )
-def test_archives_of_other_programs(command: list[str], user_dir: Path, places: MmfPaths) -> None:
-    lay_out(memes(), user_dir)
-    call(*command, cwd=user_dir)
-    convert(user_dir / "a.bin.zip", places, ask=lambda: "secret")
-    assert tree(places.dataset.root) == laid_out(memes())
+def test_archives_of_other_programs(command: list[str], user_dir: Path, mmf_paths: MmfPaths) -> None:
+    write_tree(dataset_files(), user_dir)
+    run_program(*command, cwd=user_dir)
+    convert(user_dir / "a.bin.zip", mmf_paths, ask=lambda: "secret")
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_litter_of_macos_is_ignored(user_dir: Path, places: MmfPaths) -> None:
+def test_litter_of_macos_is_ignored(user_dir: Path, mmf_paths: MmfPaths) -> None:
     names = [f"__MACOSX/hateful_memes/img/._{n:05}.png" for n in range(40)]
-    names += [f"__MACOSX/{TOP}._train.jsonl", f"{TOP}img/._00001.png", f"{TOP}.DS_Store"]
+    names += [f"__MACOSX/{TOP_FOLDER}._train.jsonl", f"{TOP_FOLDER}img/._00001.png", f"{TOP_FOLDER}.DS_Store"]
     litter = dict.fromkeys(names, b"x")
-    convert(encrypted_zip(user_dir / "a.zip", litter | memes()), places, ask=lambda: PASSWORD)
-    assert tree(places.dataset.root) == laid_out(memes())
+    convert(make_encrypted_zip(user_dir / "a.zip", litter | dataset_files()), mmf_paths, ask=lambda: PASSWORD)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, places: MmfPaths) -> None:
-    files = {**memes(), "hateful_memes/img/99999.png": image(99999)}
-    result = convert(encrypted_zip(user_dir / "a.zip", files), places, ask=lambda: PASSWORD)
+def test_images_that_no_split_names_come_along_and_are_counted(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = {**dataset_files(), "hateful_memes/img/99999.png": image(99999)}
+    result = convert(make_encrypted_zip(user_dir / "a.zip", files), mmf_paths, ask=lambda: PASSWORD)
     assert (result.images, result.extra_images) == (17, 1)
-    assert (places.dataset.images / "img" / "99999.png").read_bytes() == image(99999)
+    assert (mmf_paths.dataset.images / "img" / "99999.png").read_bytes() == image(99999)
 
 
 # --- half an image set -----------------------------------------------------------------------------------
 
 
 def test_missing_images_are_counted_for_each_split_and_their_memes_can_be_left_out(
-    user_dir: Path, places: MmfPaths
+    user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    half = encrypted_zip(user_dir / "as on mirrors.zip", without_images(memes(), [1, 2, 8, 16]))
+    half = make_encrypted_zip(user_dir / "as on mirrors.zip", without_images(dataset_files(), [1, 2, 8, 16]))
     with pytest.raises(DatasetError) as caught:
-        convert(half, places, ask=lambda: PASSWORD)
+        convert(half, mmf_paths, ask=lambda: PASSWORD)
     counts = "train 2 of 6, dev_seen 1 of 3, dev_unseen 1 of 4, test_unseen 1 of 3 (img/00001.png"
     assert counts in str(caught.value)
     assert "--allow-missing" in str(caught.value.hint)
-    assert tree(places.data_dir) == {}
+    assert read_tree(mmf_paths.data_dir) == {}
 
-    result = convert(half, places, ask=lambda: PASSWORD, allow_missing=True)
+    result = convert(half, mmf_paths, ask=lambda: PASSWORD, allow_missing=True)
     assert result.splits["train"] == SplitSummary(4, 2, 2, missing=2, missing_ids=["1", "2"])
-    train = places.dataset.annotation_file("train").read_bytes()
-    assert train == b"".join(memes()["hateful_memes/train.jsonl"].splitlines(keepends=True)[2:])
+    train = mmf_paths.dataset.annotation_file("train").read_bytes()
+    assert train == b"".join(dataset_files()["hateful_memes/train.jsonl"].splitlines(keepends=True)[2:])
     assert (
-        places.dataset.annotation_file("test_seen").read_bytes() == memes()["hateful_memes/test_seen.jsonl"]
+        mmf_paths.dataset.annotation_file("test_seen").read_bytes()
+        == dataset_files()["hateful_memes/test_seen.jsonl"]
     )
-    assert convert(half, places, ask=lambda: PASSWORD).already_done
+    assert convert(half, mmf_paths, ask=lambda: PASSWORD).already_done
 
 
 # --- again, and over another dataset ---------------------------------------------------------------------
 
 
 def test_a_second_conversion_does_nothing(
-    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = convert(archive, places, ask=lambda: PASSWORD)
+    first = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     monkeypatch.setattr("mmf_win.dataset.convert.open_archive", None)  # it is not even opened
-    again = convert(archive, places)
+    again = convert(archive, mmf_paths)
     assert again.already_done
     assert again.splits == first.splits
     os.utime(archive, (1, 1))  # as a copy has another time, and is known by its hash
-    assert convert(archive, places).already_done
+    assert convert(archive, mmf_paths).already_done
 
 
 def test_another_dataset_is_replaced_only_by_force_that_does_not_fail(
-    archive: Path, user_dir: Path, places: MmfPaths
+    archive: Path, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    old = memes(PHASE_1)
-    convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
+    old = dataset_files(PHASE_1_SPLITS)
+    convert(make_encrypted_zip(user_dir / "old.zip", old), mmf_paths, ask=lambda: PASSWORD)
     with pytest.raises(DatasetError) as caught:
-        convert(archive, places, ask=lambda: PASSWORD)
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert "--force" in str(caught.value.hint)
-    assert tree(places.dataset.root) == laid_out(old)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(old)
 
     data = jsonl([{"id": 1, "img": "img/nowhere.png", "text": ""}])
-    bad = encrypted_zip(user_dir / "bad.zip", {**memes(), "hateful_memes/train.jsonl": data})
+    bad = make_encrypted_zip(user_dir / "bad.zip", {**dataset_files(), "hateful_memes/train.jsonl": data})
     with pytest.raises(DatasetError):
-        convert(bad, places, ask=lambda: PASSWORD, force=True)
-    assert tree(places.dataset.root) == laid_out(old)
-    assert convert(user_dir / "old.zip", places).already_done
+        convert(bad, mmf_paths, ask=lambda: PASSWORD, force=True)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(old)
+    assert convert(user_dir / "old.zip", mmf_paths).already_done
 
-    convert(archive, places, ask=lambda: PASSWORD, force=True)
-    assert tree(places.dataset.root) == laid_out(memes())  # nothing of phase 1 is left
-    assert verify_dataset(places.dataset) == []
+    convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())  # nothing of phase 1 is left
+    assert verify_dataset(mmf_paths.dataset) == []
 
 
-def test_a_conversion_of_mmf_itself_is_not_overwritten(archive: Path, places: MmfPaths) -> None:
-    lay_out(laid_out(memes(PHASE_1)), places.dataset.root)
+def test_a_conversion_of_mmf_itself_is_not_overwritten(archive: Path, mmf_paths: MmfPaths) -> None:
+    write_tree(mmf_layout(dataset_files(PHASE_1_SPLITS)), mmf_paths.dataset.root)
     with pytest.raises(DatasetError, match="there is a dataset already"):
-        convert(archive, places, ask=lambda: PASSWORD)
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
 
 
-def test_force_keeps_what_is_not_images_or_annotations(archive: Path, places: MmfPaths) -> None:
+def test_force_keeps_what_is_not_images_or_annotations(archive: Path, mmf_paths: MmfPaths) -> None:
     others = {
         "features/detectron.lmdb/data.mdb": b"features",
         "extras/vocabs/vocabulary_100k.txt": b"words",
         "annotations/my_split.jsonl": b"",
         "images/hateful_memes.zip": b"MMF has moved somebody's archive here",
     }
-    lay_out({**laid_out(memes(PHASE_1)), **others}, places.dataset.root)
-    convert(archive, places, ask=lambda: PASSWORD, force=True)
-    assert tree(places.dataset.root) == {**laid_out(memes()), **others}
+    write_tree({**mmf_layout(dataset_files(PHASE_1_SPLITS)), **others}, mmf_paths.dataset.root)
+    convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
+    assert read_tree(mmf_paths.dataset.root) == {**mmf_layout(dataset_files()), **others}
 
 
 def test_force_keeps_the_users_images_also_where_the_list_was_edited(
-    archive: Path, user_dir: Path, places: MmfPaths
+    archive: Path, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    convert(encrypted_zip(user_dir / "old.zip", memes(PHASE_1)), places, ask=lambda: PASSWORD)
-    with (places.dataset.root / "SHA256SUMS").open("a", encoding="utf-8") as sums:
+    convert(
+        make_encrypted_zip(user_dir / "old.zip", dataset_files(PHASE_1_SPLITS)),
+        mmf_paths,
+        ask=lambda: PASSWORD,
+    )
+    with (mmf_paths.dataset.root / "SHA256SUMS").open("a", encoding="utf-8") as sums:
         sums.write("# a note\n")
-    own = places.dataset.images / "img" / "mine.png"
+    own = mmf_paths.dataset.images / "img" / "mine.png"
     own.write_bytes(b"mine")
-    convert(archive, places, ask=lambda: PASSWORD, force=True)
+    convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
     assert own.read_bytes() == b"mine"
 
 
-def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(archive: Path, places: MmfPaths) -> None:
-    own = {**laid_out(memes(PHASE_1)), "images/img/mine.png": b"mine"}
-    lay_out(own, places.dataset.root)
+def test_force_removes_no_image_of_which_nothing_tells_whose_it_is(
+    archive: Path, mmf_paths: MmfPaths
+) -> None:
+    own = {**mmf_layout(dataset_files(PHASE_1_SPLITS)), "images/img/mine.png": b"mine"}
+    write_tree(own, mmf_paths.dataset.root)
     with pytest.raises(DatasetError, match=r"mine\.png"):
-        convert(archive, places, ask=lambda: PASSWORD, force=True)
-    assert tree(places.dataset.root) == own
-    (places.dataset.images / "img").rename(places.data_dir / "kept")  # as the hint says
-    convert(archive, places, ask=lambda: PASSWORD, force=True)
+        convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
+    assert read_tree(mmf_paths.dataset.root) == own
+    (mmf_paths.dataset.images / "img").rename(mmf_paths.data_dir / "kept")  # as the hint says
+    convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
 
 
 def test_a_move_that_fails_puts_everything_back(
-    archive: Path, user_dir: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, user_dir: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = memes(PHASE_1)
-    convert(encrypted_zip(user_dir / "old.zip", old), places, ask=lambda: PASSWORD)
+    old = dataset_files(PHASE_1_SPLITS)
+    convert(make_encrypted_zip(user_dir / "old.zip", old), mmf_paths, ask=lambda: PASSWORD)
     rename = Path.replace
 
     def refuse_one(self: Path, target: Path) -> Path:
@@ -284,39 +293,39 @@ def test_a_move_that_fails_puts_everything_back(
 
     monkeypatch.setattr(Path, "replace", refuse_one)
     with pytest.raises(OSError, match="no"):
-        convert(archive, places, ask=lambda: PASSWORD, force=True)
-    assert tree(places.dataset.root) == laid_out(old)
-    assert convert(user_dir / "old.zip", places).already_done
+        convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(old)
+    assert convert(user_dir / "old.zip", mmf_paths).already_done
 
 
 # --- one at a time ---------------------------------------------------------------------------------------
 
 
-def test_two_conversions_at_once_do_not_mix(archive: Path, places: MmfPaths) -> None:
-    with open_staging(places.dataset.root), pytest.raises(InUseError, match="another mmfw"):
-        convert(archive, places, ask=lambda: PASSWORD)
-    convert(archive, places, ask=lambda: PASSWORD)
-    assert tree(places.dataset.root) == laid_out(memes())
+def test_two_conversions_at_once_do_not_mix(archive: Path, mmf_paths: MmfPaths) -> None:
+    with open_staging(mmf_paths.dataset.root), pytest.raises(InUseError, match="another mmfw"):
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses a lock for no other reason")
 def test_a_fake_disk_without_locks_is_not_taken_for_another_mmfw(
-    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fcntl.flock", refusing(errno.ENOLCK))
+    monkeypatch.setattr("fcntl.flock", make_failing_function(errno.ENOLCK))
     with pytest.raises(OSError, match="no locks"):
-        convert(archive, places, ask=lambda: PASSWORD)
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
 
 
-def test_annotations_of_other_programs_stay_as_they_are(user_dir: Path, places: MmfPaths) -> None:
+def test_annotations_of_other_programs_stay_as_they_are(user_dir: Path, mmf_paths: MmfPaths) -> None:
     """A JSON list with indents and a byte order mark."""
-    files = memes()
+    files = dataset_files()
     for name, content in files.items():
         if name.endswith(".jsonl"):
             rows = [json.loads(line) for line in content.splitlines()]
             files[name] = json.dumps(rows, indent=2).encode("utf-8-sig")
-    convert(lay_out(files, user_dir / "unpacked"), places)
-    wanted = laid_out(files)
-    for split in RELEASE:
-        assert places.dataset.annotation_file(split).read_bytes() == wanted[f"annotations/{split}.jsonl"]
-    assert verify_dataset(places.dataset, full=True) == []
+    convert(write_tree(files, user_dir / "unpacked"), mmf_paths)
+    wanted = mmf_layout(files)
+    for split in RELEASE_SPLITS:
+        assert mmf_paths.dataset.annotation_file(split).read_bytes() == wanted[f"annotations/{split}.jsonl"]
+    assert verify_dataset(mmf_paths.dataset, full=True) == []

@@ -15,8 +15,8 @@ from mmf_win.dataset.coverage import load_coverage as coverage_of
 from mmf_win.errors import DamagedManifestError, DatasetError
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import DatasetPaths, MmfPaths
-from tests.worlds import hostile
-from tests.worlds.memes import laid_out, lay_out, memes, public_copy, without_images
+from tests.worlds import hostile_archives
+from tests.worlds.memes import dataset_files, incomplete_dataset_files, mmf_layout, without_images, write_tree
 
 LACKING = [1, 8, 9, 16]  # of train, both dev splits, dev_unseen alone and test_unseen
 
@@ -27,17 +27,17 @@ def coverage(dataset: DatasetPaths, split: str) -> Coverage:
 
 
 @pytest.fixture
-def dataset(user_dir: Path, places: MmfPaths) -> DatasetPaths:
+def dataset(user_dir: Path, mmf_paths: MmfPaths) -> DatasetPaths:
     """A dataset that was converted from a copy without four of its images."""
-    archive = hostile.plain_zip(user_dir / "copy.zip", without_images(memes(), LACKING))
-    convert(archive, places, allow_missing=True)
-    return places.dataset
+    archive = hostile_archives.write_zip(user_dir / "copy.zip", without_images(dataset_files(), LACKING))
+    convert(archive, mmf_paths, allow_missing=True)
+    return mmf_paths.dataset
 
 
-def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: MmfPaths) -> None:
-    files, gone = public_copy()
-    result = convert(lay_out(files, user_dir / "copy"), places, allow_missing=True)
-    found = {split: str(coverage(places.dataset, split)) for split in result.splits}
+def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files, gone = incomplete_dataset_files()
+    result = convert(write_tree(files, user_dir / "copy"), mmf_paths, allow_missing=True)
+    found = {split: str(coverage(mmf_paths.dataset, split)) for split in result.splits}
     assert found == {
         "train": "20 rows of train",
         "dev_seen": "398 of 500 rows of dev_seen",
@@ -46,19 +46,19 @@ def test_a_copy_in_the_proportions_that_people_have(user_dir: Path, places: MmfP
         "test_unseen": "1,593 of 2,000 rows of test_unseen",
     }
     summaries = {
-        split: load_split_summary(places.dataset, AnnotationFile(places.dataset.annotation_file(split)))
+        split: load_split_summary(mmf_paths.dataset, AnnotationFile(mmf_paths.dataset.annotation_file(split)))
         for split in gone
     }
     assert {split: [int(id_) for id_ in s.missing_ids] for split, s in summaries.items() if s} == gone
-    again = convert(user_dir / "copy", places)
+    again = convert(user_dir / "copy", mmf_paths)
     assert again.already_done and again.splits == result.splits
 
 
 def test_a_complete_copy_takes_the_place_of_the_other(
-    dataset: DatasetPaths, user_dir: Path, places: MmfPaths
+    dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
-    convert(hostile.plain_zip(user_dir / "complete.zip", memes()), places, force=True)
+    convert(hostile_archives.write_zip(user_dir / "complete.zip", dataset_files()), mmf_paths, force=True)
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 3, 3)
 
 
@@ -79,7 +79,7 @@ def test_of_an_own_split_and_of_what_nobody_converted_nothing_is_claimed(
 ) -> None:
     dataset.annotation_file("mine").write_bytes(dataset.annotation_file("dev_unseen").read_bytes())
     assert coverage(dataset, "mine") == Coverage("mine", 2, None)
-    by_mmf = DatasetPaths(lay_out(laid_out(memes()), user_dir / "by mmf itself"))
+    by_mmf = DatasetPaths(write_tree(mmf_layout(dataset_files()), user_dir / "by mmf itself"))
     assert coverage(by_mmf, "test_unseen") == Coverage("test_unseen", 3, None)
     with pytest.raises(DatasetError):
         coverage(by_mmf, "nobody")
@@ -105,22 +105,22 @@ def change_summary(paths: DatasetPaths, **values: object) -> None:
 
 
 def test_a_partial_split_stays_one_in_the_record_of_a_later_version(
-    dataset: DatasetPaths, user_dir: Path, places: MmfPaths
+    dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     change_summary(dataset, of="a later mmfw")
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
-    assert convert(user_dir / "copy.zip", places, allow_missing=True).already_done
+    assert convert(user_dir / "copy.zip", mmf_paths, allow_missing=True).already_done
 
 
 @pytest.mark.parametrize(("field", "value"), [("missing", None), ("missing", "two"), ("rows", None)])
 def test_a_record_that_lacks_a_field_is_an_error_and_not_a_full_split(
-    dataset: DatasetPaths, user_dir: Path, places: MmfPaths, field: str, value: object
+    dataset: DatasetPaths, user_dir: Path, mmf_paths: MmfPaths, field: str, value: object
 ) -> None:
     change_summary(dataset, **{field: value})
-    for use in (lambda: coverage(dataset, "dev_seen"), lambda: convert(user_dir / "copy.zip", places)):
+    for use in (lambda: coverage(dataset, "dev_seen"), lambda: convert(user_dir / "copy.zip", mmf_paths)):
         with pytest.raises(DamagedManifestError, match=rf"SHA256SUMS\.json: .*{field}"):
             use()
-    convert(user_dir / "copy.zip", places, allow_missing=True, force=True)
+    convert(user_dir / "copy.zip", mmf_paths, allow_missing=True, force=True)
     assert coverage(dataset, "dev_seen") == Coverage("dev_seen", 1, 3)
 
 

@@ -12,8 +12,8 @@ from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.files import read_json
 from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile
-from tests.worlds.memes import PASSWORD, Files, encrypted_zip, lay_out, tar_gz, tree
+from tests.worlds import hostile_archives
+from tests.worlds.memes import PASSWORD, Files, make_encrypted_zip, read_tree, tar_gz, write_tree
 
 LMDB: Files = {"data.mdb": bytes(range(256)) * 64, "lock.mdb": b"lock"}
 DATA = {"data.mdb": LMDB["data.mdb"]}  # LMDB makes the lock file anew when it wants one
@@ -26,12 +26,12 @@ def packed(path: Path, top: str = "", **more: bytes) -> Path:
 
 
 @pytest.mark.parametrize("top", ["", "./", "hateful_memes/defaults/features/"])
-def test_features_under_any_top_folder(top: str, user_dir: Path, places: MmfPaths) -> None:
+def test_features_under_any_top_folder(top: str, user_dir: Path, mmf_paths: MmfPaths) -> None:
     archive = packed(user_dir / "features 特征.tar.gz", top, readme=b"ignored")
-    folder = extract_features(archive, places, version=None)
-    assert folder == places.dataset.features / "detectron.lmdb"
-    assert tree(folder) == DATA
-    manifest = Manifest.load(places.dataset.features)
+    folder = extract_features(archive, mmf_paths, version=None)
+    assert folder == mmf_paths.dataset.features / "detectron.lmdb"
+    assert read_tree(folder) == DATA
+    manifest = Manifest.load(mmf_paths.dataset.features)
     assert manifest is not None
     assert manifest.files == {
         "detectron.lmdb/data.mdb": ManifestEntry(
@@ -45,84 +45,84 @@ def test_features_under_any_top_folder(top: str, user_dir: Path, places: MmfPath
 
 
 def test_the_marker_tells_mmf_that_nothing_is_to_be_downloaded_and_can_be_added_later(
-    user_dir: Path, places: MmfPaths
+    user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     archive = packed(user_dir / "features.tar.gz")
-    marker = places.dataset.features / ".built.json"
-    extract_features(archive, places, version=None)
+    marker = mmf_paths.dataset.features / ".built.json"
+    extract_features(archive, mmf_paths, version=None)
     assert not marker.exists()
-    extract_features(archive, places, version="1.0_2020_05_11")
+    extract_features(archive, mmf_paths, version="1.0_2020_05_11")
     assert read_json(marker)["version"] == "1.0_2020_05_11"
     assert isinstance(read_json(marker)["created_at"], str)
 
 
 def test_a_second_extraction_does_nothing(
-    user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level("INFO")
     archive = packed(user_dir / "features.tar.gz")
-    extract_features(archive, places, version="1")
+    extract_features(archive, mmf_paths, version="1")
     monkeypatch.setattr("mmf_win.unpacking.extract.open_archive", None)  # it is not even opened
-    extract_features(archive, places, version="1")
+    extract_features(archive, mmf_paths, version="1")
     assert "unpacked here already" in caplog.text
 
 
-def test_a_cut_off_database_is_extracted_again(user_dir: Path, places: MmfPaths) -> None:
+def test_a_cut_off_database_is_extracted_again(user_dir: Path, mmf_paths: MmfPaths) -> None:
     archive = packed(user_dir / "features.tar.gz")
-    folder = extract_features(archive, places, version="1")
-    hostile.cut(folder / "data.mdb")
-    extract_features(archive, places, version="1")
+    folder = extract_features(archive, mmf_paths, version="1")
+    hostile_archives.truncate_file(folder / "data.mdb")
+    extract_features(archive, mmf_paths, version="1")
     assert (folder / "data.mdb").read_bytes() == LMDB["data.mdb"]
 
 
 @pytest.mark.parametrize("there", [b"other", LMDB["data.mdb"]], ids=["others", "unpacked by another tool"])
 def test_features_from_elsewhere_are_replaced_only_by_force(
-    there: bytes, user_dir: Path, places: MmfPaths
+    there: bytes, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    lay_out({"detectron.lmdb/data.mdb": there}, places.dataset.features)
+    write_tree({"detectron.lmdb/data.mdb": there}, mmf_paths.dataset.features)
     archive = packed(user_dir / "features.tar.gz")
     with pytest.raises(DatasetError, match="there are features already"):
-        extract_features(archive, places, version=None)
-    folder = extract_features(archive, places, version=None, force=True)
-    assert tree(folder) == DATA
-    assert Manifest.load(places.dataset.features) is not None
+        extract_features(archive, mmf_paths, version=None)
+    folder = extract_features(archive, mmf_paths, version=None, force=True)
+    assert read_tree(folder) == DATA
+    assert Manifest.load(mmf_paths.dataset.features) is not None
 
 
 def test_a_misspelt_archive_is_named_rather_than_the_features_in_place(
-    user_dir: Path, places: MmfPaths
+    user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    lay_out({"detectron.lmdb/data.mdb": b"other"}, places.dataset.features)
+    write_tree({"detectron.lmdb/data.mdb": b"other"}, mmf_paths.dataset.features)
     with pytest.raises(ArchiveError, match=r"typo\.tar\.gz: no such file"):
-        extract_features(user_dir / "typo.tar.gz", places, version=None)
+        extract_features(user_dir / "typo.tar.gz", mmf_paths, version=None)
 
 
-def test_an_encrypted_archive_needs_its_password(user_dir: Path, places: MmfPaths) -> None:
+def test_an_encrypted_archive_needs_its_password(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {f"detectron.lmdb/{name}": content for name, content in LMDB.items()}
-    archive = encrypted_zip(user_dir / "features.zip", files)
+    archive = make_encrypted_zip(user_dir / "features.zip", files)
     for ask in (None, lambda: "wrong"):
         with pytest.raises(PasswordError, match=r"features\.zip"):
-            extract_features(archive, places, version="1", ask=ask)
-    assert tree(places.data_dir) == {}
-    target = extract_features(archive, places, version="1", ask=lambda: PASSWORD)
+            extract_features(archive, mmf_paths, version="1", ask=ask)
+    assert read_tree(mmf_paths.data_dir) == {}
+    target = extract_features(archive, mmf_paths, version="1", ask=lambda: PASSWORD)
     assert (target / "data.mdb").read_bytes() == LMDB["data.mdb"]
 
 
-def test_an_archive_without_features(user_dir: Path, places: MmfPaths) -> None:
+def test_an_archive_without_features(user_dir: Path, mmf_paths: MmfPaths) -> None:
     (user_dir / "a.tar.gz").write_bytes(tar_gz({"data/train.jsonl": b""}))
     with pytest.raises(DatasetError, match=r"no detectron\.lmdb"):
-        extract_features(user_dir / "a.tar.gz", places, version="1")
+        extract_features(user_dir / "a.tar.gz", mmf_paths, version="1")
 
 
-def test_an_archive_with_two_sets_of_features(user_dir: Path, places: MmfPaths) -> None:
+def test_an_archive_with_two_sets_of_features(user_dir: Path, mmf_paths: MmfPaths) -> None:
     archive = packed(user_dir / "a.tar.gz", "old/", **{"new/detectron.lmdb/data.mdb": b"new"})
     with pytest.raises(ArchiveError, match=r"old/.*new/.*are both for the file"):
-        extract_features(archive, places, version="1")
-    assert tree(places.data_dir) == {}
+        extract_features(archive, mmf_paths, version="1")
+    assert read_tree(mmf_paths.data_dir) == {}
 
 
-def test_a_folder_of_features_is_copied(user_dir: Path, places: MmfPaths) -> None:
-    lay_out({f"detectron.lmdb/{name}": content for name, content in LMDB.items()}, user_dir / "mine")
-    folder = extract_features(user_dir / "mine", places, version=None)
-    assert tree(folder) == DATA
-    manifest = Manifest.load(places.dataset.features)
+def test_a_folder_of_features_is_copied(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    write_tree({f"detectron.lmdb/{name}": content for name, content in LMDB.items()}, user_dir / "mine")
+    folder = extract_features(user_dir / "mine", mmf_paths, version=None)
+    assert read_tree(folder) == DATA
+    manifest = Manifest.load(mmf_paths.dataset.features)
     assert manifest is not None and manifest.hash_origin == "recorded"

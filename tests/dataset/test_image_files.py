@@ -16,8 +16,8 @@ from mmf_win.errors import DatasetError
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import MmfPaths
 from tests.dataset.conftest import verify_dataset
-from tests.worlds.hostile import plain_zip
-from tests.worlds.memes import PHASE_1, image, lay_out, memes
+from tests.worlds.hostile_archives import write_zip
+from tests.worlds.memes import PHASE_1_SPLITS, dataset_files, image, write_tree
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n"
 NO_PICTURES = {
@@ -121,66 +121,66 @@ def test_a_png_without_pixels_is_refused_and_one_of_a_single_pixel_is_not(tmp_pa
 
 @pytest.mark.parametrize("content", [encode("PNG")[:-12], encode("PNG") + b"junk"], ids=["no IEND", "junk"])
 def test_a_damaged_end_that_pillow_passes_over_is_a_warning(
-    content: bytes, user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture
+    content: bytes, user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = {**memes(), "hateful_memes/img/00002.png": content}
-    assert convert(plain_zip(user_dir / "a.zip", files), places).splits["train"].rows == 6
+    files = {**dataset_files(), "hateful_memes/img/00002.png": content}
+    assert convert(write_zip(user_dir / "a.zip", files), mmf_paths).splits["train"].rows == 6
     assert "images that are damaged but can be read: 1 (img/00002.png: " in caplog.text
 
 
 @pytest.mark.parametrize("kind", NO_PICTURES)
 def test_what_is_no_picture_is_refused_as_a_missing_one_is(
-    kind: str, user_dir: Path, places: MmfPaths
+    kind: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    files = {**memes(), "hateful_memes/img/00002.png": NO_PICTURES[kind]}
-    source = lay_out(files, user_dir / "a")
+    files = {**dataset_files(), "hateful_memes/img/00002.png": NO_PICTURES[kind]}
+    source = write_tree(files, user_dir / "a")
     with pytest.raises(DatasetError) as caught:
-        convert(source, places)
+        convert(source, mmf_paths)
     assert str(caught.value) == f"{source}: images cannot be used: train 1 of 6 (img/00002.png: {kind})"
     assert "use --allow-missing to leave these memes out" in str(caught.value.hint)
     assert ("git lfs pull" in str(caught.value.hint)) == (kind == "a git-lfs pointer")
-    assert not places.dataset.annotations.exists()
+    assert not mmf_paths.dataset.annotations.exists()
 
-    result = convert(source, places, allow_missing=True)
+    result = convert(source, mmf_paths, allow_missing=True)
     train = result.splits["train"]
     assert (train.rows, train.missing, train.missing_ids, result.images) == (5, 1, ["2"], 15)
-    assert [row.id for row in read_annotations(places.dataset.annotation_file("train"))] == [1, 3, 4, 5, 6]
-    assert not (places.dataset.images / "img/00002.png").exists()
+    assert [row.id for row in read_annotations(mmf_paths.dataset.annotation_file("train"))] == [1, 3, 4, 5, 6]
+    assert not (mmf_paths.dataset.images / "img/00002.png").exists()
 
 
-def test_annotations_of_usable_pictures_are_repaired(user_dir: Path, places: MmfPaths) -> None:
-    files = {**memes(), "hateful_memes/img/00002.png": b""}
-    convert(plain_zip(user_dir / "a.zip", files), places, allow_missing=True)
-    places.dataset.annotation_file("train").write_bytes(b"damaged")
-    assert repair_dataset(places) == ["annotations/train.jsonl"]
-    assert verify_dataset(places.dataset, full=True) == []
+def test_annotations_of_usable_pictures_are_repaired(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = {**dataset_files(), "hateful_memes/img/00002.png": b""}
+    convert(write_zip(user_dir / "a.zip", files), mmf_paths, allow_missing=True)
+    mmf_paths.dataset.annotation_file("train").write_bytes(b"damaged")
+    assert repair_dataset(mmf_paths) == ["annotations/train.jsonl"]
+    assert verify_dataset(mmf_paths.dataset, full=True) == []
 
 
-def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, places: MmfPaths) -> None:
-    gone = {f"hateful_memes/img/{id_:05}.png": POINTER for id_ in PHASE_1["dev"]}
-    path = plain_zip(user_dir / "a.zip", {**memes(PHASE_1), **gone})
+def test_a_split_of_which_no_picture_can_be_used_is_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    gone = {f"hateful_memes/img/{id_:05}.png": POINTER for id_ in PHASE_1_SPLITS["dev"]}
+    path = write_zip(user_dir / "a.zip", {**dataset_files(PHASE_1_SPLITS), **gone})
     with pytest.raises(DatasetError, match=r"no row of dev has a usable image \(img/00007\.png, ") as caught:
-        convert(path, places, allow_missing=True)
+        convert(path, mmf_paths, allow_missing=True)
     assert "delete the annotations of dev" in str(caught.value.hint)
-    assert not places.dataset.annotations.exists()
+    assert not mmf_paths.dataset.annotations.exists()
 
 
-def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, places: MmfPaths) -> None:
-    convert(plain_zip(user_dir / "a.zip", memes()), places)
-    (finding,) = verify_parts(["dataset"], places)
+def test_verify_names_pictures_that_an_earlier_version_took(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    convert(write_zip(user_dir / "a.zip", dataset_files()), mmf_paths)
+    (finding,) = verify_parts(["dataset"], mmf_paths)
     assert finding.state == "intact"
-    path = places.dataset.images / "img/00001.png"
+    path = mmf_paths.dataset.images / "img/00001.png"
     path.write_bytes(POINTER)
-    names = [file.relative_to(places.dataset.root).as_posix() for file in path.parent.glob("*.png")]
-    record_hashes(places.dataset.root, names)  # as of a conversion that did not look at the pictures
-    (finding,) = verify_parts(["dataset"], places)
+    names = [file.relative_to(mmf_paths.dataset.root).as_posix() for file in path.parent.glob("*.png")]
+    record_hashes(mmf_paths.dataset.root, names)  # as of a conversion that did not look at the pictures
+    (finding,) = verify_parts(["dataset"], mmf_paths)
     assert (finding.state, finding.problems) == (
         "damaged",
         ("unusable: images/img/00001.png (a git-lfs pointer)",),
     )
     assert finding.error and "`git lfs pull`" in str(finding.error.hint)
     assert "`mmfw convert --force --zip ARCHIVE" in str(finding.error.hint)
-    convert(user_dir / "a.zip", places, force=True)
+    convert(user_dir / "a.zip", mmf_paths, force=True)
     assert path.read_bytes() == image(1)
-    (finding,) = verify_parts(["dataset"], places)
+    (finding,) = verify_parts(["dataset"], mmf_paths)
     assert finding.state == "intact"

@@ -18,12 +18,12 @@ from mmf_win.dataset.convert import convert
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.paths import MmfPaths
 from mmf_win.unpacking.staging import staging_folder
-from tests.worlds.extractions import interrupt_after, noted
-from tests.worlds.flushes import Flushes, forbid_syncfs
-from tests.worlds.kills import installations
-from tests.worlds.memes import PASSWORD, laid_out, memes, tree
-from tests.worlds.mounts import mounted
-from tests.worlds.tools import call, requires_tool
+from tests.worlds.crash_points import make_install_commands
+from tests.worlds.extractions import interrupt_after, record_written_names
+from tests.worlds.flush_recorder import FlushRecorder, forbid_syncfs
+from tests.worlds.memes import PASSWORD, dataset_files, mmf_layout, read_tree
+from tests.worlds.mounts import mount_filesystem
+from tests.worlds.tools import requires_tool, run_program
 
 
 def while_bytes_are_written(patch: pytest.MonkeyPatch) -> None:
@@ -37,17 +37,17 @@ def while_bytes_are_written(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("press", [lambda patch: interrupt_after(5, patch), while_bytes_are_written])
 def test_ctrl_c_stops_at_once_and_leaves_nothing_that_looks_finished(
     archive: Path,
-    places: MmfPaths,
+    mmf_paths: MmfPaths,
     press: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         press(patch)
-        convert(archive, places, ask=lambda: PASSWORD)
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
-    assert [path.name for path in places.dataset.root.iterdir()] == [".mmfw-lock"]
-    convert(archive, places, ask=lambda: PASSWORD)
-    assert tree(places.dataset.root) == laid_out(memes())
+    assert [path.name for path in mmf_paths.dataset.root.iterdir()] == [".mmfw-lock"]
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
 _DIE = """\
@@ -71,9 +71,9 @@ convert(Path({archive!r}), MmfPaths.resolve(Path({data!r}), Path("save")), ask=l
 
 
 def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
-    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = _DIE.format(archive=str(archive), data=str(places.data_dir), password=PASSWORD)
+    script = _DIE.format(archive=str(archive), data=str(mmf_paths.data_dir), password=PASSWORD)
     killed = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", script],
         stdin=subprocess.DEVNULL,
@@ -81,43 +81,45 @@ def test_a_killed_conversion_looks_unfinished_and_the_next_one_succeeds(
         check=False,
     )
     assert killed.returncode != 0
-    assert Manifest.load(places.dataset.root) is None
-    assert not places.dataset.images.exists()
-    assert not places.dataset.annotation_file("train").exists()
-    assert any((staging_folder(places.dataset.root) / "new" / "images").rglob("*.png"))
+    assert Manifest.load(mmf_paths.dataset.root) is None
+    assert not mmf_paths.dataset.images.exists()
+    assert not mmf_paths.dataset.annotation_file("train").exists()
+    assert any((staging_folder(mmf_paths.dataset.root) / "new" / "images").rglob("*.png"))
 
-    again = noted(monkeypatch)
-    result = convert(archive, places, ask=lambda: PASSWORD)
+    again = record_written_names(monkeypatch)
+    result = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert not result.already_done
     assert len([name for name in again if name.endswith(".png")]) == 16, "it begins again"
-    assert tree(places.dataset.root) == laid_out(memes())
-    assert sorted(p.name for p in places.dataset.root.iterdir() if p.name.startswith(".")) == [".mmfw-lock"]
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
+    assert sorted(p.name for p in mmf_paths.dataset.root.iterdir() if p.name.startswith(".")) == [
+        ".mmfw-lock"
+    ]
 
 
 @pytest.mark.parametrize("kind", ["force", "features"])
 def test_a_kill_at_any_step_of_an_installation_leaves_no_part_that_is_believed(
     kind: str, user_dir: Path
 ) -> None:
-    installation = installations(user_dir)[kind]
-    _, moves = installation.steps()
+    installation = make_install_commands(user_dir)[kind]
+    _, moves = installation.find_steps()
     for step in moves if sys.platform != "win32" else moves[::5]:  # where a process takes seconds to start
-        assert installation.try_kill(step), f"the command ended before step {step}"
+        assert installation.check_kill_at_step(step), f"the command ended before step {step}"
 
 
 def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
-    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
-    own = places.dataset.images / "img" / "mine.png"
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    own = mmf_paths.dataset.images / "img" / "mine.png"
     own.write_bytes(b"mine")
-    complete = {**laid_out(memes()), "images/img/mine.png": b"mine"}
+    complete = {**mmf_layout(dataset_files()), "images/img/mine.png": b"mine"}
     replace = Path.replace
     for step in count(1):
         moves = [0]
 
         def interrupted(path: Path, target: Path, moves: list[int] = moves, step: int = step) -> Path:
             result = replace(path, target)
-            if staging_folder(places.dataset.root) in path.parents or ".mmfw-staging" in target.parts:
+            if staging_folder(mmf_paths.dataset.root) in path.parents or ".mmfw-staging" in target.parts:
                 moves[0] += path.suffix != ".part"
                 if moves[0] == step and path.suffix != ".part":
                     raise KeyboardInterrupt
@@ -126,28 +128,28 @@ def test_an_interrupt_after_any_move_of_a_forced_conversion_loses_no_picture(
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(Path, "replace", interrupted)
-                convert(archive, places, ask=lambda: PASSWORD, force=True)
+                convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
         except KeyboardInterrupt:
-            convert(archive, places, ask=lambda: PASSWORD)
-            assert tree(places.dataset.root) == complete
+            convert(archive, mmf_paths, ask=lambda: PASSWORD)
+            assert read_tree(mmf_paths.dataset.root) == complete
         else:
             break
     assert step > 2 * 4, "each move was tried: the images and three splits, away and to their places"
 
 
 def test_a_conversion_flushes_all_files_before_it_is_done(
-    archive: Path, places: MmfPaths, flushed: Flushes, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, flush_recorder: FlushRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that was not flushed is empty after a power cut, as on file systems that write contents late."""
     forbid_syncfs(monkeypatch)
-    convert(archive, places, ask=lambda: PASSWORD)
-    for path in flushed.unflushed(places.dataset.root):
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    for path in flush_recorder.find_unflushed(mmf_paths.dataset.root):
         path.write_bytes(b"")
-    assert convert(archive, places).already_done
-    assert tree(places.dataset.root) == laid_out(memes())
+    assert convert(archive, mmf_paths).already_done
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-@requires_tool("mkfs.ext4", "mount", on_windows=False)
+@requires_tool("mkfs.ext4", "mount", exists_on_windows=False)
 def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
     archive: Path, tmp_path: Path, user_dir: Path
 ) -> None:
@@ -155,15 +157,15 @@ def test_a_power_cut_after_a_conversion_takes_nothing_of_it(
     folder.mkdir()
     with disk.open("wb") as file:
         file.truncate(100 << 20)
-    call("mkfs.ext4", "-q", str(disk), cwd=tmp_path)
+    run_program("mkfs.ext4", "-q", str(disk), cwd=tmp_path)
     places = MmfPaths.resolve(folder / "data", user_dir / "save")
-    with mounted(folder, "-o", "loop", str(disk)):
+    with mount_filesystem(folder, "-o", "loop", str(disk)):
         convert(archive, places, ask=lambda: PASSWORD)
         persist_names(places.dataset.root)
         shutil.copyfile(disk, tmp_path / "after the power cut")
-    with mounted(folder, "-o", "loop", str(tmp_path / "after the power cut")):
+    with mount_filesystem(folder, "-o", "loop", str(tmp_path / "after the power cut")):
         assert convert(archive, places).already_done
-        assert tree(places.dataset.root) == laid_out(memes())
+        assert read_tree(places.dataset.root) == mmf_layout(dataset_files())
 
 
 def persist_names(folder: Path) -> None:

@@ -12,8 +12,18 @@ from mmf_win.dataset.convert import convert
 from mmf_win.errors import DatasetError
 from mmf_win.paths import MmfPaths
 from tests.dataset.conftest import verify_dataset
-from tests.worlds.hostile import plain_zip
-from tests.worlds.memes import PASSWORD, PHASE_1, Files, image, jsonl, lay_out, memes, tar_gz, tree
+from tests.worlds.hostile_archives import write_zip
+from tests.worlds.memes import (
+    PASSWORD,
+    PHASE_1_SPLITS,
+    Files,
+    dataset_files,
+    image,
+    jsonl,
+    read_tree,
+    tar_gz,
+    write_tree,
+)
 
 TEXTS = ("plain", 'he said "hi", twice', "two\nlines", "смех 世界", "")
 
@@ -38,15 +48,15 @@ def own_set() -> Files:
 
 
 def test_csv_that_is_called_jsonl_is_taken_once_it_is_renamed_as_the_hint_says(
-    user_dir: Path, places: MmfPaths
+    user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    source = lay_out(own_set(), user_dir / "mine")
+    source = write_tree(own_set(), user_dir / "mine")
     (source / "train.csv").rename(source / "train.jsonl")
     with pytest.raises(DatasetError, match="CSV") as caught:
-        convert(source, places)
+        convert(source, mmf_paths)
     assert "end in .csv" in str(caught.value.hint)
     (source / "train.jsonl").rename(source / "train.csv")
-    assert convert(source, places).splits["train"].rows == 3
+    assert convert(source, mmf_paths).splits["train"].rows == 3
 
 
 def rows_of(places: MmfPaths, split: str) -> list[AnnotationRow]:
@@ -55,14 +65,14 @@ def rows_of(places: MmfPaths, split: str) -> list[AnnotationRow]:
 
 
 @pytest.mark.parametrize("as_folder", [True, False])
-def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: MmfPaths) -> None:
+def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {f"my set/{name}": content for name, content in own_set().items()}
-    source = lay_out(files, user_dir / "a") if as_folder else plain_zip(user_dir / "a.zip", files)
-    result = convert(source, places)
+    source = write_tree(files, user_dir / "a") if as_folder else write_zip(user_dir / "a.zip", files)
+    result = convert(source, mmf_paths)
     summary = result.splits["train"]
     assert (summary.rows, summary.hateful, summary.benign, summary.missing) == (3, 2, 1, 0)
     assert (result.images, result.extra_images, result.shared_ids) == (5, 0, {})
-    train, dev, test = (rows_of(places, split) for split in ("train", "dev", "test"))
+    train, dev, test = (rows_of(mmf_paths, split) for split in ("train", "dev", "test"))
     assert [(row.img, row.custom_id, row.label) for row in (*train, *dev, *test)] == [
         ("img/photos/cat.jpg", "a", 1),
         ("img/photos/сова.webp", "b", 0),
@@ -72,60 +82,65 @@ def test_it_becomes_mmfs_layout(as_folder: bool, user_dir: Path, places: MmfPath
     ]
     assert len({row.id for row in (*train, *dev, *test)}) == 5
     assert [row.text for row in train] == list(TEXTS[:3])
-    assert (places.dataset.images / "img/photos/cat.jpg").read_bytes() == image(0)
-    assert convert(source, places).already_done
-    assert verify_dataset(places.dataset, full=True) == []
-    assert {path.parts[0] for path in map(Path, tree(places.dataset.root))} == {"annotations", "images"}
+    assert (mmf_paths.dataset.images / "img/photos/cat.jpg").read_bytes() == image(0)
+    assert convert(source, mmf_paths).already_done
+    assert verify_dataset(mmf_paths.dataset, full=True) == []
+    assert {path.parts[0] for path in map(Path, read_tree(mmf_paths.dataset.root))} == {
+        "annotations",
+        "images",
+    }
 
 
-def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(user_dir: Path, places: MmfPaths) -> None:
+def test_whole_numbers_stay_ids_and_no_other_row_gets_one_of_them(
+    user_dir: Path, mmf_paths: MmfPaths
+) -> None:
     files = {
         "train.csv": table(["a.png", "b.png"], id=[7, 12], label=[0, 1]),
         "dev.csv": table(["c.png", "a.png"], id=["x", "8"], label=[0, 1]),
         "test.csv": table(["c.png"], id=["x"]),
         **{f"{name}.png": image(ord(name)) for name in "abc"},
     }
-    result = convert(lay_out(files, user_dir / "a"), places)
-    assert [(row.id, row.custom_id) for row in rows_of(places, "train")] == [(7, None), (12, None)]
-    assert [(row.id, row.custom_id) for row in rows_of(places, "dev")] == [(13, "x"), (14, "8")]
-    assert [(row.id, row.custom_id) for row in rows_of(places, "test")] == [(13, "x")]
+    result = convert(write_tree(files, user_dir / "a"), mmf_paths)
+    assert [(row.id, row.custom_id) for row in rows_of(mmf_paths, "train")] == [(7, None), (12, None)]
+    assert [(row.id, row.custom_id) for row in rows_of(mmf_paths, "dev")] == [(13, "x"), (14, "8")]
+    assert [(row.id, row.custom_id) for row in rows_of(mmf_paths, "test")] == [(13, "x")]
     assert result.shared_ids == {"dev & test": 1}, "one meme has one number"
 
 
 def test_ids_that_leave_no_room_for_those_of_other_rows_are_told_by_the_users_own_names(
-    user_dir: Path, places: MmfPaths
+    user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     names = ["photos/cat.jpg", "photos/сова.webp", "other/x.GIF"]
     largest = own_set() | {"train.csv": table(names, id=[1, 2, MAX_ID], label=[1, 0, 1])}
-    source = lay_out(largest, user_dir / "mine")
+    source = write_tree(largest, user_dir / "mine")
     with pytest.raises(DatasetError, match="at most") as caught:
-        convert(source, places)
+        convert(source, mmf_paths)
     assert str(caught.value).startswith((f"{source}: dev.csv", f"{source}: test.csv"))
-    assert tree(places.data_dir) == {}
+    assert read_tree(mmf_paths.data_dir) == {}
 
 
-def test_csv_and_json_lines_may_be_mixed(user_dir: Path, places: MmfPaths) -> None:
-    files = memes(PHASE_1, top="")
+def test_csv_and_json_lines_may_be_mixed(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = dataset_files(PHASE_1_SPLITS, top="")
     files["dev.csv"] = table(["img/00007.png"], id=["x"], label=[1])
     del files["dev.jsonl"]
-    convert(lay_out(files, user_dir / "a"), places)
-    (row,) = rows_of(places, "dev")
+    convert(write_tree(files, user_dir / "a"), mmf_paths)
+    (row,) = rows_of(mmf_paths, "dev")
     assert (row.id, row.custom_id, row.img) == (13, "x", "img/00007.png")
-    assert len(rows_of(places, "train")) == 6
+    assert len(rows_of(mmf_paths, "train")) == 6
 
 
 def test_a_csv_beside_the_same_split_as_json_lines_is_left_aside(
-    user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture
+    user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files = memes(PHASE_1, top="") | {"train.csv": b"predictions"}
-    convert(lay_out(files, user_dir / "a"), places)
-    assert len(rows_of(places, "train")) == 6
+    files = dataset_files(PHASE_1_SPLITS, top="") | {"train.csv": b"predictions"}
+    convert(write_tree(files, user_dir / "a"), mmf_paths)
+    assert len(rows_of(mmf_paths, "train")) == 6
     assert "train.csv is left aside" in caplog.text
 
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_images_may_lie_beside_the_folder_of_the_tables(
-    packed: bool, user_dir: Path, places: MmfPaths
+    packed: bool, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files = {
         "annotations/train.csv": table(["../img/a.png"], label=[0]),
@@ -133,29 +148,29 @@ def test_images_may_lie_beside_the_folder_of_the_tables(
     }
     images = {"img/a.png": image(1), "img/b.png": image(2)}
     files |= {"img.tar.gz": tar_gz(images)} if packed else images
-    convert(lay_out(files, user_dir / "a"), places)
-    rows = rows_of(places, "train") + rows_of(places, "dev")
+    convert(write_tree(files, user_dir / "a"), mmf_paths)
+    rows = rows_of(mmf_paths, "train") + rows_of(mmf_paths, "dev")
     assert [row.img for row in rows] == ["img/a.png", "img/b.png"]
-    assert (places.dataset.images / "img/b.png").read_bytes() == image(2)
+    assert (mmf_paths.dataset.images / "img/b.png").read_bytes() == image(2)
 
 
-def test_absolute_paths_are_refused(user_dir: Path, places: MmfPaths) -> None:
+def test_absolute_paths_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     folder = user_dir / "a"
     files = {"train.csv": table([str(folder / "a.png")], label=[0]), "dev.csv": table(["a.png"], label=[1])}
     with pytest.raises(DatasetError, match=r"train\.csv:2: ") as raised:
-        convert(lay_out({**files, "a.png": image(1)}, folder), places)
+        convert(write_tree({**files, "a.png": image(1)}, folder), mmf_paths)
     assert "relative" in str(raised.value.hint)
 
 
-def test_missing_images_are_named_or_left_out(user_dir: Path, places: MmfPaths) -> None:
+def test_missing_images_are_named_or_left_out(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {"train.csv": table(["a.png", "gone.png", "b.png"], id=list("xyz"), label=[0, 1, 1])}
     files |= {"dev.csv": table(["a.png"], label=[0]), "a.png": image(1), "b.png": image(2)}
-    source = lay_out(files, user_dir / "a")
+    source = write_tree(files, user_dir / "a")
     with pytest.raises(DatasetError, match=r"train 1 of 3 \(gone\.png"):
-        convert(source, places)
-    assert not places.dataset.annotations.exists()
-    convert(source, places, allow_missing=True)
-    assert [row.custom_id for row in rows_of(places, "train")] == ["x", "z"]
+        convert(source, mmf_paths)
+    assert not mmf_paths.dataset.annotations.exists()
+    convert(source, mmf_paths, allow_missing=True)
+    assert [row.custom_id for row in rows_of(mmf_paths, "train")] == ["x", "z"]
 
 
 @pytest.mark.parametrize(
@@ -169,24 +184,24 @@ def test_missing_images_are_named_or_left_out(user_dir: Path, places: MmfPaths) 
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_and_nothing_is_written(
-    train: bytes, match: str, user_dir: Path, places: MmfPaths
+    train: bytes, match: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     files = {"train.csv": train, "dev.csv": b"img,text,label\na.png,x,0\n", "a.png": image(1)}
     with pytest.raises(DatasetError, match=match):
-        convert(lay_out(files, user_dir / "a"), places)
-    assert tree(places.dataset.root) == {}
+        convert(write_tree(files, user_dir / "a"), mmf_paths)
+    assert read_tree(mmf_paths.dataset.root) == {}
 
 
-def test_images_that_mmf_would_take_for_each_other_are_refused(user_dir: Path, places: MmfPaths) -> None:
+def test_images_that_mmf_would_take_for_each_other_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {"train.csv": table(["a.png"], label=[0]), "dev.csv": table(["a.jpg"], label=[0])}
     with pytest.raises(DatasetError, match=r"a\.jpg and a\.png"):
-        convert(lay_out({**files, "a.png": image(1), "a.jpg": image(2)}, user_dir / "a"), places)
+        convert(write_tree({**files, "a.png": image(1), "a.jpg": image(2)}, user_dir / "a"), mmf_paths)
 
 
-def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: MmfPaths) -> None:
-    source = lay_out({"train.csv": table(["a.png"], label=[0])}, user_dir / "a")
+def test_tables_without_any_image_are_no_dataset(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    source = write_tree({"train.csv": table(["a.png"], label=[0])}, user_dir / "a")
     with pytest.raises(DatasetError, match="no images"):
-        convert(source, places, allow_missing=True)
+        convert(source, mmf_paths, allow_missing=True)
 
 
 # --- a split that the user has put beside the others -------------------------------------------------------
@@ -194,54 +209,54 @@ def test_tables_without_any_image_are_no_dataset(user_dir: Path, places: MmfPath
 
 @pytest.mark.parametrize("name", ["mine", "test"])
 def test_another_conversion_leaves_a_users_own_split_alone(
-    name: str, archive: Path, places: MmfPaths
+    name: str, archive: Path, mmf_paths: MmfPaths
 ) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
     own = jsonl([{"id": 1, "img": "img/00001.png", "text": "x"}])
-    places.dataset.annotation_file(name).write_bytes(own)
-    assert name in splits_on_disk(places.dataset)
-    assert verify_dataset(places.dataset) == []
-    assert convert(archive, places, ask=lambda: PASSWORD).already_done
-    convert(archive, places, ask=lambda: PASSWORD, force=True)
-    assert places.dataset.annotation_file(name).read_bytes() == own
-    assert verify_dataset(places.dataset, full=True) == []
+    mmf_paths.dataset.annotation_file(name).write_bytes(own)
+    assert name in splits_on_disk(mmf_paths.dataset)
+    assert verify_dataset(mmf_paths.dataset) == []
+    assert convert(archive, mmf_paths, ask=lambda: PASSWORD).already_done
+    convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
+    assert mmf_paths.dataset.annotation_file(name).read_bytes() == own
+    assert verify_dataset(mmf_paths.dataset, full=True) == []
 
 
-def test_own_splits_are_listed_after_those_of_a_release(places: MmfPaths) -> None:
+def test_own_splits_are_listed_after_those_of_a_release(mmf_paths: MmfPaths) -> None:
     names = ["mine.jsonl", "train.jsonl", "._x.jsonl", "dev.jsonl"]
-    lay_out(dict.fromkeys(names, b""), places.dataset.annotations)
-    assert splits_on_disk(places.dataset) == ["train", "dev", "mine"]
+    write_tree(dict.fromkeys(names, b""), mmf_paths.dataset.annotations)
+    assert splits_on_disk(mmf_paths.dataset) == ["train", "dev", "mine"]
 
 
 @pytest.mark.parametrize("split", ["dev", "mine"])
 def test_a_forced_conversion_keeps_a_users_own_split_and_image_aside(
-    split: str, archive: Path, user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture
+    split: str, archive: Path, user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
-    path, picture = places.dataset.annotation_file(split), places.dataset.images / "img/00099.png"
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    path, picture = mmf_paths.dataset.annotation_file(split), mmf_paths.dataset.images / "img/00099.png"
     path.write_bytes(own := jsonl([{"id": 1, "img": "img/00001.png", "text": "x", "label": 1}]))
     picture.write_bytes(image(1))
-    old = {**memes(PHASE_1), "hateful_memes/img/00099.png": image(99)}
+    old = {**dataset_files(PHASE_1_SPLITS), "hateful_memes/img/00099.png": image(99)}
     for number in (1, 2):
-        convert(plain_zip(user_dir / f"{number}.zip", old), places, force=True)
+        convert(write_zip(user_dir / f"{number}.zip", old), mmf_paths, force=True)
     is_taken = split == "dev"
     kept = path.with_name("dev.jsonl.old-1") if is_taken else path
     assert kept.read_bytes() == own
     assert picture.read_bytes() == image(99)
     assert picture.with_name("00099.png.old-1").read_bytes() == image(1)
     assert ("your file was renamed to dev.jsonl.old-1" in caplog.text) == is_taken
-    assert splits_on_disk(places.dataset) == ["train", "dev", "test", *([] if is_taken else ["mine"])]
-    assert len(list(places.dataset.root.rglob("*.old-*"))) == 1 + is_taken
-    assert verify_dataset(places.dataset, full=True) == []
+    assert splits_on_disk(mmf_paths.dataset) == ["train", "dev", "test", *([] if is_taken else ["mine"])]
+    assert len(list(mmf_paths.dataset.root.rglob("*.old-*"))) == 1 + is_taken
+    assert verify_dataset(mmf_paths.dataset, full=True) == []
 
 
 @pytest.mark.parametrize("inside", ["data", ".", "my data/2"])
 def test_a_data_folder_inside_the_converted_folder_is_no_part_of_it(inside: str, user_dir: Path) -> None:
-    source = lay_out(memes(PHASE_1, top=""), user_dir / "mine")
+    source = write_tree(dataset_files(PHASE_1_SPLITS, top=""), user_dir / "mine")
     places = MmfPaths.resolve(source / inside, source / "save")
     first = convert(source, places)
     model = places.data_dir / "models" / "some" / "train.jsonl"
-    lay_out({"x/train.jsonl": b"{}", "x/dev.jsonl": b"{}"}, places.save_dir)
+    write_tree({"x/train.jsonl": b"{}", "x/dev.jsonl": b"{}"}, places.save_dir)
     model.parent.mkdir(parents=True)
     model.write_bytes(b"{}")
     again = convert(source, places)
@@ -251,24 +266,26 @@ def test_a_data_folder_inside_the_converted_folder_is_no_part_of_it(inside: str,
     assert convert(source, places, force=True).images == 12
 
 
-def test_a_folder_img_that_tables_name_by_another_path_counts_once(user_dir: Path, places: MmfPaths) -> None:
+def test_a_folder_img_that_tables_name_by_another_path_counts_once(
+    user_dir: Path, mmf_paths: MmfPaths
+) -> None:
     names = ["../photos/img/a.png", "../photos/img/b.png"]
     files = {f"tables/{split}.csv": table(names, label=[0, 1]) for split in ("train", "dev")}
     files |= {"photos/img/a.png": image(1), "photos/img/b.png": image(2), "photos/img/c.png": image(3)}
-    result = convert(lay_out(files, user_dir / "a"), places)
+    result = convert(write_tree(files, user_dir / "a"), mmf_paths)
     assert (result.images, result.extra_images) == (3, 1)
-    assert rows_of(places, "train")[0].img == "img/photos/img/a.png"
-    assert verify_dataset(places.dataset, full=True) == []
+    assert rows_of(mmf_paths, "train")[0].img == "img/photos/img/a.png"
+    assert verify_dataset(mmf_paths.dataset, full=True) == []
 
 
-def test_an_image_is_named_as_the_table_names_it(user_dir: Path, places: MmfPaths) -> None:
+def test_an_image_is_named_as_the_table_names_it(user_dir: Path, mmf_paths: MmfPaths) -> None:
     files = {
         f"{split}.csv": table(["photos/a.png", "photos/b.png"], label=[0, 1]) for split in ("train", "dev")
     }
     files |= {"photos/a.png": image(1), "photos/b.png": b""}
-    source = lay_out(files, user_dir / "a")
+    source = write_tree(files, user_dir / "a")
     with pytest.raises(DatasetError, match=r"train 1 of 2, dev 1 of 2 \(photos/b\.png: an empty file\)"):
-        convert(source, places)
+        convert(source, mmf_paths)
     (source / "photos/b.png").unlink()
     with pytest.raises(DatasetError, match=r"train 1 of 2, dev 1 of 2 \(photos/b\.png\)"):
-        convert(source, places)
+        convert(source, mmf_paths)

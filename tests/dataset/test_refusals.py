@@ -22,55 +22,55 @@ from mmf_win.dataset.convert import convert
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError, ResourceError
 from mmf_win.integrity.manifest import ManifestEntry
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile
+from tests.worlds import hostile_archives
 from tests.worlds.memes import (
     PASSWORD,
-    PHASE_1,
-    RELEASE,
+    PHASE_1_SPLITS,
+    RELEASE_SPLITS,
     Files,
-    encrypted_zip,
+    dataset_files,
     image,
     jsonl,
-    laid_out,
-    lay_out,
-    memes,
+    make_encrypted_zip,
+    mmf_layout,
+    read_tree,
     tar_gz,
-    tree,
     with_packed_images,
+    write_tree,
 )
 from tests.worlds.mounts import remount
 
 
 @pytest.mark.parametrize("password", [None, "wrong"])
-def test_a_wrong_password_writes_nothing(password: str | None, archive: Path, places: MmfPaths) -> None:
+def test_a_wrong_password_writes_nothing(password: str | None, archive: Path, mmf_paths: MmfPaths) -> None:
     with pytest.raises(PasswordError):
-        convert(archive, places, ask=password and (lambda: password))
-    assert not places.data_dir.exists()
+        convert(archive, mmf_paths, ask=password and (lambda: password))
+    assert not mmf_paths.data_dir.exists()
 
 
-def test_an_archive_of_something_else(user_dir: Path, places: MmfPaths) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", {"holiday/1.png": b"x", "holiday/2.png": b"x"})
+def test_an_archive_of_something_else(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    path = hostile_archives.write_zip(user_dir / "a.zip", {"holiday/1.png": b"x", "holiday/2.png": b"x"})
     with pytest.raises(DatasetError, match="not the Hateful Memes dataset") as caught:
-        convert(path, places)
+        convert(path, mmf_paths)
     assert "holiday/1.png" in (caught.value.hint or "")
-    assert not places.data_dir.exists()
+    assert not mmf_paths.data_dir.exists()
 
 
 def test_a_dataset_that_mmfw_has_written_below_another_is_left_aside(user_dir: Path) -> None:
-    source = lay_out(memes(top=""), user_dir / "set")
+    source = write_tree(dataset_files(top=""), user_dir / "set")
     convert(source, MmfPaths(user_dir, source / "old", user_dir))
     places = MmfPaths(user_dir, source / "new", user_dir)
     convert(source, places)
-    assert tree(places.dataset.root) == laid_out(memes(top=""))
+    assert read_tree(places.dataset.root) == mmf_layout(dataset_files(top=""))
 
 
-def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places: MmfPaths) -> None:
-    lay_out(memes(top="a/"), user_dir / "both")
-    lay_out(memes(top="b/old/"), user_dir / "both")
+def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    write_tree(dataset_files(top="a/"), user_dir / "both")
+    write_tree(dataset_files(top="b/old/"), user_dir / "both")
     with pytest.raises(DatasetError, match="several datasets are in it: a, b/old"):
-        convert(user_dir / "both", places)
-    assert not places.data_dir.exists()
-    convert(user_dir / "both" / "a", places)
+        convert(user_dir / "both", mmf_paths)
+    assert not mmf_paths.data_dir.exists()
+    convert(user_dir / "both" / "a", mmf_paths)
 
 
 @pytest.mark.parametrize(
@@ -82,30 +82,30 @@ def test_of_two_datasets_below_a_folder_neither_is_taken(user_dir: Path, places:
     ],
 )
 def test_tables_whose_names_or_columns_are_not_known_are_refused(
-    user_dir: Path, places: MmfPaths, split: str, column: str, told: str
+    user_dir: Path, mmf_paths: MmfPaths, split: str, column: str, told: str
 ) -> None:
     table = f"image,text,{column}\n1.png,a,1\n2.png,b,0\n".encode()
     files = {"train.csv": table, f"{split}.csv": table, "1.png": image(1), "2.png": image(2)}
     with pytest.raises(DatasetError, match=told) as caught:
-        convert(lay_out(files, user_dir / "own"), places)
+        convert(write_tree(files, user_dir / "own"), mmf_paths)
     assert "label" in (caught.value.hint or "") or "call it dev" in (caught.value.hint or "")
-    assert not places.dataset.annotations.exists()
+    assert not mmf_paths.dataset.annotations.exists()
 
 
-def test_splits_are_known_in_small_and_capital_letters(user_dir: Path, places: MmfPaths) -> None:
+def test_splits_are_known_in_small_and_capital_letters(user_dir: Path, mmf_paths: MmfPaths) -> None:
     table = b"image,text,label\n1.png,a,1\n2.png,b,0\n"
     files = {"Train.CSV": table, "Dev.csv": table, "1.png": image(1), "2.png": image(2)}
-    convert(lay_out(files, user_dir / "own"), places)
-    assert {file.name for file in places.dataset.annotations.iterdir()} == {"train.jsonl", "dev.jsonl"}
+    convert(write_tree(files, user_dir / "own"), mmf_paths)
+    assert {file.name for file in mmf_paths.dataset.annotations.iterdir()} == {"train.jsonl", "dev.jsonl"}
 
 
 def test_a_test_set_without_labels_is_noted(
-    user_dir: Path, places: MmfPaths, caplog: pytest.LogCaptureFixture
+    user_dir: Path, mmf_paths: MmfPaths, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = "image,text,{}\n1.png,a,1\n2.png,b,0\n"
     named = {"train": "label", "dev": "label", "test": "hateful"}
     files = {f"{split}.csv": table.format(column).encode() for split, column in named.items()}
-    convert(lay_out({**files, "1.png": image(1), "2.png": image(2)}, user_dir / "own"), places)
+    convert(write_tree({**files, "1.png": image(1), "2.png": image(2)}, user_dir / "own"), mmf_paths)
     assert "test.csv:2: 2 of 2 rows have no label; the columns are image, text, hateful" in caplog.text
 
 
@@ -141,174 +141,185 @@ def test_a_test_set_without_labels_is_noted(
     ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
 )
 def test_json_lines_with_other_columns_are_refused_with_the_edit_that_helps(
-    written: dict[str, object], told: str, advice: str, user_dir: Path, places: MmfPaths
+    written: dict[str, object], told: str, advice: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    files, name = memes(), "hateful_memes/dev_seen.jsonl"
+    files, name = dataset_files(), "hateful_memes/dev_seen.jsonl"
     rows = [json.loads(line) | written for line in files[name].decode().splitlines()]
     files[name] = jsonl([{k: v for k, v in row.items() if v is not None} for row in rows])
     with pytest.raises(DatasetError, match=rf"{name}{told}") as caught:
-        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+        convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
     assert re.search(advice, str(caught.value.hint))
-    assert not places.dataset.annotations.exists()
+    assert not mmf_paths.dataset.annotations.exists()
 
 
-def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path, places: MmfPaths) -> None:
-    files = memes()
+def test_a_row_without_a_label_is_refused_except_in_a_test_split(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = dataset_files()
     for split in ("dev_seen", "test_seen"):
         first, *others = files[f"hateful_memes/{split}.jsonl"].splitlines(keepends=True)
         unlabelled = json.loads(first) | {"label": None}
         files[f"hateful_memes/{split}.jsonl"] = b"".join([jsonl([unlabelled]), *others])
     with pytest.raises(DatasetError, match=r"dev_seen\.jsonl:1: 1 of 3 rows have no label"):
-        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
-    files["hateful_memes/dev_seen.jsonl"] = memes()["hateful_memes/dev_seen.jsonl"]
-    assert convert(hostile.plain_zip(user_dir / "b.zip", files), places).splits["test_seen"].rows == 2
+        convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
+    files["hateful_memes/dev_seen.jsonl"] = dataset_files()["hateful_memes/dev_seen.jsonl"]
+    assert (
+        convert(hostile_archives.write_zip(user_dir / "b.zip", files), mmf_paths).splits["test_seen"].rows
+        == 2
+    )
 
 
-def test_annotations_without_images(user_dir: Path, places: MmfPaths) -> None:
-    files = {name: content for name, content in memes().items() if not name.endswith(".png")}
+def test_annotations_without_images(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = {name: content for name, content in dataset_files().items() if not name.endswith(".png")}
     with pytest.raises(DatasetError, match="no images"):
-        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+        convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
 
 
 def without(split: str, splits: Mapping[str, range], readme: str = "") -> Files:
-    files = memes({name: ids for name, ids in splits.items() if name != split})
+    files = dataset_files({name: ids for name, ids in splits.items() if name != split})
     return files | {"hateful_memes/README.md": readme.encode()}
 
 
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
-        (without("dev_unseen", RELEASE), "dev_unseen"),
-        (without("test", PHASE_1, "`train.jsonl`, `dev.jsonl` and `test.jsonl`"), "test"),
-        (memes() | {"hateful_memes/dev_seen.jsonl": b"\n"}, "dev_seen"),
+        (without("dev_unseen", RELEASE_SPLITS), "dev_unseen"),
+        (without("test", PHASE_1_SPLITS, "`train.jsonl`, `dev.jsonl` and `test.jsonl`"), "test"),
+        (dataset_files() | {"hateful_memes/dev_seen.jsonl": b"\n"}, "dev_seen"),
     ],
     ids=["others of the release are there", "the README names it", "it has no rows"],
 )
 def test_a_set_that_lacks_a_split_is_refused_unless_that_is_allowed(
-    files: Files, missing: str, user_dir: Path, places: MmfPaths
+    files: Files, missing: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", files)
+    path = hostile_archives.write_zip(user_dir / "a.zip", files)
     with pytest.raises(DatasetError, match=rf"splits are missing or empty: {missing}$"):
-        convert(path, places)
-    assert tree(places.data_dir) == {}
-    assert missing not in convert(path, places, allow_missing=True).splits
-    assert not places.dataset.annotation_file(missing).exists()
+        convert(path, mmf_paths)
+    assert read_tree(mmf_paths.data_dir) == {}
+    assert missing not in convert(path, mmf_paths, allow_missing=True).splits
+    assert not mmf_paths.dataset.annotation_file(missing).exists()
 
 
-def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, places: MmfPaths) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", without("test", PHASE_1))
-    assert list(convert(path, places).splits) == ["train", "dev"]
+def test_a_set_of_the_first_phase_without_its_test_goes(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    path = hostile_archives.write_zip(user_dir / "a.zip", without("test", PHASE_1_SPLITS))
+    assert list(convert(path, mmf_paths).splits) == ["train", "dev"]
 
 
 def test_a_release_goes_whose_readme_names_the_files_of_the_first_phase_too(
-    user_dir: Path, places: MmfPaths
+    user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", without("", RELEASE, "Once `dev.jsonl` and `test.jsonl`."))
-    assert convert(path, places).splits.keys() == RELEASE.keys()
+    path = hostile_archives.write_zip(
+        user_dir / "a.zip", without("", RELEASE_SPLITS, "Once `dev.jsonl` and `test.jsonl`.")
+    )
+    assert convert(path, mmf_paths).splits.keys() == RELEASE_SPLITS.keys()
 
 
-def test_nothing_to_train_with_is_never_allowed(user_dir: Path, places: MmfPaths) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", memes() | {"hateful_memes/train.jsonl": b""})
+def test_nothing_to_train_with_is_never_allowed(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    path = hostile_archives.write_zip(
+        user_dir / "a.zip", dataset_files() | {"hateful_memes/train.jsonl": b""}
+    )
     with pytest.raises(DatasetError, match="no memes in train"):
-        convert(path, places, allow_missing=True)
+        convert(path, mmf_paths, allow_missing=True)
 
 
-def test_annotations_that_would_fill_the_memory_are_refused(user_dir: Path, places: MmfPaths) -> None:
-    files = memes() | {"hateful_memes/dev_seen.jsonl": b"\n" * (65 << 20)}
+def test_annotations_that_would_fill_the_memory_are_refused(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = dataset_files() | {"hateful_memes/dev_seen.jsonl": b"\n" * (65 << 20)}
     with pytest.raises(DatasetError, match=r"dev_seen\.jsonl: 65\.0 MiB"):
-        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
-    assert tree(places.data_dir) == {}
+        convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
+    assert read_tree(mmf_paths.data_dir) == {}
 
 
-def test_a_truncated_archive_inside_is_told_by_the_users_own_names(user_dir: Path, places: MmfPaths) -> None:
-    files = with_packed_images(memes())
+def test_a_truncated_archive_inside_is_told_by_the_users_own_names(
+    user_dir: Path, mmf_paths: MmfPaths
+) -> None:
+    files = with_packed_images(dataset_files())
     files["hateful_memes/img.tar.gz"] = files["hateful_memes/img.tar.gz"][:3000]
-    path = encrypted_zip(user_dir / "a.zip", files)
+    path = make_encrypted_zip(user_dir / "a.zip", files)
     with pytest.raises(ArchiveError) as caught:
-        convert(path, places, ask=lambda: PASSWORD)
+        convert(path, mmf_paths, ask=lambda: PASSWORD)
     assert str(caught.value).startswith(f"{path}: member hateful_memes/img.tar.gz: not a valid tar.gz")
-    assert tree(places.data_dir) == {}
+    assert read_tree(mmf_paths.data_dir) == {}
 
 
 def test_a_fake_full_disk_is_noticed_before_anything_is_written(
-    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
     with pytest.raises(ResourceError, match="are free"):
-        convert(archive, places, ask=lambda: PASSWORD)
-    assert not places.data_dir.exists()
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    assert not mmf_paths.data_dir.exists()
 
 
-def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, places: MmfPaths) -> None:
-    path = hostile.plain_zip(user_dir / "a.zip", memes())
-    hostile.flip_byte(path, path.read_bytes().rindex(memes()["hateful_memes/img/00016.png"]) + 20)
+def test_a_damaged_image_leaves_nothing_behind(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    path = hostile_archives.write_zip(user_dir / "a.zip", dataset_files())
+    hostile_archives.flip_byte(
+        path, path.read_bytes().rindex(dataset_files()["hateful_memes/img/00016.png"]) + 20
+    )
     with pytest.raises(ArchiveError, match=r"00016\.png"):
-        convert(path, places)
-    assert tree(places.data_dir) == {}
+        convert(path, mmf_paths)
+    assert read_tree(mmf_paths.data_dir) == {}
 
 
-def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, places: MmfPaths) -> None:
-    files = memes()
+def test_a_bad_row_is_named_by_the_users_own_names(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    files = dataset_files()
     files["hateful_memes/dev_seen.jsonl"] += b'{"id": "x"}\n'
-    path = encrypted_zip(user_dir / "a.zip", files)
+    path = make_encrypted_zip(user_dir / "a.zip", files)
     with pytest.raises(DatasetError) as caught:
-        convert(path, places, ask=lambda: PASSWORD)
+        convert(path, mmf_paths, ask=lambda: PASSWORD)
     assert str(caught.value).startswith(f"{path}: hateful_memes/dev_seen.jsonl:4: ")
-    assert tree(places.data_dir) == {}
+    assert read_tree(mmf_paths.data_dir) == {}
 
 
 @pytest.mark.parametrize("written", ["img\\\\{}", "{}", "/home/me/memes/img/{}", "images/{}", "img/1.png"])
 def test_images_that_are_there_under_other_names_are_told_so(
-    written: str, user_dir: Path, places: MmfPaths
+    written: str, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
-    files = memes()
+    files = dataset_files()
     name = "hateful_memes/train.jsonl"
     files[name] = files[name].replace(b"img/00001.png", written.format("00001.png").encode())
     with pytest.raises(DatasetError, match="train 1 of 6") as caught:
-        convert(hostile.plain_zip(user_dir / "a.zip", files), places)
+        convert(hostile_archives.write_zip(user_dir / "a.zip", files), mmf_paths)
     assert '"img/00001.png"' in (caught.value.hint or "")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
-def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, places: MmfPaths) -> None:
+def test_a_data_folder_behind_a_link(archive: Path, user_dir: Path, mmf_paths: MmfPaths) -> None:
     (user_dir / "elsewhere").mkdir()
-    places.data_dir.symlink_to(user_dir / "elsewhere")
-    convert(archive, places, ask=lambda: PASSWORD)
-    assert tree(places.dataset.root) == laid_out(memes())
+    mmf_paths.data_dir.symlink_to(user_dir / "elsewhere")
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need rights on Windows")
 def test_a_link_where_the_images_belong_is_replaced_not_followed(
-    archive: Path, user_dir: Path, places: MmfPaths
+    archive: Path, user_dir: Path, mmf_paths: MmfPaths
 ) -> None:
     (user_dir / "private").mkdir()
-    places.dataset.images.mkdir(parents=True)
-    (places.dataset.images / "img").symlink_to(user_dir / "private")
-    convert(archive, places, ask=lambda: PASSWORD, force=True)
-    assert tree(places.dataset.root) == laid_out(memes())
+    mmf_paths.dataset.images.mkdir(parents=True)
+    (mmf_paths.dataset.images / "img").symlink_to(user_dir / "private")
+    convert(archive, mmf_paths, ask=lambda: PASSWORD, force=True)
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
     assert list((user_dir / "private").iterdir()) == []
 
 
-def test_a_data_folder_that_cannot_be_made(archive: Path, places: MmfPaths) -> None:
-    places.data_dir.write_bytes(b"a file")
+def test_a_data_folder_that_cannot_be_made(archive: Path, mmf_paths: MmfPaths) -> None:
+    mmf_paths.data_dir.write_bytes(b"a file")
     with pytest.raises(OSError):
-        convert(archive, places, ask=lambda: PASSWORD)
-    assert places.data_dir.read_bytes() == b"a file"
+        convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    assert mmf_paths.data_dir.read_bytes() == b"a file"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove open files")
 def test_an_archive_that_is_removed_meanwhile(
-    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def remove(self: Progress, amount: int) -> None:
         if self._title == "Converting":
             archive.unlink(missing_ok=True)
 
     monkeypatch.setattr(Progress, "advance", remove)
-    convert(archive, places, ask=lambda: PASSWORD)  # which has it open
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)  # which has it open
     assert not archive.exists()
-    assert tree(places.dataset.root) == laid_out(memes())
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
 def seven_zip_of(path: Path, files: Files) -> None:
@@ -320,8 +331,8 @@ def seven_zip_of(path: Path, files: Files) -> None:
 @pytest.mark.parametrize(
     "pack",
     [
-        hostile.plain_zip,
-        lambda path, files: hostile.plain_zip(path, with_packed_images(files)),
+        hostile_archives.write_zip,
+        lambda path, files: hostile_archives.write_zip(path, with_packed_images(files)),
         lambda path, files: path.write_bytes(tar_gz(files)),
         seven_zip_of,
     ],
@@ -330,12 +341,15 @@ def seven_zip_of(path: Path, files: Files) -> None:
 def test_a_bomb_whose_members_are_too_large_only_together_is_refused_before_any_is_written(
     pack: Callable[[Path, Files], object], small_disk: Path, user_dir: Path
 ) -> None:
-    files = {name: bytes(4 << 20) if name.endswith(".png") else content for name, content in memes().items()}
+    files = {
+        name: bytes(4 << 20) if name.endswith(".png") else content
+        for name, content in dataset_files().items()
+    }
     pack(user_dir / "bomb", files)
     places = MmfPaths.resolve(small_disk, user_dir / "save")
     with pytest.raises(ResourceError, match="are needed"):
         convert(user_dir / "bomb", places)
-    assert tree(places.data_dir) == {}
+    assert read_tree(places.data_dir) == {}
 
 
 def test_a_disk_that_fills_up_meanwhile(
@@ -361,7 +375,7 @@ def test_a_disk_that_fills_up_meanwhile(
     (small_disk / "filler").unlink()
     monkeypatch.undo()
     convert(archive, places, ask=lambda: PASSWORD)
-    assert tree(places.dataset.root) == laid_out(memes())
+    assert read_tree(places.dataset.root) == mmf_layout(dataset_files())
 
 
 def test_a_data_folder_on_a_read_only_disk(archive: Path, small_disk: Path, user_dir: Path) -> None:

@@ -10,18 +10,18 @@ from mmf_win.dataset.convert import convert, repair_dataset
 from mmf_win.errors import ArchiveError, DatasetError, PasswordError
 from mmf_win.paths import DatasetPaths, MmfPaths
 from tests.dataset.conftest import verify_dataset
-from tests.worlds import hostile
-from tests.worlds.extractions import noted
+from tests.worlds import hostile_archives
+from tests.worlds.extractions import record_written_names
 from tests.worlds.memes import (
     PASSWORD,
-    PHASE_1,
-    laid_out,
-    lay_out,
-    memes,
+    PHASE_1_SPLITS,
+    dataset_files,
+    mmf_layout,
+    read_tree,
     tar_gz,
-    tree,
     with_packed_images,
     without_images,
+    write_tree,
 )
 
 IMAGE = "images/img/00003.png"
@@ -30,8 +30,8 @@ DAMAGED = ["annotations/dev_seen.jsonl", "annotations/train.jsonl", IMAGE, "imag
 
 def damage(dataset: DatasetPaths) -> None:
     """Damage two files and remove two."""
-    hostile.flip_byte(dataset.root / IMAGE, 100)
-    hostile.cut(dataset.annotation_file("train"))
+    hostile_archives.flip_byte(dataset.root / IMAGE, 100)
+    hostile_archives.truncate_file(dataset.annotation_file("train"))
     (dataset.root / "images/img/00004.png").unlink()
     dataset.annotation_file("dev_seen").unlink()
 
@@ -41,73 +41,73 @@ def repaired(places: MmfPaths, archive: Path | None = None) -> list[str]:
 
 
 def test_only_what_is_wrong_is_written(
-    archive: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    archive: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
-    assert repaired(places) == []
-    damage(places.dataset)
-    written = noted(monkeypatch)
-    assert repaired(places) == DAMAGED
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    assert repaired(mmf_paths) == []
+    damage(mmf_paths.dataset)
+    written = record_written_names(monkeypatch)
+    assert repaired(mmf_paths) == DAMAGED
     assert [name for name in written if name.endswith(".png")] == ["00003.png", "00004.png"]
-    assert tree(places.dataset.root) == laid_out(memes())
-    assert verify_dataset(places.dataset, full=True) == []
-    assert convert(archive, places).already_done
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
+    assert verify_dataset(mmf_paths.dataset, full=True) == []
+    assert convert(archive, mmf_paths).already_done
 
 
-def test_converting_the_same_archive_repairs_too(archive: Path, places: MmfPaths) -> None:
-    first = convert(archive, places, ask=lambda: PASSWORD)
-    damage(places.dataset)
-    again = convert(archive, places, ask=lambda: PASSWORD)
+def test_converting_the_same_archive_repairs_too(archive: Path, mmf_paths: MmfPaths) -> None:
+    first = convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    damage(mmf_paths.dataset)
+    again = convert(archive, mmf_paths, ask=lambda: PASSWORD)
     assert (again.already_done, again.splits) == (False, first.splits)
-    assert tree(places.dataset.root) == laid_out(memes())
+    assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_packed_images_a_tar_and_a_folder(user_dir: Path, places: MmfPaths) -> None:
-    (user_dir / "a.tar.gz").write_bytes(tar_gz(memes()))
-    packed = hostile.plain_zip(user_dir / "a.zip", with_packed_images(memes()))
-    for source in (packed, user_dir / "a.tar.gz", lay_out(memes(), user_dir / "unpacked")):
-        convert(source, places, force=True)
-        damage(places.dataset)
-        assert repaired(places) == DAMAGED
-        assert tree(places.dataset.root) == laid_out(memes())
+def test_packed_images_a_tar_and_a_folder(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    (user_dir / "a.tar.gz").write_bytes(tar_gz(dataset_files()))
+    packed = hostile_archives.write_zip(user_dir / "a.zip", with_packed_images(dataset_files()))
+    for source in (packed, user_dir / "a.tar.gz", write_tree(dataset_files(), user_dir / "unpacked")):
+        convert(source, mmf_paths, force=True)
+        damage(mmf_paths.dataset)
+        assert repaired(mmf_paths) == DAMAGED
+        assert read_tree(mmf_paths.dataset.root) == mmf_layout(dataset_files())
 
 
-def test_memes_that_were_left_out_stay_left_out(user_dir: Path, places: MmfPaths) -> None:
-    archive = hostile.plain_zip(user_dir / "a.zip", without_images(memes(), [1, 8]))
-    convert(archive, places, allow_missing=True)
-    before = tree(places.dataset.root)
-    damage(places.dataset)
-    assert repaired(places) == DAMAGED
-    assert tree(places.dataset.root) == before
+def test_memes_that_were_left_out_stay_left_out(user_dir: Path, mmf_paths: MmfPaths) -> None:
+    archive = hostile_archives.write_zip(user_dir / "a.zip", without_images(dataset_files(), [1, 8]))
+    convert(archive, mmf_paths, allow_missing=True)
+    before = read_tree(mmf_paths.dataset.root)
+    damage(mmf_paths.dataset)
+    assert repaired(mmf_paths) == DAMAGED
+    assert read_tree(mmf_paths.dataset.root) == before
 
 
-def test_annotations_and_features_of_the_user_stay(archive: Path, places: MmfPaths) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
+def test_annotations_and_features_of_the_user_stay(archive: Path, mmf_paths: MmfPaths) -> None:
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
     own = {
         "annotations/mine.jsonl": b"{}",
         "features/detectron.lmdb/data.mdb": b"x",
         "images/img/x.png": b"x",
     }
-    lay_out(own, places.dataset.root)
-    damage(places.dataset)
-    repaired(places)
-    assert tree(places.dataset.root) == {**laid_out(memes()), **own}
+    write_tree(own, mmf_paths.dataset.root)
+    damage(mmf_paths.dataset)
+    repaired(mmf_paths)
+    assert read_tree(mmf_paths.dataset.root) == {**mmf_layout(dataset_files()), **own}
 
 
-def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, places: MmfPaths) -> None:
-    convert(archive, places, ask=lambda: PASSWORD)
-    damage(places.dataset)
-    before = tree(places.dataset.root)
+def test_another_archive_repairs_nothing(archive: Path, user_dir: Path, mmf_paths: MmfPaths) -> None:
+    convert(archive, mmf_paths, ask=lambda: PASSWORD)
+    damage(mmf_paths.dataset)
+    before = read_tree(mmf_paths.dataset.root)
     with pytest.raises(ArchiveError, match="there is no annotations/dev_seen"):
-        repaired(places, hostile.plain_zip(user_dir / "old.zip", memes(PHASE_1)))
-    files = {**memes(), "hateful_memes/img/00003.png": b"other"}
+        repaired(mmf_paths, hostile_archives.write_zip(user_dir / "old.zip", dataset_files(PHASE_1_SPLITS)))
+    files = {**dataset_files(), "hateful_memes/img/00003.png": b"other"}
     with pytest.raises(ArchiveError, match=f"other content in {IMAGE}"):
-        repaired(places, hostile.plain_zip(user_dir / "other.zip", files))
+        repaired(mmf_paths, hostile_archives.write_zip(user_dir / "other.zip", files))
     with pytest.raises(PasswordError):
-        repair_dataset(places, ask=lambda: "wrong")
-    assert tree(places.dataset.root) == before
+        repair_dataset(mmf_paths, ask=lambda: "wrong")
+    assert read_tree(mmf_paths.dataset.root) == before
 
 
-def test_what_nobody_converted_cannot_be_repaired(places: MmfPaths) -> None:
+def test_what_nobody_converted_cannot_be_repaired(mmf_paths: MmfPaths) -> None:
     with pytest.raises(DatasetError, match="nothing tells"):
-        repaired(places)
+        repaired(mmf_paths)

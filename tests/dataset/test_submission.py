@@ -127,8 +127,8 @@ def test_the_order_is_judged_by_the_ids_whose_place_is_known(tmp_path: Path) -> 
 
 def test_a_split_without_memes_is_refused(tmp_path: Path) -> None:
     world = report_world.make(tmp_path, groups=0)  # draws nothing, so it needs no Pillow
-    world.annotate([], "nobody")
-    member = evaluation.RunCheckpoint(world.run(), tmp_path / "best.ckpt")
+    world.write_annotations([], "nobody")
+    member = evaluation.RunCheckpoint(world.add_run(), tmp_path / "best.ckpt")
     member.checkpoint.touch()
     with pytest.raises(DatasetError, match=r"nobody\.jsonl: there are no memes in it"):
         options = evaluation.PredictionOptions(split=["nobody"])

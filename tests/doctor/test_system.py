@@ -25,10 +25,10 @@ ROCM = TorchBuild(None, rocm="6.2.41134-65d174c3e")
 
 
 def test_the_machine_has_processors_memory_and_gpus_fake_nvml(
-    monkeypatch: pytest.MonkeyPatch, places: MmfPaths
+    monkeypatch: pytest.MonkeyPatch, mmf_paths: MmfPaths
 ) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
-    found = survey(places)["machine"]
+    found = survey(mmf_paths)["machine"]
     assert found["cpus"] >= 1 and found["memory"] > 1 << 28
     assert [gpu["name"] for gpu in found["gpus"]] == ["NVIDIA 0", "NVIDIA 1"]
 
@@ -121,7 +121,7 @@ def test_a_torch_that_cannot_use_the_gpu_is_told_fake_nvml(
     said: str | None,
 ) -> None:
     nvml = FakeNvml()
-    nvml.cuda, nvml.capability = driver, [(3, 5), best]
+    nvml.cuda_version, nvml.capability = driver, [(3, 5), best]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     error = unused_gpu_error(torch, machine.survey_cuda())
     assert (error is None) == (said is None) and (said or "") in str(error)
@@ -155,9 +155,9 @@ def test_the_build_is_the_newest_that_the_driver_and_the_best_gpu_run_fake_nvml(
 ) -> None:
     nvml = FakeNvml()
     if cuda is None:
-        nvml.free = []  # no GPU
+        nvml.free_bytes = []  # no GPU
     else:
-        nvml.cuda, nvml.capability = cuda, [(3, 5), best]
+        nvml.cuda_version, nvml.capability = cuda, [(3, 5), best]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(sys, "platform", "linux")
     line = torch_install_command()

@@ -20,10 +20,10 @@ from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome, Event, read_events
 from mmf_win.runs import attempts, micro_batch_store, user_code
 from mmf_win.runs.folder import Run
-from tests.worlds import tiny_mmf, warm
+from tests.worlds import fork_server, tiny_mmf
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
-Faulty = Callable[..., None]
+SetFaults = Callable[..., None]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -58,7 +58,7 @@ def world(shared_folder: Path) -> tiny_mmf.TinyWorld:
 
 
 @pytest.fixture(scope="session")
-def kept(mmf_version: str, shared_folder: Path) -> Path:
+def trained_runs_dir(mmf_version: str, shared_folder: Path) -> Path:
     """Where trained runs are kept for the tests with the same MMF."""
     folder = shared_folder / f"trained with {mmf_version}"
     folder.mkdir(exist_ok=True)
@@ -75,7 +75,7 @@ def mmf(mmf_version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.fixture
-def faulty(monkeypatch: pytest.MonkeyPatch) -> Faulty:
+def set_faults(monkeypatch: pytest.MonkeyPatch) -> SetFaults:
     """Lets the workers of this test fail where it says; see tests/worlds/faults."""
     return lambda *faults: monkeypatch.setenv("MMFW_TEST_FAULTS", json.dumps(faults))
 
@@ -84,13 +84,13 @@ def faulty(monkeypatch: pytest.MonkeyPatch) -> Faulty:
 def worker(shared_folder: Path) -> Iterator[list[str]]:
     """The command of a worker that starts with its imports done, where the system can fork one."""
     server = str(shared_folder / "warm")
-    if os.environ.get("MMFW_TEST_FRESH") or not warm.can_serve(server):
+    if os.environ.get("MMFW_TEST_FRESH") or not fork_server.can_fork_workers(server):
         yield attempts.WORKER_COMMAND
         return
     with file_lock(shared_folder / "warm.lock", timeout=math.inf):
-        held = warm.lease(server)
+        held = fork_server.acquire_lease(server)
     with held:
-        yield [sys.executable, "-I", "-S", warm.__file__, server, attempts.WORKER_COMMAND[-1]]
+        yield [sys.executable, "-I", "-S", fork_server.__file__, server, attempts.WORKER_COMMAND[-1]]
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Tool:
     errors: str = ""
     output: str = ""
 
-    def in_a_copy(self, name: str) -> Tool:
+    def with_world_copy(self, name: str) -> Tool:
         """The same beside a copy of the world, which a test may change."""
         return replace(self, world=self.world.copy(self.folder / name))
 
@@ -139,7 +139,7 @@ class Tool:
         settings["model_config"][name] |= {f"{part}{each}": 0.0 for part in parts for each in names}
         return settings
 
-    def code(self, *words: str) -> int:
+    def run_for_exit_code(self, *words: str) -> int:
         """The exit code of a command; what it said is kept in ``output`` and ``errors``."""
         code = main([*words, *self._places(words[0])])
         self.output, self.errors = self.read()
@@ -156,7 +156,7 @@ class Tool:
         """A run that is trained, or resumed, by ``mmfw train``."""
         return self.run_of(self("train", *words))
 
-    def trained(self, name: str, *, seed: int = 1, run: str | None = None) -> Run:
+    def get_trained_run(self, name: str, *, seed: int = 1, run: str | None = None) -> Run:
         """A run of one update with one of the tiny recipes, called ``run``; trained once for all tests."""
         kept = self.kept / f"{name}-{seed}"
         with file_lock(kept.with_suffix(".lock"), timeout=math.inf):
@@ -177,7 +177,7 @@ class Tool:
         return Run(Path(result["path"]))
 
     def _recipe(self, name: str) -> tiny_mmf.Recipe:
-        return (tiny_mmf.recipes() | tiny_mmf.recipes_of_rc12(self.world))[name]
+        return (tiny_mmf.recipes() | tiny_mmf.rc12_recipes(self.world))[name]
 
     def _places(self, command: str) -> list[str]:
         save = ["--save-dir", str(self.save_dir)]
@@ -190,9 +190,9 @@ class Tool:
 
 
 @pytest.fixture
-def phase_1(tool: Tool) -> Tool:
+def phase_1_tool(tool: Tool) -> Tool:
     """The tool beside the memes of phase 2 under the names of phase 1."""
-    other = tool.in_a_copy("phase 1")
+    other = tool.with_world_copy("phase 1")
     for split in ("dev", "test"):
         annotations = other.world.dataset / "annotations"
         (annotations / f"{split}_seen.jsonl").rename(annotations / f"{split}.jsonl")
@@ -200,29 +200,29 @@ def phase_1(tool: Tool) -> Tool:
     return other
 
 
-def outcomes(run: Run) -> list[str]:
+def attempt_outcomes(run: Run) -> list[str]:
     """Return how the attempts of a run ended, the first one first; ``""`` for one that does not say so."""
     numbers = sorted(int(folder.name) for folder in run.path.glob("attempts/*"))
     ends = [AttemptOutcome.load(run.attempt(number).outcome_file) for number in numbers]
     return [end.kind if end else "" for end in ends]
 
 
-def events(run: Run, kind: str) -> list[Event]:
+def read_events_of_kind(run: Run, kind: str) -> list[Event]:
     """What a run has told of one kind, in all its attempts."""
     return [event for event in read_events(run.events) if event["kind"] == kind]
 
 
-def starts(run: Run) -> list[int]:
+def start_updates(run: Run) -> list[int]:
     """The updates at which the attempts to train began."""
-    return [event["update"] for event in events(run, "train_started")]
+    return [event["update"] for event in read_events_of_kind(run, "train_started")]
 
 
-def losses(run: Run) -> list[float]:
+def logged_losses(run: Run) -> list[float]:
     """The losses that a run has told of."""
-    return [event["loss"] for event in events(run, "train")]
+    return [event["loss"] for event in read_events_of_kind(run, "train")]
 
 
-def saved(run: Run, name: str = "current.ckpt") -> dict[str, Any]:
+def load_checkpoint(run: Run, name: str = "current.ckpt") -> dict[str, Any]:
     """What is in a checkpoint."""
     import torch
 
@@ -233,10 +233,12 @@ def assert_same_weights(run: Run, other: Run, rtol: float = 0, atol: float = 0) 
     """Compare those of the last checkpoints, within tolerances."""
     import torch
 
-    torch.testing.assert_close(saved(run)["model"], saved(other)["model"], rtol=rtol, atol=atol)
+    torch.testing.assert_close(
+        load_checkpoint(run)["model"], load_checkpoint(other)["model"], rtol=rtol, atol=atol
+    )
 
 
-def ids(result: Mapping[str, Any]) -> list[str]:
+def predicted_ids(result: Mapping[str, Any]) -> list[str]:
     """Of the rows that ``mmfw predict`` has written, in their order."""
     return [row.id for row in read_predictions(Path(result["csv"]))]
 
@@ -250,7 +252,7 @@ def probabilities(result: Mapping[str, Any]) -> list[float]:
 def tool(
     mmf: str,
     world: tiny_mmf.TinyWorld,
-    kept: Path,
+    trained_runs_dir: Path,
     worker: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -263,4 +265,4 @@ def tool(
     monkeypatch.setenv("MMF_USER_DIR", str(Path(tiny_mmf.__file__).with_name("faults")))
     for name in ("MMF_CACHE_DIR", "HF_HOME", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, world.environment[name])
-    return Tool(world, tmp_path, kept, lambda: tuple(capfd.readouterr()))  # type: ignore[arg-type, return-value]
+    return Tool(world, tmp_path, trained_runs_dir, lambda: tuple(capfd.readouterr()))  # type: ignore[arg-type, return-value]

@@ -15,15 +15,15 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_annotations
 from mmf_win.integrity.verify import record_hashes
-from tests.endtoend.conftest import Tool, ids, probabilities
+from tests.endtoend.conftest import Tool, predicted_ids, probabilities
 from tests.worlds import pickles
-from tests.worlds.tools import wide
+from tests.worlds.tools import mark_wide
 
 
 @pytest.fixture
 def own(tool: Tool) -> Tool:
     """A copy of the dataset, put there by hand, which a test may break."""
-    return tool.in_a_copy("сломано broken")
+    return tool.with_world_copy("сломано broken")
 
 
 def annotations(tool: Tool, split: str) -> Path:
@@ -45,22 +45,22 @@ def break_picture(tool: Tool, split: str, row: int, said: str = "truncated") -> 
 
 
 @pytest.mark.parametrize(
-    ("workers", "said"), wide([(0, "truncated"), (2, "cannot identify")], but=[(0, "truncated")])
+    ("workers", "said"), mark_wide([(0, "truncated"), (2, "cannot identify")], except_for=[(0, "truncated")])
 )
 def test_a_broken_picture_is_named_with_its_meme_and_row(
     tool: Tool, own: Tool, workers: int, said: str
 ) -> None:
-    trained = tool.trained("image")
+    trained = tool.get_trained_run("image")
     path, meme = break_picture(own, "train", 3, said)
     words = ("--updates", "4", f"training.num_workers={workers}")
-    assert own.code("train", own.preset("image"), *words) == 3
+    assert own.run_for_exit_code("train", own.preset("image"), *words) == 3
     where = f"meme {meme}, in row 4 of {annotations(own, 'train')}"
     assert path in own.errors and where in own.errors
     assert said in own.errors and "convert that folder again" in own.errors
     assert "Traceback" not in own.errors
 
     path, meme = break_picture(own, "test_unseen", 1, said)
-    assert own.code("predict", trained.id, f"training.num_workers={workers}") == 3
+    assert own.run_for_exit_code("predict", trained.id, f"training.num_workers={workers}") == 3
     where = f"meme {meme}, in row 2 of {annotations(own, 'test_unseen')}"
     assert path in own.errors and where in own.errors
     assert "Traceback" not in own.errors
@@ -69,25 +69,27 @@ def test_a_broken_picture_is_named_with_its_meme_and_row(
 def test_a_check_names_a_picture_that_is_broken_inside_without_a_traceback(own: Tool) -> None:
     for row in range(len(rows(annotations(own, "train")))):
         break_picture(own, "train", row)
-    assert own.code("check", own.preset("image")) == 3
+    assert own.run_for_exit_code("check", own.preset("image")) == 3
     assert ".png: the picture cannot be read (" in own.errors and "meme " in own.errors
     assert "convert that folder again" in own.errors
     assert "Traceback" not in own.errors and 'File "' not in own.errors
 
 
 def test_what_is_no_picture_is_named_before_a_run_or_left_out_of_it(tool: Tool, own: Tool) -> None:
-    trained = tool.trained("image")
+    trained = tool.get_trained_run("image")
     for split, row in (("train", 3), ("test_unseen", 1)):
         path = own.world.dataset / "images" / rows(annotations(own, split))[row]["img"]
         path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     for command in ("check", "train"):
-        assert own.code(command, own.preset("image")) == 3
+        assert own.run_for_exit_code(command, own.preset("image")) == 3
         assert "images are missing or cannot be used: train 1 of " in own.errors
         assert "git lfs pull" in own.errors and "--allow-missing" in own.errors
         assert "Traceback" not in own.errors
-    assert own.code("predict", trained.id) == 3
+    assert own.run_for_exit_code("predict", trained.id) == 3
     assert "the picture cannot be read (" in own.errors and "row 2 of " in own.errors
-    assert own.code("train", own.preset("image"), "--updates", "2", "--allow-missing") == 0, own.errors
+    assert own.run_for_exit_code("train", own.preset("image"), "--updates", "2", "--allow-missing") == 0, (
+        own.errors
+    )
 
 
 class MakesFolder:
@@ -101,19 +103,19 @@ class MakesFolder:
 
 
 @pytest.mark.parametrize(
-    ("hostile", "workers"), wide(product([True, False], [0, 2]), but=[(True, 0), (False, 2)])
+    ("hostile", "workers"), mark_wide(product([True, False], [0, 2]), except_for=[(True, 0), (False, 2)])
 )
 def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_with_its_name(
     tool: Tool, own: Tool, tmp_path: Path, workers: int, hostile: bool
 ) -> None:
     import lmdb
 
-    trained = tool.trained("regions")
+    trained = tool.get_trained_run("regions")
     features = own.world.dataset / "features" / "detectron.lmdb"
     runs_code = pickle.dumps({"features": MakesFolder(tmp_path / "made")})
     record, said = runs_code, "what is in it could run code: the record of {}: it"
     if hostile and workers:
-        record = pickles.HOSTILE["too few objects"]
+        record = pickles.HOSTILE_PICKLES["too few objects"]
     elif not hostile:
         record, said = b"\x80\x04cut", "damaged: the record of {}: it cannot be read"
         if workers:
@@ -127,7 +129,7 @@ def test_a_record_of_features_that_would_run_code_or_is_damaged_ends_the_run_wit
         ):
             assert transaction.replace(name.encode(), record)
         record_hashes(features.parent, ["detectron.lmdb/data.mdb"], title="Recording")
-        assert own.code(*command, f"training.num_workers={workers}") == 3
+        assert own.run_for_exit_code(*command, f"training.num_workers={workers}") == 3
         assert str(features) in own.errors and said.format(name) in own.errors
         assert ("somebody you trust" if hostile else "mmfw verify features --full") in own.errors
         assert "Traceback" not in own.errors
@@ -148,18 +150,18 @@ def test_a_picture_that_is_broken_in_the_archive_is_replaced_as_the_hint_says(ow
         return main(["convert", "--zip", str(unpacked), "--data-dir", str(own.world.data), *words])
 
     assert convert() == 0
-    assert own.code("train", preset, "--updates", "4") == 3
+    assert own.run_for_exit_code("train", preset, "--updates", "4") == 3
     assert "convert that folder again" in own.errors
 
     shutil.copy(next(unpacked.glob("images/img/*.png")), path)
     assert convert("--force") == 0
-    assert own.code("train", preset, "--updates", "1") == 0, own.errors
+    assert own.run_for_exit_code("train", preset, "--updates", "1") == 0, own.errors
 
 
 @pytest.mark.wide
 def test_a_picture_is_not_taken_for_one_of_another_suffix(tool: Tool, own: Tool) -> None:
     """Beside each cat.png lies a cat.jpg, which MMF would load instead."""
-    tool.trained("image")
+    tool.get_trained_run("image")
     first = probabilities(own("predict", "--no-report"))
     for picture in (own.world.dataset / "images" / "img").glob("*.png"):
         picture.with_suffix(".jpg").write_bytes(b"not a picture")
@@ -179,7 +181,7 @@ def test_annotations_are_read_as_other_programs_write_them(own: Tool) -> None:
 
     assert own("train", own.preset("vilbert"), "--epochs", "1", "training.batch_size=7")["updates"] == 2
     predicted = own("predict")
-    assert ids(predicted) == [str(row.id) for row in read[test]]
+    assert predicted_ids(predicted) == [str(row.id) for row in read[test]]
     assert predicted["auroc"] is None
 
 
@@ -187,6 +189,6 @@ def test_a_row_without_label_is_refused_before_training(own: Tool) -> None:
     train = annotations(own, "train")
     partly = [row | ({"label": None} if n == 2 else {}) for n, row in enumerate(rows(train))]
     train.write_text("".join(json.dumps(row) + "\n" for row in partly), encoding="utf-8")
-    assert own.code("train", own.preset("vilbert"), "--updates", "1") == 3
+    assert own.run_for_exit_code("train", own.preset("vilbert"), "--updates", "1") == 3
     assert f"{train}:3" in own.errors
     assert not own.save_dir.exists()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.endtoend.conftest import Faulty, Tool, events
+from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind
 from tests.endtoend.test_own_code import guide  # noqa: F401 - a fixture
 from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
 from tests.worlds import tiny_mmf
@@ -141,7 +141,7 @@ def planted(tool: Tool, fault: str | None, code: str = PLANTED) -> str:
 
 def in_english(tool: Tool, name: str = "english") -> Tool:
     """The tool beside memes whose every word is in the vocabulary."""
-    other = tool.in_a_copy(name)
+    other = tool.with_world_copy(name)
     for path in (other.world.dataset / "annotations").iterdir():
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for row in rows:
@@ -184,7 +184,7 @@ def test_each_planted_fault_is_found(tool: Tool, mmf_version: str) -> None:
 @pytest.mark.parametrize(("fault", "code"), [("softmax", 9), ("no image", 0)])
 def test_an_error_decides_the_exit_code_and_a_warning_does_not(tool: Tool, fault: str, code: int) -> None:
     sound = in_english(tool)
-    assert sound.code("check", planted(tool, fault), "--trust", "--json") == code
+    assert sound.run_for_exit_code("check", planted(tool, fault), "--trust", "--json") == code
     told, _, error = sound.output.partition('{"error": ')
     found = json.loads(told)["findings"]
     assert bool(error) == bool(code) == ("findings are errors" in sound.errors)
@@ -232,17 +232,17 @@ def test_a_meme_in_two_splits_is_told_by_check_and_by_train_and_so_is_an_odd_fir
 
     run = twice.train(planted(tool, "scale"), "--updates", "2", "--seed", "1")
     assert f"note: {said}; " in twice.errors
-    (note,) = (event["text"] for event in events(run, "note"))
+    (note,) = (event["text"] for event in read_events_of_kind(run, "note"))
     assert note.startswith("the first loss is ") and f"note: {note}" in twice.errors
     twice.train("--resume", "last", "--updates", "3")
-    assert len(events(run, "note")) == 1, "what is trained already has no first loss"
+    assert len(read_events_of_kind(run, "note")) == 1, "what is trained already has no first loss"
 
     in_english(tool, "sound").train(planted(tool, None), "--updates", "2", "--seed", "1")
     assert "note: " not in tool.errors
 
 
 def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -> None:
-    run, out = tool.trained("bert"), tool.folder / "найдено.json"
+    run, out = tool.get_trained_run("bert"), tool.folder / "найдено.json"
 
     def content() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tool.save_dir.rglob("*") if path.is_file()}
@@ -251,11 +251,11 @@ def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -
     found = tool("check", run.id, "-o", str(out))
     assert found["name"] == run.id and json.loads(out.read_text(encoding="utf-8")) == found
     assert content() == before
-    assert tool.code("check", run.id, "-o", str(out)) == 2
+    assert tool.run_for_exit_code("check", run.id, "-o", str(out)) == 2
     assert "is there already" in tool.errors
-    assert tool.code("check", run.id, "-o", str(out.parent / "none" / out.name)) == 2
+    assert tool.run_for_exit_code("check", run.id, "-o", str(out.parent / "none" / out.name)) == 2
     assert "there is no such folder" in tool.errors
-    assert tool.code("check") == 0, "a warning is no error"
+    assert tool.run_for_exit_code("check") == 0, "a warning is no error"
     *table, counts = tool.output.splitlines()
     assert table[0].split() == ["verdict", "check", "found"]
     assert any(line.startswith("warning") and "texts" in line for line in table)
@@ -263,12 +263,14 @@ def test_a_run_stays_as_it_is_and_what_is_found_becomes_a_new_file(tool: Tool) -
 
 
 @requires_console_events
-def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_ctrl_c_nothing_is_kept(
+    tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
+) -> None:
     at, scratch = tool.folder / "at", tool.folder / "scratch"
     scratch.mkdir()
     for name in ("TMPDIR", "TEMP", "TMP"):
         monkeypatch.setenv(name, str(scratch))
-    faulty({"at": "forward", "do": "wait_to_be_stopped", "once": str(at)})
+    set_faults({"at": "forward", "do": "wait_to_be_stopped", "once": str(at)})
     with user(tool, "check", tool.preset("bert")) as somebody:
         somebody.waits_for(at.exists)
         somebody.process.send_signal(_CTRL_C)
@@ -302,19 +304,24 @@ def test_a_run_is_checked_with_what_it_began_with_but_for_its_teacher(tool: Tool
     assert not unsound(found), "a teacher that is never sure keeps no model from learning the labels"
     assert str(weights) in next(each for each in found["findings"] if each["check"] == "weights")["text"]
     weights.unlink()
-    assert english.code("check", "student", "--trust") == 0
+    assert english.run_for_exit_code("check", "student", "--trust") == 0
     assert f"began with {weights}, which is no file here" in english.errors
 
 
 def test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output(tool: Tool) -> None:
-    assert tool.code("check", planted(tool, "none"), "--trust", "model_config.planted.losses=[nosuch]") == 7
+    assert (
+        tool.run_for_exit_code(
+            "check", planted(tool, "none"), "--trust", "model_config.planted.losses=[nosuch]"
+        )
+        == 7
+    )
     assert "nosuch" in tool.errors and "mmfw train" in tool.errors
     assert "mmfw-check-" not in tool.errors.partition("hint:")[2]
 
 
 @pytest.mark.wide
 def test_how_much_of_the_model_a_file_of_weights_sets_is_told(tool: Tool) -> None:
-    weights = tool.trained("visual_bert", run="source").checkpoints / "current.ckpt"
+    weights = tool.get_trained_run("visual_bert", run="source").checkpoints / "current.ckpt"
     preset = tool.preset("visual_bert", config="projects/visual_bert/configs/hateful_memes/from_coco.yaml")
     words = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
     found = {each["check"]: each for each in in_english(tool)("check", preset, *words)["findings"]}

@@ -10,8 +10,15 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_annotations
-from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, losses, probabilities, saved
-from tests.worlds import hostile
+from tests.endtoend.conftest import (
+    SetFaults,
+    Tool,
+    assert_same_weights,
+    load_checkpoint,
+    logged_losses,
+    probabilities,
+)
+from tests.worlds import hostile_archives
 
 WORDS = ("--updates", "6", "--seed", "3", "training.log_interval=1", "optimizer.params.lr=0.01")
 
@@ -32,7 +39,8 @@ from mmf_win.worker.models import clip
 
 def said_of(config, value):
     try:
-        clip._require_valid_config(OmegaConf.merge(config, {"fusion": "concat"}, OmegaConf.from_dotlist([value])))
+        changes = OmegaConf.from_dotlist([value])
+        clip._require_valid_config(OmegaConf.merge(config, {"fusion": "concat"}, changes))
     except UsageError as error:
         return str(error)
     return ""
@@ -55,13 +63,13 @@ def outputs(tool: Tool) -> list[Path]:
 @pytest.fixture
 def fresh(tool: Tool) -> Tool:
     """The tool beside a world in which nothing is kept yet."""
-    fresh = tool.in_a_copy("fresh")
+    fresh = tool.with_world_copy("fresh")
     shutil.rmtree(fresh.world.cache / "mmfw-outputs", ignore_errors=True)
     return fresh
 
 
 def test_training_is_the_same_with_any_cache_and_through_a_stop(
-    fresh: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+    fresh: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMF_CACHE_DIR", str(fresh.world.cache))
     preset = fresh.preset("clip")
@@ -79,21 +87,21 @@ def test_training_is_the_same_with_any_cache_and_through_a_stop(
     assert len(kept) == len(rows) + len({row.text for row in rows})
 
     written = [path.stat().st_mtime_ns for path in kept[2:]]
-    hostile.flip_byte(kept[0], 20)
+    hostile_archives.flip_byte(kept[0], 20)
     kept[1].write_bytes(b"")
     second = fresh.train(preset, "--name", "second", *WORDS)
     assert [path.stat().st_mtime_ns for path in kept[2:]] == written
-    faulty({"at": "stepped", "do": "stop", "update": 3})
-    assert fresh.code("train", preset, "--name", "stopped", *WORDS) == 130
+    set_faults({"at": "stepped", "do": "stop", "update": 3})
+    assert fresh.run_for_exit_code("train", preset, "--name", "stopped", *WORDS) == 130
     shutil.rmtree(fresh.world.cache / "mmfw-outputs")
     stopped = fresh.train("--resume", "stopped")
     for other in (first, second, stopped):
-        assert losses(other) == losses(without)
+        assert logged_losses(other) == logged_losses(without)
         assert_same_weights(other, without)
 
 
 def test_a_prediction_does_not_depend_on_the_batch_and_takes_own_memes(tool: Tool) -> None:
-    tool.trained("clip")
+    tool.get_trained_run("clip")
     together = probabilities(tool("predict", "--no-report"))
     alone = probabilities(tool("predict", "--no-report", "--batch-size", "1"))
     assert alone == pytest.approx(together, abs=1e-6)
@@ -114,7 +122,7 @@ def test_of_the_towers_only_the_last_layers_train_that_are_unfrozen(
 
     words = (f"model_config.clip.unfreeze={unfreeze}", f"model_config.clip.fusion={fusion}")
     run = tool.train(tool.preset("clip"), "--updates", "3", "optimizer.params.lr=0.01", *words)
-    before, after = load_file(tool.world.clip / "model.safetensors"), saved(run)["model"]
+    before, after = load_file(tool.world.clip / "model.safetensors"), load_checkpoint(run)["model"]
     shared = {name.replace(".model.", "_model_", 1): name for name in after if ".model." in name}
     changed = set()
     for name, of_run in shared.items():
@@ -133,7 +141,7 @@ def test_what_the_configuration_cannot_mean_is_said(tool: Tool) -> None:
     (folder / "__init__.py").write_text(EACH_VALUE, encoding="utf-8")
     (folder / "values.json").write_text(json.dumps([*SENSELESS, *SOUND]), encoding="utf-8")
     words = ("train", preset, "--updates", "1", "--trust", f"env.user_dir={folder}")
-    assert tool.code(*words, "model_config.clip.fusion=cross") == 2
+    assert tool.run_for_exit_code(*words, "model_config.clip.fusion=cross") == 2
     assert "model_config.clip.fusion cannot be 'cross'" in tool.errors
     said = json.loads((folder / "said.json").read_text(encoding="utf-8"))
     keys = [value.partition("=")[0] for value in SENSELESS]
@@ -142,7 +150,7 @@ def test_what_the_configuration_cannot_mean_is_said(tool: Tool) -> None:
         *([""] * len(SOUND)),
     ]
     words = ("train", preset, "--updates", "1", f"model_config.clip.clip_model_name={tool.folder / 'none'}")
-    assert tool.code(*words) == 3
+    assert tool.run_for_exit_code(*words) == 3
     assert str(tool.folder / "none") in tool.errors
 
 
@@ -157,19 +165,19 @@ def test_another_clip_has_outputs_of_its_own_and_one_without_all_weights_is_refu
     shutil.copytree(fresh.world.clip, own)
     preset, named = fresh.preset("clip"), f"model_config.clip.clip_model_name={own}"
     first = fresh.train(preset, "--name", "first", *words)
-    assert losses(fresh.train(preset, "--name", "copied", *words, named)) == losses(first)
+    assert logged_losses(fresh.train(preset, "--name", "copied", *words, named)) == logged_losses(first)
     config = json.loads((own / "config.json").read_text("utf-8"))
     config["vision_config"]["hidden_act"] = "relu"
     (own / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert losses(fresh.train(preset, "--name", "other", *words, named)) != losses(first)
+    assert logged_losses(fresh.train(preset, "--name", "other", *words, named)) != logged_losses(first)
 
     weights = load_file(own / "model.safetensors")
     kept = {name: value for name, value in weights.items() if "text_model.encoder" not in name}
     save_file(kept, own / "model.safetensors", {"format": "pt"})
-    assert fresh.code("train", preset, *words, named) == 3
+    assert fresh.run_for_exit_code("train", preset, *words, named) == 3
     assert f"{own}: its weights have not all tensors" in fresh.errors
     (own / "model.safetensors").unlink()
-    assert fresh.code("train", preset, *words, named) == 3
+    assert fresh.run_for_exit_code("train", preset, *words, named) == 3
     assert f"missing: {own / 'model.safetensors'}" in fresh.errors
 
 

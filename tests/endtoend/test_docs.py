@@ -21,7 +21,7 @@ from mmf_win.cli import main
 from mmf_win.demo import synthetic
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 from mmf_win.runs import attempts, micro_batch_store
-from tests.worlds.tools import typed
+from tests.worlds.tools import split_command
 
 ROOT = Path(__file__).parents[2]
 NOT_RUN = {
@@ -40,10 +40,10 @@ SMALLER = {
 _MAKE_SMALLER_DEMO = """
 import json, sys
 from pathlib import Path
-from mmf_win.demo import make, synthetic
+from mmf_win.demo import generate, synthetic
 synthetic.SPLIT_SIZES = json.loads(sys.argv[2])
 for model in ("vilbert", "clip"):
-    make.main(Path(sys.argv[1]), 1, model)
+    generate.main(Path(sys.argv[1]), 1, model)
 """
 
 
@@ -67,7 +67,7 @@ def _mmfw(line: str) -> None:
         return
     for asked, enough in SMALLER.items():
         line = line.replace(asked, enough)
-    program, *arguments = typed(line)
+    program, *arguments = split_command(line)
     assert program == "mmfw", f"{line}: run it here, or say in NOT_RUN why not"
     assert main(arguments) == 0, line
 
@@ -94,7 +94,7 @@ def test_the_commands_of_readme_tutorial_and_notebook_lead_to_scores(
         if line.startswith("cd "):
             monkeypatch.chdir(line.removeprefix("cd "))
         elif line.startswith("export "):
-            for name, _, value in (word.partition("=") for word in typed(line)[1:]):
+            for name, _, value in (word.partition("=") for word in split_command(line)[1:]):
                 monkeypatch.setenv(name, value.replace("$PWD", str(Path.cwd())))
         else:
             _mmfw(line)

@@ -19,7 +19,7 @@ from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.export import exported_model
 from mmf_win.upstream import install
-from tests.endtoend.conftest import Faulty, Tool, probabilities
+from tests.endtoend.conftest import SetFaults, Tool, probabilities
 from tests.endtoend.test_stopping import user
 
 pytest.importorskip("onnxruntime", reason="could not import onnxruntime")
@@ -62,7 +62,7 @@ sys.meta_path[:] = map(Hiding, sys.meta_path)
 
 def exported(tool: Tool, name: str, *words: str) -> tuple[Path, dict[str, Any]]:
     """The folder of an exported run of one of the tiny recipes, and what ``mmfw export`` has told of it."""
-    run = tool.trained(name)
+    run = tool.get_trained_run(name)
     folder = tool.folder / "модель 型, 1=2"
     return folder, tool("export", run.id, "-o", str(folder), *words)
 
@@ -136,16 +136,16 @@ def test_an_exported_model_predicts_without_torch_as_mmfw_does(tool: Tool) -> No
     assert "there is no such folder" in outside(tool, folder, str(table), "-o", "none/out.csv", code=2)
     assert "name a table, or one meme" in outside(tool, folder, str(table), "--text", "x", code=2)
 
-    assert tool.code("export", "-o", str(folder)) == 2 and str(folder) in tool.errors
-    assert tool.code("export", "-o", str(tool.folder / "new"), "--tolerance", "nan") == 2
+    assert tool.run_for_exit_code("export", "-o", str(folder)) == 2 and str(folder) in tool.errors
+    assert tool.run_for_exit_code("export", "-o", str(tool.folder / "new"), "--tolerance", "nan") == 2
     words = ("--precision", "bf16", "--source", "x", "--best-of", "y")
-    assert tool.code("predict", "--with", str(folder), *words) == 2
+    assert tool.run_for_exit_code("predict", "--with", str(folder), *words) == 2
     assert "leave out --best-of and --source and --precision" in tool.errors
-    assert tool.code("export", "-o", str(tool.folder / "new"), "--max-loss", "0.1") == 2
+    assert tool.run_for_exit_code("export", "-o", str(tool.folder / "new"), "--max-loss", "0.1") == 2
     model = onnx.load(folder / "model.onnx")
     model.ir_version = 99
     onnx.save(model, folder / "model.onnx")
-    assert tool.code("predict", "--with", str(folder), "--no-report") == 6
+    assert tool.run_for_exit_code("predict", "--with", str(folder), "--no-report") == 6
     assert "Unsupported model IR version: 99" in tool.errors
     made = f"made with onnxruntime {about['versions']['onnxruntime']}, this is "
     assert made in tool.errors and str(folder / "model.onnx") in tool.errors
@@ -185,10 +185,10 @@ def test_an_exported_model_predicts_by_mmfw_without_torch_and_mmf(tool: Tool, tm
 
 
 def test_a_full_disk_is_named_with_the_space_that_an_export_needs(tool: Tool, small_disk: Path) -> None:
-    run = tool.trained("bert")
+    run = tool.get_trained_run("bert")
     free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
     (small_disk / "ballast").write_bytes(bytes(free - 200_000))
-    assert tool.code("export", run.id, "-o", str(small_disk / "model")) == 5
+    assert tool.run_for_exit_code("export", run.id, "-o", str(small_disk / "model")) == 5
     assert "model.onnx: the exported model needs " in tool.errors and "are free" in tool.errors
     assert "free some space" in tool.errors and "resume" not in tool.errors
     assert [path.name for path in small_disk.iterdir()] == ["ballast"]
@@ -196,20 +196,20 @@ def test_a_full_disk_is_named_with_the_space_that_an_export_needs(tool: Tool, sm
 
 @pytest.mark.wide
 def test_an_interrupted_export_and_one_without_its_packages_leave_nothing(
-    tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, folder, at = tool.trained("bert"), tool.folder / "model", tool.folder / "at"
+    run, folder, at = tool.get_trained_run("bert"), tool.folder / "model", tool.folder / "at"
     with monkeypatch.context() as patched:
         hidden = {"onnxscript": None}
         patched.setattr(install, "find_spec", lambda name: hidden.get(name, name))
-        assert tool.code("export", run.id, "-o", str(folder)) == 6
+        assert tool.run_for_exit_code("export", run.id, "-o", str(folder)) == 6
         assert "onnxscript cannot be found" in tool.errors and "[export]" in tool.errors
     if sys.platform != "win32":
         stopping = tool.folder / "run.py"
         stopping.write_text(f"import os, signal\nos.kill({os.getpid()}, signal.SIGINT)\nsignal.pause()\n")
         monkeypatch.setattr(exported_model, "module_command", lambda *_: [sys.executable, str(stopping)])
-        assert tool.code("export", run.id, "-o", str(folder)) == 130
-        faulty({"at": "exporting", "do": "wait_to_be_stopped", "once": str(at)})
+        assert tool.run_for_exit_code("export", run.id, "-o", str(folder)) == 130
+        set_faults({"at": "exporting", "do": "wait_to_be_stopped", "once": str(at)})
         with user(tool, "export", run.id, "-o", str(folder), "--trust") as somebody:
             somebody.waits_for(at.exists)
             somebody.process.send_signal(signal.SIGINT)
@@ -240,9 +240,11 @@ def test_region_features_are_inputs_and_weights_of_8_bits_may_not_cost_too_much(
     np.savez(tool.folder / "narrow.npz", **{name: np.zeros(shape) for name, shape in shapes.items()})
     said = outside(tool, folder, "--features", str(tool.folder / "narrow.npz"), "--text", "x", code=1)
     assert "narrow.npz: features must be (3, " in said
-    assert tool.code("predict", "--with", str(folder)) == 2 and "region features" in tool.errors
+    assert tool.run_for_exit_code("predict", "--with", str(folder)) == 2 and "region features" in tool.errors
     smaller = tool.folder / "smaller"
-    assert tool.code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 9
+    assert (
+        tool.run_for_exit_code("export", about["run"], "-o", str(smaller), "--int8", "--max-loss", "-1") == 9
+    )
     assert (
         "the AUROC on dev_unseen goes from" in tool.errors
         and "--max-loss" in tool.errors

@@ -16,7 +16,7 @@ from mmf_win.protocol.attempt import ExportTask
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
 from tests.endtoend.conftest import Tool, probabilities
-from tests.worlds.tools import wide
+from tests.worlds.tools import mark_wide
 
 TOKENS = {"input_ids", "input_mask"}
 IMAGE = {"image", "size"}
@@ -48,7 +48,7 @@ def odd(tool: Tool, tmp_path: Path) -> Tool:
     """The tool beside a copy of the world with odd texts, and images of odd sizes and modes, to predict."""
     from PIL import Image
 
-    odd = tool.in_a_copy("odd")
+    odd = tool.with_world_copy("odd")
     modes = ("RGB", "RGBA", "L", "P", "RGB")
     for row, text, (height, width), mode in zip(rows(odd), TEXTS, SIZES, modes, strict=True):
         row["text"] = text
@@ -74,9 +74,9 @@ def exported(odd: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call
         return run_worker(run, replace(asked, task=task), **options)
 
     def export(name: str) -> int:
-        odd.trained(name)
+        odd.get_trained_run(name)
         monkeypatch.setattr(attempts, "run_worker", exporting)
-        return odd.code("predict", name, "--no-report", "--precision", "fp32", "--json")
+        return odd.run_for_exit_code("predict", name, "--no-report", "--precision", "fp32", "--json")
 
     return export
 
@@ -123,7 +123,7 @@ def inputs_of(tool: Tool, folder: Path, wanted: list[dict[str, Any]]) -> dict[st
     return {each["name"]: made[each["name"]].astype(each["dtype"]) for each in about["inputs"]}
 
 
-@pytest.mark.parametrize("name", wide(READS, but=("vilbert",)))
+@pytest.mark.parametrize("name", mark_wide(READS, except_for=("vilbert",)))
 def test_the_graph_predicts_odd_memes_as_mmf_does_in_batches_of_any_size(
     odd: Tool, exported: Callable[[str], int], tmp_path: Path, name: str
 ) -> None:
@@ -161,7 +161,7 @@ def test_the_graph_predicts_odd_memes_as_mmf_does_in_batches_of_any_size(
     assert "BatchNormalization" not in operations, "it was to be folded into the convolutions"
 
 
-@pytest.mark.parametrize("name", wide(["concat_bow", "cnn_lstm"], but=("cnn_lstm",)))
+@pytest.mark.parametrize("name", mark_wide(["concat_bow", "cnn_lstm"], except_for=("cnn_lstm",)))
 def test_a_model_that_reads_something_else_is_refused_by_name(
     odd: Tool, exported: Callable[[str], int], name: str
 ) -> None:

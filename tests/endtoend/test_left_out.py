@@ -12,9 +12,9 @@ from mmf_win.cli import main
 from mmf_win.dataset.annotations import AnnotationRow, read_annotations
 from mmf_win.files import read_json
 from mmf_win.paths import DatasetPaths
-from tests.endtoend.conftest import Tool, events
-from tests.worlds.report_world import text_of
-from tests.worlds.tiny_mmf import SPLITS, build_features
+from tests.endtoend.conftest import Tool, read_events_of_kind
+from tests.worlds.report_world import visible_text
+from tests.worlds.tiny_mmf import SPLIT_SIZES, build_features
 
 PUBLISHED = {"val": {"auroc": 71.13}, "test": {"auroc": [70.45, 1.16]}}
 
@@ -26,15 +26,15 @@ def copy(tool: Tool, tmp_path: Path) -> tuple[Tool, dict[str, list[AnnotationRow
     One meme of ``train``, one of ``dev_unseen`` and two of ``test_unseen`` have no image, and one more of
     ``dev_unseen`` no region features.
     """
-    beside = tool.in_a_copy("a world with a copy")
+    beside = tool.with_world_copy("a world with a copy")
     own = DatasetPaths(beside.world.dataset)
-    rows = {split: read_annotations(own.annotation_file(split)) for split in SPLITS}
+    rows = {split: read_annotations(own.annotation_file(split)) for split in SPLIT_SIZES}
     for row in (rows["train"][5], rows["dev_unseen"][4], *rows["test_unseen"][3:]):
         (own.images / row.img).unlink()
     source = tmp_path / "copy"
     source.mkdir()
     own.images.joinpath("img").rename(source / "img")
-    for split in SPLITS:
+    for split in SPLIT_SIZES:
         own.annotation_file(split).rename(source / f"{split}.jsonl")
     shutil.rmtree(own.features)
     stems = {Path(row.img).stem for of_split in rows.values() for row in of_split}
@@ -52,7 +52,9 @@ def test_each_score_says_how_many_rows_were_left_out(
     assert "4 of 5" in table and "3 of 5" in table and "13 of 14" in table
 
     preset = tool.preset("vilbert", published=PUBLISHED)
-    assert tool.code("train", preset, "--updates", "2", "--seed", "1", "--allow-missing") == 0, tool.errors
+    assert tool.run_for_exit_code("train", preset, "--updates", "2", "--seed", "1", "--allow-missing") == 0, (
+        tool.errors
+    )
     assert "13 of 14 rows of train" in tool.errors
     assert re.search(r"validation AUROC \d\.\d{4} on 3 of 5 rows of dev_unseen", tool.errors)
     assert "The paper reports dev_seen and test_seen, not dev_unseen" in tool.errors
@@ -65,29 +67,29 @@ def test_each_score_says_how_many_rows_were_left_out(
     run = tool.run_of(listed)
     fewer = run.path / "attempts" / "1" / "annotations" / "dev_unseen.jsonl"
     assert len(read_annotations(fewer)) == 3, "what MMF reads"
-    assert {event["data"]["rows"] for event in events(run, "val")} == {3}
+    assert {event["data"]["rows"] for event in read_events_of_kind(run, "val")} == {3}
 
     words = ("--checkpoint", "best", "--checkpoint", "last", "--ensemble", "mean")
-    assert tool.code("predict", *words) == 0, tool.errors
+    assert tool.run_for_exit_code("predict", *words) == 0, tool.errors
     assert tool.errors.count("3 of 5 rows of test_unseen: ") == 3
     csvs = [Path(line) for line in tool.output.splitlines()]
     for csv in csvs:
         record = read_json(csv.with_suffix(".metrics.json"))
         assert (record["rows"], record["full_rows"], record["split"]) == (3, 5, "test_unseen")
     for csv in (csvs[0], csvs[2]):
-        page = text_of(csv.with_suffix(".html"))
+        page = visible_text(csv.with_suffix(".html"))
         assert "These predictions cover 3 of 5 rows of test_unseen" in page
         assert "0.7045" not in page and "0.7113" not in page
-    page = text_of(csvs[0].with_suffix(".html"))
+    page = visible_text(csvs[0].with_suffix(".html"))
     assert "The paper reports dev_seen and test_seen, not test_unseen." in page
     assert "Validated on 3 of 5 rows of dev_unseen" in page and "Trained on 13 of 14 rows of train" in page
-    assert tool.code("runs", "show") == 0
+    assert tool.run_for_exit_code("runs", "show") == 0
     assert "  3 of 5 rows of test_unseen" in tool.output
 
-    assert tool.code("predict", "--split", "test_seen") == 0, tool.errors
+    assert tool.run_for_exit_code("predict", "--split", "test_seen") == 0, tool.errors
     assert "4 rows of test_seen: " in tool.errors
     [page_of_split] = run.reports.glob("*_test_seen_*.html")
-    page = text_of(page_of_split)
+    page = visible_text(page_of_split)
     assert re.search(r"Published 0\.7045 ± 0\.0116 on the 1,000 rows of test_seen .{1,40}Not compar", page)
 
     wanted = ["check-submission", str(csvs[0]), "--split", "test_unseen", *data]
@@ -100,7 +102,7 @@ def test_each_score_says_how_many_rows_were_left_out(
 
 
 @pytest.mark.wide
-def test_a_run_that_validated_on_the_papers_split_names_it(phase_1: Tool) -> None:
-    preset = phase_1.preset("vilbert", published=PUBLISHED)
-    assert phase_1.code("train", preset, "--updates", "1") == 0, phase_1.errors
-    assert "published: 0.7113 on the 500 rows of dev, so the two are not comparable" in phase_1.errors
+def test_a_run_that_validated_on_the_papers_split_names_it(phase_1_tool: Tool) -> None:
+    preset = phase_1_tool.preset("vilbert", published=PUBLISHED)
+    assert phase_1_tool.run_for_exit_code("train", preset, "--updates", "1") == 0, phase_1_tool.errors
+    assert "published: 0.7113 on the 500 rows of dev, so the two are not comparable" in phase_1_tool.errors

@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from mmf_win.upstream.config import merge_settings
-from tests.endtoend.conftest import Tool, events, saved
+from tests.endtoend.conftest import Tool, load_checkpoint, read_events_of_kind
 
 READS_A_FILE = """
 import torch
@@ -34,9 +34,12 @@ def from_pretrained(tool: Tool, file: Path, mapping: dict[str, str]) -> str:
 
 
 def test_weights_of_another_model_end_a_training_before_its_first_update(tool: Tool) -> None:
-    other = tool.trained("regions").checkpoints / "best.ckpt"
+    other = tool.get_trained_run("regions").checkpoints / "best.ckpt"
     assert (
-        tool.code("train", from_pretrained(tool, other, {"model.bert": "model.bert"}), "--updates", "1") == 3
+        tool.run_for_exit_code(
+            "train", from_pretrained(tool, other, {"model.bert": "model.bert"}), "--updates", "1"
+        )
+        == 3
     )
     assert f"{other}: none of its " in tool.errors
     [run] = (tool.save_dir / "visual_bert").iterdir()
@@ -44,37 +47,40 @@ def test_weights_of_another_model_end_a_training_before_its_first_update(tool: T
 
 
 def test_a_part_is_counted_and_what_is_not_in_the_file_is_named(tool: Tool) -> None:
-    other = tool.trained("visual_bert")
+    other = tool.get_trained_run("visual_bert")
     file = other.checkpoints / "best.ckpt"
     preset = from_pretrained(tool, file, {"model.bert": "model.bert"})
     run = tool.train(
         preset, "--updates", "1", "--seed", "2", "optimizer.params.lr=0.0", "training.lr_scheduler=false"
     )
-    ours, theirs = saved(run)["model"], saved(other)["model"]
+    ours, theirs = load_checkpoint(run)["model"], load_checkpoint(other)["model"]
     same = [name for name in ours if ours[name].equal(theirs[name])]
     rest = [name for name in ours if not name.startswith("model.bert.")]
     assert rest and all(name.startswith("model.bert.") for name in same if name not in rest)
-    [loaded] = events(run, "loaded")
+    [loaded] = read_events_of_kind(run, "loaded")
     counted = (
         f"{file}: {len(ours) - len(rest)} of the model's {len(ours)} tensors; not in the file: {rest[0]}"
     )
     assert (loaded["copied"], loaded["total"], loaded["missing"]) == (len(ours) - len(rest), len(ours), rest)
     assert tool.errors.count(counted) == 1
-    assert tool.code("runs", "show") == 0 and counted in tool.output
+    assert tool.run_for_exit_code("runs", "show") == 0 and counted in tool.output
     page = Path(tool("report")["report"])
     assert f"{len(ours) - len(rest)} of the model" in page.read_text(encoding="utf-8")
 
     resumed = tool.train("--resume", "last", "--updates", "2")
     assert " tensors" not in tool.errors, "a whole file needs no line"
-    assert [each["copied"] == each["total"] for each in events(resumed, "loaded")] == [False, True]
-    assert tool.code("predict", "--no-report") == 0 and " tensors" not in tool.errors
+    assert [each["copied"] == each["total"] for each in read_events_of_kind(resumed, "loaded")] == [
+        False,
+        True,
+    ]
+    assert tool.run_for_exit_code("predict", "--no-report") == 0 and " tensors" not in tool.errors
 
 
 @pytest.mark.wide
 def test_a_tensor_of_another_shape_is_named(tool: Tool) -> None:
-    file = tool.trained("visual_bert").checkpoints / "best.ckpt"
+    file = tool.get_trained_run("visual_bert").checkpoints / "best.ckpt"
     mapping = {"model.bert.embeddings.word_embeddings": "model.bert.embeddings.position_embeddings"}
-    assert tool.code("train", from_pretrained(tool, file, mapping), "--updates", "1") == 3
+    assert tool.run_for_exit_code("train", from_pretrained(tool, file, mapping), "--updates", "1") == 3
     assert f"{file}: model.bert.embeddings.position_embeddings.weight has the shape" in tool.errors
 
 
@@ -92,6 +98,6 @@ def test_a_model_that_reads_a_file_while_it_is_built_needs_trust_as_a_checkpoint
     )
     words = ("train", tool.preset("image", model="reads", settings=settings), "--updates", "1")
     words = (*words, f"env.user_dir={code.parent}")  # so its code is trusted, and the file is not
-    assert tool.code(*words) == 3
+    assert tool.run_for_exit_code(*words) == 3
     assert str(file) in tool.errors and "pathlib.PurePosixPath" in tool.errors and "--trust" in tool.errors
-    assert tool.code(*words, "--trust") == 0
+    assert tool.run_for_exit_code(*words, "--trust") == 0

@@ -9,9 +9,9 @@ import pytest
 from mmf_win.dataset.annotations import read_annotations
 from mmf_win.dataset.prediction_file import read_predictions
 from mmf_win.paths import is_portable
-from tests.endtoend.conftest import Faulty, Tool, events, probabilities, starts
+from tests.endtoend.conftest import SetFaults, Tool, probabilities, read_events_of_kind, start_updates
 from tests.worlds import tiny_mmf
-from tests.worlds.tools import shown_by_tensorboard, wide
+from tests.worlds.tools import mark_wide, read_tensorboard_scalars
 
 
 def train_resume_predict(tool: Tool, preset: str) -> None:
@@ -22,10 +22,10 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     resumed = tool("train", "--resume", "last", "--updates", "5")
     assert resumed["id"] == trained["id"]
     assert (resumed["state"], resumed["updates"]) == ("done", 5)
-    assert starts(tool.run_of(resumed)) == [0, 3], "the second attempt resumes where the first ended"
+    assert start_updates(tool.run_of(resumed)) == [0, 3], "the second attempt resumes where the first ended"
 
-    assert list(shown_by_tensorboard(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
-    assert shown_by_tensorboard(tool.run_of(resumed).path, "val/auroc")
+    assert list(read_tensorboard_scalars(tool.run_of(resumed).path, "train/loss")) == [1, 2, 3, 4, 5]
+    assert read_tensorboard_scalars(tool.run_of(resumed).path, "val/auroc")
 
     predicted = tool("predict", "--no-report")
     assert not list(tool.run_of(resumed).reports.glob("*.html"))
@@ -42,8 +42,12 @@ def train_resume_predict(tool: Tool, preset: str) -> None:
     assert probabilities(fast) == pytest.approx(probabilities(predicted), abs=1e-5)
 
 
-@pytest.mark.parametrize("name", wide(sorted(tiny_mmf.recipes()), but=("cnn_lstm", "mmbt", "vilbert")))
-def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, faulty: Faulty, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", mark_wide(sorted(tiny_mmf.recipes()), except_for=("cnn_lstm", "mmbt", "vilbert"))
+)
+def test_trains_resumes_and_predicts_also_in_half_precision(
+    tool: Tool, set_faults: SetFaults, name: str
+) -> None:
     """Texts of some words are padded to 32 tokens, or with --fast to 8."""
     settings = tool.settings(name)
     processors = settings.get("dataset_config", {}).get("hateful_memes", {}).get("processors", {})
@@ -51,7 +55,7 @@ def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, faulty: 
         processors["text_processor"]["params"]["max_seq_length"] = 32
     train_resume_predict(tool, tool.preset(name, settings=settings))
 
-    faulty({"at": "hardware", "do": "half"})
+    set_faults({"at": "hardware", "do": "half"})
     halves = ["bf16", "fp16"]
     if name == "cnn_lstm":  # a CPU that only seems to have them has no LSTM in them
         import torch
@@ -60,7 +64,7 @@ def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, faulty: 
     for updates, half in enumerate(halves, start=6):
         resumed = tool("train", "--resume", "last", "--precision", half, "--updates", str(updates))
         assert f"goes on in {half}" in tool.errors
-        assert events(tool.run_of(resumed), "train_started")[-1]["precision"] == half
+        assert read_events_of_kind(tool.run_of(resumed), "train_started")[-1]["precision"] == half
     full = probabilities(tool("predict", "--no-report", "--precision", "fp32"))
     for half in halves:
         predicted = tool("predict", "--no-report", "--precision", half)
@@ -72,7 +76,7 @@ def test_trains_resumes_and_predicts_also_in_half_precision(tool: Tool, faulty: 
 @pytest.mark.parametrize("name", ["lxmert", "vilt", "mmf_transformer"])
 def test_what_only_rc12_has_predicts_memes_without_labels(tool: Tool, tmp_path: Path, name: str) -> None:
     preset = tool.preset(name)
-    tool.world = tiny_mmf.unlabel(tool.world, tmp_path / "unlabelled")
+    tool.world = tiny_mmf.copy_without_labels(tool.world, tmp_path / "unlabelled")
     train_resume_predict(tool, preset)
     assert ("reads padding" in tool.errors) == (name == "lxmert"), "it is not predicted fast"
 
@@ -81,13 +85,13 @@ def test_what_only_rc12_has_predicts_memes_without_labels(tool: Tool, tmp_path: 
 @pytest.mark.parametrize(("model", "start"), [("vilbert", "from_cc"), ("visual_bert", "from_coco")])
 def test_a_model_starts_from_weights_pretrained_elsewhere(tool: Tool, model: str, start: str) -> None:
     """As the presets vilbert_cc and visual_bert_coco do, with a checkpoint on disk, not the zoo's."""
-    weights = tool.trained(model, run="source").checkpoints / "current.ckpt"
+    weights = tool.get_trained_run(model, run="source").checkpoints / "current.ckpt"
     preset = tool.preset(model, config=f"projects/{model}/configs/hateful_memes/{start}.yaml")
     words = (f"checkpoint.resume_file={weights}", "checkpoint.resume_zoo=null")
     trained = tool("train", preset, "--name", "pretrained", "--updates", "2", *words)
     run = tool.run_of(trained)
     assert "Copying model.bert" in run.log.read_text(encoding="utf-8"), "the pretrained weights were not used"
-    assert starts(run) == [0], "pretrained weights bring no counts"
+    assert start_updates(run) == [0], "pretrained weights bring no counts"
     checkpoints = ("best", str(run.checkpoints / "best.ckpt"), str(weights))
     best, own, began = (
         probabilities(tool("predict", "pretrained", "--checkpoint", checkpoint)) for checkpoint in checkpoints

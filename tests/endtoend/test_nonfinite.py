@@ -12,7 +12,7 @@ import pytest
 
 from mmf_win.runs.folder import Run
 from mmf_win.runs.lookup import list_runs
-from tests.endtoend.conftest import Faulty, Tool, events, saved, starts
+from tests.endtoend.conftest import SetFaults, Tool, load_checkpoint, read_events_of_kind, start_updates
 from tests.endtoend.test_precision import HALF
 from tests.endtoend.test_processes import TWO
 from tests.worlds import tiny_mmf
@@ -100,9 +100,9 @@ def planted(tool: Tool, where: str, share: float = 0.1, **training: Any) -> tupl
 
 def place(tool: Tool, *words: str) -> tuple[Run, dict[str, Any]]:
     """The run that fails, and what it says about where."""
-    assert tool.code(*words) == 7
+    assert tool.run_for_exit_code(*words) == 7
     (run,) = list_runs(tool.save_dir)
-    [event] = events(run, "nonfinite")
+    [event] = read_events_of_kind(run, "nonfinite")
     assert event["text"] in tool.errors
     return run, event
 
@@ -118,10 +118,10 @@ def place(tool: Tool, *words: str) -> tuple[Run, dict[str, Any]]:
     ],
 )
 def test_a_second_pass_names_the_module_and_the_rows_and_the_page_shows_it(
-    tool: Tool, faulty: Faulty, where: str, said: str
+    tool: Tool, set_faults: SetFaults, where: str, said: str
 ) -> None:
     """The batch goes through in parts, of which one is spoiled."""
-    faulty({"at": "backward", "do": "cuda_oom", "above": 2})
+    set_faults({"at": "backward", "do": "cuda_oom", "above": 2})
     words = (*planted(tool, where, share=0.1), "--updates", "30", "training.checkpoint_interval=1")
     run, event = place(tool, *words)
     assert re.match(said + r"\(its inputs were finite\); rows \d+$", event["text"])
@@ -132,11 +132,11 @@ def test_a_second_pass_names_the_module_and_the_rows_and_the_page_shows_it(
     assert len(event["bad_ids"]) == 1 and len(event["ids"]) == 2
     assert event["bad_fields"] == event["bad_parameters"] == []
 
-    assert starts(run)[-1] == 0 and tool("runs")[0]["updates"] == event["update"]
+    assert start_updates(run)[-1] == 0 and tool("runs")[0]["updates"] == event["update"]
     assert event["text"] in html.unescape(Path(tool("report")["report"]).read_text(encoding="utf-8"))
     run = tool.train("--resume", "last", "model_config.planted.share=0")
-    assert starts(run)[-1] == event["update"]
-    assert len(events(run, "nonfinite")) == 1
+    assert start_updates(run)[-1] == event["update"]
+    assert len(read_events_of_kind(run, "nonfinite")) == 1
 
 
 @pytest.mark.wide
@@ -165,19 +165,21 @@ def test_rows_that_are_not_finite_are_named_with_their_field(tool: Tool) -> None
 
 
 @pytest.mark.wide
-def test_what_a_second_pass_does_not_repeat_is_said_as_it_was(tool: Tool, faulty: Faulty) -> None:
-    faulty({"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
+def test_what_a_second_pass_does_not_repeat_is_said_as_it_was(tool: Tool, set_faults: SetFaults) -> None:
+    set_faults({"at": "forward", "do": "nan", "once": str(tool.folder / "struck")})
     _, event = place(tool, *planted(tool, "nowhere"), "--updates", "1")
     assert event["text"].startswith("the loss of update 1 is not a number; a second pass over its rows")
 
 
-def test_updates_that_overflow_in_fp16_are_left_out_without_an_alarm(tool: Tool, faulty: Faulty) -> None:
-    faulty(HALF)
+def test_updates_that_overflow_in_fp16_are_left_out_without_an_alarm(
+    tool: Tool, set_faults: SetFaults
+) -> None:
+    set_faults(HALF)
     settings = tool.settings("vilbert")
     settings["training"] |= {**CLIPPED, "seed": 3}
     run = tool.train(tool.preset("vilbert", settings=settings), "--updates", "5", "--precision", "fp16")
-    assert saved(run)["mmfw"]["scaler"]["scale"] < 2**16, "an update overflowed"
-    assert not events(run, "nonfinite")
+    assert load_checkpoint(run)["mmfw"]["scaler"]["scale"] < 2**16, "an update overflowed"
+    assert not read_events_of_kind(run, "nonfinite")
 
 
 @pytest.mark.wide

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.endtoend.conftest import Tool
-from tests.worlds.tools import typed
+from tests.worlds.tools import split_command
 
 
 def test_runs_with_code_of_ones_own_and_pretrained_weights_go_in_a_folder_of_any_name(
@@ -16,7 +16,7 @@ def test_runs_with_code_of_ones_own_and_pretrained_weights_go_in_a_folder_of_any
 ) -> None:
     folder = tool.folder / "OneDrive - Doe, Jane [1] ${x} a=b 100% #1"
     folder.mkdir()
-    odd = replace(tool, folder=folder).in_a_copy("world")
+    odd = replace(tool, folder=folder).with_world_copy("world")
     for name in ("MMF_CACHE_DIR", "HF_HOME"):
         monkeypatch.setenv(name, odd.world.environment[name])
     code = folder / "code"
@@ -26,6 +26,6 @@ def test_runs_with_code_of_ones_own_and_pretrained_weights_go_in_a_folder_of_any
     assert odd("predict", "--split", "dev_seen")["rows"] == 4
     assert odd.train("--resume", "last", "--updates", "3").path == run.path
     (odd.world.dataset / "features" / "detectron.lmdb" / "data.mdb").unlink()
-    assert odd.code("train", "--resume", "last", "--updates", "4") == 3
+    assert odd.run_for_exit_code("train", "--resume", "last", "--updates", "4") == 3
     [command] = re.findall("^hint: `mmfw (features .*?)`", odd.errors, re.MULTILINE)
-    assert str(odd.world.data) in typed(command)
+    assert str(odd.world.data) in split_command(command)

@@ -13,7 +13,7 @@ import pytest
 from mmf_win.runs import user_code
 from mmf_win.upstream.config import merge_settings
 from tests.endtoend.conftest import Tool
-from tests.worlds.tiny_mmf import SPLITS
+from tests.worlds.tiny_mmf import SPLIT_SIZES
 
 GUIDE = Path(__file__).parents[2] / "docs" / "own-model.md"
 
@@ -35,25 +35,27 @@ def guide(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its_code_has_moved(
-    tool: Tool, guide: Path, phase_1: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, guide: Path, phase_1_tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("extras", "features"):  # the guide's model needs neither vocabulary nor region features
-        shutil.rmtree(phase_1.world.dataset / name)
+        shutil.rmtree(phase_1_tool.world.dataset / name)
     monkeypatch.chdir(guide)
-    assert tool.code("train", "small_cnn.yaml", "--updates", "1") == 3
+    assert tool.run_for_exit_code("train", "small_cnn.yaml", "--updates", "1") == 3
     assert "--trust" in tool.errors
-    assert tool.code("sweep", "run", "small_cnn.yaml", "env.user_dir=my_models", "--dry-run") == 0
+    assert (
+        tool.run_for_exit_code("sweep", "run", "small_cnn.yaml", "env.user_dir=my_models", "--dry-run") == 0
+    )
     assert not user_code.trusted_folders_path().exists()  # it would be trusted from then on
     run = tool.train("small_cnn.yaml", "--trust", "--updates", "1")
     monkeypatch.chdir(tmp_path)
-    assert phase_1("predict", "--split", "test")["rows"] == SPLITS["test_seen"]
-    image = next(phase_1.world.dataset.glob("images/img/*"))
+    assert phase_1_tool("predict", "--split", "test")["rows"] == SPLIT_SIZES["test_seen"]
+    image = next(phase_1_tool.world.dataset.glob("images/img/*"))
     for text in ("look how many people love you", ""):
         assert 0 < tool("predict", "small_cnn", "--image", str(image), "--text", text)["proba"] < 1
 
     moved = (guide / "my_models").rename(tmp_path / "elsewhere")
     for words in (["predict"], ["train", "--resume", "last", "--updates", "2"]):
-        assert tool.code(*words) == 2
+        assert tool.run_for_exit_code(*words) == 2
         assert run.id in tool.errors and "env.user_dir=FOLDER" in tool.errors
     assert tool("train", "--resume", "last", "--updates", "2", "env.user_dir=elsewhere")["updates"] == 2
     assert run.request().settings["env"]["user_dir"] == str(moved)
@@ -61,33 +63,33 @@ def test_the_guides_own_model_trains_and_predicts_the_other_phase_also_after_its
 
 @pytest.mark.wide
 def test_code_that_the_environment_named_is_found_without_it_and_trusted_on_this_machine_alone(
-    tool: Tool, guide: Path, phase_1: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, guide: Path, phase_1_tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preset = guide / "small_cnn.yaml"
     preset.write_text(preset.read_text(encoding="utf-8").replace("env: {user_dir: my_models}", ""), "utf-8")
     monkeypatch.delenv("MMF_USER_DIR")
-    assert tool.code("train", str(preset)) == 2
+    assert tool.run_for_exit_code("train", str(preset)) == 2
     assert "small_cnn" in tool.errors and "env.user_dir=FOLDER" in tool.errors
 
     monkeypatch.chdir(guide)
     monkeypatch.setenv("MMF_USER_DIR", "my_models")
-    phase_1("train", str(preset), "--updates", "1")
+    phase_1_tool("train", str(preset), "--updates", "1")
     monkeypatch.delenv("MMF_USER_DIR")
     monkeypatch.chdir(tmp_path)
-    assert tool("predict", "--split", "test_unseen")["rows"] == SPLITS["test_unseen"]
-    assert phase_1("train", "--resume", "last", "--updates", "2")["updates"] == 2
+    assert tool("predict", "--split", "test_unseen")["rows"] == SPLIT_SIZES["test_unseen"]
+    assert phase_1_tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
 
     user_code.trusted_folders_path().unlink()  # as where the run's folder was copied to
     for words in (["predict"], ["train", "--resume", "last", "--updates", "3"]):
-        assert phase_1.code(*words) == 3
-        assert str(guide / "my_models") in phase_1.errors and "--trust" in phase_1.errors
+        assert phase_1_tool.run_for_exit_code(*words) == 3
+        assert str(guide / "my_models") in phase_1_tool.errors and "--trust" in phase_1_tool.errors
 
 
 @pytest.mark.wide
 def test_code_that_does_not_register_the_model_is_told_by_the_models_name(tool: Tool, guide: Path) -> None:
     preset = guide / "small_cnn.yaml"
     preset.write_text(preset.read_text(encoding="utf-8").replace("small_cnn", "other_cnn"), "utf-8")
-    assert tool.code("train", str(preset), "--trust", "--updates", "1") != 0
+    assert tool.run_for_exit_code("train", str(preset), "--trust", "--updates", "1") != 0
     assert "other_cnn" in tool.errors.partition("error: ")[2].splitlines()[0]
     assert "MMF has no model" not in tool.errors
 
@@ -109,10 +111,10 @@ def test_code_that_comes_with_a_model_is_run_only_where_the_command_says_so(
         tree = {name: tree}
     settings = merge_settings(tool.settings("bert"), {"dataset_config": tree})
     preset = tool.preset("bert", settings=settings)
-    assert tool.code("train", preset, "--updates", "1") == 3
+    assert tool.run_for_exit_code("train", preset, "--updates", "1") == 3
     assert "own.py" in tool.errors and "--trust" in tool.errors
     assert not marker.exists()
     run = tool.train(preset, "--updates", "1", "--trust")
     marker.unlink()
-    assert tool.code("predict", run.id) == 3
+    assert tool.run_for_exit_code("predict", run.id) == 3
     assert "own.py" in tool.errors and not marker.exists()

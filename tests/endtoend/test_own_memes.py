@@ -12,10 +12,10 @@ import pytest
 
 from mmf_win.cli import main
 from mmf_win.dataset.annotations import read_annotations
-from tests.endtoend.conftest import Tool, ids, probabilities
+from tests.endtoend.conftest import Tool, predicted_ids, probabilities
 from tests.endtoend.test_predicting import predict
-from tests.worlds import hostile, npy, tiny_mmf
-from tests.worlds.tools import typed, wide
+from tests.worlds import feature_files, hostile_archives, tiny_mmf
+from tests.worlds.tools import mark_wide, split_command
 
 SPLIT = "test_unseen"
 
@@ -34,24 +34,24 @@ def table_of_the_split(tool: Tool, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("recipe", wide(["image", "bert", "mmbt", "visual_bert"], but=("mmbt",)))
+@pytest.mark.parametrize("recipe", mark_wide(["image", "bert", "mmbt", "visual_bert"], except_for=("mmbt",)))
 def test_own_memes_get_the_very_probabilities_that_they_get_as_a_split(recipe: str, tool: Tool) -> None:
-    tool.trained(recipe)
+    tool.get_trained_run(recipe)
     split = tool("predict", "--split", SPLIT, "--no-report")
     table = table_of_the_split(tool, tool.folder / "my memes")
     before = sorted(file.name for file in table.parent.iterdir())
     own = tool("predict", "--memes", str(table))
     assert probabilities(own) == probabilities(split)
-    assert ids(own) == [f"мем {id_}" for id_ in ids(split)]
+    assert predicted_ids(own) == [f"мем {id_}" for id_ in predicted_ids(split)]
     assert own["auroc"] is None, "the table has no labels"
     assert sorted(file.name for file in table.parent.iterdir()) == before, "the user's folder is left alone"
     page = Path(own["report"]).read_text(encoding="utf-8")
-    assert "мои мемы.csv" in page and ids(own)[0] in page and 'id="gallery"' in page
-    assert page.count("data:image/webp") == len(ids(split))
+    assert "мои мемы.csv" in page and predicted_ids(own)[0] in page and 'id="gallery"' in page
+    assert page.count("data:image/webp") == len(predicted_ids(split))
 
 
 def test_one_image_and_its_text_get_a_probability_without_a_dataset_and_leave_no_file(tool: Tool) -> None:
-    run = tool.trained("mmbt")
+    run = tool.get_trained_run("mmbt")
     table = table_of_the_split(tool, tool.folder / "mine")
     first = read_annotations(tool.world.dataset / "annotations" / f"{SPLIT}.jsonl")[0]
     image = table.parent / Path(first.img).name
@@ -62,22 +62,22 @@ def test_one_image_and_its_text_get_a_probability_without_a_dataset_and_leave_no
     of_table = probabilities(tool("predict", "--memes", str(table), "--no-report"))
     assert batch_of_one == pytest.approx(of_table[0], abs=1e-5), "only the size of the batch differs"
     assert len(list(run.reports.glob("*.csv"))) == 1
-    assert tool.code("predict", "--image", str(image), "--text", first.text) == 0
+    assert tool.run_for_exit_code("predict", "--image", str(image), "--text", first.text) == 0
     assert tool.output.strip() == f"{batch_of_one:.4f}"
-    assert tool.code("predict", "--image", str(image), "--text", "", "-o", "new") == 2
+    assert tool.run_for_exit_code("predict", "--image", str(image), "--text", "", "-o", "new") == 2
     assert "--output" in tool.errors and not Path("new").exists()
-    assert tool.code("predict", "--image", str(image)) == 2
+    assert tool.run_for_exit_code("predict", "--image", str(image)) == 2
     assert "--text" in tool.errors
     (tool.folder / "no.png").write_text("hello", encoding="utf-8")
     for other, told in (("no.png", "no.png: cannot be read as a picture"), ("mine/мои мемы.csv", "--memes ")):
-        assert tool.code("predict", "--image", str(tool.folder / other), "--text", "") == 3
+        assert tool.run_for_exit_code("predict", "--image", str(tool.folder / other), "--text", "") == 3
         assert told in tool.errors and "row" not in tool.errors
-    assert tool.code("predict", "--memes", str(table), "--memes", str(table)) == 2
+    assert tool.run_for_exit_code("predict", "--memes", str(table), "--memes", str(table)) == 2
     assert "2 times" in tool.errors
 
 
 def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
-    tool.trained("bert")
+    tool.get_trained_run("bert")
     rows = [
         {
             "img": tool.world.dataset.joinpath("images", row.img).as_posix(),
@@ -91,7 +91,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     own = tool("predict", "--memes", str(table))
     assert 0 <= own["auroc"] <= 1 and own["rows"] == len(rows)
     assert own["annotations"] == str(table)
-    assert ids(own) == [Path(row["img"]).name for row in rows]
+    assert predicted_ids(own) == [Path(row["img"]).name for row in rows]
     table.unlink()
     Path(own["report"]).unlink()
     partly = tool.folder / "partly.jsonl"
@@ -101,7 +101,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
     assert (unscored["auroc"], unscored["labelled"]) == (None, len(rows) - 1)
     labels = f"{len(rows) - 1} of {len(rows)} labels"
     assert labels in Path(unscored["report"]).read_text(encoding="utf-8")
-    assert tool.code("report", "--split", own["split"]) == 0
+    assert tool.run_for_exit_code("report", "--split", own["split"]) == 0
     page = Path(own["csv"]).with_suffix(".html").read_text(encoding="utf-8")
     assert "dev_seen.jsonl" in page and "Published" not in page
     assert "licensed" not in page
@@ -111,7 +111,7 @@ def test_labels_are_scored_and_the_page_can_be_made_again(tool: Tool) -> None:
 def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(
     tool: Tool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs = [tool.trained("bert", seed=seed, run=f"n{seed}") for seed in (1, 2)]
+    runs = [tool.get_trained_run("bert", seed=seed, run=f"n{seed}") for seed in (1, 2)]
     table = table_of_the_split(tool, tool.folder / "mine")
     monkeypatch.chdir(tool.folder)
     words = ("n1", "n2", "--ensemble", "mean", "--memes", str(table), "-o", "new/folder")
@@ -131,52 +131,55 @@ def test_an_ensemble_scores_own_memes_into_a_folder_of_the_users(
 
 
 def test_images_without_region_features_are_refused_with_what_can_be_done(tool: Tool, tmp_path: Path) -> None:
-    tool.trained("visual_bert")
+    tool.get_trained_run("visual_bert")
     image = tmp_path / "новое.png"
     shutil.copyfile(next((tool.world.dataset / "images" / "img").iterdir()), image)
     table = tmp_path / "own.csv"
     table.write_text("img,text\nновое.png,hello\n", encoding="utf-8")
-    assert tool.code("predict", "--memes", str(table)) == 3
+    assert tool.run_for_exit_code("predict", "--memes", str(table)) == 3
     assert "новое.png" in tool.errors
     assert "mmbt_grid reads none" in tool.errors
     assert "mmfw features add" in tool.errors
 
     other = tmp_path / "Doe, Jane" / "own, new.lmdb"
-    extracted = npy.write_pairs(tmp_path / "extracted", ["новое"], classes=tiny_mmf.CLASSES)
+    extracted = feature_files.write_pairs(tmp_path / "extracted", ["новое"], classes=tiny_mmf.CLASS_COUNT)
     assert main(["features", "add", str(extracted), "--output", str(other)]) == 0
     tool.read()  # what it has printed
     own = tool("predict", "--memes", str(table), "--features", str(other))
-    assert ids(own) == ["новое.png"]
+    assert predicted_ids(own) == ["новое.png"]
 
     again = ("predict", "--memes", str(table), "--features", str(other))
-    hostile.cut(other / "data.mdb")
-    assert tool.code(*again) == 3
+    hostile_archives.truncate_file(other / "data.mdb")
+    assert tool.run_for_exit_code(*again) == 3
     [command] = re.findall("`mmfw (features add .*?)`", tool.errors)
     assert str(other) in command
-    assert main(typed(command)) == 0
+    assert main(split_command(command)) == 0
     tool.read()
     assert tool(*again)["rows"] == 1
 
 
 @pytest.mark.wide
 def test_a_picture_that_cannot_be_decoded_is_named_with_the_users_table(tool: Tool, tmp_path: Path) -> None:
-    tool.trained("image")
+    tool.get_trained_run("image")
     (tmp_path / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
     table = tmp_path / "own.csv"
     table.write_text("img,text,id\ntorn.png,hello,cat-1\n", encoding="utf-8")
-    assert tool.code("predict", "--memes", str(table)) == 3
+    assert tool.run_for_exit_code("predict", "--memes", str(table)) == 3
     assert "torn.png" in tool.errors and "cat-1" in tool.errors and f"row 1 of {table}" in tool.errors
     assert not list(tool.save_dir.glob("*/*/reports/*.csv"))
 
 
 def test_features_of_another_image_are_not_taken(tool: Tool, tmp_path: Path) -> None:
-    tool.trained("visual_bert")
+    tool.get_trained_run("visual_bert")
     for name in ("cat_7.png", "7.png"):
         shutil.copyfile(next((tool.world.dataset / "images" / "img").iterdir()), tmp_path / name)
     tiny_mmf.build_features(tmp_path / "own.lmdb", ["cat_7", "7"])
     table = tmp_path / "own.csv"
     table.write_text("img,text\ncat_7.png,hello\n", encoding="utf-8")
-    assert tool.code("predict", "--memes", str(table), "--features", str(tmp_path / "own.lmdb")) == 3
+    assert (
+        tool.run_for_exit_code("predict", "--memes", str(table), "--features", str(tmp_path / "own.lmdb"))
+        == 3
+    )
     assert "cat_7.png" in tool.errors and "rename" in tool.errors
 
 
@@ -205,33 +208,33 @@ def test_a_set_of_csv_files_is_trained_on_and_predicted_by_its_own_ids(tool: Too
     source = tmp_path / "мой набор"
     source.mkdir()
     own_set(source)
-    own = tool.in_a_copy("world")
+    own = tool.with_world_copy("world")
     shutil.rmtree(own.world.dataset)
     assert main(["convert", "--zip", str(source), "--data-dir", str(own.world.data)]) == 0
     tool.read()
     assert own("train", own.preset("concat_bert"), "--updates", "2")["state"] == "done"
-    assert ids(own("predict")) == ["test-0", "test-1", "test-2"]
+    assert predicted_ids(own("predict")) == ["test-0", "test-1", "test-2"]
 
 
 @pytest.mark.wide
 def test_what_is_to_do_next_without_a_test_split_goes_well(tool: Tool) -> None:
-    own = tool.in_a_copy("world")
+    own = tool.with_world_copy("world")
     for split in own.world.dataset.glob("annotations/test*.jsonl"):
         split.unlink()
-    assert own.code("train", own.preset("bert"), "--updates", "1") == 0
+    assert own.run_for_exit_code("train", own.preset("bert"), "--updates", "1") == 0
     [command] = re.findall("^next: mmfw (.*)", own.errors, re.MULTILINE)
-    assert own.code(*typed(command)) == 0
+    assert own.run_for_exit_code(*split_command(command)) == 0
     assert "dev_unseen" in own.output
 
 
 @pytest.mark.wide
 def test_a_split_that_lies_beside_the_others_is_predicted(tool: Tool) -> None:
-    own = tool.in_a_copy("world")
+    own = tool.with_world_copy("world")
     annotations = own.world.dataset / "annotations"
     shutil.copyfile(annotations / "dev_seen.jsonl", annotations / "трудные.jsonl")
-    tool.trained("bert")
+    tool.get_trained_run("bert")
     mine, same = (own("predict", "--split", split) for split in ("трудные", "dev_seen"))
-    assert len(ids(mine)) == tiny_mmf.SPLITS["dev_seen"]
-    assert (ids(same), probabilities(same)) == (ids(mine), probabilities(mine))
-    assert own.code("predict", "--split", "hard") == 3
+    assert len(predicted_ids(mine)) == tiny_mmf.SPLIT_SIZES["dev_seen"]
+    assert (predicted_ids(same), probabilities(same)) == (predicted_ids(mine), probabilities(mine))
+    assert own.run_for_exit_code("predict", "--split", "hard") == 3
     assert "трудные" in own.errors

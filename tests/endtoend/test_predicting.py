@@ -24,19 +24,19 @@ from mmf_win.protocol import AttemptOutcome, AttemptRequest
 from mmf_win.results.blending import best_accuracy_threshold, blend
 from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
-from tests.endtoend.conftest import Faulty, Tool, ids, outcomes, probabilities
+from tests.endtoend.conftest import SetFaults, Tool, attempt_outcomes, predicted_ids, probabilities
 from tests.endtoend.test_stopping import user
-from tests.worlds import hostile
-from tests.worlds.memes import memes
-from tests.worlds.mounts import with_own_mounts
-from tests.worlds.tools import preloading, requires_tool, typed, without_privileges
+from tests.worlds import hostile_archives
+from tests.worlds.memes import dataset_files
+from tests.worlds.mounts import private_mounts_command
+from tests.worlds.tools import preload_environment, requires_tool, run_unprivileged, split_command
 
 ROOT = Path(__file__).parents[2]
 
 
 def predict(tool: Tool, *words: str) -> list[dict[str, Any]]:
     """What ``mmfw predict --json`` prints: an object for each prediction file, one a line."""
-    assert tool.code("predict", *words, "--json") == 0, tool.errors
+    assert tool.run_for_exit_code("predict", *words, "--json") == 0, tool.errors
     return [json.loads(line) for line in tool.output.splitlines()]
 
 
@@ -45,13 +45,13 @@ def sha256(path: Path | str) -> str:
 
 
 def test_weights_that_training_replaces_meanwhile_do_not_get_the_score(
-    tool: Tool, faulty: Faulty, tmp_path: Path
+    tool: Tool, set_faults: SetFaults, tmp_path: Path
 ) -> None:
-    run, other = tool.trained("vilbert"), tool.trained("vilbert", seed=2, run="other")
+    run, other = tool.get_trained_run("vilbert"), tool.get_trained_run("vilbert", seed=2, run="other")
     best, here = run.checkpoints / "best.ckpt", tmp_path / "here"
     words = ("predict", run.id, "--split", "test_seen", "--split", "test_unseen", "--no-report")
     weights = sha256(best)
-    faulty({"at": "validation", "do": "wait", "once": str(here)})
+    set_faults({"at": "validation", "do": "wait", "once": str(here)})
     with user(tool, *words, "--threshold", "best-accuracy") as somebody:
         somebody.waits_for(here.exists)
         link_or_copy(other.checkpoints / "best.ckpt", best)  # as training does
@@ -79,18 +79,20 @@ def test_a_prediction_that_lost_a_row_is_an_error_and_recorded_as_one(
         file.write_text("".join(rows[:-1]), encoding="utf-8")
         return end
 
-    run = tool.trained("concat_bert")
+    run = tool.get_trained_run("concat_bert")
     monkeypatch.setattr(attempts, "run_worker", losing)
-    assert tool.code("predict", run.id) == 3
+    assert tool.run_for_exit_code("predict", run.id) == 3
     assert "1 ids missing" in tool.errors and not [*run.reports.glob("*")]
-    assert outcomes(run) == ["ok", "data"]
+    assert attempt_outcomes(run) == ["ok", "data"]
 
 
-def test_annotations_that_change_meanwhile_get_no_score(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
-    run, own, here = tool.trained("vilbert"), tool.in_a_copy("changing"), tmp_path / "here"
+def test_annotations_that_change_meanwhile_get_no_score(
+    tool: Tool, set_faults: SetFaults, tmp_path: Path
+) -> None:
+    run, own, here = tool.get_trained_run("vilbert"), tool.with_world_copy("changing"), tmp_path / "here"
     changed = own.world.dataset / "annotations" / "test_unseen.jsonl"
     words = ("predict", run.id, "--split", "test_seen", "--split", changed.stem, "--no-report")
-    faulty({"at": "validation", "do": "wait", "once": str(here)})
+    set_faults({"at": "validation", "do": "wait", "once": str(here)})
     with user(own, *words, "-o", str(tmp_path / "out")) as somebody:
         somebody.waits_for(here.exists)
         changed.write_text(changed.read_text(encoding="utf-8").replace('"text": "', '"text": "no '), "utf-8")
@@ -102,7 +104,7 @@ def test_annotations_that_change_meanwhile_get_no_score(tool: Tool, faulty: Faul
 
 
 def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_validation(tool: Tool) -> None:
-    runs = [tool.trained("vilbert", seed=seed, run=f"n{seed}") for seed in (1, 2)]
+    runs = [tool.get_trained_run("vilbert", seed=seed, run=f"n{seed}") for seed in (1, 2)]
     words = ("n1", "n2", "--split", "test_unseen", "--ensemble", "mean", "--threshold", "best-accuracy")
     results = predict(tool, *words)
     assert [len(result["members"]) for result in results] == [1, 1, 2]
@@ -111,7 +113,7 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     annotations = tool.world.dataset / "annotations"
     for result in results:
         rows = read_annotations(annotations / "test_unseen.jsonl")
-        assert ids(result) == [row.display_id for row in rows]
+        assert predicted_ids(result) == [row.display_id for row in rows]
         assert result["annotations_sha256"] == sha256(annotations / "test_unseen.jsonl")
         beside = Path(result["csv"]).with_suffix(".metrics.json")
         record = json.loads(beside.read_text(encoding="utf-8"))
@@ -141,18 +143,18 @@ def test_two_runs_are_blended_and_labelled_by_the_threshold_that_is_best_in_vali
     assert [row.label for row in predictions] == [int(row.proba > threshold) for row in predictions]
     assert [tool.run_of({"path": r["path"]}) for r in tool("runs")] == runs[::-1], "an ensemble is no run"
 
-    assert tool.code("predict", "n1", "--ensemble", "mean") == 2
+    assert tool.run_for_exit_code("predict", "n1", "--ensemble", "mean") == 2
     assert "two members or more" in tool.errors
-    assert tool.code("predict", "n1", "--split", "test") == 3
+    assert tool.run_for_exit_code("predict", "n1", "--split", "test") == 3
     assert "there are: train, dev_seen, dev_unseen, test_seen, test_unseen" in tool.errors
 
 
 def test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says(tool: Tool) -> None:
-    run, _ = (tool.trained("vilbert", run=name) for name in "ab")
+    run, _ = (tool.get_trained_run("vilbert", run=name) for name in "ab")
     report = ("report", "a", "--split", "test_seen")
-    assert tool.code(*report) == 2
+    assert tool.run_for_exit_code(*report) == 2
     assert main(hinted(tool.errors)) == 0
-    assert tool.code(*report) == 0
+    assert tool.run_for_exit_code(*report) == 0
     [csv] = run.path.glob("reports/*.csv")
     csv.write_text("id,proba,label\n", encoding="utf-8")
     tool.read()
@@ -165,7 +167,7 @@ def test_what_is_not_predicted_yet_or_wrong_is_predicted_as_the_hint_says(tool: 
 
 def hinted(errors: str) -> list[str]:
     """The words of the command that a hint names last."""
-    return typed(re.findall(r"mmfw (predict [^`\n]*)", errors)[-1])
+    return split_command(re.findall(r"mmfw (predict [^`\n]*)", errors)[-1])
 
 
 def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
@@ -193,12 +195,12 @@ def test_every_probability_is_that_of_mmfs_own_predict(tool: Tool) -> None:
         assert Path(result["csv"]).name in page and result["members"][0]["checkpoint_sha256"] in page
 
 
-@requires_tool("gcc", on_windows=False)
+@requires_tool("gcc", exists_on_windows=False)
 def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Tool, tmp_path: Path) -> None:
-    run, environment = tool.trained("vilbert"), preloading("no_locks.c", tmp_path)
+    run, environment = tool.get_trained_run("vilbert"), preload_environment("no_locks.c", tmp_path)
     before = sorted(run.path.rglob("*"))
     places = ["--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir)]
-    archive, new = hostile.plain_zip(tmp_path / "memes.zip", memes()), tmp_path / "data"
+    archive, new = hostile_archives.write_zip(tmp_path / "memes.zip", dataset_files()), tmp_path / "data"
     for folder, words in (
         (tool.save_dir, ["predict", run.id, *places]),
         (tool.save_dir, ["train", "--resume", run.id, "--updates", "2", *places]),
@@ -221,13 +223,13 @@ def test_a_folder_without_locks_is_named_before_anything_is_calculated(tool: Too
     subprocess.run(shown, env={**environment, "NO_LOCKS": str(tool.save_dir)}, check=True)
 
 
-@requires_tool("gcc", on_windows=False)
+@requires_tool("gcc", exists_on_windows=False)
 def test_a_run_predicts_where_locks_are_those_of_nfs(tool: Tool, tmp_path: Path) -> None:
-    run = tool.trained("vilbert")
+    run = tool.get_trained_run("vilbert")
     places = ["--data-dir", str(tool.world.data), "--save-dir", str(tool.save_dir)]
     done = subprocess.run(
         [sys.executable, "-m", "mmf_win", "predict", run.id, "--no-report", *places],
-        env=preloading("nfs_locks.c", tmp_path),
+        env=preload_environment("nfs_locks.c", tmp_path),
         stderr=subprocess.PIPE,
         encoding="utf-8",
     )
@@ -235,12 +237,12 @@ def test_a_run_predicts_where_locks_are_those_of_nfs(tool: Tool, tmp_path: Path)
     assert run.usage_lock_file.exists() and (tool.world.dataset / LOCK_NAME).exists()
 
 
-@requires_tool("setpriv", on_windows=False)
+@requires_tool("setpriv", exists_on_windows=False)
 def test_a_checkpoint_of_a_run_that_may_only_be_read_predicts(tool: Tool) -> None:
-    run, other = (tool.trained("vilbert", seed=seed, run=name) for seed, name in ((1, "a"), (2, "b")))
+    run, other = (tool.get_trained_run("vilbert", seed=seed, run=name) for seed, name in ((1, "a"), (2, "b")))
     places = ("--data-dir", tool.world.data, "--save-dir", tool.save_dir)
     other.path.chmod(0o555)
-    done = without_privileges(
+    done = run_unprivileged(
         "predict", run.id, "--checkpoint", other.checkpoints / "best.ckpt", "--no-report", *places
     )
     other.path.chmod(0o755)
@@ -260,7 +262,7 @@ with Predictor(run, save_dir=save_dir, data_dir=data_dir) as predictor:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows mounts no folder read-only")
 def test_a_run_and_data_that_may_only_be_read_predict_into_another_folder(tool: Tool) -> None:
-    run, output = tool.trained("mmbt"), tool.folder / "elsewhere"
+    run, output = tool.get_trained_run("mmbt"), tool.folder / "elsewhere"
     run.usage_lock_file.unlink(missing_ok=True)
     both = [shlex.quote(str(folder)) for folder in (tool.save_dir, tool.world.data)]
     mounts = " && ".join(f"mount --bind {at} {at} && mount -o remount,bind,ro {at}" for at in both)
@@ -271,7 +273,7 @@ def test_a_run_and_data_that_may_only_be_read_predict_into_another_folder(tool: 
     image = str(tool.world.dataset / "images" / row.img)
     for command in (["-m", "mmf_win", *words], ["-c", ONE_MEME, run.id, *places, image, row.text]):
         done = subprocess.run(
-            [*with_own_mounts(mounts), sys.executable, *command],
+            [*private_mounts_command(mounts), sys.executable, *command],
             env={**os.environ, "PYTHONUTF8": "1"},
             capture_output=True,
             encoding="utf-8",

@@ -26,8 +26,8 @@ from mmf_win.errors import (
 from mmf_win.files import write_bytes
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
-from tests.endtoend.conftest import Faulty, Tool, probabilities
-from tests.worlds.held import witness
+from tests.endtoend.conftest import SetFaults, Tool, probabilities
+from tests.worlds.liveness import liveness_monitor
 
 SPLIT = "test_unseen"
 # Begins a process that stays warm, says so, and waits for the end of its input, or to be killed.
@@ -76,7 +76,7 @@ def files_of(run: Run) -> dict[Path, int]:
 def test_one_meme_gets_the_number_of_mmfw_predict_and_a_bad_one_is_named(tool: Tool, temporary: Path) -> None:
     import PIL.Image
 
-    run, (path, text) = tool.trained("mmbt"), memes(tool)[0]
+    run, (path, text) = tool.get_trained_run("mmbt"), memes(tool)[0]
     expected = pytest.approx(tool("predict", "--image", str(path), "--text", text)["proba"], abs=1e-6)
     before = files_of(run)
     cut = tool.folder / "cut 梗.png"
@@ -99,19 +99,19 @@ def test_one_meme_gets_the_number_of_mmfw_predict_and_a_bad_one_is_named(tool: T
 
 
 def test_many_memes_get_the_numbers_of_a_split_by_the_file_of_a_checkpoint_and_anew_after_a_death(
-    tool: Tool, faulty: Faulty, temporary: Path
+    tool: Tool, set_faults: SetFaults, temporary: Path
 ) -> None:
-    run, pairs = tool.trained("mmbt"), memes(tool)
+    run, pairs = tool.get_trained_run("mmbt"), memes(tool)
     expected = pytest.approx(probabilities(tool("predict", "--split", SPLIT, "--no-report")), abs=1e-6)
     once = tool.folder / "once"
-    faulty({"at": "validation", "do": "kill", "above": 3, "once": str(once)})
+    set_faults({"at": "validation", "do": "kill", "above": 3, "once": str(once)})
     with predictor_of(tool, run.checkpoints / "best.ckpt", batch_size=4) as predictor:
         worker = newest_worker(temporary)
         write_bytes(run.checkpoints / "best.ckpt", b"what a training saved meanwhile")
         first, *rest = predictor.predict_many(pairs)
         assert [first, *rest] == expected
         assert once.exists() and newest_worker(temporary) != worker
-        faulty({"at": "validation", "do": "kill", "above": 3})
+        set_faults({"at": "validation", "do": "kill", "above": 3})
         once.unlink()
         with pytest.raises(TrainingError, match="the model's process died twice of this request") as raised:
             next(predictor.predict_many(pairs))
@@ -120,25 +120,25 @@ def test_many_memes_get_the_numbers_of_a_split_by_the_file_of_a_checkpoint_and_a
 
 
 @pytest.mark.wide
-def test_no_worker_outlives_a_program_that_was_killed(tool: Tool, faulty: Faulty) -> None:
-    run = tool.trained("mmbt")
+def test_no_worker_outlives_a_program_that_was_killed(tool: Tool, set_faults: SetFaults) -> None:
+    run = tool.get_trained_run("mmbt")
     words = [sys.executable, "-c", PARENT, run.id, str(tool.save_dir), str(tool.world.data)]
-    with witness() as held, tempfile.TemporaryDirectory() as scratch:
+    with liveness_monitor() as held, tempfile.TemporaryDirectory() as scratch:
         once = str(tool.folder / "once")
-        faulty({"at": "validation", "do": "connect", "port": held.port, "once": once})
+        set_faults({"at": "validation", "do": "connect", "port": held.port, "once": once})
         environ = {**os.environ, **dict.fromkeys(("TMPDIR", "TEMP"), scratch)}
         environ["PYTHONPATH"] = os.pathsep.join(sys.path)
         with subprocess.Popen(words, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
             assert parent.stdout is not None and parent.stdout.read(5) == b"ready"
-            held.accept()
+            held.wait_for_processes()
             parent.kill()
-        assert held.all_dead()
+        assert held.has_only_dead_processes()
 
 
 def test_what_cannot_be_loaded_is_refused_as_by_mmfw_predict(
-    tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    features, run = tool.trained("visual_bert"), tool.trained("mmbt")
+    features, run = tool.get_trained_run("visual_bert"), tool.get_trained_run("mmbt")
     with monkeypatch.context() as patched:
         patched.setattr("mmf_win.runs.prediction.ModelProcess", None)  # nothing is started
         with pytest.raises(UsageError, match="reads region features") as raised:
@@ -150,7 +150,7 @@ def test_what_cannot_be_loaded_is_refused_as_by_mmfw_predict(
         broken.write_bytes((run.checkpoints / "best.ckpt").read_bytes()[:-1000])
         with pytest.raises(CheckpointError, match=r"broken\.ckpt"):
             predictor_of(tool, broken)
-    faulty({"at": "validation", "do": "memory_error"})
+    set_faults({"at": "validation", "do": "memory_error"})
     with pytest.raises(ResourceError, match="MemoryError") as failed:
         predictor_of(tool, run.id)
     assert "the end of its output:" in str(failed.value.hint)

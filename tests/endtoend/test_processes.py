@@ -23,20 +23,20 @@ from mmf_win.runs import attempts
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import RunRecord
 from tests.endtoend.conftest import (
-    Faulty,
+    SetFaults,
     Tool,
     assert_same_weights,
-    events,
-    outcomes,
+    attempt_outcomes,
     probabilities,
-    starts,
+    read_events_of_kind,
+    start_updates,
 )
 from tests.endtoend.test_resume import SCHEDULE, trained, validated
 from tests.endtoend.test_stopping import endless, user
-from tests.worlds.held import witness
-from tests.worlds.job import signal_all
-from tests.worlds.tools import is_wine, typed, wide
-from tests.worlds.warm import OWN_IMPORTS
+from tests.worlds.fork_server import NO_PRELOAD_VARIABLE
+from tests.worlds.liveness import liveness_monitor
+from tests.worlds.process_tree import signal_process_tree
+from tests.worlds.tools import is_wine, mark_wide, split_command
 
 pytestmark = pytest.mark.skipif(
     is_wine(), reason="gloo dies under Wine; several processes are not tried on Windows"
@@ -64,14 +64,16 @@ def figures(run: Run, name: str) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("name", "batch", "count"),
-    wide([("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)], but=[("visual_bert", 4, 2)]),
+    mark_wide(
+        [("visual_bert", 4, 2), ("vilbert", 4, 2), ("vilbert", 3, 3)], except_for=[("visual_bert", 4, 2)]
+    ),
 )
 def test_several_processes_train_as_one_does(tool: Tool, name: str, batch: int, count: int) -> None:
     """14 rows are a few batches and one of two rows, of which three processes have none for the first."""
     words = ("train", without_dropout(tool, name), "--updates", "17", "--batch-size", str(batch), *WORDS)
     one = tool.run_of(tool(*words, "--name", "one"))
     several = tool.run_of(tool(*words, "--name", "several", "--nproc", str(count)))
-    [start] = events(several, "train_started")
+    [start] = read_events_of_kind(several, "train_started")
     assert (start["processes"], start["batch"]) == (count, batch)
     assert figures(several, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
     for key in ("epoch", "lr"):
@@ -93,91 +95,99 @@ def test_several_processes_stop_early_together(tool: Tool) -> None:
     zero = (*WORDS[:-1], "optimizer.params.lr=0.0")
     run = tool.train(tool.preset("vilbert"), "--updates", "40", *TWO, *zero, *early)
     assert RunRecord.read(run).summary.updates == 6
-    assert len([event for event in events(run, "val") if event["final"]]) == 1
+    assert len([event for event in read_events_of_kind(run, "val") if event["final"]]) == 1
 
 
 @pytest.mark.wide
-def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(tool: Tool, faulty: Faulty) -> None:
+def test_a_run_resumed_by_as_many_processes_ends_with_the_same_weights(
+    tool: Tool, set_faults: SetFaults
+) -> None:
     """Dropout included; the second stop is in the validation of update 4, which is repeated."""
     words = (*TWO, "--updates", "7", *WORDS)
     whole = tool.train(tool.preset("vilbert"), "--name", "whole", *words)
-    faulty(
+    set_faults(
         {"at": "stepped", "do": "stop", "update": 2, "rank": 1},
         {"at": "validation", "do": "stop", "update": 5, "rank": 1, "once": str(tool.folder / "once")},
     )
-    assert tool.code("train", tool.preset("vilbert"), "--name", "parts", *words) == 130
+    assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--name", "parts", *words) == 130
     assert "stopped at update 2, which is saved" in tool.errors
-    assert tool.code("train", "--resume", "parts", *TWO) == 130
+    assert tool.run_for_exit_code("train", "--resume", "parts", *TWO) == 130
     parts = tool.train("--resume", "parts", *TWO)
-    assert starts(parts) == [0, 2, 4]
+    assert start_updates(parts) == [0, 2, 4]
     for key in ("loss", "lr", "epoch"):
         assert figures(parts, key) == figures(whole, key)
     assert_same_weights(parts, whole)
 
 
 @pytest.mark.wide
-def test_a_run_resumes_with_other_numbers_of_processes(tool: Tool, faulty: Faulty) -> None:
+def test_a_run_resumes_with_other_numbers_of_processes(tool: Tool, set_faults: SetFaults) -> None:
     """Two, one and two again; each is stopped within a pass."""
     words = ("--updates", "13", *WORDS)
     whole = tool.train(without_dropout(tool), "--name", "whole", *words, *TWO)
-    faulty(*({"at": "stepped", "do": "stop", "update": update} for update in (3, 9)))
-    assert tool.code("train", without_dropout(tool), "--name", "parts", *words, *TWO) == 130
-    assert tool.code("train", "--resume", "parts") == 130
+    set_faults(*({"at": "stepped", "do": "stop", "update": update} for update in (3, 9)))
+    assert tool.run_for_exit_code("train", without_dropout(tool), "--name", "parts", *words, *TWO) == 130
+    assert tool.run_for_exit_code("train", "--resume", "parts") == 130
     parts = tool.train("--resume", "parts", *TWO)
-    assert [(e["update"], e["processes"]) for e in events(parts, "train_started")] == [(0, 2), (3, 1), (9, 2)]
+    assert [(e["update"], e["processes"]) for e in read_events_of_kind(parts, "train_started")] == [
+        (0, 2),
+        (3, 1),
+        (9, 2),
+    ]
     assert figures(parts, "loss") == pytest.approx(figures(whole, "loss"), abs=1e-6)
     for key in ("epoch", "lr"):
         assert figures(parts, key) == figures(whole, key)
     assert_same_weights(parts, whole, atol=1e-5)
 
 
-def test_when_one_process_is_killed_the_others_end_and_the_run_resumes(tool: Tool, faulty: Faulty) -> None:
+def test_when_one_process_is_killed_the_others_end_and_the_run_resumes(
+    tool: Tool, set_faults: SetFaults
+) -> None:
     words = (*TWO, "--updates", "6", *WORDS)
-    with witness() as both:
-        faulty(
+    with liveness_monitor() as both:
+        set_faults(
             {"at": "stepped", "do": "connect", "port": both.port, "update": 1},
             {"at": "stepped", "do": "kill", "update": 4, "rank": 1, "once": str(tool.folder / "once")},
         )
-        assert tool.code("train", tool.preset("vilbert"), *words) == 7
-        both.accept(2)
-        assert both.all_dead()
+        assert tool.run_for_exit_code("train", tool.preset("vilbert"), *words) == 7
+        both.wait_for_processes(2)
+        assert both.has_only_dead_processes()
     assert "process 1 was killed" in tool.errors and "--resume last" in tool.errors
     [run] = [Run(path.parent) for path in tool.save_dir.glob("*/*/request.json")]
-    assert outcomes(run) == ["killed"]
+    assert attempt_outcomes(run) == ["killed"]
     tool.train("--resume", "last", *TWO)
-    assert starts(run) == [0, 2]
+    assert start_updates(run) == [0, 2]
 
 
 def test_an_error_of_one_process_is_the_outcome(
-    tool: Tool, faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+    tool: Tool, set_faults: SetFaults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The processes start as a user's do, see ``tests/worlds/warm.py``."""
-    monkeypatch.setenv(OWN_IMPORTS, "1")
-    faulty({"at": "forward", "do": "nan", "update": 3, "rank": 1})
-    assert tool.code("train", tool.preset("vilbert"), *TWO, "--updates", "6", *WORDS) == 7
+    """The processes start as a user's do, see ``tests/worlds/fork_server.py``."""
+    monkeypatch.setenv(NO_PRELOAD_VARIABLE, "1")
+    set_faults({"at": "forward", "do": "nan", "update": 3, "rank": 1})
+    assert tool.run_for_exit_code("train", tool.preset("vilbert"), *TWO, "--updates", "6", *WORDS) == 7
     assert "the loss of update 3 is not a number" in tool.errors
 
 
 @pytest.mark.wide
 def test_after_a_raised_out_of_memory_of_one_process_all_have_a_smaller_micro_batch(
-    tool: Tool, faulty: Faulty
+    tool: Tool, set_faults: SetFaults
 ) -> None:
     """The error is torch's own, but a hook raises it: this machine has no GPU."""
     preset, words = without_dropout(tool), (*TWO, "--updates", "5", *WORDS)
     whole = tool.train(preset, "--name", "whole", *words)
-    faulty({"at": "backward", "do": "cuda_oom", "update": 3, "above": 1, "rank": 1})
+    set_faults({"at": "backward", "do": "cuda_oom", "update": 3, "above": 1, "rank": 1})
     parts = tool.train(preset, "--name", "parts", *words)
-    [failed] = events(parts, "attempt_failed")
-    assert failed["next"] == {"micro_batch": 2} and outcomes(parts) == ["cuda_oom", "ok"]
-    assert starts(parts) == [0, 2]
+    [failed] = read_events_of_kind(parts, "attempt_failed")
+    assert failed["next"] == {"micro_batch": 2} and attempt_outcomes(parts) == ["cuda_oom", "ok"]
+    assert start_updates(parts) == [0, 2]
     assert figures(parts, "loss") == pytest.approx(figures(whole, "loss"), abs=1e-6)
 
 
 @pytest.mark.wide
-def test_ctrl_c_ends_a_training_of_which_one_process_hangs(tool: Tool, faulty: Faulty) -> None:
+def test_ctrl_c_ends_a_training_of_which_one_process_hangs(tool: Tool, set_faults: SetFaults) -> None:
     words = (*endless(tool), *TWO, "--stop-timeout", "2", "training.checkpoint_interval=2")
-    with witness() as both:
-        faulty(
+    with liveness_monitor() as both:
+        set_faults(
             {"at": "stepped", "do": "connect", "port": both.port, "update": 1},
             {"at": "stepped", "do": "hang_in_c", "update": 3, "rank": 1},
         )
@@ -185,10 +195,10 @@ def test_ctrl_c_ends_a_training_of_which_one_process_hangs(tool: Tool, faulty: F
             run = somebody.sees("checkpoint")
             somebody.process.send_signal(signal.SIGINT)
             assert somebody.gets_the_prompt_back() == 130
-        both.accept(2)
-        assert both.all_dead()
+        both.wait_for_processes(2)
+        assert both.has_only_dead_processes()
     assert "--resume last" in somebody.read
-    assert starts(run) == [0]
+    assert start_updates(run) == [0]
 
 
 @pytest.mark.wide
@@ -198,22 +208,24 @@ def test_ctrl_c_while_processes_start_ends_them_at_once(tool: Tool) -> None:
         somebody.process.send_signal(signal.SIGINT)
         assert somebody.gets_the_prompt_back() == 130
     assert "nothing new to save" in somebody.read
-    assert outcomes(run) == ["interrupted"]
+    assert attempt_outcomes(run) == ["interrupted"]
 
 
 @pytest.mark.wide
-def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: Tool, faulty: Faulty) -> None:
-    with witness() as both:
-        faulty({"at": "stepped", "do": "connect", "port": both.port, "update": 1})
+def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(
+    tool: Tool, set_faults: SetFaults
+) -> None:
+    with liveness_monitor() as both:
+        set_faults({"at": "stepped", "do": "connect", "port": both.port, "update": 1})
         with user(tool, *endless(tool), *TWO) as somebody:
             run = somebody.sees("train")
-            [start] = events(run, "run_started")
+            [start] = read_events_of_kind(run, "run_started")
             worker = Path(f"/proc/{start['pid']}/stat").read_text(encoding="utf-8")
             somebody.process.send_signal(signal.SIGSTOP)  # each would end the training when the other dies
             os.kill(int(worker.rpartition(")")[2].split()[1]), signal.SIGKILL)
             somebody.process.kill()
-        both.accept(2)
-        assert both.all_dead()
+        both.wait_for_processes(2)
+        assert both.has_only_dead_processes()
     while not run.outcome_file.exists():  # the launcher writes it after they have left
         time.sleep(0.02)
     end = AttemptOutcome.load(run.outcome_file)
@@ -222,7 +234,7 @@ def test_when_mmfw_and_its_keeper_are_killed_all_processes_save_and_leave(tool: 
 
 
 @pytest.mark.wide
-@pytest.mark.parametrize("send", [os.kill, signal_all])
+@pytest.mark.parametrize("send", [os.kill, signal_process_tree])
 def test_ctrl_c_or_a_signal_to_every_process_saves_and_all_leave(
     tool: Tool, send: Callable[[int, int], None]
 ) -> None:
@@ -233,7 +245,7 @@ def test_ctrl_c_or_a_signal_to_every_process_saves_and_all_leave(
     updates = RunRecord.read(run).summary.updates
     assert f"stopped at update {updates}, which is saved" in somebody.read
     tool.train("--resume", "last", "--updates", str(updates + 1), *TWO)
-    assert starts(run) == [0, updates]
+    assert start_updates(run) == [0, updates]
 
 
 @pytest.mark.wide
@@ -256,7 +268,10 @@ def test_two_machines_train_as_one_does(tool: Tool) -> None:
         assert somebody.gets_the_prompt_back() == 0, somebody.read
     tool.train("--resume", one.id, "--updates", "7")
     assert figures(two, "loss") == pytest.approx(figures(one, "loss"), abs=1e-6)
-    final = [[event["metrics"] for event in events(run, "val") if event["final"]] for run in (one, two)]
+    final = [
+        [event["metrics"] for event in read_events_of_kind(run, "val") if event["final"]]
+        for run in (one, two)
+    ]
     assert len(final[0]) == 2 and final[1] == [pytest.approx(metrics, abs=1e-6) for metrics in final[0]]
 
 
@@ -275,7 +290,7 @@ def test_ctrl_c_on_one_machine_saves_and_stops_all(tool: Tool) -> None:
 
 
 def test_a_batch_that_cannot_be_divided_is_refused_before_training(tool: Tool) -> None:
-    assert tool.code("train", tool.preset("bert"), "--nproc", "3") == 2
+    assert tool.run_for_exit_code("train", tool.preset("bert"), "--nproc", "3") == 2
     assert "1, 2, 4" in tool.errors
     assert not tool.save_dir.exists()
 
@@ -287,7 +302,7 @@ def test_what_another_launcher_left_in_the_environment_changes_nothing(
         monkeypatch.setenv(name, "1")
     run = tool.train(tool.preset("bert"), "--updates", "1")
     assert "RANK, WORLD_SIZE" in tool.errors
-    assert events(run, "train_started")[0]["processes"] == 1
+    assert read_events_of_kind(run, "train_started")[0]["processes"] == 1
 
 
 @pytest.mark.wide
@@ -299,8 +314,8 @@ def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None
     assert done.returncode != 0
     command = re.findall("hint: `mmfw (.*)`", done.stderr)[0]
     assert not tool.save_dir.exists()
-    run = tool.run_of(tool(*typed(command)))
-    assert events(run, "train_started")[0]["processes"] == 2
+    run = tool.run_of(tool(*split_command(command)))
+    assert read_events_of_kind(run, "train_started")[0]["processes"] == 2
 
 
 @pytest.mark.wide
@@ -311,5 +326,5 @@ def test_a_meeting_to_which_nobody_comes_is_given_up(tool: Tool, monkeypatch: py
     monkeypatch.setattr(attempts, "WORKER_COMMAND", [sys.executable, "-c", impatient])
     meeting = free_address()
     machines = ("--nnodes", "2", "--node-rank", "1", "--rdzv", meeting)
-    assert tool.code("train", tool.preset("bert"), *machines) == 6
+    assert tool.run_for_exit_code("train", tool.preset("bert"), *machines) == 6
     assert f"{meeting}: 2 machines did not meet" in tool.errors and "--rdzv" in tool.errors

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.runs import user_code
-from tests.endtoend.conftest import Faulty, Tool, events
+from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind
 from tests.endtoend.test_stopping import _CTRL_C, _INTERRUPTED, user
 from tests.worlds.tools import requires_console_events
 
@@ -55,7 +55,7 @@ def test_a_profile_says_where_the_time_of_a_preset_goes(tool: Tool) -> None:
 
 @pytest.mark.wide
 def test_a_profile_of_a_run_leaves_it_as_it_is(tool: Tool) -> None:
-    run = tool.trained("vilbert")
+    run = tool.get_trained_run("vilbert")
 
     def content() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in tool.save_dir.rglob("*") if path.is_file()}
@@ -82,9 +82,9 @@ def test_saving_or_validating_after_each_update_is_named(tool: Tool, kind: str) 
 
 @pytest.mark.wide
 @requires_console_events
-def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty) -> None:
+def test_after_ctrl_c_nothing_is_kept(tool: Tool, set_faults: SetFaults) -> None:
     at = tool.folder / "at"
-    faulty({"at": "forward", "do": "wait", "once": str(at), "update": 2})
+    set_faults({"at": "forward", "do": "wait", "once": str(at), "update": 2})
     with user(tool, "train", tool.preset("vilbert"), "--profile", "6") as somebody:
         somebody.waits_for(at.exists)
         somebody.process.send_signal(_CTRL_C)
@@ -96,9 +96,9 @@ def test_after_ctrl_c_nothing_is_kept(tool: Tool, faulty: Faulty) -> None:
 
 
 @pytest.mark.wide
-def test_of_a_training_that_fails_the_log_stays(tool: Tool, faulty: Faulty) -> None:
-    faulty({"at": "forward", "do": "nan", "update": 3})
-    assert tool.code("train", tool.preset("vilbert"), "--profile", "6") == 7
+def test_of_a_training_that_fails_the_log_stays(tool: Tool, set_faults: SetFaults) -> None:
+    set_faults({"at": "forward", "do": "nan", "update": 3})
+    assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--profile", "6") == 7
     assert "the loss of update 3 is not a number" in tool.errors
     assert left(tool) == ["log.txt"]
     assert str(next(tool.save_dir.rglob("log.txt"))) in tool.errors
@@ -107,7 +107,7 @@ def test_of_a_training_that_fails_the_log_stays(tool: Tool, faulty: Faulty) -> N
 def test_a_mistake_is_named_at_once(tool: Tool) -> None:
     preset = tool.preset("vilbert")
     before = set(tool.folder.rglob("*"))
-    assert tool.code("train", preset, "--profile", "6", "training.checkpoint_interval=0") == 2
+    assert tool.run_for_exit_code("train", preset, "--profile", "6", "training.checkpoint_interval=0") == 2
     assert "training.checkpoint_interval: 0" in tool.errors
     trusted = {user_code.trusted_folders_path(), user_code.trusted_folders_path().with_suffix(".lock")}
     assert set(tool.folder.rglob("*")) - before <= trusted, "the tests' own code is trusted"
@@ -115,23 +115,23 @@ def test_a_mistake_is_named_at_once(tool: Tool) -> None:
 
 @pytest.mark.wide
 def test_memory_that_runs_out_in_the_validation_of_a_profile_makes_it_begin_again(
-    tool: Tool, faulty: Faulty
+    tool: Tool, set_faults: SetFaults
 ) -> None:
-    faulty({"at": "validation", "do": "cuda_oom", "once": str(tool.folder / "struck")})
+    set_faults({"at": "validation", "do": "cuda_oom", "once": str(tool.folder / "struck")})
     assert tool("train", tool.preset("vilbert"), "--profile", "6")["largest_cost"]
     assert "training from the beginning" in tool.errors
 
 
 def test_a_profile_that_would_begin_later_is_refused(tool: Tool) -> None:
-    run = tool.trained("vilbert")
+    run = tool.get_trained_run("vilbert")
     weights = f"checkpoint.resume_file={run.checkpoints / 'current.ckpt'}"
-    assert tool.code("train", tool.preset("vilbert"), "--profile", "6", weights) == 2
+    assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--profile", "6", weights) == 2
     assert "training did not begin at update 0" in tool.errors
 
 
 def test_a_training_that_waits_for_data_says_so_once(tool: Tool) -> None:
     words = ("--updates", "30", "--seed", "1", "training.evaluation_interval=30", slow_rows(tool))
     result = tool("train", tool.preset("vilbert"), *words)
-    (note,) = [event["text"] for event in events(tool.run_of(result), "note")]
+    (note,) = [event["text"] for event in read_events_of_kind(tool.run_of(result), "note")]
     assert note.startswith("the model waits for data ") and note.endswith(" may help")
     assert f"note: {note}" in tool.errors

@@ -16,12 +16,12 @@ from mmf_win.dataset.annotations import read_annotations
 from mmf_win.integrity import torch_file
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.checkpoint_files import read_checkpoint_progress
-from tests.endtoend.conftest import Tool, probabilities, saved, starts
+from tests.endtoend.conftest import Tool, load_checkpoint, probabilities, start_updates
 from tests.endtoend.test_predicting import predict
 from tests.worlds import zoo
 from tests.worlds.memes import tar_gz
-from tests.worlds.tools import typed
-from tests.worlds.web import WebServer, breaks_off
+from tests.worlds.tools import split_command
+from tests.worlds.web_server import WebServer, drop_connection_after
 
 KEY = "vilbert.finetuned.hateful_memes.direct"
 ARCHIVE = "vilbert.finetuned.hateful_memes_direct.tar.gz"
@@ -49,7 +49,7 @@ class Shop:
         config = {"model_config": {"vilbert": {}}}
         content = {"model.pth": weights.read_bytes(), "config.yaml": json.dumps(config).encode()}
         self.server.files[ARCHIVE] = tar_gz(content)
-        zoo.write_yaml(self.tool.folder, self.server, **{KEY.replace(".", "__"): (ARCHIVE, ARCHIVE)})
+        zoo.write_zoo_files(self.tool.folder, self.server, **{KEY.replace(".", "__"): (ARCHIVE, ARCHIVE)})
         shutil.rmtree(self.weights.parent, ignore_errors=True)
 
     def probas(self, *words: str) -> list[list[float]]:
@@ -66,7 +66,7 @@ class Shop:
 def shop(tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """The world and its zoo; the model is trained once for each MMF."""
     kept = tool.kept / "published"
-    own = tool.in_a_copy("мир")
+    own = tool.with_world_copy("мир")
     monkeypatch.setenv("MMF_CACHE_DIR", str(own.world.cache))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     vilbert = Path(tool.preset("vilbert", offline=False, zoo=KEY))  # with the BERT of the world of all tests
@@ -90,7 +90,7 @@ def rewritten(shop: Shop, *, legacy: bool = False, **changes: Any) -> Path:
     import torch
 
     path = shop.tool.folder / "rewritten.pth"
-    contents = {**saved(shop.trained, "best.ckpt"), **changes}
+    contents = {**load_checkpoint(shop.trained, "best.ckpt"), **changes}
     torch.save(contents, path, _use_new_zipfile_serialization=not legacy)
     return path
 
@@ -98,15 +98,18 @@ def rewritten(shop: Shop, *, legacy: bool = False, **changes: Any) -> Path:
 def hinted(errors: str) -> list[str]:
     """The words after ``mmfw`` of the command that an error tells to type."""
     [command] = re.findall("`mmfw (train .*?)`", errors)
-    return typed(command)
+    return split_command(command)
 
 
 @pytest.mark.wide
 def test_published_weights_are_scored_on_the_papers_splits_without_training(shop: Shop) -> None:
     expected = shop.probas("trained", "--split", "dev_seen", "--split", "test_seen", "--split", "dev_unseen")
-    shop.server.faults = [breaks_off(10_000), breaks_off(5_000)]
+    shop.server.faults = [drop_connection_after(10_000), drop_connection_after(5_000)]
     results = predict(shop.tool, "--published", shop.preset)
-    assert [asked.headers["Range"] for asked in shop.server.gets[1:]] == ["bytes=10000-", "bytes=15000-"]
+    assert [asked.headers["Range"] for asked in shop.server.content_requests[1:]] == [
+        "bytes=10000-",
+        "bytes=15000-",
+    ]
     assert [result["split"] for result in results] == ["dev_seen", "test_seen"]
     assert [probabilities(result) for result in results] == expected[:2]
 
@@ -119,10 +122,10 @@ def test_published_weights_are_scored_on_the_papers_splits_without_training(shop
     assert shop.tool("runs", "show", run.id)["published_weights"] == KEY
     assert KEY in Path(results[0]["report"]).read_text(encoding="utf-8")
 
-    shop.server.asked.clear()
+    shop.server.requests.clear()
     assert shop.probas("--published", shop.preset, "--split", "dev_unseen") == expected[2:]
     assert shop.run_named("крошка-published") == run, "the second call made another run"
-    assert shop.server.asked == []
+    assert shop.server.requests == []
     assert shop.probas("крошка-published", "--split", "test_seen") == expected[1:2]
     rows = read_annotations(shop.tool.world.dataset / "annotations" / "dev_seen.jsonl")
     image = str(shop.tool.world.dataset / "images" / rows[0].img)
@@ -134,18 +137,18 @@ def test_published_weights_are_scored_on_the_papers_splits_without_training(shop
 def test_a_run_of_published_weights_is_never_resumed_nor_averaged_with_trained_ones(shop: Shop) -> None:
     predict(shop.tool, "--published", shop.preset, "--split", "dev_seen")
     run = shop.run_named("крошка-published")
-    assert shop.tool.code("train", "--resume", "крошка-published") == 2
+    assert shop.tool.run_for_exit_code("train", "--resume", "крошка-published") == 2
     assert "--init published" in shop.tool.errors
-    assert shop.tool.code("train", "--resume", str(run.checkpoints / "best.ckpt")) == 2
+    assert shop.tool.run_for_exit_code("train", "--resume", str(run.checkpoints / "best.ckpt")) == 2
     words = hinted(shop.tool.errors)
-    assert shop.tool.code(*words, *STILL, "--name", "hint") == 0, shop.tool.errors
+    assert shop.tool.run_for_exit_code(*words, *STILL, "--name", "hint") == 0, shop.tool.errors
     shutil.rmtree(shop.tool.save_dir / "hint")
 
     resumed = shop.tool("train", "--resume", "last", "--updates", "4")
     assert (resumed["id"], resumed["updates"]) == (shop.trained.id, 4)
     shop.probas("trained", "--split", "dev_seen")
     page = shop.tool.folder / "page.html"
-    assert shop.tool.code("report", "trained", "крошка-published", "--output", str(page)) == 0
+    assert shop.tool.run_for_exit_code("report", "trained", "крошка-published", "--output", str(page)) == 0
     assert page.read_text(encoding="utf-8").count('<tr class="group">') == 2
 
 
@@ -156,7 +159,7 @@ def test_training_on_from_weights_begins_at_update_0(shop: Shop) -> None:
     expected = shop.probas("trained", "--split", "dev_seen")
     for name, init in (("checkpoint", str(best)), ("weights", str(final))):
         run = shop.tool.train(shop.preset, "--init", init, "--name", name, *STILL)
-        assert starts(run) == [0]
+        assert start_updates(run) == [0]
         known = read_checkpoint_progress(run.checkpoints / "best.ckpt")
         assert known is not None and known.best_update == 1, "the best score is the old run's"
         assert shop.tool("runs", "show", name)["init"] == init
@@ -168,9 +171,9 @@ def test_training_on_from_weights_begins_at_update_0(shop: Shop) -> None:
     assert shop.probas("zoo", "--checkpoint", "last", "--split", "dev_seen") != expected
     going_on = shop.tool("train", "--resume", "last", "--updates", "3")
     assert (going_on["updates"], going_on["id"]) == (3, run.id)
-    assert starts(run) == [0, 2], "the run's own checkpoint is not what it began with"
-    assert shop.tool.code("train", shop.preset, "--init", str(best), "--resume", "last") == 2
-    assert shop.tool.code("train", "--init", str(best)) == 2
+    assert start_updates(run) == [0, 2], "the run's own checkpoint is not what it began with"
+    assert shop.tool.run_for_exit_code("train", shop.preset, "--init", str(best), "--resume", "last") == 2
+    assert shop.tool.run_for_exit_code("train", "--init", str(best)) == 2
 
 
 def test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trusted(shop: Shop) -> None:
@@ -187,17 +190,17 @@ def test_a_file_of_the_old_format_loads_and_one_with_classes_only_if_it_is_trust
     shop.publish(rewritten(shop, legacy=True, config=OmegaConf.create({"training": {"seed": 1}})))
     train = ("train", shop.preset, "--init", "published", *STILL)
     for refused in (("predict", *words), train):
-        assert shop.tool.code(*refused) == 3
+        assert shop.tool.run_for_exit_code(*refused) == 3
         assert "omegaconf.dictconfig.DictConfig" in shop.tool.errors
         assert "best.ckpt" in shop.tool.errors or "model.pth" in shop.tool.errors
         assert "--trust" in shop.tool.errors
     assert shop.probas(*words, "--trust") == expected
-    assert starts(shop.tool.run_of(shop.tool(*train, "--trust"))) == [0]
+    assert start_updates(shop.tool.run_of(shop.tool(*train, "--trust"))) == [0]
 
 
 @pytest.mark.wide
 def test_weights_that_leave_the_head_unset_are_refused_whatever_asks_for_them(shop: Shop) -> None:
-    whole = saved(shop.trained, "best.ckpt")["model"]
+    whole = load_checkpoint(shop.trained, "best.ckpt")["model"]
     headless = {key: value for key, value in whole.items() if "classifier" not in key}
     assert len(headless) < len(whole)
     path = rewritten(shop, model=headless)
@@ -208,9 +211,9 @@ def test_weights_that_leave_the_head_unset_are_refused_whatever_asks_for_them(sh
         ("train", shop.preset, "--init", "published", *STILL),
         ("train", shop.preset, "--resume", str(path), "--updates", "9"),
     ):
-        assert shop.tool.code(*words) == 3, words
+        assert shop.tool.run_for_exit_code(*words) == 3, words
         assert "the checkpoint lacks" in shop.tool.errors and "classifier" in shop.tool.errors
-        assert shop.tool.code(*words, "checkpoint.resume_pretrained=True") == 2, words
+        assert shop.tool.run_for_exit_code(*words, "checkpoint.resume_pretrained=True") == 2, words
         assert "checkpoint.resume_pretrained" in shop.tool.errors
-    assert shop.tool.code("train", shop.preset, f"checkpoint.resume_zoo={KEY}", *STILL) == 3
+    assert shop.tool.run_for_exit_code("train", shop.preset, f"checkpoint.resume_zoo={KEY}", *STILL) == 3
     assert f"error: {KEY}: the checkpoint lacks" in shop.tool.errors

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from mmf_win.runs.folder import Run
-from tests.endtoend.conftest import Tool, events, saved
+from tests.endtoend.conftest import Tool, load_checkpoint, read_events_of_kind
 
 pytestmark = pytest.mark.wide
 
@@ -68,15 +68,24 @@ def train_and_predict(tool: Tool, preset: str, *words: str) -> dict[str, Any]:
     )
     with Path(predicted["csv"]).open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    [started] = events(run, "train_started")
+    [started] = read_events_of_kind(run, "train_started")
     return {
-        "train": [{key: e[key] for key in ("update", "epoch", "loss", "lr")} for e in events(run, "train")],
-        "val": [{key: e[key] for key in ("update", "final", "metrics", "data")} for e in events(run, "val")],
+        "train": [
+            {key: e[key] for key in ("update", "epoch", "loss", "lr")}
+            for e in read_events_of_kind(run, "train")
+        ],
+        "val": [
+            {key: e[key] for key in ("update", "final", "metrics", "data")}
+            for e in read_events_of_kind(run, "val")
+        ],
         "started": {key: started[key] for key in ("seed", "batch", "micro_batch", "parameters", "precision")},
-        "loaded": [{key: e[key] for key in ("copied", "total", "missing")} for e in events(run, "loaded")],
-        "checkpoints": [[e["update"], e["best"]] for e in events(run, "checkpoint")],
+        "loaded": [
+            {key: e[key] for key in ("copied", "total", "missing")}
+            for e in read_events_of_kind(run, "loaded")
+        ],
+        "checkpoints": [[e["update"], e["best"]] for e in read_events_of_kind(run, "checkpoint")],
         "fields": fields(run),
-        "sha256": dict(hashes(saved(run))),
+        "sha256": dict(hashes(load_checkpoint(run))),
         "probabilities": {row["id"]: float(row["proba"]) for row in rows},
         "labels": {row["id"]: row["label"] for row in rows},
         "scores": {key: predicted[key] for key in _SCORES},

@@ -14,9 +14,9 @@ from mmf_win.protocol import AttemptOutcome, Event
 from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import CommandOptions
-from tests.endtoend.conftest import Faulty, Tool, assert_same_weights, events, starts
-from tests.worlds.tools import typed, wide
-from tests.worlds.torch_files import checkpoint
+from tests.endtoend.conftest import SetFaults, Tool, assert_same_weights, read_events_of_kind, start_updates
+from tests.worlds.tools import mark_wide, split_command
+from tests.worlds.torch_files import write_checkpoint
 
 # A schedule whose rate differs at every update, and validations between which it is interrupted.
 SCHEDULE = (
@@ -33,31 +33,33 @@ SCHEDULE = (
 
 def trained(run: Run) -> dict[int, Event]:
     """The last word on each update."""
-    return {event["update"]: event for event in events(run, "train")}
+    return {event["update"]: event for event in read_events_of_kind(run, "train")}
 
 
 def validated(run: Run) -> dict[int, dict[str, float]]:
-    return {event["update"]: event["metrics"] for event in events(run, "val") if not event["final"]}
+    return {
+        event["update"]: event["metrics"] for event in read_events_of_kind(run, "val") if not event["final"]
+    }
 
 
 def test_another_learning_rate_takes_what_the_hint_says(tool: Tool) -> None:
     schedule = ("training.log_interval=1", "training.lr_scheduler=False")
     tool("train", tool.preset("bert"), "--updates", "2", *schedule, "optimizer.params.lr=0.01")
     words = ("train", "--resume", "last", "--updates", "4", "optimizer.params.lr=0.0001")
-    assert tool.code(*words) == 2
+    assert tool.run_for_exit_code(*words) == 2
     [hint] = [line for line in tool.errors.splitlines() if line.startswith("hint:")]
     run = tool.run_of(tool(*words, hint.split()[1]))
     assert [trained(run)[update]["lr"] for update in (2, 3, 4)] == [0.01, 0.0001, 0.0001]
-    assert tool.code("train", "--resume", "last") == 2, "it has reached its total"
+    assert tool.run_for_exit_code("train", "--resume", "last") == 2, "it has reached its total"
     [command] = re.findall("`mmfw (.*?)`", tool.errors)
-    assert tool.code(*typed(command), "--updates", "1") == 0
+    assert tool.run_for_exit_code(*split_command(command), "--updates", "1") == 0
 
 
-def test_another_total_is_noted_since_it_changes_the_schedule(tool: Tool, faulty: Faulty) -> None:
-    faulty({"at": "stepped", "do": "stop", "update": 2})
+def test_another_total_is_noted_since_it_changes_the_schedule(tool: Tool, set_faults: SetFaults) -> None:
+    set_faults({"at": "stepped", "do": "stop", "update": 2})
     words = ("train", tool.preset("bert"), "--updates", "3")
-    assert tool.code(*words) == 130 and "instead of" not in tool.errors
-    faulty()
+    assert tool.run_for_exit_code(*words) == 130 and "instead of" not in tool.errors
+    set_faults()
     run = tool.train("--resume", "last")
     assert "instead of" not in tool.errors, "the total is what it was"
     tool("train", "--resume", "last", "training.max_updates=5")
@@ -74,38 +76,38 @@ def test_a_run_that_has_reached_its_total_is_refused_with_the_numbers(tool: Tool
     run.save_request(
         presets.build_request(preset, splits, places).merged_with(CommandOptions(updates=100).settings)
     )
-    saved = checkpoint(run.checkpoints / "current.ckpt", 80)
+    saved = write_checkpoint(run.checkpoints / "current.ckpt", 80)
     AttemptOutcome("ok").save(run.outcome_file)
     totals = ("--updates", "20"), ("--epochs", "2"), ("training.max_updates=80",), ("training.max_epochs=2",)
     for wanted, total in (("last", totals[0]), *((str(saved), total) for total in totals)):
-        assert tool.code("train", "--resume", wanted, *total) == 2
+        assert tool.run_for_exit_code("train", "--resume", wanted, *total) == 2
         assert "update 80" in tool.errors and "--init" in tool.errors
         assert "--save-dir" in tool.errors, "where this run lies"
     (tool.folder / "bert.yaml").unlink()
-    assert tool.code("train", "--resume", "last", *totals[0]) == 2
+    assert tool.run_for_exit_code("train", "--resume", "last", *totals[0]) == 2
     assert "--init" not in tool.errors and "PRESET" not in tool.errors, "it could not be run"
     assert list(tool.save_dir.glob("*/*")) == [run.path], "no folder is left behind"
     assert not (run.path / "attempts").exists(), "MMF was not loaded"
     before = run.request_file.read_bytes()
-    assert tool.code("train", "--resume", "last", "training.max_updates=null") == 2
+    assert tool.run_for_exit_code("train", "--resume", "last", "training.max_updates=null") == 2
     assert "training.max_epochs" in tool.errors
     assert run.request_file.read_bytes() == before
 
 
-@pytest.mark.parametrize("workers", wide([0, 2], but=(0,)))
+@pytest.mark.parametrize("workers", mark_wide([0, 2], except_for=(0,)))
 def test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights(
-    tool: Tool, faulty: Faulty, workers: int
+    tool: Tool, set_faults: SetFaults, workers: int
 ) -> None:
     """14 rows are four batches; after updates 2 and 4, a validation is due as well, and 7 is the last."""
     preset = tool.preset("vilbert")
     words = ("--updates", "7", "--seed", "3", *SCHEDULE, f"training.num_workers={workers}")
     whole = tool.train(preset, "--name", "whole", *words)
-    faulty(*({"at": "stepped", "do": "stop", "update": update} for update in (2, 4, 7)))
-    assert tool.code("train", preset, "--name", "parts", *words) == 130
-    assert tool.code("train", "--resume", "parts") == 130
-    assert tool.code("train", "--resume", "parts") == 130
+    set_faults(*({"at": "stepped", "do": "stop", "update": update} for update in (2, 4, 7)))
+    assert tool.run_for_exit_code("train", preset, "--name", "parts", *words) == 130
+    assert tool.run_for_exit_code("train", "--resume", "parts") == 130
+    assert tool.run_for_exit_code("train", "--resume", "parts") == 130
     parts = tool.train("--resume", "last")
-    assert starts(parts) == [0, 2, 4, 7]
+    assert start_updates(parts) == [0, 2, 4, 7]
     assert list(trained(parts)) == list(trained(whole)) == [1, 2, 3, 4, 5, 6, 7]
     for figure in ("lr", "loss", "epoch"):
         values = [[event[figure] for event in trained(run).values()] for run in (whole, parts)]

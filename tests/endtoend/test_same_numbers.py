@@ -14,7 +14,7 @@ from mmf_win.paths import MmfPaths
 from mmf_win.protocol import AttemptRequest
 from mmf_win.runs.folder import Run
 from mmf_win.upstream import default_settings
-from tests.endtoend.conftest import Tool, losses
+from tests.endtoend.conftest import Tool, logged_losses
 
 UPDATES = 50
 
@@ -77,8 +77,10 @@ def test_losses_are_bit_by_bit_those_of_mmf_alone(
     theirs = mmf_alone(tool, run, tmp_path)
     kept = [path for path in (tmp_path / "cache" / "mmfw-images").rglob("*") if path.is_file()]
     assert len(kept) == (19 if name == "mmbt" else 0), "of train and dev_unseen"
-    assert len(losses(run)) == UPDATES
-    assert losses(run) == theirs[:UPDATES]  # 1.0.0rc10 alone makes one update more than it was asked for
+    assert len(logged_losses(run)) == UPDATES
+    assert (
+        logged_losses(run) == theirs[:UPDATES]
+    )  # 1.0.0rc10 alone makes one update more than it was asked for
 
 
 def test_predictions_are_the_same_with_and_without_the_cache(
@@ -95,7 +97,7 @@ def test_predictions_are_the_same_with_and_without_the_cache(
         return csv.read_bytes()
 
     monkeypatch.setenv("MMFW_IMAGE_CACHE", "off")
-    run = tool.trained("mmbt")
+    run = tool.get_trained_run("mmbt")
     without = predict()
     assert not cache.exists()
     monkeypatch.delenv("MMFW_IMAGE_CACHE")

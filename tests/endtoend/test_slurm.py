@@ -12,30 +12,30 @@ import pytest
 
 from mmf_win.runs.history import RunRecord, run_state
 from mmf_win.runs.lookup import list_runs
-from tests.endtoend.conftest import Faulty, Tool, starts
-from tests.worlds.slurm import Cluster
+from tests.endtoend.conftest import SetFaults, Tool, start_updates
+from tests.worlds.slurm import SlurmStub
 from tests.worlds.tools import requires_tool
 
-pytestmark = [pytest.mark.wide, requires_tool("bash", on_windows=False)]
+pytestmark = [pytest.mark.wide, requires_tool("bash", exists_on_windows=False)]
 _UPDATES = 6
 
 
-def cluster_of(tool: Tool) -> tuple[Cluster, list[str]]:
+def cluster_of(tool: Tool) -> tuple[SlurmStub, list[str]]:
     """A cluster on which mmfw is this one, and the words of a job that trains a ViLBERT."""
     environment = {"MMF_DATA_DIR": str(tool.world.data), "MMF_SAVE_DIR": str(tool.save_dir)}
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     mmfw = f'#!/bin/sh\nexec "{sys.executable}" -m mmf_win "$@"\n'
     words = [tool.preset("vilbert"), "--updates", str(_UPDATES), "--seed", "1"]
-    return Cluster(tool.folder, mmfw, environment), words
+    return SlurmStub(tool.folder, mmfw, environment), words
 
 
 @pytest.mark.parametrize("number, to", [("SIGUSR1", "shell"), ("SIGTERM", "shell"), ("SIGTERM", "all")])
 def test_a_job_of_a_stub_that_gets_a_signal_is_saved_and_requeued_and_resumes(
-    tool: Tool, faulty: Faulty, tmp_path: Path, number: str, to: str
+    tool: Tool, set_faults: SetFaults, tmp_path: Path, number: str, to: str
 ) -> None:
     here, (cluster, words) = tmp_path / "here", cluster_of(tool)
-    faulty({"at": "forward", "do": "wait_to_be_stopped", "update": 3, "once": str(here)})
-    with cluster.start(*words) as job:
+    set_faults({"at": "forward", "do": "wait_to_be_stopped", "update": 3, "once": str(here)})
+    with cluster.start_job(*words) as job:
         while not here.exists():
             assert job.poll() is None
             time.sleep(0.02)
@@ -43,17 +43,21 @@ def test_a_job_of_a_stub_that_gets_a_signal_is_saved_and_requeued_and_resumes(
         assert job.wait() == 130
     [run] = list_runs(tool.save_dir)
     assert run_state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()
-    assert cluster.asked() == ["requeue 7"]
-    with cluster.start(*words, restarts=1) as job:
+    assert cluster.scontrol_calls() == ["requeue 7"]
+    with cluster.start_job(*words, restarts=1) as job:
         assert job.wait() == 0
     assert [run] == list_runs(tool.save_dir) and run.path.parent.name == "vilbert-1"
-    assert (run_state(run), RunRecord.read(run).summary.updates, starts(run)) == ("done", _UPDATES, [0, 3])
-    assert cluster.asked() == ["requeue 7"], "only once"
+    assert (run_state(run), RunRecord.read(run).summary.updates, start_updates(run)) == (
+        "done",
+        _UPDATES,
+        [0, 3],
+    )
+    assert cluster.scontrol_calls() == ["requeue 7"], "only once"
 
 
 def test_a_job_of_a_stub_that_had_saved_nothing_begins_again(tool: Tool) -> None:
     cluster, words = cluster_of(tool)
-    with cluster.start(*words, restarts=1) as job:
+    with cluster.start_job(*words, restarts=1) as job:
         assert job.wait() == 0
     [run] = list_runs(tool.save_dir)
-    assert (run_state(run), starts(run)) == ("done", [0])
+    assert (run_state(run), start_updates(run)) == ("done", [0])

@@ -23,10 +23,10 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.history import RunRecord, run_state
 from mmf_win.runs.lookup import list_runs
 from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
-from tests.endtoend.conftest import Faulty, Tool, events, starts
-from tests.worlds.held import Witness, witness
-from tests.worlds.job import signal_all
-from tests.worlds.tools import requires_console_events, wide
+from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind, start_updates
+from tests.worlds.liveness import LivenessMonitor, liveness_monitor
+from tests.worlds.process_tree import signal_process_tree
+from tests.worlds.tools import mark_wide, requires_console_events
 
 _INTERRUPTED = 130
 _WINDOWS = sys.platform == "win32"
@@ -45,7 +45,7 @@ class User:
     def sees(self, kind: str) -> Run:
         """Wait until the run has told of something."""
         told: list[Run] = self.waits_for(
-            lambda: [r for r in list_runs(self._tool.save_dir) if events(r, kind)]
+            lambda: [r for r in list_runs(self._tool.save_dir) if read_events_of_kind(r, kind)]
         )
         return told[0]
 
@@ -98,11 +98,13 @@ def goes_on(tool: Tool, run: Run) -> None:
     reached = RunRecord.read(run).summary.updates
     result = tool("train", "--resume", "last", "--updates", str(reached + 1), "training.num_workers=0")
     assert (result["state"], result["updates"]) == ("done", reached + 1)
-    assert starts(run) == [0, reached]
+    assert start_updates(run) == [0, reached]
 
 
 @requires_console_events
-@pytest.mark.parametrize(("number", "workers"), wide([(_CTRL_C, 0), (_TERM, 2)], but=[(_CTRL_C, 0)]))
+@pytest.mark.parametrize(
+    ("number", "workers"), mark_wide([(_CTRL_C, 0), (_TERM, 2)], except_for=[(_CTRL_C, 0)])
+)
 def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number: int, workers: int) -> None:
     with user(tool, *endless(tool, workers)) as somebody:
         run = somebody.sees("train")
@@ -118,18 +120,18 @@ def test_the_first_signal_saves_and_resume_goes_on_from_there(tool: Tool, number
 
 @pytest.mark.wide
 def test_a_run_that_predicts_is_not_removed_until_it_has_ended(
-    tool: Tool, faulty: Faulty, tmp_path: Path
+    tool: Tool, set_faults: SetFaults, tmp_path: Path
 ) -> None:
-    run, midst = tool.trained("vilbert"), tmp_path / "in the midst"
-    faulty({"at": "validation", "do": "wait", "once": str(midst)})
+    run, midst = tool.get_trained_run("vilbert"), tmp_path / "in the midst"
+    set_faults({"at": "validation", "do": "wait", "once": str(midst)})
     remove = ("runs", "rm", run.id, "--yes")
     with user(tool, "predict", run.id, "--no-report") as somebody:
         somebody.waits_for(midst.exists)
-        assert tool.code(*remove) == 8
+        assert tool.run_for_exit_code(*remove) == 8
         assert f"run {run.id} is predicting" in tool.errors
         midst.with_name(f"{midst.name}.go").touch()
         assert somebody.gets_the_prompt_back() == 0, somebody.read
-    assert tool.code(*remove) == 0
+    assert tool.run_for_exit_code(*remove) == 0
     assert not run.path.exists()
 
 
@@ -145,9 +147,9 @@ def test_while_mmf_is_imported_it_leaves_at_once(tool: Tool) -> None:
 
 @pytest.mark.wide
 @requires_console_events
-def test_before_the_first_update_it_leaves_at_once(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
+def test_before_the_first_update_it_leaves_at_once(tool: Tool, set_faults: SetFaults, tmp_path: Path) -> None:
     here = tmp_path / "here"
-    faulty({"at": "forward", "do": "hang", "update": 1, "once": str(here)})
+    set_faults({"at": "forward", "do": "hang", "update": 1, "once": str(here)})
     with user(tool, *endless(tool, workers=2)) as somebody:
         somebody.waits_for(here.exists)
         somebody.process.send_signal(_TERM)
@@ -156,12 +158,12 @@ def test_before_the_first_update_it_leaves_at_once(tool: Tool, faulty: Faulty, t
 
 
 @requires_console_events
-@pytest.mark.parametrize("moment", wide(["validation", "saved"], but=("saved",)))
+@pytest.mark.parametrize("moment", mark_wide(["validation", "saved"], except_for=("saved",)))
 def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
-    tool: Tool, faulty: Faulty, tmp_path: Path, moment: str
+    tool: Tool, set_faults: SetFaults, tmp_path: Path, moment: str
 ) -> None:
     here = tmp_path / "here"
-    faulty({"at": moment, "do": "wait", "once": str(here)})
+    set_faults({"at": moment, "do": "wait", "once": str(here)})
     often = ("training.evaluation_interval=2", "training.checkpoint_interval=2")
     with user(tool, *endless(tool), *often) as somebody:
         somebody.waits_for(here.exists)
@@ -175,10 +177,12 @@ def test_in_a_validation_and_in_a_save_it_saves_and_leaves(
 
 
 @requires_console_events
-def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Faulty, tmp_path: Path) -> None:
-    run = tool.trained("vilbert")
+def test_a_prediction_leaves_at_once_and_without_a_result(
+    tool: Tool, set_faults: SetFaults, tmp_path: Path
+) -> None:
+    run = tool.get_trained_run("vilbert")
     here = tmp_path / "here"
-    faulty({"at": "validation", "do": "hang", "once": str(here)})
+    set_faults({"at": "validation", "do": "hang", "once": str(here)})
     with user(tool, "predict") as somebody:
         somebody.waits_for(here.exists)
         somebody.process.send_signal(_CTRL_C)
@@ -190,10 +194,10 @@ def test_a_prediction_leaves_at_once_and_without_a_result(tool: Tool, faulty: Fa
 
 @requires_console_events
 def test_after_ctrl_c_in_the_last_moment_of_a_prediction_nothing_follows(
-    tool: Tool, faulty: Faulty, tmp_path: Path
+    tool: Tool, set_faults: SetFaults, tmp_path: Path
 ) -> None:
-    run, here = tool.trained("vilbert"), tmp_path / "here"
-    faulty({"at": "ending", "do": "wait", "once": str(here)})
+    run, here = tool.get_trained_run("vilbert"), tmp_path / "here"
+    set_faults({"at": "ending", "do": "wait", "once": str(here)})
     with user(tool, "predict", "--split", "dev_seen", "--split", "test_seen") as somebody:
         somebody.waits_for(here.exists)
         somebody.process.send_signal(_CTRL_C)
@@ -204,7 +208,7 @@ def test_after_ctrl_c_in_the_last_moment_of_a_prediction_nothing_follows(
     assert not list(run.reports.iterdir())
 
 
-def connecting(held: Witness, hangs: Path) -> list[dict[str, Any]]:
+def connecting(held: LivenessMonitor, hangs: Path) -> list[dict[str, Any]]:
     """The worker and its two DataLoader workers hold a connection each; then it hangs in C, with the GIL."""
     port = int(held.port)
     return [
@@ -242,17 +246,17 @@ def dies(somebody: User) -> None:
     ],
 )
 def test_nothing_of_a_worker_that_hangs_survives(
-    tool: Tool, faulty: Faulty, tmp_path: Path, end: Callable[[User], None]
+    tool: Tool, set_faults: SetFaults, tmp_path: Path, end: Callable[[User], None]
 ) -> None:
     timeout = ("--stop-timeout", "600" if end is ends_at_a_second_ctrl_c else "0.5")
     hangs = tmp_path / "hangs"
-    with witness() as held:
-        faulty(*connecting(held, hangs))
+    with liveness_monitor() as held:
+        set_faults(*connecting(held, hangs))
         with user(tool, *endless(tool, workers=2), *timeout) as somebody:
-            held.accept(3)
+            held.wait_for_processes(3)
             somebody.waits_for(hangs.exists)
             end(somebody)
-        assert held.all_dead()
+        assert held.has_only_dead_processes()
 
 
 @pytest.mark.skipif(_WINDOWS, reason="on Windows the worker ends with its parent, as the test above shows")
@@ -273,7 +277,7 @@ def test_a_worker_whose_parent_was_killed_saves_and_leaves(tool: Tool) -> None:
 def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
     with user(tool, *endless(tool)) as somebody:
         run = somebody.sees("train")
-        (started,) = events(run, "run_started")
+        (started,) = read_events_of_kind(run, "run_started")
         os.kill(started["pid"], signal.SIGTERM)
         assert somebody.gets_the_prompt_back() == _INTERRUPTED
     goes_on(tool, run)
@@ -281,19 +285,21 @@ def test_a_signal_to_the_worker_itself_saves_too(tool: Tool) -> None:
 
 @pytest.mark.wide
 def test_a_worker_that_does_not_leave_after_the_end_does_not_keep_the_prompt(
-    tool: Tool, faulty: Faulty
+    tool: Tool, set_faults: SetFaults
 ) -> None:
-    faulty({"at": "forward", "do": "linger", "update": 1})
+    set_faults({"at": "forward", "do": "linger", "update": 1})
     result = tool("train", tool.preset("vilbert"), "--updates", "1")
     assert result["state"] == "done"
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows has no signals for all processes of a job")
-@pytest.mark.parametrize(("name", "workers"), wide([("SIGTERM", 2), ("SIGUSR1", 2)], but=[("SIGTERM", 2)]))
+@pytest.mark.parametrize(
+    ("name", "workers"), mark_wide([("SIGTERM", 2), ("SIGUSR1", 2)], except_for=[("SIGTERM", 2)])
+)
 def test_a_signal_to_every_process_of_a_training_saves(tool: Tool, name: str, workers: int) -> None:
     with user(tool, *endless(tool, workers)) as somebody:
         run = somebody.sees("train")
-        signal_all(somebody.process.pid, getattr(signal, name))
+        signal_process_tree(somebody.process.pid, getattr(signal, name))
         assert somebody.gets_the_prompt_back() == _INTERRUPTED, somebody.read
     updates = RunRecord.read(run).summary.updates
     assert f"stopped at update {updates}, which is saved" in somebody.read
@@ -301,12 +307,12 @@ def test_a_signal_to_every_process_of_a_training_saves(tool: Tool, name: str, wo
 
 
 @requires_console_events
-@pytest.mark.parametrize("do", wide(["hang", "wait_and_kill"], but=["hang"]))
+@pytest.mark.parametrize("do", mark_wide(["hang", "wait_and_kill"], except_for=["hang"]))
 def test_a_loader_that_hangs_or_dies_after_a_stop_request_does_not_keep_a_training_from_saving(
-    tool: Tool, faulty: Faulty, tmp_path: Path, do: str
+    tool: Tool, set_faults: SetFaults, tmp_path: Path, do: str
 ) -> None:
     waits = tmp_path / "waits"
-    faulty({"at": "fetch", "above": 0, "do": do, "once": str(waits)})
+    set_faults({"at": "fetch", "above": 0, "do": do, "once": str(waits)})
     with user(tool, *endless(tool, workers=2)) as somebody:
         run = somebody.sees("train")
         somebody.waits_for(waits.exists)
@@ -318,7 +324,9 @@ def test_a_loader_that_hangs_or_dies_after_a_stop_request_does_not_keep_a_traini
 
 
 @pytest.mark.skipif(_WINDOWS, reason="Windows has no such signals")
-@pytest.mark.parametrize("name", wide(["SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"], but=["SIGHUP"]))
+@pytest.mark.parametrize(
+    "name", mark_wide(["SIGHUP", "SIGTERM", "SIGUSR1", "SIGUSR2"], except_for=["SIGHUP"])
+)
 def test_a_signal_that_comes_twice_is_one_request(tool: Tool, name: str) -> None:
     with user(tool, *endless(tool)) as somebody:
         run = somebody.sees("train")

@@ -22,10 +22,10 @@ from mmf_win.sweeps.folder import SweepFolder, Task, TaskState
 from mmf_win.sweeps.planning import plan_tasks
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.task_runner import TaskRunner, local_slots
-from tests.endtoend.conftest import Faulty, Tool, events, starts
-from tests.worlds.job import signal_all
-from tests.worlds.sweeping import mmfw, tasks, yaml
-from tests.worlds.tools import wide
+from tests.endtoend.conftest import SetFaults, Tool, read_events_of_kind, start_updates
+from tests.worlds.process_tree import signal_process_tree
+from tests.worlds.small_sweeps import load_tasks_by_name, make_specification, start_sweep_command
+from tests.worlds.tools import mark_wide
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.timeout(400)
 def _sweep(tool: Tool, *words: str) -> subprocess.Popen[str]:
     """``mmfw sweep run`` of a preset, as a process of its own."""
     places = ("--data-dir", tool.world.data, "--save-dir", tool.save_dir)
-    return mmfw("run", *words, *places, stderr=subprocess.PIPE)
+    return start_sweep_command("run", *words, *places, stderr=subprocess.PIPE)
 
 
 def _runs(output: Path) -> list[Run]:
@@ -43,7 +43,7 @@ def _runs(output: Path) -> list[Run]:
 def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
     preset, output = tool.preset("text"), tool.save_dir / "sweeps" / "text"
     words = [preset, "--seeds", "1-3", "--slots", "2", "--updates", "2", "optimizer.params.lr=1e-4,"]
-    assert tool.code("sweep", "run", *words) == 2  # an empty value, said before anything runs
+    assert tool.run_for_exit_code("sweep", "run", *words) == 2  # an empty value, said before anything runs
     assert not output.exists()
     words[-1] = "optimizer.params.lr=1e-4"
     with _sweep(tool, *words, "--json") as process:
@@ -57,13 +57,13 @@ def test_a_line_runs_a_preset_with_three_seeds_in_two_slots(tool: Tool) -> None:
     with _sweep(tool, *words) as process:  # there is nothing left to run
         printed, said = process.communicate()
     assert "±" in printed and len(_runs(output)) == 3
-    assert tool.code("report", "sweeps/text") == 0
+    assert tool.run_for_exit_code("report", "sweeps/text") == 0
     assert tool.errors == "" and Path(tool.output.strip()).parent == output
-    assert tool.code("predict", "--best-of", "text", "--no-report", "--json") == 0
+    assert tool.run_for_exit_code("predict", "--best-of", "text", "--no-report", "--json") == 0
     members = [json.loads(line)["members"][0]["run"] for line in tool.output.splitlines()]
     assert members == [f"sweeps/text/Lr_0.0001-Seed_{n}" for n in (1, 2, 3)]
-    assert tool.code("report", members[0]) == 0 and "reports" in tool.output
-    assert tool.code("verify", "runs") == 0 and members[2] in tool.output
+    assert tool.run_for_exit_code("report", members[0]) == 0 and "reports" in tool.output
+    assert tool.run_for_exit_code("verify", "runs") == 0 and members[2] in tool.output
 
 
 def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> None:
@@ -77,17 +77,17 @@ def test_what_no_training_could_do_is_one_error_before_any_task(tool: Tool) -> N
         ("--seeds", "1-3", "training.seed=1,2"): "--seeds and training.seed=1",
         ("--updates", "3", "training.max_updates=1,2"): "--updates and training.max_updates=1",
     }.items():
-        assert tool.code("sweep", "run", preset, *words) == 2
+        assert tool.run_for_exit_code("sweep", "run", preset, *words) == 2
         assert told in tool.errors
     assert not tool.save_dir.exists()
 
 
 @pytest.mark.wide
 def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
-    tool: Tool, faulty: Faulty, tmp_path: Path
+    tool: Tool, set_faults: SetFaults, tmp_path: Path
 ) -> None:
     here = tmp_path / "here"
-    faulty({"at": "forward", "do": "wait_to_be_stopped", "update": 2, "once": str(here)})
+    set_faults({"at": "forward", "do": "wait_to_be_stopped", "update": 2, "once": str(here)})
     preset, output = tool.preset("text"), tool.save_dir / "sweeps" / "text"
     process = _sweep(tool, preset, "--seeds", "1-2", "--updates", "4", "--slots", "1")
     while not here.exists():
@@ -99,28 +99,32 @@ def test_a_stopped_training_is_resumed_by_the_command_that_is_printed(
         pass
     _, said = process.communicate()
     assert process.returncode == 130
-    assert [task.state for task in tasks(output).values()] == ["queued", "queued"]
+    assert [task.state for task in load_tasks_by_name(output).values()] == ["queued", "queued"]
     assert f"mmfw sweep run {output} --slots 1" in said.replace("'", "")
-    with mmfw("run", output, "--slots", "1") as process:
+    with start_sweep_command("run", output, "--slots", "1") as process:
         process.communicate()
     first, second = _runs(output)
     assert run_state(first) == run_state(second) == "done"
-    assert starts(first) == [0, 2]
+    assert start_updates(first) == [0, 2]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals for all processes of a job")
-@pytest.mark.parametrize("name", wide(["SIGTERM", "SIGUSR1"], but=["SIGTERM"]))
+@pytest.mark.parametrize("name", mark_wide(["SIGTERM", "SIGUSR1"], except_for=["SIGTERM"]))
 def test_a_signal_to_every_process_of_a_sweep_saves_the_running_task(tool: Tool, name: str) -> None:
     preset, output = tool.preset("text"), tool.save_dir / "sweeps" / "text"
     overrides = ("training.num_workers=2", "training.log_interval=1")
     with _sweep(tool, preset, "--seeds", "1-2", "--slots", "1", "--updates", "100000", *overrides) as process:
-        while not [run for run in _runs(output) if events(run, "train")] if output.exists() else True:
+        while (
+            not [run for run in _runs(output) if read_events_of_kind(run, "train")]
+            if output.exists()
+            else True
+        ):
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
-        signal_all(process.pid, getattr(signal, name))
+        signal_process_tree(process.pid, getattr(signal, name))
         _, said = process.communicate()
     assert process.returncode == 130, said
-    assert [task.state for task in tasks(output).values()] == ["queued", "queued"]
+    assert [task.state for task in load_tasks_by_name(output).values()] == ["queued", "queued"]
     [run] = _runs(output)
     assert (run.checkpoints / "current.ckpt").is_file() and run_state(run) == "interrupted"
 
@@ -148,7 +152,7 @@ class _PrunesAtOnce(OptunaSearch):
 def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: Tool) -> None:
     train = f"mmfw train '{tool.preset('text')}' --data-dir '{tool.world.data}' --updates 100000"
     often = "training.evaluation_interval=2 training.log_interval=1"
-    asked = yaml(f"template: {{train: \"{train} {often}\", test: 'echo {{n}}'}}\n---\nn: 1\n")
+    asked = make_specification(f"template: {{train: \"{train} {often}\", test: 'echo {{n}}'}}\n---\nn: 1\n")
     sweep = SweepFolder(tool.folder / "sweep")
     search = _PrunesAtOnce()
     runner = TaskRunner(sweep, asked.template, False, resume_argv, "now")
@@ -156,6 +160,6 @@ def test_a_training_pruned_by_a_fake_search_has_saved_and_frees_its_slot(tool: T
         driver = Driver(sweep, local_slots(["cpu"], 1), runner.run, display, search)
         assert driver.run(plan_tasks(asked).tasks) is False
     assert search.told == ["pruned"]
-    assert [task.state for task in tasks(sweep.path).values()] == ["pruned"]
+    assert [task.state for task in load_tasks_by_name(sweep.path).values()] == ["pruned"]
     [run] = _runs(sweep.path)
     assert run_state(run) == "interrupted" and (run.checkpoints / "current.ckpt").is_file()

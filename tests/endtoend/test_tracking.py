@@ -14,10 +14,10 @@ import pytest
 from mmf_win.protocol import read_events
 from mmf_win.runs.folder import Run
 from mmf_win.runs.history import run_state
-from tests.endtoend.conftest import Tool, assert_same_weights, losses
+from tests.endtoend.conftest import Tool, assert_same_weights, logged_losses
 from tests.endtoend.test_stopping import user
 from tests.tracking.conftest import mlflow, server  # noqa: F401
-from tests.worlds.mlflow_server import Seen, needs_server
+from tests.worlds.mlflow_server import MlflowExperiment, requires_mlflow_server
 
 pytestmark = pytest.mark.wide
 _WORDS = ("--updates", "60", "--seed", "1", "training.log_interval=1", "training.checkpoint_interval=10")
@@ -47,10 +47,10 @@ def followers(run: Run) -> list[int]:
     return found
 
 
-@needs_server
+@requires_mlflow_server
 def test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its_end(
     tool: Tool,
-    mlflow: Seen,  # noqa: F811
+    mlflow: MlflowExperiment,  # noqa: F811
 ) -> None:
     alone = tool.train(tool.preset("visual_bert"), *_WORDS, "--name", "alone")
     with user(tool, "train", tool.preset("visual_bert"), *_WORDS, *_TO, "--name", "followed") as who:
@@ -60,16 +60,16 @@ def test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its_end(
         os.kill(pid, signal.SIGKILL)
         assert who.gets_the_prompt_back() == 0
     assert f"mmfw track push {run.path} --to mlflow" in who.read.replace("'", "")
-    assert losses(run) == losses(alone)
+    assert logged_losses(run) == logged_losses(alone)
     assert_same_weights(run, alone)
     assert not followers(run)
     [told] = tool("track", "push", str(run.path), "--to", "mlflow")
-    assert told["state"] == "done" and mlflow.run().info.status == "FINISHED"
+    assert told["state"] == "done" and mlflow.only_run().info.status == "FINISHED"
     train = [event for event in read_events(run.events) if event["kind"] == "train"]
     assert [(s, t) for s, t, _ in mlflow.points("train/loss")] == [
         (event["update"], round(event["t"] * 1000)) for event in train
     ]
-    assert "config.yaml" in mlflow.files()
+    assert "config.yaml" in mlflow.list_files()
     result = tool("predict", str(run.path), "--split", "dev_seen", "--no-report", *_TO)
     assert [value for _, _, value in mlflow.points("dev_seen/auroc")] == [result["auroc"]]
 
@@ -81,7 +81,7 @@ def test_a_server_that_never_answers_keeps_nobody_waiting(tool: Tool, hanging: s
         assert who.gets_the_prompt_back() == 0
     assert who.read.count("mmfw track push") == 1 and "it does not answer" in who.read
     assert "--to mlflow --track-models best" in who.read
-    assert len(losses(run)) == 60 and not followers(run)
+    assert len(logged_losses(run)) == 60 and not followers(run)
 
 
 def test_ctrl_c_ends_the_follower_of_a_training(tool: Tool, hanging: str) -> None:

@@ -11,9 +11,9 @@ from mmf_win.paths import module_command
 from mmf_win.protocol import read_events
 from mmf_win.runs import attempts, plan
 from mmf_win.runs.scores import val_auroc
-from tests.endtoend.conftest import Tool, events, saved
+from tests.endtoend.conftest import Tool, load_checkpoint, read_events_of_kind
 from tests.worlds import tiny_mmf
-from tests.worlds.web import WebServer
+from tests.worlds.web_server import WebServer
 
 SPAWNING = """
 import torch.multiprocessing
@@ -45,14 +45,14 @@ def test_a_bert_that_is_here_lands_in_the_model_tensor_by_tensor_without_asking_
         preset = tool.preset("bert", offline=False)
         run = tool.train(preset, "--updates", "1", "optimizer.params.lr=0.0")
         tool("predict")
-    assert not hub.asked
-    groups = saved(run)["optimizer"]["param_groups"]
+    assert not hub.requests
+    groups = load_checkpoint(run)["optimizer"]["param_groups"]
     assert {group["weight_decay"] for group in groups} == {0.0}, "as for the numbers of the papers"
     disk = load_file(tool.world.bert / "model.safetensors")
     encoder = {name.removeprefix("bert."): value for name, value in disk.items() if name.startswith("bert.")}
     assert len(encoder) > 30
     for name, value in encoder.items():
-        mine = [v for key, v in saved(run)["model"].items() if key.endswith("." + name)]
+        mine = [v for key, v in load_checkpoint(run)["model"].items() if key.endswith("." + name)]
         assert len(mine) == 1, name
         assert torch.equal(mine[0], value), name
 
@@ -66,7 +66,7 @@ def test_data_loader_workers_that_are_spawned_find_mmf_and_its_patches(tool: Too
     settings = {**tool.settings("vilbert"), "env": {"user_dir": str(user_dir)}}
     settings["training"]["num_workers"] = 2
     preset = tool.preset("vilbert", settings=settings)
-    assert tool.code("train", preset, "--updates", "2") == 3
+    assert tool.run_for_exit_code("train", preset, "--updates", "2") == 3
     assert str(user_dir) in tool.errors and "--trust" in tool.errors
     assert not tool.save_dir.exists(), "there is a run"
     assert tool("train", preset, "training.max_updates=2", "--trust")["updates"] == 2
@@ -93,7 +93,7 @@ def test_a_run_folder_tells_what_was_asked_and_what_happened(tool: Tool) -> None
 
 
 def test_a_dry_run_prints_the_settings_and_records_nothing(tool: Tool) -> None:
-    preset, tool = tool.preset("vilbert"), tool.in_a_copy("not read before")
+    preset, tool = tool.preset("vilbert"), tool.with_world_copy("not read before")
     for known in (*tool.folder.rglob("SHA256SUMS*"), *tool.folder.rglob("mmfw-checked.json")):
         known.unlink()
     before = {*tool.folder.rglob("*")}
@@ -102,9 +102,9 @@ def test_a_dry_run_prints_the_settings_and_records_nothing(tool: Tool) -> None:
     training = settings["training"]
     assert (training["max_updates"], training["num_workers"], training["evaluation_interval"]) == (4, 0, 1)
     assert settings["run_type"] == "train_val" and "mmfw" not in settings
-    assert tool.code("train", preset, "--dry-run", "training.batch_size=0") == 2
+    assert tool.run_for_exit_code("train", preset, "--dry-run", "training.batch_size=0") == 2
     for word in ("optimizer.params.betas=[0.9,1.0]", "scheduler.params.num_warmup_steps=-1"):
-        assert tool.code("train", preset, "--dry-run", word) == 2
+        assert tool.run_for_exit_code("train", preset, "--dry-run", word) == 2
     after = {*tool.folder.rglob("*")}
     assert before <= after and {path.name for path in after - before} <= {"mmfw-keys.json"}, "a cache"
     asked = tool("train", preset, *words)
@@ -116,11 +116,11 @@ def test_a_dry_run_prints_the_settings_and_records_nothing(tool: Tool) -> None:
 
 def test_a_test_set_without_labels_is_predicted_and_not_scored(tool: Tool, tmp_path: Path) -> None:
     preset = tool.preset("vilbert")
-    tool.world = tiny_mmf.unlabel(tool.world, tmp_path / "unlabelled")
+    tool.world = tiny_mmf.copy_without_labels(tool.world, tmp_path / "unlabelled")
     assert tool("train", preset, "--updates", "1")["state"] == "done"
     predicted = tool("predict")
     assert "has no labels" in Path(predicted["report"]).read_text(encoding="utf-8")
-    assert predicted["rows"] == tiny_mmf.SPLITS["test_unseen"]
+    assert predicted["rows"] == tiny_mmf.SPLIT_SIZES["test_unseen"]
     assert predicted["auroc"] is None and predicted["accuracy"] is None
 
 
@@ -138,15 +138,17 @@ def test_an_item_of_a_list_reaches_mmf_and_stays_with_the_run_unlike_a_word_that
     config = OmegaConf.load(run.checkpoints / "config.yaml")
     assert config.training.experiment_name == "lr=high"
     assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
-    [started] = events(run, "train_started")
+    [started] = read_events_of_kind(run, "train_started")
     assert started["max_updates"] == 1, "dev_seen is one batch of four"
-    assert tool.code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
+    assert (
+        tool.run_for_exit_code("train", "--resume", "last", "--updates", "2", "training.no_such_key=1") == 2
+    )
     assert tool("train", "--resume", "last", "--updates", "2")["updates"] == 2
     config = OmegaConf.load(run.checkpoints / "config.yaml")
     assert OmegaConf.select(config, f"{annotations}.train") == [word.partition("=")[2]]
-    assert tool("predict")["rows"] == tiny_mmf.SPLITS["test_unseen"]
+    assert tool("predict")["rows"] == tiny_mmf.SPLIT_SIZES["test_unseen"]
 
-    assert tool.code("predict", f"{annotations}.test[0]=own.jsonl") == 2
+    assert tool.run_for_exit_code("predict", f"{annotations}.test[0]=own.jsonl") == 2
     assert "--memes FILE" in tool.errors and "--split NAME" in tool.errors
 
 
@@ -158,9 +160,9 @@ def test_a_training_whose_override_counts_epochs_says_after_how_many_updates_it_
     result = tool("train", tool.preset("bert", settings=settings), *words)
     assert (result["updates"], result["max_updates"]) == (8, 8)
     run = tool.run_of(result)
-    told = events(run, "train_started") + events(run, "train")
+    told = read_events_of_kind(run, "train_started") + read_events_of_kind(run, "train")
     assert {event["max_updates"] for event in told} == {8}
-    assert tool.code("runs", "show") == 0 and "8 of 8 updates" in tool.output
+    assert tool.run_for_exit_code("runs", "show") == 0 and "8 of 8 updates" in tool.output
     run.events.write_bytes(b"")  # killed before training began
     assert tool("runs")[0]["max_updates"] is None
 
@@ -205,7 +207,7 @@ def test_rows_are_left_out_of_annotations_that_a_word_names(tool: Tool) -> None:
 def test_a_wrong_word_is_an_error_before_there_is_a_run(
     tool: Tool, words: tuple[str, ...], code: int, message: str
 ) -> None:
-    assert tool.code("train", tool.preset("vilbert"), *words) == code
+    assert tool.run_for_exit_code("train", tool.preset("vilbert"), *words) == code
     assert message in tool.errors
     assert "Traceback" not in tool.errors
     assert not tool.save_dir.exists(), "there is a run"
@@ -226,7 +228,7 @@ def test_a_cache_folder_that_cannot_be_made_is_refused_before_anything_starts(
         ("train", preset, "--dry-run"),
         ("sweep", "run", str(sweep), "-r", "cpu"),
     ):
-        assert tool.code(*words) == 3
+        assert tool.run_for_exit_code(*words) == 3
         assert str(cache) in tool.errors and "MMF_CACHE_DIR" in tool.errors
     assert not tool.save_dir.exists()
 
@@ -240,5 +242,5 @@ def test_variables_of_python_that_break_the_worker_are_ignored(
         monkeypatch.setenv(name, value)
     plan._warn_about_environment.cache_clear()
     monkeypatch.setattr(attempts, "WORKER_COMMAND", module_command("mmf_win.worker.entry"))
-    assert tool.code("train", tool.preset("vilbert"), "--updates", "1") == 0
+    assert tool.run_for_exit_code("train", tool.preset("vilbert"), "--updates", "1") == 0
     assert "ignoring PYTHONOPTIMIZE, PYTHONTRACEMALLOC, PYTHONWARNINGS" in tool.errors

@@ -8,9 +8,9 @@ from pathlib import Path, PureWindowsPath
 
 import pytest
 
-from tests.endtoend.conftest import Tool, events, ids, probabilities
+from tests.endtoend.conftest import Tool, predicted_ids, probabilities, read_events_of_kind
 from tests.tracking.conftest import mlflow, server  # noqa: F401
-from tests.worlds.mlflow_server import Seen
+from tests.worlds.mlflow_server import MlflowExperiment
 
 pytestmark = pytest.mark.timeout(1200)
 
@@ -41,22 +41,22 @@ def _predict_on_windows(tool: Tool, *words: str) -> None:
 
 @needs_windows_python
 def test_windows_predicts_the_same_to_six_digits(tool: Tool) -> None:
-    run = tool.trained("bert")
+    run = tool.get_trained_run("bert")
     here = tool("predict")
     _predict_on_windows(tool)
     (there,) = ({"csv": file} for file in run.reports.glob("*.csv") if file != Path(here["csv"]))
-    assert ids(there) == ids(here)
+    assert predicted_ids(there) == predicted_ids(here)
     assert probabilities(there) == pytest.approx(probabilities(here), abs=1e-6)
 
 
 @pytest.mark.wide
 @needs_windows_python
-def test_windows_sends_its_predictions_and_the_training(tool: Tool, mlflow: Seen) -> None:  # noqa: F811
-    run = tool.trained("bert")
+def test_windows_sends_its_predictions_and_the_training(tool: Tool, mlflow: MlflowExperiment) -> None:  # noqa: F811
+    run = tool.get_trained_run("bert")
     _predict_on_windows(tool, "--track", "mlflow")
-    assert mlflow.run().info.status == "FINISHED"
+    assert mlflow.only_run().info.status == "FINISHED"
     assert {step for step, _, _ in mlflow.points("train/loss")} == {
-        event["update"] for event in events(run, "train")
+        event["update"] for event in read_events_of_kind(run, "train")
     }
     (written,) = run.reports.glob("*.csv")
-    assert f"reports/{written.name}" in mlflow.files("reports")
+    assert f"reports/{written.name}" in mlflow.list_files("reports")

@@ -25,9 +25,9 @@ from mmf_win.runs import presets
 from mmf_win.runs.folder import Run
 from mmf_win.upstream.install import find_mmf
 from tests.worlds import tiny_mmf
-from tests.worlds.held import witness
-from tests.worlds.odd_names import EVERY
-from tests.worlds.packages import ROOT, Packages, bare_environment, hide_all_but
+from tests.worlds.liveness import liveness_monitor
+from tests.worlds.odd_names import ALL_CHARACTERS
+from tests.worlds.packages import ROOT, Packages, clean_environment, install_wheel_isolated
 
 pytestmark = [
     pytest.mark.wide,  # `scripts/test.py --windows` runs it in any case
@@ -61,9 +61,9 @@ sys.exit(f"the parent has imported {{heavy}}" if heavy else code)
 @pytest.fixture
 def installed(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables that make Python have the wheel, what that asks for, and MMF by ``mmfw setup``."""
-    folder = tmp_path_factory.mktemp("empty") / EVERY.replace(os.pathsep, "")
-    environ = bare_environment() | _SECRETS | _ONE_THREAD
-    hide_all_but(packages.wheel, folder, "train")
+    folder = tmp_path_factory.mktemp("empty") / ALL_CHARACTERS.replace(os.pathsep, "")
+    environ = clean_environment() | _SECRETS | _ONE_THREAD
+    install_wheel_isolated(packages.wheel, folder, "train")
     environ["PYTHONPATH"] = str(folder)
     if sys.platform != "win32":
         environ["MMFW_HOME"] = str(folder.with_name("home"))
@@ -133,7 +133,7 @@ def wait_for_updates(run: Run, process: subprocess.Popen[bytes], update: int) ->
 def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     tmp_path: Path, installed: dict[str, str]
 ) -> None:
-    folder = tmp_path / EVERY
+    folder = tmp_path / ALL_CHARACTERS
     newer = folder / "save" / "other" / "9999-01-01T00-00-00"
     newer.mkdir(parents=True)
     (newer / "request.json").write_text("{}", encoding="utf-8")
@@ -161,14 +161,14 @@ def test_a_demo_is_stopped_resumed_killed_resumed_verified_and_predicted(
     stopped = demo.mmfw("runs", "show", run.id)
     assert stopped["state"] == "interrupted" and stopped["updates"] >= UPDATES + 2
 
-    with witness() as held:
+    with liveness_monitor() as held:
         faults = [{"at": at, "do": "connect", "port": int(held.port)} for at in ("loader", "loader_worker")]
         environ = {"MMF_USER_DIR": str(_FAULTS), "MMFW_TEST_FAULTS": json.dumps(faults)}
         with demo.at_work("train", "--resume", run.id, "training.num_workers=2", environ=environ) as training:
-            held.accept(3)
+            held.wait_for_processes(3)
             wait_for_updates(run, training, stopped["updates"] + 1)
             training.kill()
-        assert held.all_dead(), "the worker and its two loader workers"
+        assert held.has_only_dead_processes(), "the worker and its two loader workers"
     with file_lock(run.training_lock_file, timeout=120):
         killed = demo.mmfw("runs", "show", run.id)
 

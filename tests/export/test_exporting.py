@@ -93,12 +93,12 @@ class Exporter:
 @pytest.fixture
 def export(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Exporter:
     """An export of a run to a folder whose parent is missing."""
-    world = report_world.make(user_dir, drawn=False)
+    world = report_world.make(user_dir, draw_images=False)
     places = MmfPaths.resolve(world.data, world.save)
     models = StubModels(PredictionTarget.from_split(places, SPLIT).rows)
     monkeypatch.setattr(prediction, "predict_target", models.predict)
     monkeypatch.setattr(exporter, "run_model", models.run_model)
-    return Exporter(world.run(), places, models, user_dir / "new" / "model")
+    return Exporter(world.add_run(), places, models, user_dir / "new" / "model")
 
 
 def test_a_model_that_predicts_the_same_is_kept_with_what_was_compared(export: Exporter) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from mmf_win.errors import DatasetError
 from tests.features.test_safe_pickle import Made
-from tests.worlds import hostile, npy
+from tests.worlds import feature_files, hostile_archives
 from tests.worlds.tools import LazyModule, requires_package
 
 np = pytest.importorskip("numpy")
@@ -46,30 +46,30 @@ def save_pickled(path: Path, value: Any, protocol: int = 4) -> None:
 
 
 def test_a_record_is_what_mmf_stores_also_where_there_are_no_boxes(user_dir: Path) -> None:
-    npy.write_pair(user_dir, "00001", regions=7)
+    feature_files.write_pair(user_dir, "00001", regions=7)
     record = read(user_dir)
     of_info = ["image_height", "image_width", "num_boxes", "objects", "cls_prob", "bbox"]
     assert list(record) == ["feature_path", "features", *of_info]
     assert record["feature_path"] == "00001"
     assert np.array_equal(record["features"], np.load(user_dir / "00001.npy"))
-    assert np.array_equal(record["bbox"], npy.info(7)["bbox"])
+    assert np.array_equal(record["bbox"], feature_files.make_info(7)["bbox"])
     assert (record["image_height"], record["image_width"], record["num_boxes"]) == (48, 64, 7)
     (user_dir / "00001_info.npy").unlink()
     assert list(read(user_dir)) == ["feature_path", "features"]
 
 
 def test_keys_are_paths_below_the_folder_and_hidden_files_are_not_looked_at(user_dir: Path) -> None:
-    npy.write_pair(user_dir, "00001")
-    npy.write_pair(user_dir / "часть 二", "00002")
-    npy.write_pair(user_dir / ".cache", "00003")
-    npy.write_pair(user_dir, "._00004")
+    feature_files.write_pair(user_dir, "00001")
+    feature_files.write_pair(user_dir / "часть 二", "00002")
+    feature_files.write_pair(user_dir / ".cache", "00003")
+    feature_files.write_pair(user_dir, "._00004")
     assert list(find_feature_files([user_dir])) == ["00001", "часть 二/00002"]
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
 def test_the_pickles_of_every_numpy_are_read(user_dir: Path, protocol: int) -> None:
-    npy.write_pair(user_dir, "00001")
-    info = {**npy.info(), "num_boxes": np.int64(10), "image_width": np.float32(64)}
+    feature_files.write_pair(user_dir, "00001")
+    info = {**feature_files.make_info(), "num_boxes": np.int64(10), "image_width": np.float32(64)}
     save_object(user_dir / "00001_info.npy", info, protocol)
     record = read(user_dir)
     assert np.array_equal(record["cls_prob"], info["cls_prob"])
@@ -77,9 +77,9 @@ def test_the_pickles_of_every_numpy_are_read(user_dir: Path, protocol: int) -> N
 
 
 def test_the_names_of_numpy_1_are_read(user_dir: Path) -> None:
-    npy.write_pair(user_dir, "00001")
+    feature_files.write_pair(user_dir, "00001")
     path = user_dir / "00001_info.npy"
-    save_object(path, npy.info(), protocol=3)
+    save_object(path, feature_files.make_info(), protocol=3)
     content = path.read_bytes().replace(b"numpy._core.", b"numpy.core.")
     assert b"numpy.core.multiarray" in content
     path.write_bytes(content)
@@ -88,15 +88,17 @@ def test_the_names_of_numpy_1_are_read(user_dir: Path) -> None:
 
 def test_the_frcnn_scripts_form_is_read(user_dir: Path) -> None:
     """It says 100 boxes whatever there are, and stores one probability a region."""
-    npy.write_pair(user_dir, "00001", regions=36, num_boxes=100, cls_prob=np.ones(36, dtype=np.float32))
-    of_100 = {name: npy.info(100)[name] for name in ("bbox", "objects", "cls_prob")}
-    npy.write_pair(user_dir, "00002", regions=150, num_boxes=100, **of_100)
+    feature_files.write_pair(
+        user_dir, "00001", regions=36, num_boxes=100, cls_prob=np.ones(36, dtype=np.float32)
+    )
+    of_100 = {name: feature_files.make_info(100)[name] for name in ("bbox", "objects", "cls_prob")}
+    feature_files.write_pair(user_dir, "00002", regions=150, num_boxes=100, **of_100)
     assert read(user_dir)["num_boxes"] == 100
     assert len(read(user_dir, "00002")["bbox"]) == 100
 
 
 def test_the_vinvl_scripts_form_is_read(user_dir: Path) -> None:
-    npy.write_pair(user_dir, "00001", numbers=2054)
+    feature_files.write_pair(user_dir, "00001", feature_size=2054)
     boxes = np.zeros((10, 6), dtype=np.float32)
     info = {"bbox": boxes, "image_width": 4, "image_height": 3, "labels": boxes}
     np.save(user_dir / "00001_info.npy", info)
@@ -116,7 +118,7 @@ def test_a_pickle_that_would_run_code_runs_none_and_is_named(
     name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(user_dir)
-    npy.write_pair(user_dir, "00001")
+    feature_files.write_pair(user_dir, "00001")
     runs_code = Made(os.mkdir, ("pwned",))
     save_object(user_dir / name, {"features": runs_code, "bbox": runs_code})
     with pytest.raises(DatasetError, match=r"mkdir|allow_pickle") as raised:
@@ -128,7 +130,7 @@ def test_a_pickle_that_would_run_code_runs_none_and_is_named(
 @pytest.mark.parametrize("name", ["numpy.testing._private.utils runstring", "numpy load", "builtins eval"])
 def test_not_even_other_functions_of_numpy_are_called(name: str, user_dir: Path) -> None:
     module, function = name.split()
-    npy.write_pair(user_dir, "00001")
+    feature_files.write_pair(user_dir, "00001")
     start = (user_dir / "00001_info.npy").read_bytes()[:128]
     (user_dir / "00001_info.npy").write_bytes(start + f"c{module}\n{function}\n(V1\ntR.".encode())
     with pytest.raises(DatasetError, match=f"{module}.{function}"):
@@ -155,7 +157,7 @@ def test_a_header_that_python_or_numpy_refuses_is_one_line_about_the_file(
 
 
 def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
-    npy.write_pair(user_dir, "00001", num_boxes=torch.tensor(10))
+    feature_files.write_pair(user_dir, "00001", num_boxes=torch.tensor(10))
     with pytest.raises(DatasetError, match="torch") as raised:
         read(user_dir)
     assert ".numpy()" in str(raised.value.hint)
@@ -165,8 +167,8 @@ def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        hostile.cut,
-        lambda path: hostile.cut(path, 0.0),
+        hostile_archives.truncate_file,
+        lambda path: hostile_archives.truncate_file(path, 0.0),
         lambda path: path.write_bytes(path.read_bytes()[:50]),
         lambda path: path.write_bytes(b"PK\x03\x04 an npz, for example"),
         lambda path: np.save(path, np.zeros(3, dtype=np.float32)),
@@ -174,7 +176,7 @@ def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
         lambda path: np.save(path, np.array([["a", "b"]])),
         lambda path: np.save(path, np.array([[1, np.nan]], dtype=np.float32)),
         lambda path: np.save(path, np.array([3], dtype=object)),
-        lambda path: np.save(path, {**npy.info(9), "num_boxes": np.arange(3)}),
+        lambda path: np.save(path, {**feature_files.make_info(9), "num_boxes": np.arange(3)}),
         *(partial(save_pickled, value=value) for value in ([1], None, "x", np.float32(1))),
     ],
     ids=[
@@ -195,7 +197,7 @@ def test_tensors_are_refused_with_what_to_do(user_dir: Path) -> None:
 def test_a_file_that_is_damaged_or_holds_something_else_is_named(
     name: str, damage: Callable[[Path], object], user_dir: Path
 ) -> None:
-    npy.write_pair(user_dir, "00001")
+    feature_files.write_pair(user_dir, "00001")
     damage(user_dir / name)
     with pytest.raises(DatasetError) as raised:
         read(user_dir)
@@ -204,8 +206,8 @@ def test_a_file_that_is_damaged_or_holds_something_else_is_named(
 
 @pytest.mark.parametrize(("name", "rows"), [("bbox", 9), ("objects", 9), ("cls_prob", 9), ("bbox", "no")])
 def test_what_was_seen_must_be_of_as_many_regions(name: str, rows: Any, user_dir: Path) -> None:
-    value = [[0, 0, 1, 1]] * 10 if rows == "no" else npy.info(rows)[name]
-    npy.write_pair(user_dir, "00001", **{name: value})
+    value = [[0, 0, 1, 1]] * 10 if rows == "no" else feature_files.make_info(rows)[name]
+    feature_files.write_pair(user_dir, "00001", **{name: value})
     with pytest.raises(DatasetError, match=rf"00001_info\.npy: {name} has {rows} rows for 10 regions"):
         read(user_dir)
 
@@ -226,6 +228,6 @@ def test_files_that_make_no_lmdb_are_refused(names: list[str], said: str, tmp_pa
         folder.mkdir()
         (folder / "a.txt").touch()
     for name in names:
-        npy.write_pair((tmp_path / name).parent, (tmp_path / name).name)
+        feature_files.write_pair((tmp_path / name).parent, (tmp_path / name).name)
     with pytest.raises(DatasetError, match=said):
         find_feature_files(folders)

@@ -108,16 +108,16 @@ def test_what_is_no_array_gets_no_state() -> None:
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[pickles.Reader]:
+def reader() -> Iterator[pickles.PickleReader]:
     """Another process, which a pickle may end."""
-    reader = pickles.Reader()
+    reader = pickles.PickleReader()
     yield reader
     reader.close()
 
 
-@pytest.mark.parametrize("name", pickles.HOSTILE)
+@pytest.mark.parametrize("name", pickles.HOSTILE_PICKLES)
 def test_a_pickle_that_would_end_the_process_or_fill_the_memory_is_refused(
-    reader: pickles.Reader, name: str
+    reader: pickles.PickleReader, name: str
 ) -> None:
     assert reader.read(name) == _OTHERWISE.get(name, "refused")
 

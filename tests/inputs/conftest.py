@@ -13,10 +13,10 @@ from mmf_win.inputs.archive_input import RegionFeaturesInput
 from mmf_win.inputs.feature_lmdb import add_features
 from mmf_win.paths import MmfPaths
 from tests.worlds.memes import tar_gz
-from tests.worlds.web import WebServer
-from tests.worlds.zoo import FC7, Zoo, features_archive
+from tests.worlds.web_server import WebServer
+from tests.worlds.zoo import FC7_FILES, Zoo, features_archive
 
-Add = Callable[..., dict[str, Any]]
+AddFeatures = Callable[..., dict[str, Any]]
 """Adds folders to an LMDB, and says what it has done."""
 
 
@@ -26,25 +26,25 @@ def _notes_are_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def lmdb(places: MmfPaths) -> Path:
+def lmdb(mmf_paths: MmfPaths) -> Path:
     """Where MMF looks."""
-    return places.dataset.features / "detectron.lmdb"
+    return mmf_paths.dataset.features / "detectron.lmdb"
 
 
 @pytest.fixture
-def add(places: MmfPaths, lmdb: Path) -> Add:
+def add_to_lmdb(mmf_paths: MmfPaths, lmdb: Path) -> AddFeatures:
     """Adds folders to that LMDB."""
-    return lambda *folders, force=False: add_features(folders, lmdb, places, force=force)
+    return lambda *folders, force=False: add_features(folders, lmdb, mmf_paths, force=force)
 
 
 @pytest.fixture
-def zoo(places: MmfPaths) -> Iterator[Zoo]:
+def zoo(mmf_paths: MmfPaths) -> Iterator[Zoo]:
     """Archives on a web server of this machine, and folders for what comes out of them."""
-    with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7))) as server:
-        yield Zoo(server, places)
+    with WebServer.serving(features_tar_gz=features_archive(), fc7_tar_gz=tar_gz(dict(FC7_FILES))) as server:
+        yield Zoo(server, mmf_paths)
 
 
-def state_of(lmdb: Path, places: MmfPaths) -> str:
+def feature_state(lmdb: Path, places: MmfPaths) -> str:
     """What a run would find that reads this LMDB."""
     names = (f"{lmdb.name}/data.mdb",)
     return RegionFeaturesInput("region features", lmdb.parent, places, names).verify(full=True).state

@@ -27,10 +27,10 @@ from mmf_win.integrity.manifest import Manifest, ManifestEntry
 from mmf_win.paths import MmfPaths
 from mmf_win.unpacking.staging import is_install_incomplete, staging_folder
 from mmf_win.upstream.zoo import ZooEntry
-from tests.inputs.conftest import Add, state_of
-from tests.worlds import hostile, npy
-from tests.worlds.memes import jsonl, lay_out
-from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf, wide
+from tests.inputs.conftest import AddFeatures, feature_state
+from tests.worlds import feature_files, hostile_archives
+from tests.worlds.memes import jsonl, write_tree
+from tests.worlds.tools import NEWEST_MMF, mark_wide, requires_newest_mmf
 from tests.worlds.zoo import features_archive, sha256
 
 pytestmark = pytest.mark.torch
@@ -48,63 +48,65 @@ runpy.run_path(str(root / "tools/scripts/features/lmdb_conversion.py"), run_name
 
 
 @requires_newest_mmf
-def test_it_equals_what_mmfs_converter_makes_byte_by_byte(user_dir: Path, lmdb: Path, add: Add) -> None:
+def test_it_equals_what_mmfs_converter_makes_byte_by_byte(
+    user_dir: Path, lmdb: Path, add_to_lmdb: AddFeatures
+) -> None:
     import numpy as np
 
-    folder = npy.write_pairs(user_dir / "npy", ["00001", "img_00002", "смех"])
-    npy.write_pair(folder / "sub", "00003", regions=4, numbers=2048, num_boxes=100)
+    folder = feature_files.write_pairs(user_dir / "npy", ["00001", "img_00002", "смех"])
+    feature_files.write_pair(folder / "sub", "00003", regions=4, feature_size=2048, num_boxes=100)
     np.save(folder / "grid.npy", np.ones((1, 7, 7, 2048), dtype=np.float32))
     (folder / "00001_info.npy").unlink()
     theirs = user_dir / "theirs.lmdb"
     words = [str(NEWEST_MMF), str(theirs), str(folder)]
     done = subprocess.run([sys.executable, "-c", _CONVERTER, *words], capture_output=True, encoding="utf-8")
     assert done.returncode == 0, done.stderr[-2000:]
-    add(folder)
-    assert npy.raw_records(lmdb) == npy.raw_records(theirs)
+    add_to_lmdb(folder)
+    assert feature_files.read_raw_records(lmdb) == feature_files.read_raw_records(theirs)
 
 
 def test_it_has_the_format_that_mmf_documents_and_is_found_intact(
-    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
+    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     import numpy as np
 
-    folder = npy.write_pairs(user_dir / "npy", [f"{n:05}" for n in range(1, 21)])
+    folder = feature_files.write_pairs(user_dir / "npy", [f"{n:05}" for n in range(1, 21)])
     (folder / "00002_info.npy").unlink()
-    added = add(folder)
+    added = add_to_lmdb(folder)
     assert [added[key] for key in ("images", "numbers", "regions")] == [20, 2048, [10, 10]]
     assert added["without_info"] == ["00002"]
-    records = npy.records(lmdb)
+    records = feature_files.read_records(lmdb)
     assert set(records["00002"]) == {"feature_path", "features"}
-    for name, value in npy.info().items():
+    for name, value in feature_files.make_info().items():
         assert np.array_equal(records["00001"][name], value)
     assert np.array_equal(records["00001"]["features"], np.load(folder / "00001.npy"))
     size = sum(file.stat().st_size for file in folder.iterdir())
     data = lmdb / "data.mdb"
     assert size < data.stat().st_size < size + (2 << 20)
-    assert state_of(lmdb, places) == "intact"
+    assert feature_state(lmdb, mmf_paths) == "intact"
     sums = (lmdb.parent / "SHA256SUMS").read_text(encoding="utf-8")
     assert sums == f"{sha256(data.read_bytes())}  {lmdb.name}/data.mdb\n"
     assert read_image_keys(lmdb) == records.keys()
-    (finding,) = verify_parts(["features"], places)
+    (finding,) = verify_parts(["features"], mmf_paths)
     assert (finding.state, finding.verified_against) == ("intact", "what mmfw wrote")
     assert not staging_folder(lmdb.parent).exists()
 
 
 def test_what_is_there_is_replaced_only_by_force(
-    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
+    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     from mmf_win.demo.generate import write_features_archive
     from tests.demo.test_region_features import half_red_half_blue
 
     archive = user_dir / "features.tar.gz"
     write_features_archive(archive, [("01234", half_red_half_blue())])
-    extract_features(archive, places, version=None)
-    folder = npy.write_pairs(user_dir / "npy", ["00001"])
+    extract_features(archive, mmf_paths, version=None)
+    folder = feature_files.write_pairs(user_dir / "npy", ["00001"])
     with pytest.raises(DatasetError, match="already") as raised:
-        add(folder)
+        add_to_lmdb(folder)
     assert "--force" in str(raised.value.hint)
-    assert set(npy.records(lmdb)) == {"01234"} and state_of(lmdb, places) == "intact"
-    assert add(folder, force=True)["images"] == 1
+    assert set(feature_files.read_records(lmdb)) == {"01234"} and feature_state(lmdb, mmf_paths) == "intact"
+    assert add_to_lmdb(folder, force=True)["images"] == 1
     manifest = Manifest.load(lmdb.parent)
     assert manifest is not None
     assert (manifest.hash_origin, manifest.source, manifest.verified_against) == (
@@ -112,31 +114,31 @@ def test_what_is_there_is_replaced_only_by_force(
         None,
         "what mmfw wrote",
     )
-    assert set(npy.records(lmdb)) == {"00001"} and state_of(lmdb, places) == "intact"
+    assert set(feature_files.read_records(lmdb)) == {"00001"} and feature_state(lmdb, mmf_paths) == "intact"
 
 
-def test_features_of_two_detectors_are_refused(user_dir: Path, add: Add) -> None:
-    one = npy.write_pairs(user_dir / "one", ["00001"])
-    other = npy.write_pairs(user_dir / "other", ["00002"], numbers=2054)
+def test_features_of_two_detectors_are_refused(user_dir: Path, add_to_lmdb: AddFeatures) -> None:
+    one = feature_files.write_pairs(user_dir / "one", ["00001"])
+    other = feature_files.write_pairs(user_dir / "other", ["00002"], numbers=2054)
     with pytest.raises(
         DatasetError, match=r"00002\.npy: 2054 numbers describe a region, and 2048 in .*00001"
     ):
-        add(one, other)
+        add_to_lmdb(one, other)
 
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("bad", ["00003.npy", "00003_info.npy"])
 def test_a_bad_file_leaves_everything_as_it_was(
-    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add, there: bool, bad: str
+    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures, there: bool, bad: str
 ) -> None:
     if there:
-        add(npy.write_pairs(user_dir / "one", ["00001"]))
+        add_to_lmdb(feature_files.write_pairs(user_dir / "one", ["00001"]))
     before = (lmdb / "data.mdb").read_bytes() if there else None
-    other = npy.write_pairs(user_dir / "other", ["00002", "00003"])
-    hostile.cut(other / bad)
+    other = feature_files.write_pairs(user_dir / "other", ["00002", "00003"])
+    hostile_archives.truncate_file(other / bad)
     with pytest.raises(DatasetError, match=re.escape(bad)):
-        add(other, force=True)
-    assert state_of(lmdb, places) == ("intact" if there else "missing")
+        add_to_lmdb(other, force=True)
+    assert feature_state(lmdb, mmf_paths) == ("intact" if there else "missing")
     assert ((lmdb / "data.mdb").read_bytes() if there else None) == before
     assert not staging_folder(lmdb.parent).exists()
 
@@ -145,7 +147,7 @@ _DIE = """\
 import os, signal, sys
 from pathlib import Path
 from mmf_win.features import builder
-from mmf_win.inputs import keys
+from mmf_win.inputs import feature_lmdb
 from mmf_win.paths import MmfPaths
 from mmf_win.unpacking import staging
 
@@ -158,52 +160,53 @@ if when == "building":
     builder.read_record = lambda path, key: die() if key == "00004" else read(path, key)
     def answer_of(module, *words):  # in this process, so that both die together
         builder.main(*words)
-    keys.run_lmdb_helper = answer_of
+    feature_lmdb.run_lmdb_helper = answer_of
 if when == "built":
-    keys.install = die
+    feature_lmdb.install_staged = die
 if when == "moving":
     moves, rename = [], staging.rename
     def once(old, new):
         die() if moves else moves.append(rename(old, new))
     staging.rename = once
 places = MmfPaths.resolve(data, Path("save"))
-keys.add_features([folder], places.dataset.features / "detectron.lmdb", places, force=True)
+feature_lmdb.add_features([folder], places.dataset.features / "detectron.lmdb", places, force=True)
 """
 
 
 def test_a_process_that_dies_while_it_builds_is_told_of(
-    user_dir: Path, lmdb: Path, add: Add, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, lmdb: Path, add_to_lmdb: AddFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     died = [sys.executable, "-c", "raise SystemExit(9)"]
     monkeypatch.setattr("mmf_win.inputs.feature_lmdb.module_command", lambda *_: died)
     with pytest.raises(DatasetError, match=r"could not be built.*exit code 9") as raised:
-        add(npy.write_pairs(user_dir / "npy", ["00001"]))
+        add_to_lmdb(feature_files.write_pairs(user_dir / "npy", ["00001"]))
     assert str(raised.value).startswith(f"{lmdb}: ") and raised.value.hint is None
     assert not lmdb.exists()
 
 
 @pytest.mark.parametrize(
     ("when", "there"),
-    wide(
-        product(["building", "built", "moving"], [True, False]), but=[("building", False), ("moving", True)]
+    mark_wide(
+        product(["building", "built", "moving"], [True, False]),
+        except_for=[("building", False), ("moving", True)],
     ),
 )
 def test_killed_at_any_moment_it_leaves_no_half_and_the_next_one_succeeds(
-    when: str, there: bool, user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
+    when: str, there: bool, user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
     if there:
-        add(npy.write_pairs(user_dir / "old", ["00001", "00002"]))
-    folder = npy.write_pairs(user_dir / "new", ["00003", "00004"])
-    words = ["-X", "utf8", "-c", _DIE, when, str(folder), str(places.data_dir)]
+        add_to_lmdb(feature_files.write_pairs(user_dir / "old", ["00001", "00002"]))
+    folder = feature_files.write_pairs(user_dir / "new", ["00003", "00004"])
+    words = ["-X", "utf8", "-c", _DIE, when, str(folder), str(mmf_paths.data_dir)]
     killed = subprocess.run([sys.executable, *words], stdin=subprocess.DEVNULL, capture_output=True)
     assert killed.returncode != 0
     if when == "moving":
         assert is_install_incomplete(lmdb.parent)
     else:
-        assert state_of(lmdb, places) == ("intact" if there else "missing")
-    add(folder, force=True)
-    assert set(npy.records(lmdb)) == {"00003", "00004"}
-    assert state_of(lmdb, places) == "intact"
+        assert feature_state(lmdb, mmf_paths) == ("intact" if there else "missing")
+    add_to_lmdb(folder, force=True)
+    assert set(feature_files.read_records(lmdb)) == {"00003", "00004"}
+    assert feature_state(lmdb, mmf_paths) == "intact"
     assert not staging_folder(lmdb.parent).exists()
 
 
@@ -212,73 +215,79 @@ def test_a_fake_full_disk_is_noticed_before_anything_is_written(user_dir: Path) 
     from mmf_win.features import builder
 
     usage = namedtuple("usage", "total used free")
-    folder = npy.write_pairs(user_dir / "npy", ["00001"])
+    folder = feature_files.write_pairs(user_dir / "npy", ["00001"])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(ResourceError):
         patch.setattr(mmf_win.files.shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
         builder.build_lmdb(user_dir / "a.lmdb", [folder])
     assert not (user_dir / "a.lmdb").exists()
 
 
-def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, places: MmfPaths) -> None:
+def test_a_folder_with_files_of_another_manifest_is_left_alone(user_dir: Path, mmf_paths: MmfPaths) -> None:
     (user_dir / "own").mkdir()
     (user_dir / "own" / "a.txt").write_bytes(b"a")
     Manifest(user_dir / "own", {"a.txt": ManifestEntry("0" * 64, 1)}, "archive").save()
     with pytest.raises(UsageError, match=r"a\.txt"):
-        add_features([npy.write_pairs(user_dir / "npy", ["1"])], user_dir / "own" / "b.lmdb", places)
+        add_features(
+            [feature_files.write_pairs(user_dir / "npy", ["1"])], user_dir / "own" / "b.lmdb", mmf_paths
+        )
 
 
 def test_files_of_the_user_do_not_stand_in_for_libraries(
-    user_dir: Path, places: MmfPaths, add: Add, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / "lmdb.py").write_text("raise SystemExit(9)", encoding="utf-8")
     monkeypatch.chdir(user_dir)
-    assert add(npy.write_pairs(user_dir / "npy", ["1"]))["images"] == 1
+    assert add_to_lmdb(feature_files.write_pairs(user_dir / "npy", ["1"]))["images"] == 1
 
 
 def test_a_damaged_one_is_made_again_from_the_folders_it_was_made_of(
-    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
+    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
-    one, two = (npy.write_pairs(user_dir / name, [name]) for name in ("00001", "00002"))
-    add(one, two)
-    content = npy.raw_records(lmdb)
-    for damage in (lambda: hostile.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
+    one, two = (feature_files.write_pairs(user_dir / name, [name]) for name in ("00001", "00002"))
+    add_to_lmdb(one, two)
+    content = feature_files.read_raw_records(lmdb)
+    for damage in (lambda: hostile_archives.flip_byte(lmdb / "data.mdb", 9000), (lmdb / "data.mdb").unlink):
         damage()
-        (finding,) = repair_parts(["features"], places, (), Mirror())
+        (finding,) = repair_parts(["features"], mmf_paths, (), Mirror())
         assert finding.state == "damaged" and isinstance(finding.error, DamagedFeaturesError)
         advice = finding.error.hint
         assert advice and str(one) in advice and str(two) in advice
-        assert add(one, two, force=True)["images"] == 2
-        assert npy.raw_records(lmdb) == content
-        assert state_of(lmdb, places) == "intact"
+        assert add_to_lmdb(one, two, force=True)["images"] == 2
+        assert feature_files.read_raw_records(lmdb) == content
+        assert feature_state(lmdb, mmf_paths) == "intact"
 
 
 def test_an_archive_beside_it_is_not_taken_for_its_origin(
-    user_dir: Path, lmdb: Path, places: MmfPaths, add: Add
+    user_dir: Path, lmdb: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
 ) -> None:
-    folder = npy.write_pairs(user_dir / "npy", ["00001"])
-    add(folder)
+    folder = feature_files.write_pairs(user_dir / "npy", ["00001"])
+    add_to_lmdb(folder)
     archive = lmdb.parent / "features.tar.gz"
     archive.write_bytes(features_archive())
     url, digest = "http://127.0.0.1:9/nothing", sha256(archive.read_bytes())
     entry = ZooEntry(lmdb.parent, "1", url, archive.name, digest)
     names = ("detectron.lmdb/data.mdb",)
-    features = RegionFeaturesInput("region features", lmdb.parent, places, names, entry=entry)
-    assert fetch_inputs([features], places, Mirror())[0].state == "intact"
-    hostile.flip_byte(lmdb / "data.mdb", 9000)
+    features = RegionFeaturesInput("region features", lmdb.parent, mmf_paths, names, entry=entry)
+    assert fetch_inputs([features], mmf_paths, Mirror())[0].state == "intact"
+    hostile_archives.flip_byte(lmdb / "data.mdb", 9000)
     with pytest.raises(DataError) as raised:
-        fetch_inputs([features], places, Mirror())
+        fetch_inputs([features], mmf_paths, Mirror())
     assert raised.value.hint == rebuild_features_hint(lmdb)
-    add(folder, force=True)
-    assert set(npy.records(lmdb)) == {"00001"}
+    add_to_lmdb(folder, force=True)
+    assert set(feature_files.read_records(lmdb)) == {"00001"}
 
 
-def test_each_split_says_how_much_of_it_has_features(user_dir: Path, places: MmfPaths, add: Add) -> None:
+def test_each_split_says_how_much_of_it_has_features(
+    user_dir: Path, mmf_paths: MmfPaths, add_to_lmdb: AddFeatures
+) -> None:
     images = {"train": ["img/00001.png", "img/00002.png", "img/x.y.jpg"], "dev": ["img/00003.png"]}
     rows = {s: [{"id": n, "img": i, "text": ""} for n, i in enumerate(names)] for s, names in images.items()}
-    lay_out({f"{split}.jsonl": jsonl(listed) for split, listed in rows.items()}, places.dataset.annotations)
-    folder = npy.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
-    npy.write_pair(folder / "sub", "00003")  # MMF looks for the name alone, without folders
-    assert add(folder)["splits"] == {
+    write_tree(
+        {f"{split}.jsonl": jsonl(listed) for split, listed in rows.items()}, mmf_paths.dataset.annotations
+    )
+    folder = feature_files.write_pairs(user_dir / "npy", ["1", "00002", "x", "other"])
+    feature_files.write_pair(folder / "sub", "00003")  # MMF looks for the name alone, without folders
+    assert add_to_lmdb(folder)["splits"] == {
         "train": {"rows": 3, "with_features": 3},
         "dev": {"rows": 1, "with_features": 0},
     }
@@ -304,9 +313,9 @@ def test_an_image_that_would_get_the_features_of_another_is_known(
 
 
 def test_a_broken_annotation_file_is_named_before_anything_is_written(
-    user_dir: Path, places: MmfPaths, lmdb: Path, add: Add
+    user_dir: Path, mmf_paths: MmfPaths, lmdb: Path, add_to_lmdb: AddFeatures
 ) -> None:
-    lay_out({"train.jsonl": b"{"}, places.dataset.annotations)
+    write_tree({"train.jsonl": b"{"}, mmf_paths.dataset.annotations)
     with pytest.raises(DatasetError, match=r"train\.jsonl:1"):
-        add(npy.write_pairs(user_dir / "npy", ["1"]))
+        add_to_lmdb(feature_files.write_pairs(user_dir / "npy", ["1"]))
     assert not lmdb.exists()

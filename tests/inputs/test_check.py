@@ -24,7 +24,7 @@ from mmf_win.inputs.feature_lmdb import read_image_keys, rows_without_features
 from mmf_win.inputs.verification import VerifiedInputs, verify_inputs
 from mmf_win.integrity.verify import record_hashes
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile, tiny_mmf
+from tests.worlds import hostile_archives, tiny_mmf
 
 pytestmark = pytest.mark.torch  # for lmdb and numpy
 
@@ -101,12 +101,12 @@ def read(inputs: VerifiedInputs) -> dict[str, Coverage | None]:
 
 
 @pytest.fixture
-def dataset(places: MmfPaths) -> Dataset:
+def dataset(mmf_paths: MmfPaths) -> Dataset:
     """Annotations and images, and no features yet."""
-    stems = tiny_mmf.build_dataset(places.dataset.root, SPLITS)
-    places.cache_dir.mkdir()
-    (places.cache_dir / "empty.yaml").write_text("{}", encoding="utf-8")
-    return Dataset(places, stems)
+    stems = tiny_mmf.build_dataset(mmf_paths.dataset.root, SPLITS)
+    mmf_paths.cache_dir.mkdir()
+    (mmf_paths.cache_dir / "empty.yaml").write_text("{}", encoding="utf-8")
+    return Dataset(mmf_paths, stems)
 
 
 def test_images_without_features_are_counted_and_named_for_each_split(dataset: Dataset) -> None:
@@ -225,7 +225,7 @@ def test_features_that_are_cut_off_are_found_where_nobody_vouches_for_them(
     dataset: Dataset, share: float
 ) -> None:
     dataset.features_without()
-    hostile.cut(dataset.lmdb / "data.mdb", share)
+    hostile_archives.truncate_file(dataset.lmdb / "data.mdb", share)
     with pytest.raises(DataError, match=r"detectron\.lmdb: damaged") as raised:
         dataset.check()
     assert str(raised.value).startswith(f"{dataset.lmdb}: damaged")
@@ -346,7 +346,7 @@ def test_a_model_that_cannot_be_fetched_is_told_at_once_with_where_to_take_it_fr
     for name in ("HTTPS_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:1")  # whoever asks a network fails otherwise
     with pytest.raises(MmfEnvironmentError, match="nothing may be downloaded") as raised:
-        dataset.check(model=MODELS[library], offline=True, hint_words=["mine"])
+        dataset.check(model=MODELS[library], offline=True, hint_arguments=["mine"])
     assert "mmfw features fetch --source FOLDER mine" in str(raised.value.hint)
     assert raised.value.exit_code == 6
     if library == "transformers":
@@ -361,7 +361,7 @@ def test_a_converted_dataset_is_held_to_its_manifest(dataset: Dataset) -> None:
     record_hashes(root, files)
     dataset.check(regions=False)
     image = dataset.places.dataset.images / dataset.rows("train")[0].img
-    hostile.cut(image)
+    hostile_archives.truncate_file(image)
     with pytest.raises(
         DataError, match=f"not as it was converted (?s:.*)\nchanged: images/img/{image.name}"
     ) as e:

@@ -18,11 +18,11 @@ from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
 from mmf_win.inputs.known_hashes import hash_in_name
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile
-from tests.worlds.memes import lay_out, tar_gz
+from tests.worlds import hostile_archives
+from tests.worlds.memes import tar_gz, write_tree
 from tests.worlds.mounts import remount
-from tests.worlds.web import WebServer
-from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, sha256
+from tests.worlds.web_server import WebServer
+from tests.worlds.zoo import FC7_FILES, LMDB_DATA, Zoo, features_archive, fetch, lmdb_data_file, sha256
 
 BERT = {"config.json": b"{}", "vocab.txt": b"[PAD]", "pytorch_model.bin": b"weights"}
 SNAPSHOT = "hub/models--owner--tiny/snapshots/1234"
@@ -31,13 +31,13 @@ SNAPSHOT = "hub/models--owner--tiny/snapshots/1234"
 def test_what_is_missing_is_fetched_once_to_where_mmf_looks_and_has_the_published_hash(zoo: Zoo) -> None:
     statuses = fetch(zoo, zoo.features, zoo.fc7)
     assert [status.state for status in statuses] == ["intact", "intact"]
-    assert data_of(zoo).read_bytes() == DATA
-    assert {path.name: path.read_bytes() for path in zoo.fc7.files()} == FC7
+    assert lmdb_data_file(zoo).read_bytes() == LMDB_DATA
+    assert {path.name: path.read_bytes() for path in zoo.fc7.files()} == FC7_FILES
     assert statuses[0].verified_against == "the published archive features.tar.gz"
-    assert read_json(zoo.places.dataset.features / ".built.json")["version"] == "1.0"
-    zoo.server.asked.clear()
+    assert read_json(zoo.mmf_paths.dataset.features / ".built.json")["version"] == "1.0"
+    zoo.server.requests.clear()
     assert fetch(zoo, zoo.features)[0].state == "intact"
-    assert zoo.server.asked == []
+    assert zoo.server.requests == []
 
 
 def test_what_cannot_be_had_keeps_nothing_else_from_being_fetched(zoo: Zoo) -> None:
@@ -45,7 +45,7 @@ def test_what_cannot_be_had_keeps_nothing_else_from_being_fetched(zoo: Zoo) -> N
     archive = zoo.server.files.pop("features.tar.gz")
     with pytest.raises(MmfEnvironmentError, match=r"features\.tar\.gz"):
         fetch(zoo, features, fc7)
-    assert {path.name: path.read_bytes() for path in fc7.files()} == FC7
+    assert {path.name: path.read_bytes() for path in fc7.files()} == FC7_FILES
     shutil.rmtree(fc7.folder)
     zoo.server.files.clear()
     with pytest.raises(MmfEnvironmentError, match=r"features\.tar\.gz.*\n.*fc7\.tar\.gz"):
@@ -56,12 +56,12 @@ def test_what_cannot_be_had_keeps_nothing_else_from_being_fetched(zoo: Zoo) -> N
 
 def test_the_archive_stays_to_mend_from_unless_it_is_not_wanted(zoo: Zoo) -> None:
     fetch(zoo, zoo.features)
-    assert (zoo.places.dataset.features / "features.tar.gz").is_file()
-    fetch(zoo, zoo.fc7, keep=False)
+    assert (zoo.mmf_paths.dataset.features / "features.tar.gz").is_file()
+    fetch(zoo, zoo.fc7, keep_archives=False)
     assert sorted(path.name for path in zoo.fc7.folder.glob("[!.]*")) == [
         "SHA256SUMS",
         "SHA256SUMS.json",
-        *sorted(FC7),
+        *sorted(FC7_FILES),
     ]
 
 
@@ -72,8 +72,8 @@ def test_a_file_carried_in_by_usb_stick_counts_and_is_not_moved(zoo: Zoo, user_d
     (stick / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
     assert fetch(zoo, zoo.features, source=stick / name)[0].state == "intact"
     assert (stick / "features.tar.gz").is_file()
-    assert not (zoo.places.dataset.features / "features.tar.gz").exists()
-    assert zoo.server.gets == []
+    assert not (zoo.mmf_paths.dataset.features / "features.tar.gz").exists()
+    assert zoo.server.content_requests == []
 
 
 def test_a_wrong_file_on_the_usb_stick_is_named_and_not_used(
@@ -82,15 +82,15 @@ def test_a_wrong_file_on_the_usb_stick_is_named_and_not_used(
     (user_dir / "features.tar.gz").write_bytes(features_archive(b"other"))
     assert fetch(zoo, zoo.features, source=user_dir)[0].state == "intact"
     assert "not the archive that was published" in caplog.text
-    assert data_of(zoo).read_bytes() == DATA
+    assert lmdb_data_file(zoo).read_bytes() == LMDB_DATA
 
 
 @pytest.mark.parametrize("file", ["", "/features.tar.gz"])
 def test_a_mirror_is_asked_first_and_the_source_itself_if_it_has_not_got_it(zoo: Zoo, file: str) -> None:
     with WebServer.serving(features_tar_gz=features_archive()) as mirror:
         fetch(zoo, zoo.features, zoo.fc7, source=mirror.url + file)
-        assert [asked.path for asked in mirror.gets] == ["/features.tar.gz", f"{file}/fc7.tar.gz"]
-    assert [asked.path for asked in zoo.server.gets] == ["/fc7.tar.gz"]
+        assert [asked.path for asked in mirror.content_requests] == ["/features.tar.gz", f"{file}/fc7.tar.gz"]
+    assert [asked.path for asked in zoo.server.content_requests] == ["/fc7.tar.gz"]
 
 
 def test_a_source_that_has_none_of_what_is_needed_is_refused_before_anything_is_downloaded(
@@ -102,7 +102,7 @@ def test_a_source_that_has_none_of_what_is_needed_is_refused_before_anything_is_
         with pytest.raises(UsageError, match="none of the files that are needed") as raised:
             fetch(zoo, zoo.features, zoo.fc7, source=source)
         assert raised.value.hint == "they are called features.tar.gz, fc7.tar.gz"
-    assert zoo.server.gets == []
+    assert zoo.server.content_requests == []
 
 
 @pytest.mark.parametrize("by", ["download", "usb stick"])
@@ -110,15 +110,15 @@ def test_weights_of_torchvision_come_into_its_cache(zoo: Zoo, user_dir: Path, by
     content = b"resnet" * 1000
     name = f"resnet152-{sha256(content)[:8]}.pth"
     url = f"{zoo.server.url}/{name}"
-    need = UrlInput("ResNet-152", user_dir / "torch", zoo.places, (name,), url)
+    need = UrlInput("ResNet-152", user_dir / "torch", zoo.mmf_paths, (name,), url)
     stick = user_dir / "usb stick"
     stick.mkdir()
     (stick / name).write_bytes(content if by == "usb stick" else b"other")
     zoo.server.files[name] = content
     assert fetch(zoo, need, source=stick)[0].state == "intact"
     assert need.files()[0].read_bytes() == content
-    assert len(zoo.server.gets) == (by == "download")
-    hostile.cut(need.files()[0])
+    assert len(zoo.server.content_requests) == (by == "download")
+    hostile_archives.truncate_file(need.files()[0])
     assert need.verify().state == "damaged"
     assert fetch(zoo, need, source=stick)[0].state == "intact"
 
@@ -135,8 +135,8 @@ def test_a_server_with_other_bytes_leaves_nothing_that_is_believed(zoo: Zoo) -> 
     with pytest.raises(MmfEnvironmentError, match="not the file that was expected"):
         fetch(zoo, need)
     assert need.quick_check().state == "missing"
-    assert not (zoo.places.dataset.features / ".built.json").exists()
-    assert not (zoo.places.dataset.features / "features.tar.gz").exists()
+    assert not (zoo.mmf_paths.dataset.features / ".built.json").exists()
+    assert not (zoo.mmf_paths.dataset.features / "features.tar.gz").exists()
 
 
 def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo) -> None:
@@ -144,17 +144,17 @@ def test_an_archive_with_the_right_hash_that_lacks_the_files_is_refused(zoo: Zoo
     with pytest.raises(ArchiveError, match="does not hold the region features"):
         fetch(zoo, zoo.features)
     assert zoo.features.quick_check().state == "missing"
-    assert not (zoo.places.dataset.features / ".built.json").exists()
+    assert not (zoo.mmf_paths.dataset.features / ".built.json").exists()
 
 
 def test_a_disk_that_is_too_small_is_noticed_before_anything_is_downloaded(
     zoo: Zoo, small_disk: Path
 ) -> None:
-    places = MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
+    places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
     (small_disk / "filler").write_bytes(bytes(free_space(small_disk) - (64 << 20)))
     with pytest.raises(ResourceError, match="are needed"):
         fetch_inputs([Zoo(zoo.server, places).features], places, Mirror())
-    assert zoo.server.gets == []
+    assert zoo.server.content_requests == []
 
 
 def test_free_space_is_that_of_the_disk_on_which_each_file_will_lie(zoo: Zoo, small_disk: Path) -> None:
@@ -162,18 +162,18 @@ def test_free_space_is_that_of_the_disk_on_which_each_file_will_lie(zoo: Zoo, sm
     content = b"resnet" * 1000
     name = f"resnet152-{sha256(content)[:8]}.pth"
     zoo.server.files[name] = content
-    need = UrlInput("ResNet-152", small_disk / "torch", zoo.places, (name,), f"{zoo.server.url}/{name}")
+    need = UrlInput("ResNet-152", small_disk / "torch", zoo.mmf_paths, (name,), f"{zoo.server.url}/{name}")
     with pytest.raises(ResourceError, match=r"small disk.*are needed") as raised:
         fetch(zoo, zoo.fc7, need)
     assert "TORCH_HOME" in (raised.value.hint or "")
-    assert zoo.server.gets == []
-    places = MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
-    elsewhere = UrlInput("ResNet-152", zoo.places.cache_dir, places, (name,), f"{zoo.server.url}/{name}")
+    assert zoo.server.content_requests == []
+    places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
+    elsewhere = UrlInput("ResNet-152", zoo.mmf_paths.cache_dir, places, (name,), f"{zoo.server.url}/{name}")
     assert fetch_inputs([elsewhere], places, Mirror())[0].state == "intact"
 
 
 def test_a_file_that_is_not_unpacked_needs_no_more_room_than_itself(zoo: Zoo, small_disk: Path) -> None:
-    places = MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir)
+    places = MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir)
     content = bytes((free_space(small_disk) - (64 << 20)) // 2)
     name = f"resnet152-{sha256(content)[:8]}.pth"
     zoo.server.files[name] = content
@@ -187,8 +187,8 @@ def test_what_a_fetch_would_cost_is_known_before(zoo: Zoo) -> None:
 
 
 def test_a_folder_that_cannot_be_written_to_is_still_verified(zoo: Zoo, small_disk: Path) -> None:
-    zoo = Zoo(zoo.server, MmfPaths(zoo.places.cache_dir, small_disk, zoo.places.save_dir))
-    lay_out({**FC7, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
+    zoo = Zoo(zoo.server, MmfPaths(zoo.mmf_paths.cache_dir, small_disk, zoo.mmf_paths.save_dir))
+    write_tree({**FC7_FILES, "fc7.tar.gz": zoo.server.files["fc7.tar.gz"]}, zoo.fc7.folder)
     remount(small_disk, "ro")
     status = zoo.fc7.verify()
     assert (status.state, status.verified_against) == ("recorded", "nothing: its folder cannot be written to")
@@ -200,13 +200,13 @@ def test_a_folder_that_cannot_be_written_to_is_still_verified(zoo: Zoo, small_di
 def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(
     zoo: Zoo, caplog: pytest.LogCaptureFixture
 ) -> None:
-    zoo.places.data_dir.mkdir(parents=True)
+    zoo.mmf_paths.data_dir.mkdir(parents=True)
     with ThreadPoolExecutor() as other:
-        with file_lock(zoo.places.data_dir / ".mmfw-fetch-lock"):
+        with file_lock(zoo.mmf_paths.data_dir / ".mmfw-fetch-lock"):
             fetching = other.submit(fetch, zoo, zoo.fc7)
             while not fetching.done() and "another mmfw is fetching" not in caplog.text:
                 time.sleep(0.01)
-            assert not fetching.done() and zoo.server.asked == []
+            assert not fetching.done() and zoo.server.requests == []
         assert fetching.result()[0].state == "intact"
 
 
@@ -223,30 +223,30 @@ def test_of_two_at_once_one_fetches_and_the_other_waits_and_says_so(
     ],
 )
 def test_a_model_is_found_whatever_folder_of_its_copy_is_named(
-    user_dir: Path, places: MmfPaths, laid_out: str, named: str
+    user_dir: Path, mmf_paths: MmfPaths, laid_out: str, named: str
 ) -> None:
-    lay_out({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
+    write_tree({f"{laid_out}/{name}": content for name, content in BERT.items()}, user_dir)
     for name, found in (("owner/tiny", [user_dir / laid_out]), ("owner/other", [])):
         assert (
-            make_model_input(name, places, weights=WEIGHTS).find_copies(Mirror(path=user_dir / named))
+            make_model_input(name, mmf_paths, weights=WEIGHTS).find_copies(Mirror(path=user_dir / named))
             == found
         )
 
 
 def test_a_copy_in_the_place_of_a_download_is_not_held_to_its_hash(
-    user_dir: Path, places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Windows without symbolic links keeps a download: the blob is a hard link."""
     monkeypatch.setenv("HF_HUB_CACHE", str(user_dir / "hub"))
     blob = user_dir / "hub" / "models--owner--tiny" / "blobs" / ("0" * 40)
     laid_out = {f"{SNAPSHOT}/vocab.txt": b"x", "hub/models--owner--tiny/refs/main": b"1234"}
-    lay_out({**laid_out, **{f"own/{name}": content for name, content in BERT.items()}}, user_dir)
+    write_tree({**laid_out, **{f"own/{name}": content for name, content in BERT.items()}}, user_dir)
     snapshot = find_snapshot("owner/tiny")
     assert snapshot is not None
     blob.parent.mkdir()
     blob.hardlink_to(snapshot / "vocab.txt")
     assert hash_in_name(snapshot / "vocab.txt") == blob.name
-    tiny = make_model_input("owner/tiny", places, weights=WEIGHTS)
+    tiny = make_model_input("owner/tiny", mmf_paths, weights=WEIGHTS)
     (user_dir / "own").rename(user_dir / "tiny")
     tiny.fetch(Mirror(path=user_dir), tiny.quick_check())
     assert hash_in_name(snapshot / "vocab.txt") is None

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.worlds import hostile
-from tests.worlds.web import WebServer
+from tests.worlds import hostile_archives
+from tests.worlds.web_server import WebServer
 
 pytestmark = pytest.mark.torch  # for huggingface_hub
 
@@ -40,14 +40,15 @@ if links == "False":
         raise OSError(22, "A required privilege is not held by the client", source, None, target)
     os.symlink = refuse
 places = MmfPaths(Path(data), Path(data), Path(data))
-hub._PUBLISHED_WEIGHTS.update({of: (tuple(names), sha256) for of, (names, sha256) in json.loads(published).items()})
+published = {of: (tuple(names), sha256) for of, (names, sha256) in json.loads(published).items()}
+hub._PUBLISHED_WEIGHTS.update(published)
 weights = {"bert": hub.WEIGHTS, "clip": hub.SAFETENSORS, "tokenizer": ()}[kind]
 bert = hub.make_model_input(name, places, weights=weights, kind=kind)
 try:
     [status] = fetch_inputs([bert], places, Mirror())
 except MmfwError as error:
     sys.exit(f"{error} ({error.hint})")
-print(json.dumps([status.state, status.against, sorted(path.name for path in bert.files())]))
+print(json.dumps([status.state, status.verified_against, sorted(path.name for path in bert.files())]))
 """
 
 
@@ -147,12 +148,12 @@ def test_a_clip_is_fetched_at_its_revision_as_safetensors_alone_with_the_hash_th
 def test_only_the_broken_file_is_fetched_again(hub: Hub, links: bool) -> None:
     hub.links = links
     assert hub.fetch().returncode == 0
-    hostile.cut((hub.snapshot / "vocab.txt").resolve())
-    hub.server.asked.clear()
+    hostile_archives.truncate_file((hub.snapshot / "vocab.txt").resolve())
+    hub.server.requests.clear()
     done = hub.fetch()
     assert done.returncode == 0, done.stderr
     assert (hub.snapshot / "vocab.txt").read_bytes() == BERT["vocab.txt"]
-    assert [asked.path.rpartition("/")[2] for asked in hub.server.gets] == ["vocab.txt"]
+    assert [asked.path.rpartition("/")[2] for asked in hub.server.content_requests] == ["vocab.txt"]
     assert json.loads(done.stdout)[:2] == ["intact", AGAINST]
     assert links or not (hub.snapshot / "vocab.txt").is_symlink()
 
@@ -166,7 +167,7 @@ def test_a_damaged_bert_is_found_and_repaired_by_the_commands(hub: Hub) -> None:
         return subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, env=environ).returncode
 
     assert mmfw("verify") == 0
-    hostile.flip_byte((hub.snapshot / "model.safetensors").resolve(), 10)
+    hostile_archives.flip_byte((hub.snapshot / "model.safetensors").resolve(), 10)
     assert mmfw("verify") == 3
     assert mmfw("repair") == 0
     assert (hub.snapshot / "model.safetensors").read_bytes() == BERT["model.safetensors"]

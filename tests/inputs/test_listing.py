@@ -63,12 +63,12 @@ def needs(mmf_root: Path, places: MmfPaths, name: str, *overrides: str, **settin
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_needs_what_its_model_reads(mmf_root: Path, places: MmfPaths, name: str) -> None:
-    assert needs(mmf_root, places, name).keys() == NEEDS[name]
+def test_every_preset_needs_what_its_model_reads(mmf_root: Path, mmf_paths: MmfPaths, name: str) -> None:
+    assert needs(mmf_root, mmf_paths, name).keys() == NEEDS[name]
 
 
-def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, places: MmfPaths) -> None:
-    found = needs(mmf_root, places, "image_region")
+def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+    found = needs(mmf_root, mmf_paths, "image_region")
     features = found["region"].entry
     assert features is not None
     assert (features.names[0], features.sha256) == FEATURES[read_version(mmf_root)]
@@ -78,27 +78,27 @@ def test_the_archives_are_those_that_mmf_publishes(mmf_root: Path, places: MmfPa
         assert entry is not None
         assert entry.sha256 == sha256
     for name, sha256 in WEIGHTS.items():
-        entry = needs(mmf_root, places, name)["weights"].entry
+        entry = needs(mmf_root, mmf_paths, name)["weights"].entry
         assert entry is not None
         assert entry.sha256 == sha256
 
 
-def test_the_files_are_those_that_mmf_opens(mmf_root: Path, places: MmfPaths) -> None:
-    found = needs(mmf_root, places, "image_region")
-    dataset = places.data_dir / "datasets" / "hateful_memes" / "defaults"
-    models = places.data_dir / "models"
+def test_the_files_are_those_that_mmf_opens(mmf_root: Path, mmf_paths: MmfPaths) -> None:
+    found = needs(mmf_root, mmf_paths, "image_region")
+    dataset = mmf_paths.data_dir / "datasets" / "hateful_memes" / "defaults"
+    models = mmf_paths.data_dir / "models"
     assert found["region"].files() == [dataset / "features" / "detectron.lmdb" / "data.mdb"]
     assert found["vocabulary"].files() == [dataset / "extras" / "vocabs" / "vocabulary_100k.txt"]
     assert found["detectron"].files() == [models / "detectron.defaults" / f"fc7_{part}.pkl" for part in "wb"]
 
 
-def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: MmfPaths, user_dir: Path) -> None:
+def test_the_users_own_words_change_what_is_read(mmf_root: Path, mmf_paths: MmfPaths, user_dir: Path) -> None:
     bert, weights = user_dir / "my bert", user_dir / "my weights.pth"
     bert.mkdir()
     weights.touch()
     found = needs(
         mmf_root,
-        places,
+        mmf_paths,
         "vilbert_cc",
         f"model_config.vilbert.bert_model_name={bert}",
         f"checkpoint.resume_zoo={weights}",
@@ -107,18 +107,18 @@ def test_the_users_own_words_change_what_is_read(mmf_root: Path, places: MmfPath
     )
     assert found["BERT"].folder == bert
     assert found["pretrained"].files() == [weights]
-    assert found["region"].files() == [places.data_dir / "datasets" / "mine" / "own.lmdb" / "data.mdb"]
+    assert found["region"].files() == [mmf_paths.data_dir / "datasets" / "mine" / "own.lmdb" / "data.mdb"]
     assert found["region"].entry is None
     # The text processor still reads the vocabulary of another BERT, but not its weights.
     assert found["tokenizer"].source == "bert-base-uncased"
 
 
 def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
-    mmf_root: Path, places: MmfPaths
+    mmf_root: Path, mmf_paths: MmfPaths
 ) -> None:
     key = "dataset_config.hateful_memes.processors.text_processor.params.vocab.type"
-    glove = needs(mmf_root, places, "image_grid", f"{key}=intersected")["GloVe"]
-    assert glove.files() == [places.cache_dir / "glove.6B.300d.txt"]
+    glove = needs(mmf_root, mmf_paths, "image_grid", f"{key}=intersected")["GloVe"]
+    assert glove.files() == [mmf_paths.cache_dir / "glove.6B.300d.txt"]
     error = glove.no_source(glove.state())
     assert error is not None
     assert str(glove.files()[0]) in str(error)
@@ -126,14 +126,16 @@ def test_word_vectors_that_a_configuration_asks_for_can_only_be_brought(
 
 
 def test_a_checkpoint_to_go_on_from_takes_the_place_of_pretrained_weights(
-    mmf_root: Path, places: MmfPaths
+    mmf_root: Path, mmf_paths: MmfPaths
 ) -> None:
     resumed = {"checkpoint": {"resume_file": "current.ckpt", "resume_zoo": None}}
-    assert "weights" not in needs(mmf_root, places, "visual_bert_coco", **resumed)
+    assert "weights" not in needs(mmf_root, mmf_paths, "visual_bert_coco", **resumed)
 
 
-def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(mmf_root: Path, places: MmfPaths) -> None:
-    weights = needs(mmf_root, places, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
+def test_a_key_that_the_zoo_lacks_is_named_with_where_its_keys_are(
+    mmf_root: Path, mmf_paths: MmfPaths
+) -> None:
+    weights = needs(mmf_root, mmf_paths, "visual_bert_coco", "checkpoint.resume_zoo=no.such.key")["weights"]
     error = weights.no_source(weights.verify())
     assert "weights no.such.key: missing" in str(error)
     assert "no.such.key is neither a file nor a key of MMF's zoo (configs/zoo/models.yaml)" in error.hint

@@ -15,7 +15,7 @@ from mmf_win.inputs.verification import VerifiedInputs
 from mmf_win.integrity.manifest import MANIFEST_NAME
 from mmf_win.paths import MmfPaths
 from mmf_win.protocol.check_result import CheckResult
-from tests.worlds.memes import image, jsonl, lay_out
+from tests.worlds.memes import image, jsonl, write_tree
 
 
 def rows(*ids: int, **changes: Any) -> list[dict[str, object]]:
@@ -29,7 +29,7 @@ def found(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> 
     """Check → what it says of a dataset with these splits, whose image 20 has the bytes of image 1."""
     files = {f"{split}.jsonl": jsonl(each) for split, each in splits.items()}
     images = {f"img/{id_}.png": image(1 if id_ == 20 else id_) for id_ in range(1, 41)}
-    convert(lay_out(files | images, source), places, allow_missing=True)
+    convert(write_tree(files | images, source), places, allow_missing=True)
     slots = {"train": "annotations/train.jsonl", "val": f"annotations/{[*splits][1]}.jsonl"}
     config = {"data_dir": str(places.dataset.root), "annotations": slots, "images": {"train": "images"}}
     said: dict[str, list[CheckResult]] = {}
@@ -48,10 +48,10 @@ def found(places: MmfPaths, source: Path, **splits: list[dict[str, object]]) -> 
     ],
 )
 def test_few_memes_of_a_kind_are_a_warning_and_none_an_error(
-    places: MmfPaths, tmp_path: Path, labels: list[int], verdict: str, share: int
+    mmf_paths: MmfPaths, tmp_path: Path, labels: list[int], verdict: str, share: int
 ) -> None:
     train = [row | {"label": label} for row, label in zip(rows(*range(1, 13)), labels, strict=False)]
-    of_train, of_val = found(places, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
+    of_train, of_val = found(mmf_paths, tmp_path / "memes", train=train, dev=rows(30, 31))["balance"]
     assert of_train.verdict == verdict
     assert of_train.text == f"train: {share} % of {len(labels)} memes are hateful"
     assert bool(of_train.advice) == (verdict != "ok")
@@ -59,31 +59,31 @@ def test_few_memes_of_a_kind_are_a_warning_and_none_an_error(
 
 
 def test_a_validation_on_memes_of_one_label_is_an_error_that_names_what_is_missing(
-    places: MmfPaths, tmp_path: Path
+    mmf_paths: MmfPaths, tmp_path: Path
 ) -> None:
-    said = found(places, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(30, 32, 34))
+    said = found(mmf_paths, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(30, 32, 34))
     (told,) = said["validation"]
     assert told.verdict == "error" and "no AUROC, and no best.ckpt" in told.text
     assert "annotations.val[0]=FILE" in str(told.advice)
     both = {"train": "annotations/train.jsonl", "val": ["annotations/dev.jsonl", "annotations/train.jsonl"]}
-    config = {"data_dir": str(places.dataset.root), "annotations": both}
-    checks = {each.check for each in check_annotations(places.dataset, config)}
+    config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
+    checks = {each.check for each in check_annotations(mmf_paths.dataset, config)}
     assert "validation" not in checks, "the files together have both labels"
-    path = places.dataset.annotation_file("train")
+    path = mmf_paths.dataset.annotation_file("train")
     config["annotations"] = {"train": str(path), "val": str(path)}
     left = [row for row in read_annotations(path) if row.label == 1]
     checks = {
         each.check
-        for each in check_annotations(places.dataset, config, VerifiedInputs({"val": (path, left)}))
+        for each in check_annotations(mmf_paths.dataset, config, VerifiedInputs({"val": (path, left)}))
     }
     assert "validation" in checks, "of what --allow-missing leaves"
 
 
 def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_was_published_so(
-    places: MmfPaths, tmp_path: Path
+    mmf_paths: MmfPaths, tmp_path: Path
 ) -> None:
     said = found(
-        places,
+        mmf_paths,
         tmp_path / "memes",
         train=rows(1, 2, 3, 4),
         dev_unseen=[*rows(5, 6), *rows(7, text="text 1"), *rows(8, img="img/2.png")],
@@ -96,25 +96,25 @@ def test_a_text_or_an_image_alone_may_be_in_two_splits_and_a_meme_only_where_it_
         "train": ["annotations/train.jsonl", "annotations/dev_seen.jsonl"],
         "val": "annotations/dev_unseen.jsonl",
     }
-    config = {"data_dir": str(places.dataset.root), "annotations": both}
-    leaks = [each.text for each in check_annotations(places.dataset, config) if each.check == "splits"]
+    config = {"data_dir": str(mmf_paths.dataset.root), "annotations": both}
+    leaks = [each.text for each in check_annotations(mmf_paths.dataset, config) if each.check == "splits"]
     assert leaks == ["memes both in dev_seen and in dev_unseen: 2 (5, 6)"], "as soon as one is trained on"
 
 
-def test_only_what_this_training_must_not_share_is_compared(places: MmfPaths, tmp_path: Path) -> None:
-    found(places, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(5, 6))
-    train, own = places.dataset.annotation_file("train"), tmp_path / "own" / "train.jsonl"
+def test_only_what_this_training_must_not_share_is_compared(mmf_paths: MmfPaths, tmp_path: Path) -> None:
+    found(mmf_paths, tmp_path / "memes", train=rows(1, 2, 3, 4), dev=rows(5, 6))
+    train, own = mmf_paths.dataset.annotation_file("train"), tmp_path / "own" / "train.jsonl"
     own.parent.mkdir()
     for copy in (
         own,
-        places.dataset.annotation_file("fold_train"),
-        places.dataset.annotation_file("fold_val"),
+        mmf_paths.dataset.annotation_file("fold_train"),
+        mmf_paths.dataset.annotation_file("fold_val"),
     ):
         shutil.copyfile(train, copy)
 
     def told(train: str, val: object) -> list[str]:
-        config = {"data_dir": str(places.dataset.root), "annotations": {"train": train, "val": str(val)}}
-        return [each.text for each in check_annotations(places.dataset, config)]
+        config = {"data_dir": str(mmf_paths.dataset.root), "annotations": {"train": train, "val": str(val)}}
+        return [each.text for each in check_annotations(mmf_paths.dataset, config)]
 
     *balance, sound = told("annotations/train.jsonl", "annotations/dev.jsonl")
     assert len(balance) == 2
@@ -124,32 +124,32 @@ def test_only_what_this_training_must_not_share_is_compared(places: MmfPaths, tm
         assert len(balance) == 2
         assert leak == f"memes both in train and in {val}: 4 (1, 2, 3 …)"
     under_a_published_name = own.with_name("dev.jsonl")
-    shutil.copyfile(places.dataset.annotation_file("dev"), under_a_published_name)
+    shutil.copyfile(mmf_paths.dataset.annotation_file("dev"), under_a_published_name)
     assert told(str(under_a_published_name), "annotations/fold_val.jsonl")[2:] == [
         f"memes both in {under_a_published_name} and in dev: 2 (5, 6)"
     ]
 
 
 def test_a_meme_in_two_splits_is_known_by_its_images_hash_and_by_its_name_where_there_is_none(
-    places: MmfPaths, tmp_path: Path
+    mmf_paths: MmfPaths, tmp_path: Path
 ) -> None:
     copied = rows(20, text="text 1")  # another name, the same image and text
     splits = {"train": rows(1, 2, 3), "dev_seen": rows(5, 6), "test_seen": [*rows(9), *copied]}
-    (warning,) = found(places, tmp_path / "memes", **splits)["splits"]
+    (warning,) = found(mmf_paths, tmp_path / "memes", **splits)["splits"]
     assert warning == CheckResult(
         "warning", "splits", "memes both in train and in test_seen: 1 (1 = 20)", warning.advice, ["1 = 20"]
     )
     config = {
-        "data_dir": str(places.dataset.root),
+        "data_dir": str(mmf_paths.dataset.root),
         "annotations": {"train": "annotations/train.jsonl", "val": "annotations/dev_seen.jsonl"},
     }
-    shutil.rmtree(places.dataset.images)  # no image is read
-    places.dataset.annotation_file("test_unseen").write_text(
+    shutil.rmtree(mmf_paths.dataset.images)  # no image is read
+    mmf_paths.dataset.annotation_file("test_unseen").write_text(
         "{", encoding="utf-8"
     )  # which keeps nobody from training
-    assert warning in check_annotations(places.dataset, config)
-    (places.dataset.root / MANIFEST_NAME).unlink()
-    assert warning not in check_annotations(places.dataset, config)
-    train = places.dataset.annotation_file("train")
+    assert warning in check_annotations(mmf_paths.dataset, config)
+    (mmf_paths.dataset.root / MANIFEST_NAME).unlink()
+    assert warning not in check_annotations(mmf_paths.dataset, config)
+    train = mmf_paths.dataset.annotation_file("train")
     train.write_text(train.read_text(encoding="utf-8").replace("img/1.png", "img/20.png"), encoding="utf-8")
-    assert warning in check_annotations(places.dataset, config)
+    assert warning in check_annotations(mmf_paths.dataset, config)

@@ -15,44 +15,52 @@ from mmf_win.inputs.input_files import Mirror
 from mmf_win.inputs.input_files import fetch_inputs as fetch_inputs
 from mmf_win.integrity.manifest import Manifest
 from mmf_win.integrity.verify import record_hashes
-from tests.worlds import hostile
-from tests.worlds.memes import lay_out
-from tests.worlds.zoo import DATA, FC7, Zoo, data_of, features_archive, fetch, unpacked_by_mmf
+from tests.worlds import hostile_archives
+from tests.worlds.memes import write_tree
+from tests.worlds.zoo import (
+    FC7_FILES,
+    LMDB_DATA,
+    Zoo,
+    features_archive,
+    fetch,
+    lmdb_data_file,
+    unpack_like_mmf,
+)
 
 
 @pytest.mark.parametrize("keep", [True, False])
 def test_only_a_broken_file_is_written_again_from_its_archive_which_is_downloaded_if_it_is_gone(
     zoo: Zoo, keep: bool
 ) -> None:
-    fetch(zoo, zoo.fc7, keep=keep)
+    fetch(zoo, zoo.fc7, keep_archives=keep)
     bias, weights = (zoo.fc7.folder / name for name in ("fc7_b.pkl", "fc7_w.pkl"))
-    hostile.cut(bias)
+    hostile_archives.truncate_file(bias)
     untouched = weights.stat().st_mtime_ns
     assert zoo.fc7.quick_check().state == "damaged"
-    zoo.server.asked.clear()
+    zoo.server.requests.clear()
     [finding] = fetch(zoo, zoo.fc7)
     assert (finding.state, len(finding.repaired)) == ("intact", 1) and "fc7_b.pkl" in finding.repaired[0]
-    assert bias.read_bytes() == FC7["fc7_b.pkl"]
+    assert bias.read_bytes() == FC7_FILES["fc7_b.pkl"]
     assert weights.stat().st_mtime_ns == untouched
-    assert len(zoo.server.gets) == (0 if keep else 1)
+    assert len(zoo.server.content_requests) == (0 if keep else 1)
 
 
 def test_a_broken_archive_is_not_believed_but_downloaded_anew(
     zoo: Zoo, caplog: pytest.LogCaptureFixture
 ) -> None:
     fetch(zoo, zoo.features)
-    archive = zoo.places.dataset.features / "features.tar.gz"
-    hostile.cut(archive)
-    hostile.cut(data_of(zoo))
+    archive = zoo.mmf_paths.dataset.features / "features.tar.gz"
+    hostile_archives.truncate_file(archive)
+    hostile_archives.truncate_file(lmdb_data_file(zoo))
     assert fetch(zoo, zoo.features)[0].state == "intact"
-    assert data_of(zoo).read_bytes() == DATA
+    assert lmdb_data_file(zoo).read_bytes() == LMDB_DATA
     assert archive.read_bytes() == zoo.server.files["features.tar.gz"]
     assert "WARNING" in caplog.text
 
 
 DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "cut off": hostile.cut,
-    "changed": lambda sums: hostile.flip_byte(sums, 1),
+    "cut off": hostile_archives.truncate_file,
+    "changed": lambda sums: hostile_archives.flip_byte(sums, 1),
     "with a comment": lambda sums: sums.write_text(sums.read_text("utf-8") + "# mine\n", "utf-8"),
     "missing": lambda sums: sums.unlink(),
 }
@@ -65,39 +73,39 @@ def test_features_of_ones_own_are_unpacked_again_where_their_hashes_are_damaged(
     """The zoo names another archive, which must not take their place."""
     if damage == "missing":
         pytest.importorskip("lmdb", reason="only lmdb can tell whether they are intact then")
-    archive, own = user_dir / "own.tar.gz", DATA[::-1]
+    archive, own = user_dir / "own.tar.gz", LMDB_DATA[::-1]
     archive.write_bytes(features_archive(own))
-    extract_features(archive, zoo.places, version=None)
-    sums = zoo.places.dataset.features / "SHA256SUMS"
+    extract_features(archive, zoo.mmf_paths, version=None)
+    sums = zoo.mmf_paths.dataset.features / "SHA256SUMS"
     DAMAGES[damage](sums)
     zoo.features.verify()
-    hostile.cut(data_of(zoo))
+    hostile_archives.truncate_file(lmdb_data_file(zoo))
     assert zoo.features.verify().state == "damaged"
-    assert fetch_inputs([zoo.features], zoo.places, Mirror(), repair_only=True)[0].state == "intact"
-    assert data_of(zoo).read_bytes() == own
+    assert fetch_inputs([zoo.features], zoo.mmf_paths, Mirror(), repair_only=True)[0].state == "intact"
+    assert lmdb_data_file(zoo).read_bytes() == own
     DAMAGES[damage](sums)
-    hostile.cut(data_of(zoo))
+    hostile_archives.truncate_file(lmdb_data_file(zoo))
     archive.unlink()
-    finding = fetch_inputs([zoo.features], zoo.places, Mirror(), repair_only=True)[0]
+    finding = fetch_inputs([zoo.features], zoo.mmf_paths, Mirror(), repair_only=True)[0]
     assert finding.state == "damaged"
     assert "own.tar.gz" in str(finding.error)
-    assert zoo.server.gets == []
+    assert zoo.server.content_requests == []
 
 
 @pytest.mark.parametrize("share", [1.0, 0.1])
 def test_what_mmf_has_unpacked_perhaps_in_part_is_unpacked_again_from_the_archive_that_lies_there(
     zoo: Zoo, share: float
 ) -> None:
-    unpacked_by_mmf(zoo)
-    hostile.cut(data_of(zoo), share)
+    unpack_like_mmf(zoo)
+    hostile_archives.truncate_file(lmdb_data_file(zoo), share)
     assert zoo.features.quick_check().state == "not verified"
     status = zoo.features.verify()
     assert status.state == "damaged"
     assert "MMF unpacked features.tar.gz here" in status.problems[0]
     [status] = fetch(zoo, zoo.features)
     assert (status.state, status.verified_against) == ("intact", "the published archive features.tar.gz")
-    assert data_of(zoo).read_bytes() == DATA
-    assert zoo.server.gets == []
+    assert lmdb_data_file(zoo).read_bytes() == LMDB_DATA
+    assert zoo.server.content_requests == []
 
 
 @pytest.mark.parametrize("note", [None, "", '{"version": "0.9"}', "[]"])
@@ -110,15 +118,15 @@ def test_mmf_is_told_of_what_is_right_whatever_its_own_note_says(zoo: Zoo, note:
         marker.write_text(note, encoding="utf-8")
     fetch(zoo, zoo.features)
     assert read_built_version(marker) == "1.0"
-    assert len(zoo.server.gets) == 1
+    assert len(zoo.server.content_requests) == 1
 
 
 def test_files_of_which_no_archive_is_left_are_recorded_alone(zoo: Zoo) -> None:
-    lay_out(FC7, zoo.fc7.folder)
+    write_tree(FC7_FILES, zoo.fc7.folder)
     status = zoo.fc7.verify()
     assert (status.state, status.verified_against) == ("recorded", "its first reading")
     assert Manifest.load(zoo.fc7.folder) is not None
-    hostile.flip_byte(zoo.fc7.files()[0], 3)
+    hostile_archives.flip_byte(zoo.fc7.files()[0], 3)
     assert zoo.fc7.verify().state == "damaged"
 
 
@@ -128,12 +136,12 @@ def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
 ) -> None:
     own = user_dir / "my features.tar.gz"
     own.write_bytes(features_archive(b"mine" * 9999))
-    extract_features(own, zoo.places, version="1.0")
-    hostile.cut(data_of(zoo))
+    extract_features(own, zoo.mmf_paths, version="1.0")
+    hostile_archives.truncate_file(lmdb_data_file(zoo))
     need = zoo.features if in_zoo else replace(zoo.features, entry=None)
     assert fetch(zoo, need)[0].state == "intact", "from where the archive lay when it was extracted"
 
-    hostile.cut(data_of(zoo))
+    hostile_archives.truncate_file(lmdb_data_file(zoo))
     moved = own.rename(user_dir / "moved.tar.gz")
     own.write_bytes(features_archive(b"others" * 9999))
     with pytest.raises(DataError, match=r"made of my features\.tar\.gz, which is not an archive") as raised:
@@ -143,20 +151,20 @@ def test_features_of_an_own_archive_are_repaired_from_it_or_not_at_all(
     own.unlink()
     with pytest.raises(DataError, match="which is not an archive"):
         fetch(zoo, need)
-    assert zoo.server.gets == []
+    assert zoo.server.content_requests == []
     moved.rename(own)
     assert fetch(zoo, need, source=own)[0].state == "intact"
-    assert data_of(zoo).read_bytes() == b"mine" * 9999
+    assert lmdb_data_file(zoo).read_bytes() == b"mine" * 9999
 
 
 def test_features_of_unknown_origin_are_never_replaced_by_the_published_ones(zoo: Zoo) -> None:
-    data = data_of(zoo)
+    data = lmdb_data_file(zoo)
     data.parent.mkdir(parents=True)
     data.write_bytes(b"features of my own" * 1000)
     record_hashes(zoo.features.folder, zoo.features.names, title="")
     assert zoo.features.verify().state == "recorded"
-    hostile.cut(data)
+    hostile_archives.truncate_file(data)
     with pytest.raises(DamagedFeaturesError, match="nothing tells where they came from") as caught:
         fetch(zoo, zoo.features)
     assert "mmfw features add FOLDER" in str(caught.value.hint)
-    assert zoo.server.gets == []
+    assert zoo.server.content_requests == []

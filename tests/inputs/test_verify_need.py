@@ -14,17 +14,17 @@ from mmf_win.inputs.input_files import InputFiles, Mirror, fetch_inputs
 from mmf_win.inputs.known_hashes import load_known_hashes, verify_against_known
 from mmf_win.locking import file_lock
 from mmf_win.paths import MmfPaths
-from tests.worlds import hostile
-from tests.worlds.memes import lay_out
-from tests.worlds.torch_files import laid_out_as_by_torch
-from tests.worlds.zoo import DATA, FC7, Zoo, features_archive, sha256
+from tests.worlds import hostile_archives
+from tests.worlds.memes import write_tree
+from tests.worlds.torch_files import write_torch_zip
+from tests.worlds.zoo import FC7_FILES, LMDB_DATA, Zoo, features_archive, sha256
 
 
 @pytest.fixture
-def bert(places: MmfPaths, user_dir: Path) -> InputFiles:
+def bert(mmf_paths: MmfPaths, user_dir: Path) -> InputFiles:
     """A BERT in a folder of the user's."""
     files = {name: name.encode() for name in ("config.json", "vocab.txt", "model.safetensors")}
-    return LocalModelInput("BERT my bert", lay_out(files, user_dir / "my bert"), places)
+    return LocalModelInput("BERT my bert", write_tree(files, user_dir / "my bert"), mmf_paths)
 
 
 def age(path: Path) -> None:
@@ -34,7 +34,7 @@ def age(path: Path) -> None:
 
 def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
     old = zoo.features
-    fetch_inputs([old], zoo.places, Mirror())
+    fetch_inputs([old], zoo.mmf_paths, Mirror())
     zoo.server.files["features_2020_10_01.tar.gz"] = features_archive(b"new" * 999)
     assert old.entry is not None
     name = "features_2020_10_01.tar.gz"
@@ -49,45 +49,47 @@ def test_features_of_another_version_of_mmf_are_fetched_anew(zoo: Zoo) -> None:
     for status in (new.quick_check(), new.verify()):
         assert status.state == "damaged"
         assert status.problems[0].endswith(f"(features.tar.gz) than the installed MMF's {name}")
-    assert fetch_inputs([new], zoo.places, Mirror())[0].state == "intact"
+    assert fetch_inputs([new], zoo.mmf_paths, Mirror())[0].state == "intact"
     assert new.files()[0].read_bytes() == b"new" * 999
 
 
 def test_features_that_another_version_of_mmf_has_unpacked_are_not_taken_for_ours(zoo: Zoo) -> None:
     need = zoo.fc7
-    lay_out({**FC7, ".built.json": b'{"version": "0.9"}'}, need.folder)
+    write_tree({**FC7_FILES, ".built.json": b'{"version": "0.9"}'}, need.folder)
     status = need.verify()
     assert status.state == "damaged"
     assert "version 0.9" in status.problems[0]
-    assert fetch_inputs([need], zoo.places, Mirror())[0].state == "intact"
+    assert fetch_inputs([need], zoo.mmf_paths, Mirror())[0].state == "intact"
 
 
 def test_what_is_gone_from_beside_its_manifest_is_broken_and_what_never_was_there_is_missing(
     zoo: Zoo,
 ) -> None:
-    fetch_inputs([zoo.features], zoo.places, Mirror())
+    fetch_inputs([zoo.features], zoo.mmf_paths, Mirror())
     zoo.features.files()[0].unlink()
     statuses = [need.quick_check() for need in (zoo.features, zoo.fc7)]
     assert [status.state for status in statuses] == ["damaged", "missing"]
     assert statuses[0].problems == (f"missing: {zoo.features.files()[0]}",)
-    repaired, absent = fetch_inputs([zoo.features, zoo.fc7], zoo.places, Mirror(), repair_only=True)
+    repaired, absent = fetch_inputs([zoo.features, zoo.fc7], zoo.mmf_paths, Mirror(), repair_only=True)
     assert (repaired.state, absent.state) == ("intact", "missing")
-    assert zoo.features.files()[0].read_bytes() == DATA
+    assert zoo.features.files()[0].read_bytes() == LMDB_DATA
 
 
-def test_weights_without_an_archive_are_held_to_their_own_checksums(places: MmfPaths, user_dir: Path) -> None:
+def test_weights_without_an_archive_are_held_to_their_own_checksums(
+    mmf_paths: MmfPaths, user_dir: Path
+) -> None:
     folder = user_dir / "weights"
     folder.mkdir()
     file = folder / "model.ckpt"
-    need = ArchiveInput("pretrained weights", folder, places)
-    hostile.cut(laid_out_as_by_torch(file, {}), 0.7)
+    need = ArchiveInput("pretrained weights", folder, mmf_paths)
+    hostile_archives.truncate_file(write_torch_zip(file, {}), 0.7)
     assert need.verify().state == "damaged"
-    laid_out_as_by_torch(file, {})
+    write_torch_zip(file, {})
     assert (need.verify().state, need.quick_check().verified_against) == ("recorded", "its first reading")
 
 
 def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
-    places: MmfPaths, bert: InputFiles, caplog: pytest.LogCaptureFixture
+    mmf_paths: MmfPaths, bert: InputFiles, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert bert.verify().state == "recorded"
     vocabulary = bert.folder / "vocab.txt"
@@ -96,19 +98,20 @@ def test_what_nobody_vouches_for_may_be_replaced_by_its_owner(
     assert f"{vocabulary} was replaced since it was last read" in caplog.text
 
 
-def test_digits_in_the_name_of_a_file_of_the_users_are_no_hash(places: MmfPaths, user_dir: Path) -> None:
+def test_digits_in_the_name_of_a_file_of_the_users_are_no_hash(mmf_paths: MmfPaths, user_dir: Path) -> None:
     (user_dir / "meme-20201001.npy").write_bytes(b"features")
     assert (
-        InputFiles("region features", user_dir, places, ("meme-20201001.npy",)).verify().state == "recorded"
+        InputFiles("region features", user_dir, mmf_paths, ("meme-20201001.npy",)).verify().state
+        == "recorded"
     )
 
 
-def test_other_content_behind_an_old_time_is_damage(places: MmfPaths, bert: InputFiles) -> None:
+def test_other_content_behind_an_old_time_is_damage(mmf_paths: MmfPaths, bert: InputFiles) -> None:
     vocabulary = bert.folder / "vocab.txt"
     age(vocabulary)
     assert bert.verify().state == "recorded"
     before = vocabulary.stat()
-    hostile.flip_byte(vocabulary, 3)
+    hostile_archives.flip_byte(vocabulary, 3)
     os.utime(vocabulary, ns=(before.st_atime_ns, before.st_mtime_ns))
     for _ in range(2):
         status = bert.verify(full=True)
@@ -117,7 +120,7 @@ def test_other_content_behind_an_old_time_is_damage(places: MmfPaths, bert: Inpu
 
 
 def test_an_untouched_file_is_not_read_again(
-    places: MmfPaths, bert: InputFiles, monkeypatch: pytest.MonkeyPatch
+    mmf_paths: MmfPaths, bert: InputFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for path in bert.files():
         age(path)
@@ -128,32 +131,34 @@ def test_an_untouched_file_is_not_read_again(
     assert bert.quick_check().verified_at is not None
 
 
-def test_two_that_read_other_files_at_the_same_time_remember_both(places: MmfPaths, user_dir: Path) -> None:
-    files = lay_out({"a": b"a", "b": b"b"}, user_dir / "files")
-    paths, before = (files / "a", files / "b"), load_known_hashes(places.cache_dir)
+def test_two_that_read_other_files_at_the_same_time_remember_both(
+    mmf_paths: MmfPaths, user_dir: Path
+) -> None:
+    files = write_tree({"a": b"a", "b": b"b"}, user_dir / "files")
+    paths, before = (files / "a", files / "b"), load_known_hashes(mmf_paths.cache_dir)
     for path in paths:
         verify_against_known([path], before, full=False, record=True, title="Verifying")
-    assert load_known_hashes(places.cache_dir).files.keys() == set(map(str, paths))
+    assert load_known_hashes(mmf_paths.cache_dir).files.keys() == set(map(str, paths))
 
 
 def test_what_was_read_is_not_written_beside_another_who_writes(
-    places: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    mmf_paths: MmfPaths, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = lay_out({"a": b"a"}, user_dir / "files") / "a"
+    path = write_tree({"a": b"a"}, user_dir / "files") / "a"
     monkeypatch.setattr("mmf_win.inputs.known_hashes.file_lock", lambda path, patience: file_lock(path))
-    places.cache_dir.mkdir()
-    with file_lock(places.cache_dir / "mmfw-checked.json.lock"):
+    mmf_paths.cache_dir.mkdir()
+    with file_lock(mmf_paths.cache_dir / "mmfw-checked.json.lock"):
         after, _ = verify_against_known(
-            [path], load_known_hashes(places.cache_dir), full=False, record=True, title="Verifying"
+            [path], load_known_hashes(mmf_paths.cache_dir), full=False, record=True, title="Verifying"
         )
-    assert str(path) in after.files and not load_known_hashes(places.cache_dir).files
+    assert str(path) in after.files and not load_known_hashes(mmf_paths.cache_dir).files
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"format": 1, "files": {"a": 3}}', b"\xff"])
 def test_a_damaged_ledger_costs_no_more_than_reading_again(
-    places: MmfPaths, bert: InputFiles, content: bytes
+    mmf_paths: MmfPaths, bert: InputFiles, content: bytes
 ) -> None:
-    places.cache_dir.mkdir()
-    (places.cache_dir / "mmfw-checked.json").write_bytes(content)
+    mmf_paths.cache_dir.mkdir()
+    (mmf_paths.cache_dir / "mmfw-checked.json").write_bytes(content)
     assert bert.quick_check().state == "not verified"
     assert bert.verify().state == "recorded"

@@ -22,9 +22,9 @@ from mmf_win.integrity.manifest import (
     manifest_files,
 )
 from mmf_win.integrity.verify import find_damage, record_hashes
-from tests.worlds.memes import Files, lay_out
+from tests.worlds.memes import Files, write_tree
 from tests.worlds.mmf_sources import TREE, TREE_ID
-from tests.worlds.tools import call, requires_tool
+from tests.worlds.tools import requires_tool, run_program
 
 FILES: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 40, "с пробелом/文件.txt": b"x", "empty": b""}
 ODD: Files = {**FILES, "new\nline": b"1", "back\\slash": b"2", "return\r": b"3", " *": b"4"}
@@ -32,7 +32,7 @@ ODD: Files = {**FILES, "new\nline": b"1", "back\\slash": b"2", "return\r": b"3",
 
 @pytest.fixture
 def folder(user_dir: Path) -> Path:
-    return lay_out(FILES, user_dir / "files")
+    return write_tree(FILES, user_dir / "files")
 
 
 def entries(files: Files) -> dict[str, ManifestEntry]:
@@ -60,16 +60,16 @@ def test_a_folder_that_nobody_has_recorded_has_no_manifest(user_dir: Path) -> No
 @requires_tool("sha256sum")
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
 def test_sha256sum_reads_it_whatever_the_names_are(user_dir: Path) -> None:
-    folder = lay_out(ODD, user_dir / "files")
+    folder = write_tree(ODD, user_dir / "files")
     record_hashes(folder, ODD)
-    call("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=folder)
+    run_program("sha256sum", "--check", "--strict", "--quiet", MANIFEST_NAME, cwd=folder)
 
 
 @requires_tool("sha256sum")
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such names")
 @pytest.mark.parametrize("mode", ["--text", "--binary"])
 def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_dir: Path) -> None:
-    folder = lay_out(ODD, user_dir / "files")
+    folder = write_tree(ODD, user_dir / "files")
     made = subprocess.run(["sha256sum", mode, *ODD], cwd=folder, check=True, capture_output=True)
     (folder / MANIFEST_NAME).write_bytes(made.stdout)
     manifest = Manifest.load(folder)
@@ -83,7 +83,7 @@ def test_what_sha256sum_wrote_is_read_and_vouches_for_nothing(mode: str, user_di
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no such names")
 def test_a_name_that_is_no_utf8_comes_back(user_dir: Path) -> None:
     name = b"\xff\xfe.bin".decode("utf-8", "surrogateescape")
-    folder = lay_out({name: b"x"}, user_dir / "files")
+    folder = write_tree({name: b"x"}, user_dir / "files")
     record_hashes(folder, [name])
     manifest = Manifest.load(folder)
     assert manifest is not None and list(manifest.files) == [name]
@@ -162,7 +162,7 @@ def test_a_source_may_have_fields_of_a_later_version_and_lacks_none(folder: Path
 
 def test_checks_are_not_noted_beside_the_list_of_another(folder: Path) -> None:
     old = record_hashes(folder, FILES)
-    lay_out({"empty": b"no more"}, folder)
+    write_tree({"empty": b"no more"}, folder)
     new = replace(record_hashes(folder, FILES), hash_origin="archive")
     new.save()
     old.save_stamps()
@@ -170,9 +170,9 @@ def test_checks_are_not_noted_beside_the_list_of_another(folder: Path) -> None:
 
 
 def test_a_manifest_that_cannot_be_written_leaves_none(small_disk: Path) -> None:
-    folder = lay_out(FILES, small_disk / "files")
+    folder = write_tree(FILES, small_disk / "files")
     names = {f"{number:05}-{'n' * 200}": b"" for number in range(400)}
-    lay_out(names, folder)
+    write_tree(names, folder)
     with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError) as full:
         while True:
             filler.write(bytes(4096))

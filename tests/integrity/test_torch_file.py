@@ -14,11 +14,11 @@ import pytest
 
 from mmf_win.integrity.digest import file_digest
 from mmf_win.integrity.torch_file import find_problem, load_plain_contents
-from tests.worlds.torch_files import laid_out_as_by_torch
+from tests.worlds.torch_files import write_torch_zip
 
 
 def test_a_whole_file_has_no_problem_and_every_byte_of_it_is_checked(tmp_path: Path) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3})
+    path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3})
     checked: list[int] = []
     assert find_problem(path, checked.append) is None
     assert sum(checked) == sum(member.file_size for member in zipfile.ZipFile(path).infolist())
@@ -26,7 +26,7 @@ def test_a_whole_file_has_no_problem_and_every_byte_of_it_is_checked(tmp_path: P
 
 @pytest.mark.parametrize("place", ["model/data.pkl", "model/data/0", "model/version"])
 def test_one_changed_byte_is_found_and_its_member_named(tmp_path: Path, place: str) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3}, os.urandom(1000))
+    path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3}, os.urandom(1000))
     content = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         member = archive.getinfo(place)
@@ -37,7 +37,7 @@ def test_one_changed_byte_is_found_and_its_member_named(tmp_path: Path, place: s
 
 def test_a_hole_where_a_member_begins_is_found(tmp_path: Path) -> None:
     """As a file may have after a power cut: the right length, and zeros inside."""
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    path = write_torch_zip(tmp_path / "a.ckpt", {})
     with zipfile.ZipFile(path) as archive:
         start = archive.getinfo("model/data/0").header_offset
     with path.open("rb+") as file:
@@ -48,7 +48,7 @@ def test_a_hole_where_a_member_begins_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [20, 24], ids=["packed", "unpacked"])
 def test_a_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    path = write_torch_zip(tmp_path / "a.ckpt", {})
     content = bytearray(path.read_bytes())
     content[content.rindex(b"PK\1\2") + place] ^= 1
     path.write_bytes(content)
@@ -63,7 +63,7 @@ def test_a_changed_size_in_the_directory_is_found(tmp_path: Path, place: int) ->
     ids=["hides all others", "on another disk", "encrypted", "a folder"],
 )
 def test_what_only_torch_would_refuse_in_the_directory_is_found(tmp_path: Path, place: int, bit: int) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    path = write_torch_zip(tmp_path / "a.ckpt", {})
     content = bytearray(path.read_bytes())
     content[content.index(b"PK\1\2") + place] ^= bit
     path.write_bytes(content)
@@ -72,7 +72,7 @@ def test_what_only_torch_would_refuse_in_the_directory_is_found(tmp_path: Path, 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_changed_bit_anywhere_is_found_or_harms_nothing(tmp_path: Path, seed: int) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3})
+    path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3})
     data, chance = path.read_bytes(), random.Random(seed)
     with zipfile.ZipFile(path) as archive:
         contents = {member.filename: archive.read(member) for member in archive.infolist()}
@@ -87,7 +87,7 @@ def test_one_changed_bit_anywhere_is_found_or_harms_nothing(tmp_path: Path, seed
 
 
 def test_bytes_that_are_missing_in_the_middle_are_noticed(tmp_path: Path) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    path = write_torch_zip(tmp_path / "a.ckpt", {})
     content = path.read_bytes()
     with zipfile.ZipFile(path) as archive:
         at = archive.getinfo("model/data/0").header_offset + 50
@@ -97,14 +97,14 @@ def test_bytes_that_are_missing_in_the_middle_are_noticed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("kept", [0, 1, 100, 50_000, -1])
 def test_a_file_cut_off_anywhere_is_found(tmp_path: Path, kept: int) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {})
+    path = write_torch_zip(tmp_path / "a.ckpt", {})
     path.write_bytes(path.read_bytes()[:kept])
     assert find_problem(path) == "it is cut off or not a checkpoint"
 
 
 def test_plain_values_are_read_and_everything_else_is_empty(tmp_path: Path) -> None:
     contents = {"num_updates": 3, "best": 0.5, "model": OrderedDict(a=Path("x")), "list": [1, (2, None)]}
-    read = load_plain_contents(laid_out_as_by_torch(tmp_path / "a.ckpt", contents))
+    read = load_plain_contents(write_torch_zip(tmp_path / "a.ckpt", contents))
     assert (read["num_updates"], read["best"], read["list"]) == (3, 0.5, [1, (2, None)])
     assert not isinstance(read["model"]["a"], Path)
 
@@ -119,7 +119,7 @@ class Hostile:
 
 def test_nothing_that_a_hostile_file_names_is_called(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3, "bad": Hostile(victim)})
+    path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3, "bad": Hostile(victim)})
     assert load_plain_contents(path)["num_updates"] == 3
     assert not victim.exists()
 
@@ -155,7 +155,7 @@ def test_what_torch_itself_saves_is_whole_and_can_be_read(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("prefix", [b"", b"x" * 100])
 def test_the_bytes_of_an_intact_file_are_passed_on_in_their_order(tmp_path: Path, prefix: bytes) -> None:
-    path = laid_out_as_by_torch(tmp_path / "a.ckpt", {"num_updates": 3}, os.urandom((1 << 20) + 5))
+    path = write_torch_zip(tmp_path / "a.ckpt", {"num_updates": 3}, os.urandom((1 << 20) + 5))
     path.write_bytes(prefix + path.read_bytes())
     legacy = tmp_path / "b.ckpt"
     legacy.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19." + os.urandom(3 << 20))

@@ -24,8 +24,8 @@ from mmf_win.integrity.verify import (
 )
 from mmf_win.locking import file_lock
 from mmf_win.threads import AdvanceCallback
-from tests.worlds import hostile
-from tests.worlds.memes import Files, lay_out
+from tests.worlds import hostile_archives
+from tests.worlds.memes import Files, write_tree
 from tests.worlds.mounts import remount
 
 FILES: Files = {"detectron.lmdb/data.mdb": bytes(range(256)) * 40, "с пробелом/文件.txt": b"x", "empty": b""}
@@ -38,7 +38,7 @@ DAY = 86_400 * SECOND
 @pytest.fixture
 def folder(user_dir: Path) -> Path:
     """Files that were last changed long ago, and no manifest."""
-    return aged(lay_out(FILES, user_dir / "files"), LONG_AGO)
+    return aged(write_tree(FILES, user_dir / "files"), LONG_AGO)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_named_in_the_order_of_the_manifest(
     folder: Path, recorded: Manifest, read: list[str]
 ) -> None:
     (folder / "empty").unlink()
-    hostile.cut(folder / DATA)
+    hostile_archives.truncate_file(folder / DATA)
     (folder / "с пробелом/文件.txt").write_bytes(b"y")
     assert find_damage(recorded) == [
         FileProblem("changed", DATA, "5120 instead of 10240 bytes"),
@@ -138,7 +138,7 @@ def test_a_touched_file_is_read_once_more_and_then_trusted_again(folder: Path, r
 
 def test_what_was_wrong_is_read_again_until_it_is_right(folder: Path, read: list[str]) -> None:
     content = (folder / DATA).read_bytes()
-    hostile.flip_byte(folder / DATA, 5000)
+    hostile_archives.flip_byte(folder / DATA, 5000)
     for _ in range(2):
         assert find_damage(loaded(folder)) == [FileProblem("changed", DATA, "other content")]
     (folder / DATA).write_bytes(content)
@@ -206,7 +206,7 @@ def test_the_oldest_check_that_holds_is_told(folder: Path, recorded: Manifest) -
 def test_in_a_read_only_folder_nothing_is_remembered_and_nothing_fails(
     small_disk: Path, read: list[str]
 ) -> None:
-    folder = aged(lay_out(FILES, small_disk / "files"), LONG_AGO)
+    folder = aged(write_tree(FILES, small_disk / "files"), LONG_AGO)
     record_hashes(folder, FILES)
     read.clear()
     notes = manifest_files(folder)[1]
@@ -241,7 +241,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(
 
     def read_and_change(path: Path, progress: AdvanceCallback) -> bytes:
         digest = file_digest(path, progress)
-        hostile.flip_byte(path, 5000)
+        hostile_archives.flip_byte(path, 5000)
         os.utime(path, ns=(LONG_AGO, LONG_AGO + 2 * SECOND))
         return digest
 

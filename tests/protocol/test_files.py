@@ -10,7 +10,7 @@ from mmf_win import protocol
 from mmf_win.protocol import AttemptOutcome, AttemptRequest, EventReader, read_events
 from mmf_win.protocol.attempt import TrainTask
 from tests.worlds.event_log import EventLog
-from tests.worlds.flushes import Flushes
+from tests.worlds.flush_recorder import FlushRecorder
 
 
 def test_a_reader_sees_each_event_once_and_leaves_a_torn_line_for_later(tmp_path: Path) -> None:
@@ -60,11 +60,11 @@ def test_a_reader_from_the_end_shows_only_what_comes_after(tmp_path: Path) -> No
     assert [event["kind"] for event in reader.poll()] == ["new"]
 
 
-def test_a_coming_checkpoint_is_announced_on_the_disk(tmp_path: Path, flushed: Flushes) -> None:
+def test_a_coming_checkpoint_is_announced_on_the_disk(tmp_path: Path, flush_recorder: FlushRecorder) -> None:
     log = EventLog(tmp_path / "events.jsonl", "1")
     log.write("train", update=2)
     log.write("saving", update=2)
-    assert flushed.is_flushed(tmp_path / "events.jsonl")
+    assert flush_recorder.is_flushed(tmp_path / "events.jsonl")
 
 
 def test_requests_and_exits_survive_the_disk_and_skip_unknown_fields(tmp_path: Path) -> None:

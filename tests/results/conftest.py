@@ -10,6 +10,6 @@ from tests.worlds import report_world
 
 
 @pytest.fixture
-def world(user_dir: Path) -> report_world.World:
+def world(user_dir: Path) -> report_world.ReportWorld:
     """Labelled memes, in a folder named in three scripts."""
     return report_world.make(user_dir)

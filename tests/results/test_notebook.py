@@ -11,32 +11,32 @@ import pytest
 from mmf_win.cli import main
 from mmf_win.errors import RunNotFoundError, UsageError
 from mmf_win.runs import events_dataframe, find_run
-from tests.worlds.report_world import World
-from tests.worlds.tools import requires_package, typed
+from tests.worlds.report_world import ReportWorld
+from tests.worlds.tools import requires_package, split_command
 
 pytestmark = requires_package("pandas")
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
+def world(tmp_path: Path) -> ReportWorld:
     """A save folder, and data that nobody has converted."""
-    return World(tmp_path / "data", tmp_path / "сохранено")
+    return ReportWorld(tmp_path / "data", tmp_path / "сохранено")
 
 
-def test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it(world: World) -> None:
-    run = world.run()
+def test_a_run_without_a_page_names_the_command_that_makes_it_and_then_shows_it(world: ReportWorld) -> None:
+    run = world.add_run()
     assert find_run(save_dir=world.save) == find_run("mmbt_grid", str(world.save)) == run
     told = run._repr_html_()
     assert "<iframe" not in told
     (command,) = re.findall("<code>mmfw (.*)</code>", told)
-    assert main(typed(html.unescape(command))) == 0
+    assert main(split_command(html.unescape(command))) == 0
     [page] = run.reports.glob("*.html")
     shown = re.search('srcdoc="([^"]*)"', run._repr_html_())
     assert shown and html.unescape(shown[1]) == page.read_text(encoding="utf-8")
 
 
-def test_events_are_a_table_of_one_kind(world: World) -> None:
-    run = world.run()
+def test_events_are_a_table_of_one_kind(world: ReportWorld) -> None:
+    run = world.add_run()
     table = events_dataframe(run)
     assert {"t", "update", "loss"} <= set(table.columns) and "kind" not in table.columns
     assert str(table["t"].dt.tz) == "UTC"

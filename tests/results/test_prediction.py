@@ -16,7 +16,7 @@ from mmf_win.results import evaluation
 from mmf_win.results.evaluation import PredictionOptions, RunCheckpoint
 from mmf_win.runs.targets import PredictionTarget
 from tests.worlds import report_world
-from tests.worlds.report_world import SPLIT, World
+from tests.worlds.report_world import SPLIT, ReportWorld
 from tests.worlds.tools import requires_package
 
 pytestmark = [pytest.mark.torch, requires_package("numpy")]
@@ -24,15 +24,15 @@ VALIDATION = "dev_unseen"
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> World:
+def small(tmp_path: Path) -> ReportWorld:
     """A world with a validation split that has the memes of the other one."""
-    world = report_world.make(tmp_path, drawn=False)
+    world = report_world.make(tmp_path, draw_images=False)
     world.dataset.annotation_file(VALIDATION).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     return world
 
 
-def checkpoint(world: World) -> RunCheckpoint:
-    run = world.run()
+def checkpoint(world: ReportWorld) -> RunCheckpoint:
+    run = world.add_run()
     run.checkpoints.mkdir()
     best = run.checkpoints / "best.ckpt"
     best.write_bytes(b"weights")
@@ -48,7 +48,7 @@ def by(
 
 
 def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_labels(
-    small: World, monkeypatch: pytest.MonkeyPatch
+    small: ReportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
     written: list[str] = []
@@ -76,7 +76,7 @@ def test_each_split_is_read_once_and_each_submission_is_written_once_with_its_la
     assert not list(member.run.reports.glob("*.reserved"))
 
 
-def test_of_a_checkpoint_that_is_replaced_meanwhile_no_predictions_stay(small: World) -> None:
+def test_of_a_checkpoint_that_is_replaced_meanwhile_no_predictions_stay(small: ReportWorld) -> None:
     member = checkpoint(small)
 
     def replacing(*arguments: Any, **named: Any) -> tuple[list[float], dict[str, Any]]:

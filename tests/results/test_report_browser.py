@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tests.worlds import report_world
-from tests.worlds.browser import needs_browser, running_browser
+from tests.worlds.browser import launch_browser, requires_browser
 from tests.worlds.tools import LazyModule
 
 pytestmark = [
     pytest.mark.wide,
     pytest.mark.torch,
-    needs_browser(),
+    requires_browser(),
     report_world.requires_pages,
 ]
 pages = LazyModule("mmf_win.results.report.pages")
@@ -38,8 +38,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     evil = path.read_text(encoding="utf-8").replace("look how", f"{SCRIPT}look how", 1)
     path.write_text(evil, encoding="utf-8")
     names = ("mmbt_grid", "a_rather_long_name_of_a_run_that_somebody_chose")
-    runs = [world.predicted(name, skill=-0.5) for name in names]  # wrong about most, to show mistakes
-    tasks, settings = report_world.sweep(world, 12, predicted=2)
+    runs = [world.add_predicted_run(name, skill=-0.5) for name in names]  # wrong about most, to show mistakes
+    tasks, settings = report_world.make_sweep_runs(world, 12, predicted_count=2)
     return {
         "run": pages.write_run_page(runs[0]),
         "compare": pages.write_comparison_page(runs, world.save),
@@ -50,7 +50,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """One for all tests."""
-    with running_browser() as running:
+    with launch_browser() as running:
         yield running
 
 

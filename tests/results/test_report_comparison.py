@@ -19,7 +19,16 @@ from mmf_win.protocol import AttemptOutcome
 from mmf_win.results.report.scored_split import load_scored_split
 from mmf_win.runs.history import RunRecord
 from tests.worlds.event_log import EventLog
-from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, sweep, tell, text_of
+from tests.worlds.report_world import (
+    SPLIT,
+    ReportWorld,
+    attempt_events,
+    make_sweep_runs,
+    record_excluded_memes,
+    requires_pages,
+    visible_text,
+    write_events,
+)
 from tests.worlds.tools import LazyModule
 
 pages = LazyModule("mmf_win.results.report.pages")
@@ -36,12 +45,12 @@ def entries(runs: list[Any]) -> list[Any]:
     ]
 
 
-def test_a_presets_mean_and_deviation_are_over_its_seeds(world: World) -> None:
-    runs = [world.predicted(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
-    other = world.predicted("visual_bert", preset="visual_bert", published={})
+def test_a_presets_mean_and_deviation_are_over_its_seeds(world: ReportWorld) -> None:
+    runs = [world.add_predicted_run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
+    other = world.add_predicted_run("visual_bert", preset="visual_bert", published={})
     first, second = comparison.group_runs(entries([*runs, other]))
     aurocs = [entry.auroc for entry in first.entries]
-    page = text_of(pages.write_comparison_page([*runs, other], world.save))
+    page = visible_text(pages.write_comparison_page([*runs, other], world.save))
     assert f"{statistics.mean(aurocs):.4f} ± {statistics.stdev(aurocs):.4f} n = 3" in page
     assert f"{second.entries[0].auroc:.4f} n = 1" in page, "one run has no deviation"
     assert "Published AUROC on test_seen" in page
@@ -69,16 +78,16 @@ UNLIKE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("changes", "name"), UNLIKE.values(), ids=UNLIKE)
 def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
-    world: World, changes: dict[str, Any], name: str
+    world: ReportWorld, changes: dict[str, Any], name: str
 ) -> None:
-    first = world.run(stamp="2026-01-01T00-00-00", seed=1, overrides=[SAME])
+    first = world.add_run(stamp="2026-01-01T00-00-00", seed=1, overrides=[SAME])
     unimportant = {"keep": 3, "overrides": [SAME, "training.num_workers=3"]}
-    second = world.run(stamp="2026-01-02T00-00-00", seed=2, **unimportant)
-    other = world.run(stamp="2026-01-03T00-00-00", **{"seed": 3, "overrides": [SAME], **changes})
+    second = world.add_run(stamp="2026-01-02T00-00-00", seed=2, **unimportant)
+    other = world.add_run(stamp="2026-01-03T00-00-00", **{"seed": 3, "overrides": [SAME], **changes})
     found = grouped(first, other, second)
     assert list(found.values()) == [[first, second], [other]]
     assert list(found)[1] == f"mmbt_grid{name}"
-    page = text_of(pages.write_comparison_page([first, other, second], world.save))
+    page = visible_text(pages.write_comparison_page([first, other, second], world.save))
     assert "n = 2" in page and "n = 3" not in page
 
 
@@ -90,17 +99,19 @@ def test_runs_that_differ_in_more_than_the_seed_are_not_averaged(
     ],
     ids=["override", "preset"],
 )
-def test_a_seed_counts_however_it_was_given(world: World, given: Callable[[int], dict[str, Any]]) -> None:
+def test_a_seed_counts_however_it_was_given(
+    world: ReportWorld, given: Callable[[int], dict[str, Any]]
+) -> None:
     runs = []
     for day, seed in enumerate((1, 2, 2), start=1):
-        run = world.run(stamp=f"2026-01-0{day}T00-00-00", **given(seed))
-        tell(run, attempt("1", 0, 60, seed=seed))
+        run = world.add_run(stamp=f"2026-01-0{day}T00-00-00", **given(seed))
+        write_events(run, attempt_events("1", 0, 60, seed=seed))
         runs.append(run)
     assert list(grouped(*runs).values()) == [runs[:2], runs[2:]]
 
 
-def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
-    runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3, 4)]
+def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: ReportWorld) -> None:
+    runs = [world.add_run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3, 4)]
     AttemptOutcome("interrupted").save(runs[2].outcome_file)
     AttemptOutcome("interrupted").save(runs[3].outcome_file)
     assert grouped(*runs) == {
@@ -110,16 +121,16 @@ def test_a_run_that_did_not_reach_its_end_is_not_averaged(world: World) -> None:
     }
 
 
-def test_a_run_whose_total_was_raised_later_is_not_averaged(world: World) -> None:
-    runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2)]
-    first = attempt("1", 0, 60, max_updates=60, seed=2)
-    tell(runs[1], [*first, *attempt("2", 60, 120, seed=2)])
+def test_a_run_whose_total_was_raised_later_is_not_averaged(world: ReportWorld) -> None:
+    runs = [world.add_run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2)]
+    first = attempt_events("1", 0, 60, max_updates=60, seed=2)
+    write_events(runs[1], [*first, *attempt_events("2", 60, 120, seed=2)])
     assert list(grouped(*runs)) == ["mmbt_grid, total=120", "mmbt_grid, total=60 then 120"]
 
 
-def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(world: World) -> None:
+def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(world: ReportWorld) -> None:
     """As after a change to a configuration file that the preset names."""
-    runs = [world.run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
+    runs = [world.add_run(stamp=f"2026-01-0{n}T00-00-00", seed=n) for n in (1, 2, 3)]
     for run, rate in zip(runs, (0.1, 0.2, 0.2), strict=True):
         run.checkpoints.mkdir()
         config = {
@@ -133,8 +144,12 @@ def test_mmfs_configuration_tells_runs_apart_where_what_was_asked_for_does_not(w
     }
 
 
-def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: World) -> None:
-    runs = [world.run("first"), world.run("second", seed=2), world.run("third", preset="visual_bert")]
+def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: ReportWorld) -> None:
+    runs = [
+        world.add_run("first"),
+        world.add_run("second", seed=2),
+        world.add_run("third", preset="visual_bert"),
+    ]
     for shown, apart in ((runs, ["mmbt_grid", "visual_bert"]), (runs[:2], [run.id for run in runs[:2]])):
         assert (
             list(
@@ -148,8 +163,8 @@ def test_colours_tell_presets_apart_and_runs_where_there_is_one_preset(world: Wo
     assert page.count("--key: var(--series-2)") == 2, "in the legend and in the table"
 
 
-def test_differences_are_of_the_memes_that_both_predicted(world: World) -> None:
-    good, bad = world.predicted("good", skill=1.5), world.predicted("bad", skill=0.0)
+def test_differences_are_of_the_memes_that_both_predicted(world: ReportWorld) -> None:
+    good, bad = world.add_predicted_run("good", skill=1.5), world.add_predicted_run("bad", skill=0.0)
     (contrast,) = comparison.compare_aurocs(entries([bad, good]))
     first, second, difference = (contrast[key] for key in ("first", "second", "difference"))
     assert (first.known.run, second.known.run, contrast["memes"]) == (good, bad, 32)
@@ -165,12 +180,12 @@ def by(csv: Path, sha256: str) -> None:
     write_json(csv.with_suffix(".metrics.json"), facts | {"members": [member]})
 
 
-def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None:
-    run, old, last = world.run("a"), world.run("b"), world.run("c")
-    best = world.predict(run, skill=1.5)
+def test_runs_are_compared_by_their_best_checkpoints_alone(world: ReportWorld) -> None:
+    run, old, last = world.add_run("a"), world.add_run("b"), world.add_run("c")
+    best = world.add_predictions(run, skill=1.5)
     newer = best.with_name(best.name.replace("00-00-01", "00-00-02"))
-    newer.write_bytes(world.predict(old, skill=0.0).read_bytes())
-    for csv, sha256 in ((best, "best"), (newer, "last"), (world.predict(last), "last")):
+    newer.write_bytes(world.add_predictions(old, skill=0.0).read_bytes())
+    for csv, sha256 in ((best, "best"), (newer, "last"), (world.add_predictions(last), "last")):
         by(csv, sha256)
     for each in (run, last):
         EventLog(each.events, "1").write("checkpoint", update=60, best=True, sha256="best")
@@ -181,29 +196,29 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: World) -> None
     assert [entry.known.scores.counted for entry in about["entries"]] == ["best", "unknown", "best"]
     assert [entry.rows for entry in about["entries"]] == ["32", "32", None]
     assert about["entries"][0].scored.csv == best and len(about["contrasts"]) == 1
-    page = text_of(pages.write_comparison_page([run, old, last], world.save))
+    page = visible_text(pages.write_comparison_page([run, old, last], world.save))
     assert page.count("by checkpoint: unknown") == 1
     for shown, told in ((best, "best.ckpt (best)"), (newer, "best.ckpt (unknown)")):
         scored = load_scored_split(shown, SPLIT, world.dataset)
-        assert told in text_of(pages.write_run_page(run, scored=scored))
+        assert told in visible_text(pages.write_run_page(run, scored=scored))
     with pytest.raises(UsageError, match="by its best checkpoint"):
-        pages.write_comparison_page([last, world.run("d")], world.save, split=SPLIT)
+        pages.write_comparison_page([last, world.add_run("d")], world.save, split=SPLIT)
 
 
-def test_a_run_beside_itself_does_not_differ(world: World) -> None:
-    run = world.run("a")
-    csv = world.predict(run)
-    twin = world.run("b")
+def test_a_run_beside_itself_does_not_differ(world: ReportWorld) -> None:
+    run = world.add_run("a")
+    csv = world.add_predictions(run)
+    twin = world.add_run("b")
     (twin.reports / csv.name.replace("_a_", "_b_")).write_bytes(csv.read_bytes())
     (contrast,) = comparison.compare_aurocs(entries([run, twin]))
     assert (contrast["difference"].value, contrast["difference"].p) == (0.0, None)
-    page = text_of(pages.write_comparison_page([run, twin], world.save))
+    page = visible_text(pages.write_comparison_page([run, twin], world.save))
     assert "+0.0000 – – 32" in page, "neither an interval nor a p-value"
 
 
-def test_runs_without_predictions_are_compared_by_their_training(world: World) -> None:
-    runs = [world.run("a"), world.run("b"), world.run("c")]
-    tell(runs[2], attempt("1", 0, 0))
+def test_runs_without_predictions_are_compared_by_their_training(world: ReportWorld) -> None:
+    runs = [world.add_run("a"), world.add_run("b"), world.add_run("c")]
+    write_events(runs[2], attempt_events("1", 0, 0))
     page = pages.write_comparison_page(runs, world.save).read_text(encoding="utf-8")
     assert "compared by their training alone" in page
     assert 'id="validation"' in page and "Differences in AUROC" not in page
@@ -211,17 +226,17 @@ def test_runs_without_predictions_are_compared_by_their_training(world: World) -
 
 
 @pytest.mark.parametrize("label", [{"label": 1}, {}], ids=["one class", "no labels"])
-def test_without_both_classes_the_difference_is_undefined(world: World, label: dict[str, int]) -> None:
-    world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", **label} for n in range(1, 9)])
-    runs = [world.predicted("a"), world.predicted("b")]
-    assert "undefined" in text_of(pages.write_comparison_page(runs, world.save))
+def test_without_both_classes_the_difference_is_undefined(world: ReportWorld, label: dict[str, int]) -> None:
+    world.write_annotations([{"id": n, "img": "img/01000.png", "text": f"{n}", **label} for n in range(1, 9)])
+    runs = [world.add_predicted_run("a"), world.add_predicted_run("b")]
+    assert "undefined" in visible_text(pages.write_comparison_page(runs, world.save))
 
 
 def test_the_command_compares_when_several_runs_are_named(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: ReportWorld, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a", "b"):
-        world.predicted(name)
+        world.add_predicted_run(name)
     save = ["--save-dir", str(world.save), "--json"]
     assert main(["report", "a", "b", *save]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -233,8 +248,8 @@ def test_the_command_compares_when_several_runs_are_named(
     assert [id_.split("/")[0] for id_ in told["runs"]] == ["a", "b"]
 
 
-def test_what_cannot_be_compared_is_an_error(world: World) -> None:
-    run, other = world.run("a"), world.run("b")
+def test_what_cannot_be_compared_is_an_error(world: ReportWorld) -> None:
+    run, other = world.add_run("a"), world.add_run("b")
     with pytest.raises(UsageError, match="named twice"):
         pages.write_comparison_page([run, run], world.save)
     with pytest.raises(UsageError, match="dev_seen"):
@@ -242,23 +257,29 @@ def test_what_cannot_be_compared_is_an_error(world: World) -> None:
 
 
 @pytest.mark.parametrize("asked", [{}, {"published": {}}], ids=["a preset of the paper", "another"])
-def test_no_published_number_stands_beside_another_split(world: World, asked: dict[str, Any]) -> None:
+def test_no_published_number_stands_beside_another_split(world: ReportWorld, asked: dict[str, Any]) -> None:
     world.dataset.annotation_file("test_unseen").write_bytes(
         world.dataset.annotation_file(SPLIT).read_bytes()
     )
-    runs = [world.predicted(name, split="test_unseen", **asked) for name in ("a", "b")]
-    page = text_of(pages.write_comparison_page(runs, world.save))
+    runs = [world.add_predicted_run(name, split="test_unseen", **asked) for name in ("a", "b")]
+    page = visible_text(pages.write_comparison_page(runs, world.save))
     assert "0.6792" not in page and "Published" not in page
     assert ("The paper reports dev_seen and test_seen, not test_unseen." in page) == (not asked)
 
 
-def test_rows_that_were_left_out_are_told_of_each_run(world: World) -> None:
-    left_out(world, 8)
-    runs = [world.predicted("a"), world.predicted("b", seed=2), world.predicted("c", preset="vilbert")]
+def test_rows_that_were_left_out_are_told_of_each_run(world: ReportWorld) -> None:
+    record_excluded_memes(world, 8)
+    runs = [
+        world.add_predicted_run("a"),
+        world.add_predicted_run("b", seed=2),
+        world.add_predicted_run("c", preset="vilbert"),
+    ]
     for run, rows in zip(runs, (433, 540, 540), strict=True):
         data = {"split": "dev_unseen", "rows": rows, "full_rows": 540}
-        tell(run, attempt("1", 0, 120, validated=data, seed=run.request().training_number("seed")))
-    page = text_of(pages.write_comparison_page(runs, world.save))
+        write_events(
+            run, attempt_events("1", 0, 120, val_data=data, seed=run.request().training_number("seed"))
+        )
+    page = visible_text(pages.write_comparison_page(runs, world.save))
     assert f"Rows of {SPLIT}" in page and page.count("32 of 40") == 3 + 2, "runs and presets"
     assert "on 433 of 540 rows of dev_unseen" in page and "on dev_unseen" in page
     assert "on different rows" in page, "of the first preset's two runs"
@@ -338,8 +359,8 @@ def test_what_does_not_vary_and_what_has_no_score_is_left_out() -> None:
     assert plots.draw_scores_by_setting([({"a": n}, None) for n in range(4)]) == []
 
 
-def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World) -> None:
-    runs, settings = sweep(world, 12, predicted=10)
+def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: ReportWorld) -> None:
+    runs, settings = make_sweep_runs(world, 12, predicted_count=10)
     known = [RunRecord.read(run) for run in runs]
     about = comparison.comparison_context(
         [(each, pages.load_best_scored_split(each, SPLIT, None)) for each in known], None, settings
@@ -350,20 +371,20 @@ def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: World
     assert len(about["contrasts"]) == 8 * 7 / 2
     assert len(about["colours"]) == 8 and about["plots"][0].caption.startswith("8 runs")
     runs[0].events.unlink()
-    page = text_of(pages.write_comparison_page(runs, world.save, settings=settings))
+    page = visible_text(pages.write_comparison_page(runs, world.save, settings=settings))
     assert "Of 12 runs, these are the 8 with the best validation AUROC." in page
     assert "Of the runs that predicted test_seen, only the 8 with the best validation AUROC" in page
     assert "11 runs at 11 values" in page and "Left out, without a validation AUROC: 1 of 12 runs." in page
 
 
-def test_of_few_runs_all_are_shown_and_of_no_sweep_there_are_no_settings(world: World) -> None:
-    runs, settings = sweep(world, 9, predicted=9)
+def test_of_few_runs_all_are_shown_and_of_no_sweep_there_are_no_settings(world: ReportWorld) -> None:
+    runs, settings = make_sweep_runs(world, 9, predicted_count=9)
     page = pages.write_comparison_page(runs, world.save).read_text(encoding="utf-8")
     assert 'id="setting' not in page and "these are the" not in page
     assert page.count('data-name="Other"') == 9 * 8 / 2
     data = {"split": "dev_seen", "rows": 433, "full_rows": 500}
     for run, validated in zip(runs[:2], (None, data), strict=True):
-        tell(run, attempt("1", 0, 120, validated=validated))
-        page = text_of(pages.write_comparison_page(runs[:2], world.save, settings=settings))
+        write_events(run, attempt_events("1", 0, 120, val_data=validated))
+        page = visible_text(pages.write_comparison_page(runs[:2], world.save, settings=settings))
         assert "2 runs at 2 values" in page and "these are the" not in page and "only the" not in page
         assert ("The runs were validated on different rows" in page) == (validated is not None)

@@ -22,7 +22,15 @@ from mmf_win.files import write_json
 from mmf_win.locking import file_lock
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.results.report.scored_split import load_scored_split
-from tests.worlds.report_world import SPLIT, World, attempt, left_out, requires_pages, tell, text_of
+from tests.worlds.report_world import (
+    SPLIT,
+    ReportWorld,
+    attempt_events,
+    record_excluded_memes,
+    requires_pages,
+    visible_text,
+    write_events,
+)
 from tests.worlds.tools import LazyModule, requires_package
 
 pages = LazyModule("mmf_win.results.report.pages")
@@ -31,14 +39,14 @@ sklearn = LazyModule("sklearn.metrics")
 pytestmark = [pytest.mark.torch, requires_pages, requires_package("sklearn")]
 
 
-def made(world: World, **chosen: Any) -> str:
-    page: Path = pages.write_run_page(world.predicted(), **chosen)
+def made(world: ReportWorld, **chosen: Any) -> str:
+    page: Path = pages.write_run_page(world.add_predicted_run(), **chosen)
     return page.read_text(encoding="utf-8")
 
 
-def test_it_says_what_the_numbers_depend_on(world: World) -> None:
-    run = world.run()
-    csv = world.predict(run)
+def test_it_says_what_the_numbers_depend_on(world: ReportWorld) -> None:
+    run = world.add_run()
+    csv = world.add_predictions(run)
     member = {"run": run.id, "checkpoint": "x/best.ckpt", "checkpoint_sha256": "ab" * 32}
     told = {"members": [member], "threshold": 0.375, "threshold_from": "best accuracy on dev_unseen"}
     write_json(csv.with_suffix(".metrics.json"), told)
@@ -46,94 +54,96 @@ def test_it_says_what_the_numbers_depend_on(world: World) -> None:
     assert hashlib.sha256(world.dataset.annotation_file(SPLIT).read_bytes()).hexdigest() in page
     assert "ab" * 32 in page
     for fact in ("mmbt_grid", "1.0.0rc10", "2.13.0", "cuda:0", f"{SPLIT}, 32 memes", "120 of 120"):
-        assert fact in text_of(page), fact
-    assert "Threshold 0.375, best accuracy on dev_unseen" in text_of(page)
-    assert "The broken line is the threshold, 0.375" in text_of(page)
+        assert fact in visible_text(page), fact
+    assert "Threshold 0.375, best accuracy on dev_unseen" in visible_text(page)
+    assert "The broken line is the threshold, 0.375" in visible_text(page)
 
 
-def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(world: World) -> None:
-    run = world.run()
-    older = world.predict(run)
+def test_of_several_predictions_of_a_split_the_page_shows_the_one_that_is_meant(world: ReportWorld) -> None:
+    run = world.add_run()
+    older = world.add_predictions(run)
     newer = older.with_name(older.name.replace("T00-00-01", "T00-00-02"))
     newer.write_bytes(older.read_bytes())
     for chosen, meant, other in ((older, older, newer), (None, newer, older)):
         scored = chosen and load_scored_split(chosen, SPLIT, world.dataset)
         page = pages.write_run_page(run, split=SPLIT, scored=scored)
         assert page == meant.with_suffix(".html")
-        text = text_of(page)
+        text = visible_text(page)
         assert meant.name in text and other.name not in text
 
 
-def ensemble(world: World, kind: str, **told: Any) -> Path:
+def ensemble(world: ReportWorld, kind: str, **told: Any) -> Path:
     """Blended predictions with their record."""
     csv = world.save / "ensembles" / "2026-01-01T00-00-00" / f"hateful_memes_{kind}_{SPLIT}.csv"
     csv.parent.mkdir(parents=True)
-    world.predict(world.run()).rename(csv)
+    world.add_predictions(world.add_run()).rename(csv)
     facts = {"split": SPLIT, "annotations": str(world.dataset.annotation_file(SPLIT)), "threshold": 0.5}
     write_json(csv.with_suffix(".metrics.json"), {**facts, "ensemble": kind, **told})
     return csv
 
 
-def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: World) -> None:
+def test_an_ensemble_gets_a_page_with_its_members_and_without_curves(world: ReportWorld) -> None:
     members = [
         {"run": f"{name}/x", "checkpoint": f"{name}/best.ckpt", "checkpoint_sha256": sha * 32}
         for name, sha in (("a", "ab"), ("b", "cd"))
     ]
-    left_out(world, 8)
+    record_excluded_memes(world, 8)
     csv = ensemble(world, "mean", members=members)
     written = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset))
     assert written == csv.with_suffix(".html")
     page = written.read_text(encoding="utf-8")
     for word in (f"Mean of 2 on {SPLIT}", "Member a/x", "Member b/x", "The ensemble", "Do not publish"):
-        assert word in text_of(page), word
+        assert word in visible_text(page), word
     assert "cd" * 32 in page and 'id="roc"' in page
     assert 'id="loss"' not in page
-    assert f"These predictions cover 32 of 40 rows of {SPLIT}" in text_of(page)
-    assert "Published" not in text_of(page) and "No published baseline" not in page
+    assert f"These predictions cover 32 of 40 rows of {SPLIT}" in visible_text(page)
+    assert "Published" not in visible_text(page) and "No published baseline" not in page
 
 
-def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: World) -> None:
+def test_the_page_of_blended_ranks_says_nothing_of_calibration(world: ReportWorld) -> None:
     csv = ensemble(world, "rank", versions={"mmf": "1.0.0rc10", "torch": "2.13.0"})
     page = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
-    assert 'id="roc"' in page and "Average precision" in text_of(page)
+    assert 'id="roc"' in page and "Average precision" in visible_text(page)
     assert 'id="calibration"' not in page and "Brier" not in page and "Calibration error" not in page
-    assert "PyTorch 2.13.0" in text_of(page)
-    assert "probabilit" not in page.lower() and "got the higher rank" in text_of(page)
-    world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1032)])
+    assert "PyTorch 2.13.0" in visible_text(page)
+    assert "probabilit" not in page.lower() and "got the higher rank" in visible_text(page)
+    world.write_annotations([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1032)])
     page = pages.write_ensemble_page(load_scored_split(csv, SPLIT, world.dataset)).read_text(encoding="utf-8")
     assert "Highest ranks" in page and "probabilit" not in page.lower()
 
 
-def test_intervals_name_their_method_and_why_there_is_none(world: World) -> None:
-    page = text_of(pages.write_run_page(world.predicted(skill=5)))
+def test_intervals_name_their_method_and_why_there_is_none(world: ReportWorld) -> None:
+    page = visible_text(pages.write_run_page(world.add_predicted_run(skill=5)))
     assert "Wilson" in page and "DeLong" in page
     assert "AUROC 1.0000 what the challenge ranked by" in page and "such as one of 1, has none" in page
     assert re.search(r"Accuracy 1\.0000 95 % interval 0\.8\d+ – 1\.0000", page)
 
 
-def test_texts_of_megabytes_are_cut_with_their_length(world: World) -> None:
+def test_texts_of_megabytes_are_cut_with_their_length(world: ReportWorld) -> None:
     texts = {n: f"{n} long " * 100_000 for n in range(1000, 1006)}
-    world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": texts[n], "label": n % 2} for n in texts])
-    page = pages.write_run_page(world.predicted())
+    world.write_annotations(
+        [{"id": n, "img": f"img/{n:05}.png", "text": texts[n], "label": n % 2} for n in texts]
+    )
+    page = pages.write_run_page(world.add_predicted_run())
     assert page.stat().st_size < 500_000
-    assert f"1000 long … ({10 * 100_000:,} characters)" in text_of(page)
+    assert f"1000 long … ({10 * 100_000:,} characters)" in visible_text(page)
 
 
-def test_pillows_warnings_are_not_for_the_user(world: World) -> None:
+def test_pillows_warnings_are_not_for_the_user(world: ReportWorld) -> None:
     """Of a picture above its limit it warns, which is an error in tests, and then there would be no copy."""
     from PIL import Image
 
-    world.annotate([{"id": n, "img": f"img/{n}.jpg", "text": "a"} for n in (1, 2)])
+    world.write_annotations([{"id": n, "img": f"img/{n}.jpg", "text": "a"} for n in (1, 2)])
     for n in (1, 2):
         Image.new("L", (10_000, 9_500), 100 * n).save(world.dataset.images / "img" / f"{n}.jpg")
     assert "too large" not in made(world)
 
 
-def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
+def test_nothing_of_a_meme_or_a_run_becomes_markup(world: ReportWorld) -> None:
     evil = '<script>alert("1")</script>"\' onload=alert(2)'
     memes = [{"id": 1, "img": "img/01000.png", "label": 0}, {"id": 2, "img": '"><script>', "label": 1}]
-    world.annotate([{**meme, "text": f"{evil}\u202e\x9b"} for meme in memes])
-    run = world.run(preset=evil[:40], model="<b>\u2066", settings={})
+    world.write_annotations([{**meme, "text": f"{evil}\u202e\x9b"} for meme in memes])
+    run = world.add_run(preset=evil[:40], model="<b>\u2066", settings={})
     csv = run.reports / f"hateful_memes_mmbt_grid_{SPLIT}_2026-01-01T00-00-01.csv"
     csv.write_text("id,proba,label\n1,0.9,1\n2,0.1,0\n", encoding="utf-8")
     page = pages.write_run_page(run).read_text(encoding="utf-8")
@@ -143,7 +153,7 @@ def test_nothing_of_a_meme_or_a_run_becomes_markup(world: World) -> None:
     assert "&lt;script&gt;alert(&#34;1&#34;)" in page
 
 
-def test_without_images_there_are_none(world: World) -> None:
+def test_without_images_there_are_none(world: ReportWorld) -> None:
     page = made(world, images=False)
     assert "<img" not in page
     assert "images are left out" in page
@@ -151,21 +161,21 @@ def test_without_images_there_are_none(world: World) -> None:
     assert "Pictures were not compared" in page and "or the same picture" not in page
 
 
-def test_missing_and_broken_images_leave_their_place_and_are_counted(world: World) -> None:
+def test_missing_and_broken_images_leave_their_place_and_are_counted(world: ReportWorld) -> None:
     images = sorted((world.dataset.images / "img").iterdir())
     for image in images[::2]:
         image.unlink()
     for image in images[1::2]:
         image.write_bytes(b"broken")
     page = made(world)
-    assert "Do not publish: contains licensed images and texts" in text_of(page)
+    assert "Do not publish: contains licensed images and texts" in visible_text(page)
     assert "The picture is missing, broken or too large" in page
     assert re.search(r"\d+ of the pictures below are missing, broken or too large", page)
     assert "Show all pictures" not in page.split("<script>")[0], "there is none to show"
 
 
-def test_a_split_without_labels_gets_a_page_without_scores(world: World) -> None:
-    world.annotate([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1008)])
+def test_a_split_without_labels_gets_a_page_without_scores(world: ReportWorld) -> None:
+    world.write_annotations([{"id": n, "img": f"img/{n:05}.png", "text": "a"} for n in range(1000, 1008)])
     page = made(world)
     assert "has no labels" in page
     assert 'id="histogram"' in page and 'id="loss"' in page
@@ -175,9 +185,9 @@ def test_a_split_without_labels_gets_a_page_without_scores(world: World) -> None
     assert len(probas) == 8 and probas == sorted(probas, reverse=True)
 
 
-def test_own_memes_with_labels_have_a_gallery_beside_their_mistakes(world: World) -> None:
-    run = world.run()
-    csv = world.predict(run)
+def test_own_memes_with_labels_have_a_gallery_beside_their_mistakes(world: ReportWorld) -> None:
+    run = world.add_run()
+    csv = world.add_predictions(run)
     user_annotations_path(csv).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
     page = pages.write_run_page(run).read_text(encoding="utf-8")
     assert page.count('class="card"', page.index('id="gallery"'), page.index("Worst mistakes")) == 24
@@ -185,24 +195,26 @@ def test_own_memes_with_labels_have_a_gallery_beside_their_mistakes(world: World
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_labels_of_one_class_leave_the_auroc_undefined(world: World, label: int) -> None:
-    world.annotate([{"id": n, "img": "img/01000.png", "text": f"{n}", "label": label} for n in range(1, 9)])
+def test_labels_of_one_class_leave_the_auroc_undefined(world: ReportWorld, label: int) -> None:
+    world.write_annotations(
+        [{"id": n, "img": "img/01000.png", "text": f"{n}", "label": label} for n in range(1, 9)]
+    )
     page = made(world)
     assert "labels of one class only, so the AUROC is undefined" in page
     assert re.search(r"rows of test_seen\s+<cite>", page), "words do not run together"
     assert 'id="roc"' not in page and 'id="histogram"' in page
 
 
-def test_a_run_without_predictions_gets_its_curves(world: World) -> None:
-    page = pages.write_run_page(world.run(seed=None, start="other/best.ckpt")).read_text(encoding="utf-8")
+def test_a_run_without_predictions_gets_its_curves(world: ReportWorld) -> None:
+    page = pages.write_run_page(world.add_run(seed=None, start="other/best.ckpt")).read_text(encoding="utf-8")
     assert "Nothing has been predicted" in page
     assert 'id="loss"' in page and "Do not publish" not in page
-    assert "Seed 4000, drawn" in text_of(page) and "Started from other/best.ckpt" in text_of(page)
+    assert "Seed 4000, drawn" in visible_text(page) and "Started from other/best.ckpt" in visible_text(page)
 
 
-def test_published_weights_are_said_to_be_untrained(world: World) -> None:
+def test_published_weights_are_said_to_be_untrained(world: ReportWorld) -> None:
     asked = {"published_weights": "mmbt.hateful_memes.images", "seed": None}
-    run = world.predicted("mmbt_grid-published", **asked)
+    run = world.add_predicted_run("mmbt_grid-published", **asked)
     run.events.unlink()
     run.outcome_file.unlink()
     page = pages.write_run_page(run).read_text(encoding="utf-8")
@@ -211,33 +223,33 @@ def test_published_weights_are_said_to_be_untrained(world: World) -> None:
     assert "0.6792" in page, "the paper's number"
 
 
-def test_a_run_that_is_still_going_says_so(world: World) -> None:
-    run = world.run()
+def test_a_run_that_is_still_going_says_so(world: ReportWorld) -> None:
+    run = world.add_run()
     run.outcome_file.unlink()
     with file_lock(run.training_lock_file):
-        assert "still going; this page shows it up to update 120" in text_of(pages.write_run_page(run))
+        assert "still going; this page shows it up to update 120" in visible_text(pages.write_run_page(run))
 
 
-def test_a_torn_events_file_gives_what_is_whole(world: World) -> None:
-    run = world.run()
+def test_a_torn_events_file_gives_what_is_whole(world: ReportWorld) -> None:
+    run = world.add_run()
     torn = run.events.read_bytes()[:-20].replace(b'"loss": 0.65', b'"loss": 0.6', 1)
     run.events.write_bytes(b'\x00\xff not JSON\n[1]\n{"kind": 3}\n' + torn)
     assert 'id="loss"' in pages.write_run_page(run).read_text(encoding="utf-8")
     run.events.unlink()
-    assert "No update has been reported yet" in text_of(pages.write_run_page(run))
+    assert "No update has been reported yet" in visible_text(pages.write_run_page(run))
 
 
-def test_attempts_are_marked_and_explained(world: World) -> None:
-    run = world.run()
-    tell(run, [*attempt("1", 0, 60), *attempt("2", 30, 120, micro_batch=16)])
+def test_attempts_are_marked_and_explained(world: ReportWorld) -> None:
+    run = world.add_run()
+    write_events(run, [*attempt_events("1", 0, 60), *attempt_events("2", 30, 120, micro_batch=16)])
     AttemptOutcome("cuda_oom").save(run.attempt(1).outcome_file)
-    page = text_of(pages.write_run_page(run))
+    page = visible_text(pages.write_run_page(run))
     began = "Attempt 2 began at update 30, after the GPU&#39;s memory had run out"
     assert f"{began}; batch 32, micro-batch 16." in page
     assert "Batch 32, micro-batch 16" in page
 
 
-def test_two_thousand_memes_make_a_page_below_5_mb(world: World) -> None:
+def test_two_thousand_memes_make_a_page_below_5_mb(world: ReportWorld) -> None:
     from PIL import Image
 
     noise = Random(0)
@@ -245,31 +257,33 @@ def test_two_thousand_memes_make_a_page_below_5_mb(world: World) -> None:
         image = Image.frombytes("RGB", (256, 256), noise.randbytes(3 * 256 * 256))
         image.save(world.dataset.images / "img" / f"{n}.png")
     texts = {n: f"{n // 2} " * 40 for n in range(2000)}
-    world.annotate([{"id": n, "img": f"img/{n % 4}.png", "text": texts[n], "label": n % 2} for n in texts])
-    page = pages.write_run_page(world.predicted())
+    world.write_annotations(
+        [{"id": n, "img": f"img/{n % 4}.png", "text": texts[n], "label": n % 2} for n in texts]
+    )
+    page = pages.write_run_page(world.add_predicted_run())
     assert page.read_text(encoding="utf-8").count("<img") == 12 + 12 + 2 * 8
     assert page.stat().st_size < 5_000_000
 
 
-def test_the_newest_predictions_are_shown_and_others_by_their_split(world: World) -> None:
+def test_the_newest_predictions_are_shown_and_others_by_their_split(world: ReportWorld) -> None:
     memes = [
         json.loads(line)
         for line in world.dataset.annotation_file(SPLIT).read_text(encoding="utf-8").splitlines()
     ]
-    world.annotate(memes[:8], "dev_seen")
-    run = world.predicted()
-    older = world.predict(run, "dev_seen")
+    world.write_annotations(memes[:8], "dev_seen")
+    run = world.add_predicted_run()
+    older = world.add_predictions(run, "dev_seen")
     os.utime(older, (0, 0))
-    assert f"on {SPLIT}" in text_of(pages.write_run_page(run))
-    assert "on dev_seen" in text_of(pages.write_run_page(run, split="dev_seen"))
+    assert f"on {SPLIT}" in visible_text(pages.write_run_page(run))
+    assert "on dev_seen" in visible_text(pages.write_run_page(run, split="dev_seen"))
     with pytest.raises(UsageError, match="no predictions for train") as caught:
         pages.write_run_page(run, split="train")
     assert "dev_seen" in str(caught.value.hint)
 
 
-def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world: World) -> None:
-    run = world.run()
-    csv = world.predict(run)
+def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world: ReportWorld) -> None:
+    run = world.add_run()
+    csv = world.add_predictions(run)
     page = pages.write_run_page(run)
     before = page.read_bytes()
     csv.write_text("id,proba,label\n1,0.5,1\n", encoding="utf-8")
@@ -283,21 +297,21 @@ def test_predictions_of_other_memes_are_an_error_that_leaves_the_old_page(world:
 
 
 @pytest.mark.parametrize("rest", [",1.5,1", ",-0.1,0", ",0.5,2", ',"' + "1" * 200_000])
-def test_predictions_that_cannot_be_are_an_error(world: World, rest: str) -> None:
-    run = world.run()
-    csv = world.predict(run)
+def test_predictions_that_cannot_be_are_an_error(world: ReportWorld, rest: str) -> None:
+    run = world.add_run()
+    csv = world.add_predictions(run)
     head, first, *others = csv.read_text(encoding="utf-8").splitlines()
     csv.write_text("\n".join([head, first.partition(",")[0] + rest, *others]), encoding="utf-8")
     with pytest.raises(DataError, match=r"impossible numbers|not a prediction file"):
         pages.write_run_page(run)
 
 
-def test_the_command_says_where_the_page_is(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    run = world.run()
+def test_the_command_says_where_the_page_is(world: ReportWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    run = world.add_run()
     save = ["--save-dir", str(world.save)]
     assert main(["report", *save]) == 0
     assert Path(capsys.readouterr().out.strip()) == run.reports / "report.html"
-    csv = world.predict(run)
+    csv = world.add_predictions(run)
     assert main(["report", *save]) == 0
     assert Path(capsys.readouterr().out.strip()) == csv.with_suffix(".html")
     output = world.save.parent / "new folder" / "страница.html"
@@ -308,9 +322,9 @@ def test_the_command_says_where_the_page_is(world: World, capsys: pytest.Capture
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links and pipes are another matter on Windows")
 def test_the_page_takes_the_place_of_files_alone(
-    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    world: ReportWorld, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.run()
+    world.add_run()
     pipe, link, real = (tmp_path / name for name in ("pipe", "link.html", "real.html"))
     os.mkfifo(pipe)
     command = ["report", "--no-images", "--save-dir", str(world.save), "--output"]
@@ -323,11 +337,13 @@ def test_the_page_takes_the_place_of_files_alone(
     assert "<html" in real.read_text(encoding="utf-8")
 
 
-def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
-    world.annotate([{"id": n, "img": f"img/{n}.png", "text": f"{n}", "label": n % 2} for n in range(1000)])
-    run = world.run()
-    csv = world.predict(run)
-    page = text_of(pages.write_run_page(run, images=False))
+def test_it_shows_the_scores_beside_the_published_ones(world: ReportWorld) -> None:
+    world.write_annotations(
+        [{"id": n, "img": f"img/{n}.png", "text": f"{n}", "label": n % 2} for n in range(1000)]
+    )
+    run = world.add_run()
+    csv = world.add_predictions(run)
+    page = visible_text(pages.write_run_page(run, images=False))
     labels = [row.label for row in read_annotations(world.dataset.annotation_file(SPLIT))]
     auroc = sklearn.roc_auc_score(labels, [row.proba for row in read_predictions(csv)])
     assert f"AUROC {auroc:.4f}" in page
@@ -337,10 +353,12 @@ def test_it_shows_the_scores_beside_the_published_ones(world: World) -> None:
     assert "Not comparable" not in page
 
 
-def told_of(world: World, split: str, **asked: Any) -> str:
+def told_of(world: ReportWorld, split: str, **asked: Any) -> str:
     """The page of a run that predicted the world's 32 memes as this split."""
     world.dataset.annotation_file(split).write_bytes(world.dataset.annotation_file(SPLIT).read_bytes())
-    return text_of(pages.write_run_page(world.predicted(split=split, **asked), split=split, images=False))
+    return visible_text(
+        pages.write_run_page(world.add_predicted_run(split=split, **asked), split=split, images=False)
+    )
 
 
 @pytest.mark.parametrize(
@@ -348,7 +366,7 @@ def told_of(world: World, split: str, **asked: Any) -> str:
     [("dev_seen", "0.6857"), ("dev", "0.6857"), ("test_seen", "0.6792"), ("test", "0.6792")],
 )
 def test_a_published_number_names_its_split_and_is_not_compared_with_other_rows(
-    world: World, split: str, number: str
+    world: ReportWorld, split: str, number: str
 ) -> None:
     page = told_of(world, split)
     rows = {"0.6857": "500", "0.6792": "1,000"}[number]
@@ -358,20 +376,20 @@ def test_a_published_number_names_its_split_and_is_not_compared_with_other_rows(
 
 
 @pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine"])
-def test_no_published_number_stands_beside_another_split(world: World, split: str) -> None:
+def test_no_published_number_stands_beside_another_split(world: ReportWorld, split: str) -> None:
     page = told_of(world, split, splits={"train": "train", "val": split, "test": split})
     assert f"The paper reports dev_seen and test_seen, not {split}." in page
     for number in ("0.6857", "0.6792", "0.5820", "0.6006"):
         assert number not in page
 
 
-def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: World) -> None:
-    left_out(world, 8)
-    run = world.predicted()
+def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: ReportWorld) -> None:
+    record_excluded_memes(world, 8)
+    run = world.add_predicted_run()
     data = {"split": "train", "rows": 8400, "full_rows": 8500}
     validated = {"split": "dev_unseen", "rows": 433, "full_rows": 540}
-    tell(run, attempt("1", 0, 120, data=data, validated=validated))
-    page = text_of(pages.write_run_page(run))
+    write_events(run, attempt_events("1", 0, 120, data=data, val_data=validated))
+    page = visible_text(pages.write_run_page(run))
     assert f"These predictions cover 32 of 40 rows of {SPLIT}" in page
     assert f"Split {SPLIT}, 32 of 40 memes" in page
     assert "Not comparable: here it is 32 of 40 rows" in page
@@ -380,7 +398,7 @@ def test_rows_that_were_left_out_are_told_of_a_score_and_of_the_training(world: 
     assert "at update 120, on 433 of 540 rows of dev_unseen" in page
 
 
-def test_of_a_whole_split_nothing_is_said_to_be_left_out(world: World) -> None:
-    left_out(world, 0)
-    page = text_of(made(world))
+def test_of_a_whole_split_nothing_is_said_to_be_left_out(world: ReportWorld) -> None:
+    record_excluded_memes(world, 0)
+    page = visible_text(made(world))
     assert f"Split {SPLIT}, 32 memes" in page and "These predictions cover" not in page

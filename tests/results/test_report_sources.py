@@ -10,13 +10,13 @@ import pytest
 from mmf_win.dataset.annotations import AnnotationRow
 from mmf_win.results.report.curves import read_curves
 from mmf_win.results.report.scored_split import ScoredMeme, find_confounder_pairs, worst_errors
-from tests.worlds.report_world import attempt
+from tests.worlds.report_world import attempt_events
 
 NO_OUTCOMES: Callable[[str], None] = {}.get
 
 
 def test_every_curve_is_read() -> None:
-    curves = read_curves(attempt("1", 0, 60), NO_OUTCOMES)
+    curves = read_curves(attempt_events("1", 0, 60), NO_OUTCOMES)
     assert [update for update, _ in curves.series("train/loss")] == [10, 20, 30, 40, 50, 60]
     assert [update for update, _ in curves.series("val/auroc")] == [30, 60]
     for name in ("train/lr", "train/updates_per_s", "train/max_mem_mib", "val/loss", "val/accuracy"):
@@ -26,7 +26,9 @@ def test_every_curve_is_read() -> None:
 
 
 def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
-    curves = read_curves([*attempt("1", 0, 60), *attempt("3", 30, 120, batch=16)], {"1": "cuda_oom"}.get)
+    curves = read_curves(
+        [*attempt_events("1", 0, 60), *attempt_events("3", 30, 120, batch=16)], {"1": "cuda_oom"}.get
+    )
     updates = [update for update, _ in curves.series("train/loss")]
     assert updates == list(range(10, 121, 10))
     assert [update for update, _ in curves.series("train/loss", superseded=True)] == [40, 50, 60]
@@ -37,36 +39,38 @@ def test_what_a_later_attempt_did_once_more_does_not_count() -> None:
 
 
 def test_an_attempt_without_an_end_was_killed() -> None:
-    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)], NO_OUTCOMES)
+    curves = read_curves([*attempt_events("1", 0, 60), *attempt_events("2", 60, 120)], NO_OUTCOMES)
     assert curves.attempts[1].resume_reason == "after it was killed"
 
 
 def test_an_attempt_that_was_killed_before_it_trained_does_not_hide_how_the_training_had_ended() -> None:
-    killed = attempt("2", 60, 60)[:1]
-    curves = read_curves([*attempt("1", 0, 60), *killed, *attempt("3", 60, 120)], {"1": "nan"}.get)
+    killed = attempt_events("2", 60, 60)[:1]
+    curves = read_curves(
+        [*attempt_events("1", 0, 60), *killed, *attempt_events("3", 60, 120)], {"1": "nan"}.get
+    )
     assert curves.attempts[1].resume_reason == "after the loss had become NaN"
 
 
 def test_the_outcome_of_an_attempt_is_found_though_a_full_disk_took_the_event_of_the_next_start() -> None:
-    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)[1:]], {"1": "disk"}.get)
+    curves = read_curves([*attempt_events("1", 0, 60), *attempt_events("2", 60, 120)[1:]], {"1": "disk"}.get)
     assert curves.attempts[1].resume_reason.startswith("after the disk had filled up")
 
 
 @pytest.mark.parametrize("name", ["1", "2"])
 def test_events_of_earlier_versions_tell_the_outcome_of_attempts_whose_folders_are_gone(name: str) -> None:
     ended = {"t": 1_001_900.0, "kind": "run_ended", "attempt": "1", "outcome": "interrupted"}
-    curves = read_curves([*attempt("1", 0, 60), ended, *attempt(name, 60, 120)], NO_OUTCOMES)
+    curves = read_curves([*attempt_events("1", 0, 60), ended, *attempt_events(name, 60, 120)], NO_OUTCOMES)
     assert curves.attempts[1].resume_reason == "after an interruption"
 
 
 def test_pauses_between_attempts_take_no_time() -> None:
-    curves = read_curves([*attempt("1", 0, 60), *attempt("2", 60, 120)], NO_OUTCOMES)
+    curves = read_curves([*attempt_events("1", 0, 60), *attempt_events("2", 60, 120)], NO_OUTCOMES)
     seconds = [second for second, _ in curves.series_over_time("train/updates_per_s")]
     assert seconds == [float(n) for n in range(10, 121, 10)]
 
 
 def test_the_last_validation_of_the_best_checkpoint_is_no_point_of_the_curve() -> None:
-    events = attempt("1", 0, 60)
+    events = attempt_events("1", 0, 60)
     final = {"t": 2e6, "kind": "val", "attempt": "1", "update": 30, "final": True}
     curves = read_curves([*events, {**final, "metrics": {"auroc": 0.9}}], NO_OUTCOMES)
     assert max(score for _, score in curves.series("val/auroc")) < 0.9
@@ -80,7 +84,7 @@ def test_events_and_values_of_other_versions_are_skipped() -> None:
         {"kind": "val", "t": 2e6, "attempt": "1", "metrics": None},
         {"kind": "unheard of", "t": 2e6},
     ]
-    events = attempt("1", 0, 60)
+    events = attempt_events("1", 0, 60)
     assert read_curves([*events, *strange], NO_OUTCOMES) == read_curves(events, NO_OUTCOMES)
 
 

@@ -25,9 +25,9 @@ from mmf_win.runs.history import run_state
 from mmf_win.runs.plan import Plan, RunJob, choose_reduction, next_attempt, smaller_micro_batch
 from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.supervise import ChildExit
-from tests.worlds.memes import SLOTS, lay_out
-from tests.worlds.tools import Mmfw
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.memes import RUN_SPLITS, write_tree
+from tests.worlds.tools import MmfwRunner
+from tests.worlds.torch_files import write_checkpoint
 
 STARTED: Event = {"kind": "train_started", "batch": 32, "micro_batch": 32, "workers": 4, "seed": 7}
 
@@ -52,9 +52,9 @@ def test_the_largest_part_shrinks_by_a_quarter_or_more_down_to_one_row(batch: in
 
 
 def asked(**values: Any) -> AttemptRequest:
-    of_training = {name: values.pop(name) for name in ("micro_batch", "weights_alone") if name in values}
+    of_training = {name: values.pop(name) for name in ("micro_batch", "only_weights") if name in values}
     task = TrainTask(**of_training)
-    return AttemptRequest(**{"task": task, "model": "mmbt", "mmf": "mmf", **values})
+    return AttemptRequest(**{"task": task, "model": "mmbt", "mmf_root": "mmf", **values})
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,9 @@ def test_workers_are_halved_down_to_none_and_then_it_is_over() -> None:
 def test_what_the_next_attempt_needs_wins_over_the_users_settings(
     tmp_path: Path, name: str, group: str, key: str, chosen: object, holds: object
 ) -> None:
-    mmf = lay_out({"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path)  # it has evaluation.use_cpu
+    mmf = write_tree(
+        {"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path
+    )  # it has evaluation.use_cpu
     failed = asked(mmf=str(mmf), settings={group: {key: chosen, "other": 1}})
     settings = next_attempt(failed, name, 2, STARTED, None).settings
     assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
@@ -133,7 +135,7 @@ class Attempts:
         micro_batch = asked.train_task.micro_batch or self.batch
         asked.write_event(**{**STARTED, "batch": self.batch, "micro_batch": micro_batch})
         if dict(enumerate(self.saves, start=1)).get(len(self.begun)):
-            checkpoint(self.run.checkpoints / "current.ckpt", len(self.begun))
+            write_checkpoint(self.run.checkpoints / "current.ckpt", len(self.begun))
             asked.write_event("checkpoint", update=len(self.begun))
         return AttemptOutcome("ok") if self.fits(asked) else AttemptOutcome(**self.ends)
 
@@ -182,9 +184,9 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
 
 def test_without_a_new_checkpoint_it_goes_on_from_where_the_failed_attempt_began(run: Run) -> None:
     """`--resume best` begins behind current.ckpt, which is not what was asked for."""
-    checkpoint(run.checkpoints / "current.ckpt", 100)
+    write_checkpoint(run.checkpoints / "current.ckpt", 100)
     attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
-    best = str(checkpoint(run.checkpoints / "best.ckpt", 20))
+    best = str(write_checkpoint(run.checkpoints / "best.ckpt", 20))
     run_with_retries(run, asked(checkpoint=best), attempts)
     assert attempts.checkpoints == [best, best]
     assert attempts.seeds == [None, None]
@@ -254,7 +256,7 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
     monkeypatch.setattr(attempts_module, "run_child", run_child)
     shown: list[Event] = []
     places = MmfPaths(run.path, run.path, run.path)
-    of_run = RunRequest(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
+    of_run = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data")
     plan = Plan(RunJob(of_run, CommandOptions(), places), of_run, training, {})
     attempts_module.run_worker(run, training, plan, lambda: nullcontext(shown.append))
     assert progress == [False, True, True, True, True, False]
@@ -269,7 +271,7 @@ def test_a_worker_that_cannot_be_prepared_leaves_the_state_of_the_run(run: Run) 
         )
         attempts_module.prepare_worker(training, plan)
 
-    of_run = RunRequest(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data")
+    of_run = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data")
     prepare()
     AttemptOutcome("ok").save(run.attempt(1).outcome_file)
     run.checkpoints.rmdir()
@@ -293,7 +295,7 @@ def test_ctrl_c_between_two_attempts_says_how_to_go_on(run: Run, monkeypatch: py
     def pressed(_before: list[int]) -> None:
         raise KeyboardInterrupt
 
-    checkpoint(run.checkpoints / "current.ckpt", 3)
+    write_checkpoint(run.checkpoints / "current.ckpt", 3)
     monkeypatch.setattr(attempts_module, "_wait_for_gpu_memory", pressed)
     with pytest.raises(StoppedByUserError) as caught:
         run_with_retries(run, asked(), Attempts(run, lambda asked: False))
@@ -306,7 +308,9 @@ def trained(fit: str, rows: int) -> list[Event]:
     return [{"kind": "train_started", **began}, {"kind": "train"}]
 
 
-def test_what_fitted_is_remembered_and_shown_until_the_whole_batch_does(home: Path, mmfw: Mmfw) -> None:
+def test_what_fitted_is_remembered_and_shown_until_the_whole_batch_does(
+    mmfw_home: Path, mmfw: MmfwRunner
+) -> None:
     assert micro_batch_store.load() == {}
     micro_batch_store.remember(trained("mmbt on a GPU", 8))
     micro_batch_store.remember(trained("vilbert on a GPU", 4))
@@ -317,15 +321,15 @@ def test_what_fitted_is_remembered_and_shown_until_the_whole_batch_does(home: Pa
 
 
 @pytest.mark.parametrize("content", ["{half a", "[1]", '{"a": "many"}', '{"a": -1}'])
-def test_a_file_that_is_no_memory_holds_nothing_and_is_replaced(home: Path, content: str) -> None:
-    home.mkdir()
+def test_a_file_that_is_no_memory_holds_nothing_and_is_replaced(mmfw_home: Path, content: str) -> None:
+    mmfw_home.mkdir()
     micro_batch_store.store_path().write_text(content, encoding="utf-8")
     assert micro_batch_store.load() == {}
     micro_batch_store.remember(trained("a", 2))
     assert micro_batch_store.load() == {"a": 2}
 
 
-def test_only_the_newest_are_kept(home: Path) -> None:
+def test_only_the_newest_are_kept(mmfw_home: Path) -> None:
     for number in range(203):
         micro_batch_store.remember(trained(f"kind {number}", 1))
     assert list(micro_batch_store.load()) == [f"kind {number}" for number in range(3, 203)]

@@ -11,9 +11,9 @@ from mmf_win.errors import CheckpointError
 from mmf_win.integrity.digest import file_digest
 from mmf_win.runs import checkpoints
 from mmf_win.runs.folder import Run
-from tests.worlds import hostile
+from tests.worlds import hostile_archives
 from tests.worlds.event_log import EventLog
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.torch_files import write_checkpoint
 
 
 @pytest.fixture
@@ -33,16 +33,16 @@ def test_best_and_last_are_files_and_a_run_too_short_to_have_a_best_gives_its_la
     run: Run, there: list[str], wanted: str, chosen: str
 ) -> None:
     for name in there:
-        checkpoint(run.checkpoints / f"{name}.ckpt", 1)
+        write_checkpoint(run.checkpoints / f"{name}.ckpt", 1)
     assert checkpoints.select_checkpoint(run, wanted).path == run.checkpoints / f"{chosen}.ckpt"
 
 
 def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    broken = hostile.cut(checkpoint(run.checkpoints / "current.ckpt", 11))
-    checkpoint(run.checkpoints / "models" / "model_9.ckpt", 9)
-    newest = checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10)
+    broken = hostile_archives.truncate_file(write_checkpoint(run.checkpoints / "current.ckpt", 11))
+    write_checkpoint(run.checkpoints / "models" / "model_9.ckpt", 9)
+    newest = write_checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10)
     assert checkpoints.select_checkpoint(run, "last").path == newest
     [note] = caplog.messages
     assert str(broken) in note and newest.name in note
@@ -50,8 +50,8 @@ def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
 
 def test_the_last_of_a_run_that_went_back_to_its_best_is_not_what_it_had_set_aside(run: Run) -> None:
     log = EventLog(run.events, "1")
-    best = checkpoint(run.checkpoints / "best.ckpt", 20)
-    old = checkpoint(run.checkpoints / "current.ckpt", 100)
+    best = write_checkpoint(run.checkpoints / "best.ckpt", 20)
+    old = write_checkpoint(run.checkpoints / "current.ckpt", 100)
     for kind, update in (("checkpoint", 20), ("checkpoint", 100)):
         log.write(kind, update=update)
     assert checkpoints.select_checkpoint(run, "last").path == old
@@ -64,21 +64,21 @@ def test_the_last_of_a_run_that_went_back_to_its_best_is_not_what_it_had_set_asi
     assert checkpoints.select_checkpoint(run, "last").path == best
     log.write("checkpoint", update=30)
     old.unlink()
-    hostile.cut(checkpoint(old, 30))
+    hostile_archives.truncate_file(write_checkpoint(old, 30))
     assert checkpoints.select_checkpoint(run, "last").path == best
     log.write("checkpoint", update=110)
     assert checkpoints.select_checkpoint(run, "last").path == best
-    assert checkpoints.preserve_last_checkpoint(run, checkpoint(old, 110)) == ""
+    assert checkpoints.preserve_last_checkpoint(run, write_checkpoint(old, 110)) == ""
     log.write("checkpoint", update=100)
-    checkpoint(old, 100)
+    write_checkpoint(old, 100)
     assert "model_100_aside_2.ckpt" in checkpoints.preserve_last_checkpoint(run, best)
 
 
 def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_recorded_is_not(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
-    best = checkpoint(run.checkpoints / "best.ckpt", 10)
-    current = checkpoint(run.checkpoints / "current.ckpt", 20)
+    best = write_checkpoint(run.checkpoints / "best.ckpt", 10)
+    current = write_checkpoint(run.checkpoints / "current.ckpt", 20)
     log = EventLog(run.events, "1")
     for path, update in ((best, 10), (current, 20)):
         log.write("saving", update=update)
@@ -90,9 +90,9 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_r
     ) == (best, current)
     assert [each.problem for each in checkpoints.list_checkpoints(run)] == [None, None]
 
-    checkpoint(current, 30)  # and then the worker was killed
+    write_checkpoint(current, 30)  # and then the worker was killed
     assert checkpoints.select_checkpoint(run, "last").path == current
-    checkpoint(best, 20, epoch=7)
+    write_checkpoint(best, 20, epoch=7)
     assert checkpoints.select_checkpoint(run, "best").path == current
     [note] = caplog.messages
     assert f"{best}: it is whole, but this run has not saved it" in note and "current.ckpt instead" in note
@@ -113,12 +113,12 @@ def test_a_run_that_was_copied_while_it_trained_uses_its_checkpoints_and_no_othe
     run: Run, saved_in: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = EventLog(run.events, "1")
-    first = checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10, save_dir=saved_in)
+    first = write_checkpoint(run.checkpoints / "models" / "model_10.ckpt", 10, save_dir=saved_in)
     log.write("saving", update=10)
     log.write("checkpoint", update=10, sha256=sha256(first.read_bytes()).hexdigest(), best=True)
     # The copy of the record ends here; the copies of the checkpoints were made later.
-    best = checkpoint(run.checkpoints / "best.ckpt", 20, save_dir=saved_in)
-    current = checkpoint(run.checkpoints / "current.ckpt", 30, save_dir=saved_in)
+    best = write_checkpoint(run.checkpoints / "best.ckpt", 20, save_dir=saved_in)
+    current = write_checkpoint(run.checkpoints / "current.ckpt", 30, save_dir=saved_in)
     assert (
         checkpoints.select_checkpoint(run, "last").path == current
         and checkpoints.select_checkpoint(run, "best").path == best
@@ -129,13 +129,13 @@ def test_a_run_that_was_copied_while_it_trained_uses_its_checkpoints_and_no_othe
     lacks = "intact at update {}; the run's record is older and lacks it"
     assert set(caplog.messages) == {f"{current}: {lacks.format(30)}", f"{best}: {lacks.format(20)}"}
 
-    resumed = checkpoint(current, 40, save_dir=saved_in)
+    resumed = write_checkpoint(current, 40, save_dir=saved_in)
     log.write("checkpoint", update=40, sha256=sha256(resumed.read_bytes()).hexdigest())
     assert checkpoints.select_checkpoint(run, "best").path == best, "though the record goes on after the gap"
 
     other = saved_in.replace("T00-00-00", "T00-00-01")
-    checkpoint(best, 50, save_dir=other)
-    checkpoint(first, 10, epoch=7, save_dir=saved_in)  # changed, since the record has this update
+    write_checkpoint(best, 50, save_dir=other)
+    write_checkpoint(first, 10, epoch=7, save_dir=saved_in)  # changed, since the record has this update
     assert [each.name for each in checkpoints.list_checkpoints(run) if each.problem] == [
         "best.ckpt",
         "models/model_10.ckpt",
@@ -148,23 +148,23 @@ def test_a_checkpoint_of_another_task_whose_run_began_in_the_same_second_is_not_
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path / "lr_0.1" / "mmbt" / "2026-01-01T00-00-00")
-    current = checkpoint(run.checkpoints / "current.ckpt", 20, save_dir=str(run.checkpoints))
+    current = write_checkpoint(run.checkpoints / "current.ckpt", 20, save_dir=str(run.checkpoints))
     (tmp_path / "lr_0.1" / "param").touch()
     EventLog(run.events, "1").write("checkpoint", update=10, sha256="0" * 64)
     assert checkpoints.select_checkpoint(run, "last").path == current
-    checkpoint(current, 21, save_dir=str(run.checkpoints).replace("lr_0.1", "lr_0.2"))
+    write_checkpoint(current, 21, save_dir=str(run.checkpoints).replace("lr_0.1", "lr_0.2"))
     assert not checkpoints.can_resume(run)
 
 
 def test_the_hint_about_a_foreign_best_names_the_copy_of_the_last_best(run: Run) -> None:
     log = EventLog(run.events, "1")
     models = run.checkpoints / "models"
-    earlier, last = (checkpoint(models / f"model_{update}.ckpt", update) for update in (10, 20))
+    earlier, last = (write_checkpoint(models / f"model_{update}.ckpt", update) for update in (10, 20))
     for path, update in ((earlier, 10), (last, 20)):
         log.write("checkpoint", update=update, sha256=sha256(path.read_bytes()).hexdigest(), best=True)
     now = last.stat().st_mtime
     os.utime(earlier, (now + 10, now + 10))  # a restored backup, for example
-    checkpoint(run.checkpoints / "best.ckpt", 20, epoch=7)
+    write_checkpoint(run.checkpoints / "best.ckpt", 20, epoch=7)
     with pytest.raises(CheckpointError) as refused:
         checkpoints.require_no_foreign_best(run)
     assert str(last) in str(refused.value.hint)
@@ -173,7 +173,7 @@ def test_the_hint_about_a_foreign_best_names_the_copy_of_the_last_best(run: Run)
 def test_without_an_intact_checkpoint_the_error_names_the_run_or_the_first_broken_one(run: Run) -> None:
     with pytest.raises(CheckpointError, match="mmbt/2026-01-01T00-00-00 has no checkpoint"):
         checkpoints.select_checkpoint(run, "last")
-    hostile.cut(checkpoint(run.checkpoints / "current.ckpt", 11))
+    hostile_archives.truncate_file(write_checkpoint(run.checkpoints / "current.ckpt", 11))
     with pytest.raises(CheckpointError, match=r"current\.ckpt: it is cut off"):
         checkpoints.select_checkpoint(run, "last")
 
@@ -188,13 +188,13 @@ def test_a_file_that_is_no_checkpoint_is_told_apart(tmp_path: Path, content: byt
 
 def test_a_checkpoint_with_a_damaged_directory_is_told_apart(tmp_path: Path) -> None:
     """Its last record is whole, so that a hasty look takes it for a zip file."""
-    path = checkpoint(tmp_path / "damaged.ckpt", 1)
-    hostile.flip_byte(path, path.read_bytes().index(b"PK\x01\x02"))
+    path = write_checkpoint(tmp_path / "damaged.ckpt", 1)
+    hostile_archives.flip_byte(path, path.read_bytes().index(b"PK\x01\x02"))
     assert checkpoints.check_file(path).problem == "it is cut off or not a checkpoint"
 
 
 def test_another_zip_file_is_no_checkpoint_and_one_of_torch_before_1_6_passes(tmp_path: Path) -> None:
-    path = hostile.plain_zip(tmp_path / "photos.zip", {"a.png": b""})
+    path = hostile_archives.write_zip(tmp_path / "photos.zip", {"a.png": b""})
     assert checkpoints.check_file(path).problem == "it is a zip file but not a checkpoint"
     path = tmp_path / "old.pth"
     path.write_bytes(b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.")
@@ -203,7 +203,7 @@ def test_another_zip_file_is_no_checkpoint_and_one_of_torch_before_1_6_passes(tm
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
 def test_a_pipe_is_refused_and_not_waited_for(run: Run) -> None:
-    checkpoint(run.checkpoints / "best.ckpt", 1)
+    write_checkpoint(run.checkpoints / "best.ckpt", 1)
     os.mkfifo(run.checkpoints / "current.ckpt")
     assert checkpoints.check_file(run.checkpoints / "current.ckpt").problem == "not a file"
     assert checkpoints.select_checkpoint(run, "last").path.name == "best.ckpt"

@@ -9,7 +9,7 @@ import pytest
 from mmf_win import paths
 from mmf_win.paths import create_timestamped_dir
 from mmf_win.runs.folder import Run
-from tests.worlds import rivals
+from tests.worlds import concurrent_processes
 
 ROUNDS = 10
 STAMP = "2026-01-01T00-00-00"
@@ -21,12 +21,12 @@ def predict_fake(folder: Path) -> list[str]:
     run = Run(folder)
     names = []
     for turn in range(ROUNDS):
-        rivals.meet()
+        concurrent_processes.wait_at_barrier()
         attempt = run.create_attempt()
         attempt.request_file.write_text("{}", encoding="utf-8")
         with run.reserve_prediction_file("test_seen") as csv:
             if turn % 2:
-                rivals.meet()
+                concurrent_processes.wait_at_barrier()
             assert not csv.exists()
             csv.write_text(attempt.path.name, encoding="utf-8")
         names += [attempt.path.name, csv.name]
@@ -38,7 +38,7 @@ def begin_fake(folder: Path) -> list[str]:
     paths.timestamp = lambda when=None: STAMP
     names = []
     for _ in range(ROUNDS):
-        rivals.meet()
+        concurrent_processes.wait_at_barrier()
         names.append(create_timestamped_dir(folder / "demo").name)
     return names
 
@@ -46,17 +46,19 @@ def begin_fake(folder: Path) -> list[str]:
 def test_predictions_begun_in_the_same_second_by_several_processes_have_names_of_their_own(
     user_dir: Path,
 ) -> None:
-    names = rivals.compete(predict_fake, user_dir)
-    assert len(set(names)) == len(names) == 2 * ROUNDS * rivals.COUNT
+    names = concurrent_processes.run_concurrently(predict_fake, user_dir)
+    assert len(set(names)) == len(names) == 2 * ROUNDS * concurrent_processes.PROCESS_COUNT
     run = Run(user_dir)
     csvs = sorted(path for path in run.reports.iterdir())
-    assert [path.suffix for path in csvs] == [".csv"] * ROUNDS * rivals.COUNT, "nothing else is left"
+    assert [path.suffix for path in csvs] == [".csv"] * ROUNDS * concurrent_processes.PROCESS_COUNT, (
+        "nothing else is left"
+    )
     assert len({path.read_text(encoding="utf-8") for path in csvs}) == len(csvs)
 
 
 def test_folders_made_in_the_same_second_by_several_processes_have_names_of_their_own(user_dir: Path) -> None:
-    names = rivals.compete(begin_fake, user_dir)
-    assert len(set(names)) == len(names) == ROUNDS * rivals.COUNT
+    names = concurrent_processes.run_concurrently(begin_fake, user_dir)
+    assert len(set(names)) == len(names) == ROUNDS * concurrent_processes.PROCESS_COUNT
 
 
 def test_a_prediction_that_fails_leaves_no_name_behind(tmp_path: Path) -> None:

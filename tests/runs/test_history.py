@@ -16,16 +16,16 @@ from mmf_win.runs import checkpoints, history, lookup
 from mmf_win.runs.folder import Run
 from mmf_win.runs.request import RunRequest
 from tests.worlds.event_log import EventLog
-from tests.worlds.memes import SLOTS
-from tests.worlds.tools import Mmfw
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.memes import RUN_SPLITS
+from tests.worlds.tools import MmfwRunner
+from tests.worlds.torch_files import write_checkpoint
 
 
 def make(save: Path, run_id: str, preset: str = "mmbt_grid") -> Run:
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
     run.save_request(
-        RunRequest(preset=preset, model="mmbt", splits=SLOTS, data_dir="data", created=1_000_000.0)
+        RunRequest(preset=preset, model="mmbt", splits=RUN_SPLITS, data_dir="data", created=1_000_000.0)
     )
     return run
 
@@ -97,7 +97,7 @@ def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
     usable = make(tmp_path, "a/2026-01-02T00-00-00")
     empty = make(tmp_path, "a/2026-01-03T00-00-00")
     broken = make(tmp_path, "a/2026-01-04T00-00-00")
-    checkpoint(usable.checkpoints / "best.ckpt", 4)
+    write_checkpoint(usable.checkpoints / "best.ckpt", 4)
     broken.request_file.write_text("[", encoding="utf-8")
 
     def use(run: Run) -> Path:
@@ -233,7 +233,7 @@ def test_the_outcome_that_an_earlier_version_left_in_the_folder_of_the_run_is_th
 
 
 def test_an_outcome_of_a_wrong_type_is_named_and_the_run_is_killed_without_it_as_the_hint_says(
-    tmp_path: Path, mmfw: Mmfw
+    tmp_path: Path, mmfw: MmfwRunner
 ) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.outcome_file.write_text('{"outcome": 3}', encoding="utf-8")

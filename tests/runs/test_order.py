@@ -15,8 +15,8 @@ from mmf_win.runs import history, lookup
 from mmf_win.runs.folder import PARAMETERS_FILE, SPECIFICATION_FILE, Run
 from mmf_win.runs.request import RunRequest
 from mmf_win.runs.scores import read_scores
-from tests.worlds.memes import SLOTS
-from tests.worlds.tools import Mmfw
+from tests.worlds.memes import RUN_SPLITS
+from tests.worlds.tools import MmfwRunner
 
 OCTOBER_25 = 1_792_886_400.0
 """2026-10-25T00:00:00 in UTC; an hour later, clocks in Europe are set back from 3 to 2."""
@@ -27,7 +27,7 @@ def make(save: Path, run_id: str, created: float) -> Run:
     """Make a run with a folder of any name."""
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
-    request = RunRequest(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data", created=created)
+    request = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data", created=created)
     run.save_request(request)
     return run
 
@@ -50,7 +50,7 @@ def without_time(run: Run, modified: float, **changes: object) -> None:
     ],
 )
 def test_the_run_that_was_created_last_is_the_newest(
-    tmp_path: Path, mmfw: Mmfw, first: str, then: str
+    tmp_path: Path, mmfw: MmfwRunner, first: str, then: str
 ) -> None:
     older, newer = make(tmp_path, first, OCTOBER_25), make(tmp_path, then, OCTOBER_25 + HOUR / 2)
     assert lookup.list_runs(tmp_path) == [newer, older]
@@ -72,7 +72,7 @@ def test_runs_in_two_time_zones_are_ordered_by_their_creation(
             monkeypatch.setenv("TZ", zone)
             time.tzset()
             run = Run.create(tmp_path, "a")
-            run.save_request(RunRequest(preset="mmbt", model="mmbt", splits=SLOTS, data_dir="data"))
+            run.save_request(RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data"))
             runs.append(run)
     finally:
         monkeypatch.undo()

@@ -12,7 +12,7 @@ from mmf_win.protocol.attempt import CheckTask, PredictTask, TrainTask
 from mmf_win.runs.folder import Run
 from mmf_win.runs.outcomes import determine_outcome, outcome_error
 from mmf_win.supervise import ChildExit
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.torch_files import write_checkpoint
 
 
 def training(run: Run) -> AttemptRequest:
@@ -47,7 +47,7 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
     tmp_path: Path, outcome: OutcomeKind, code: int
 ) -> None:
     run = only_run(tmp_path)
-    checkpoint(run.checkpoints / "current.ckpt", 3)
+    write_checkpoint(run.checkpoints / "current.ckpt", 3)
     error = outcome_error(AttemptOutcome(outcome, "why"), training(run))
     assert error.exit_code == code
     assert str(error) == "why"
@@ -68,7 +68,7 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
 ) -> None:
     older, newest = (Run(tmp_path / "mmbt" / f"2026-01-0{day}T00-00-00") for day in (1, 2))
     for run in (older, newest):
-        checkpoint(run.checkpoints / "current.ckpt", 3)
+        write_checkpoint(run.checkpoints / "current.ckpt", 3)
         run.request_file.write_text("{}")
     hints = [
         str(outcome_error(AttemptOutcome(outcome, "why"), training(run)).hint) for run in (older, newest)
@@ -89,7 +89,7 @@ def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_nam
 def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_saved(tmp_path: Path) -> None:
     end = AttemptOutcome("disk", "File too large", "see ulimit -f")
     before = outcome_error(end, training(only_run(tmp_path))).hint
-    checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
+    write_checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
     after = outcome_error(end, training(only_run(tmp_path))).hint
     assert before is not None and before.startswith("see ulimit -f; the same command begins again; ")
     assert after is not None and "--resume last" in after and "the last intact checkpoint; " in after
@@ -159,7 +159,7 @@ def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
 
 def test_a_prediction_on_a_full_disk_says_to_free_space_and_to_begin_again(tmp_path: Path) -> None:
     request = replace(training(only_run(tmp_path)), task=PredictTask(""))
-    checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
+    write_checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
     hint = str(outcome_error(AttemptOutcome("disk", "the disk is full"), request).hint)
     assert "free some space" in hint and "the same command" in hint and "--resume" not in hint
 

@@ -16,26 +16,26 @@ from mmf_win.runs.preflight import file_overrides
 from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.upstream import config
 from mmf_win.upstream.config import ConfigSpec
-from tests.worlds.mmf_sources import bare_mmf
+from tests.worlds.mmf_sources import write_minimal_mmf
 
-pytestmark = pytest.mark.usefixtures("home")
+pytestmark = pytest.mark.usefixtures("mmfw_home")
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """An MMF of which there is nothing but what every configuration is made of."""
-    return bare_mmf(tmp_path / "an MMF")
+    return write_minimal_mmf(tmp_path / "an MMF")
 
 
 @pytest.fixture
-def code_of(root: Path, places: MmfPaths) -> Any:
+def code_of(root: Path, mmf_paths: MmfPaths) -> Any:
     """A function that says which folder a run's settings get, as whoever starts it asks for it."""
 
     def code_of(named: Any = None, *typed: str, trust: bool = False, **beside: Any) -> str | None:
         settings = {"env": named if isinstance(named, dict) else {"user_dir": named}} if named else {}
         parts = ConfigSpec("mine", settings={**settings, **beside})
         once = CommandOptions(overrides=typed, trust=trust)
-        found = config.resolve_config(root, places, parts, typed)["user_dir"]
+        found = config.resolve_config(root, mmf_paths, parts, typed)["user_dir"]
         return user_code.resolve_user_dir(found, once, "run r")
 
     return code_of
@@ -77,7 +77,7 @@ def test_a_folder_is_not_remembered_beside_another_command_that_writes(
     code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (user_dir / "code").mkdir()
-    monkeypatch.setattr("mmf_win.runs.user_code.file_lock", lambda path, patience: file_lock(path))
+    monkeypatch.setattr("mmf_win.runs.user_code.file_lock", lambda path, timeout: file_lock(path))
     user_code.trusted_folders_path().parent.mkdir()
     with file_lock(user_code.trusted_folders_path().with_suffix(".lock")):
         code_of(str(user_dir / "code"), trust=True)
@@ -150,7 +150,7 @@ def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
 
 
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
-def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, places: MmfPaths) -> None:
+def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, mmf_paths: MmfPaths) -> None:
     parts = ConfigSpec("mine", settings={"env": env, "beside": {"user_dir": "code"}})
     with pytest.raises(UsageError, match=r"^(the configuration of mine cannot be put together: )?env: "):
-        config.resolve_config(root, places, parts)
+        config.resolve_config(root, mmf_paths, parts)

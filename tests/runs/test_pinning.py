@@ -13,7 +13,7 @@ from mmf_win.errors import CheckpointError
 from mmf_win.files import remove_tree, write_bytes
 from mmf_win.runs.checkpoints import PinnedCheckpoint, check_file, pin_checkpoint
 from mmf_win.runs.folder import Run
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.torch_files import write_checkpoint
 
 OLD, NEW = b"old weights", b"new weights"
 
@@ -116,7 +116,7 @@ def test_a_run_that_was_removed_is_not_made_again(run: Run) -> None:
 def test_the_hash_that_was_read_with_a_checkpoint_is_taken_unless_it_was_replaced_since(
     run: Run, is_replaced: bool
 ) -> None:
-    best = checkpoint(run.checkpoints / "best.ckpt", 3)
+    best = write_checkpoint(run.checkpoints / "best.ckpt", 3)
     checked = check_file(best)
     assert checked.sha256 == hashlib.sha256(best.read_bytes()).hexdigest()
     if is_replaced:

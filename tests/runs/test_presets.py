@@ -10,7 +10,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import MmfPaths
 from mmf_win.runs import presets
 from tests.worlds import memes
-from tests.worlds.tools import Mmfw
+from tests.worlds.tools import MmfwRunner
 
 PUBLISHED = {
     "image_grid", "image_region", "text_bert", "late_fusion", "concat_bert", "mmbt_grid",
@@ -91,7 +91,7 @@ def test_a_configuration_of_mmfs_own_is_named_by_the_lines_that_the_hint_says(tm
     assert (preset.model, preset.config) == ("mmbt", str(config))
 
 
-def test_the_list_of_presets_names_the_split_of_each_number(mmfw: Mmfw) -> None:
+def test_the_list_of_presets_names_the_split_of_each_number(mmfw: MmfwRunner) -> None:
     mmfw("train", "--list")
     header, *rows = mmfw.out.splitlines()
     for column in ("dev_seen acc", "dev_seen AUROC", "test_seen acc", "test_seen AUROC"):
@@ -124,11 +124,15 @@ def test_no_other_split_has_any(split: str) -> None:
 def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_dir: Path) -> None:
     tables = {f"{split}.csv": f"img,text,label\n{split}.png,hello,1\n".encode() for split in ("train", "dev")}
     images = {f"{split}.png": memes.image(n) for n, split in enumerate(("train", "dev"))}
-    sets = {"own": tables | images, "released": memes.memes(), "first": memes.memes(memes.PHASE_1)}
+    sets = {
+        "own": tables | images,
+        "released": memes.dataset_files(),
+        "first": memes.dataset_files(memes.PHASE_1_SPLITS),
+    }
     found = {}
     for name, files in sets.items():
         places = MmfPaths.resolve(user_dir / f"data {name}")
-        convert(memes.lay_out(files, user_dir / name), places)
+        convert(memes.write_tree(files, user_dir / name), places)
         preset = presets.load("mmbt_grid")
         found[name] = presets.build_request(preset, {"val": "dev"}, places).published == preset.published
     assert found == {"own": False, "released": True, "first": True}

@@ -19,9 +19,9 @@ from mmf_win.upstream.versions import read_version
 from mmf_win.upstream.zoo import Zoo
 from tests.worlds import tiny_mmf, zoo
 from tests.worlds.memes import tar_gz
-from tests.worlds.tools import NEWEST_MMF, Mmfw
-from tests.worlds.torch_files import checkpoint
-from tests.worlds.web import WebServer
+from tests.worlds.tools import NEWEST_MMF, MmfwRunner
+from tests.worlds.torch_files import write_checkpoint
+from tests.worlds.web_server import WebServer
 
 pytestmark = pytest.mark.torch
 
@@ -48,11 +48,11 @@ class Shop:
     def write_zoo(self) -> None:
         """Name the archive that is on the server now, with its hash."""
         keys = (key.replace(".", "__") for key in (KEY, *PRETRAINED))
-        zoo.write_yaml(self.folder, self.server, **dict.fromkeys(keys, (ARCHIVE, ARCHIVE)))
+        zoo.write_zoo_files(self.folder, self.server, **dict.fromkeys(keys, (ARCHIVE, ARCHIVE)))
 
     def archive(self, update: int) -> bytes:
         """An archive as MMF's zoo has them, of a checkpoint of this update."""
-        path = checkpoint(self.folder / "model.pth", update)
+        path = write_checkpoint(self.folder / "model.pth", update)
         return tar_gz({"model.pth": path.read_bytes(), "config.yaml": b"model_config: {mmbt: {}}\n"})
 
 
@@ -84,9 +84,9 @@ def test_the_second_call_reuses_the_run_and_downloads_nothing(shop: Shop) -> Non
     assert (request.published_weights, request.published_sha256) == (KEY, file_digest(weights).hex())
     assert (run.checkpoints / "best.ckpt").samefile(weights)
     assert (request.splits["val"], request.splits["test"]) == ("dev_seen", "test_seen")
-    shop.server.asked.clear()
+    shop.server.requests.clear()
     assert published_weights.get_or_create_run("mmbt_grid", shop.places) == run
-    assert shop.server.asked == []
+    assert shop.server.requests == []
 
 
 def test_weights_that_the_zoo_has_replaced_get_a_run_of_their_own(shop: Shop) -> None:
@@ -134,16 +134,16 @@ def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
     with pytest.raises(MmfEnvironmentError, match="may be downloaded") as missing:
         published_weights.get_or_create_run(preset, shop.places)
     assert "--source" in str(missing.value.hint) and ARCHIVE in str(missing.value.hint)
-    assert shop.server.asked == []
+    assert shop.server.requests == []
     (shop.folder / ARCHIVE).write_bytes(shop.server.files[ARCHIVE])
     assert (
         published_weights.get_or_create_run(preset, shop.places, str(shop.folder)).path.parent.name
         == "моё-published"
     )
-    assert shop.server.asked == []
+    assert shop.server.requests == []
 
 
-def test_what_is_broken_is_repaired_by_the_command_that_verify_names(shop: Shop, mmfw: Mmfw) -> None:
+def test_what_is_broken_is_repaired_by_the_command_that_verify_names(shop: Shop, mmfw: MmfwRunner) -> None:
     published_weights.get_or_create_run("mmbt_grid", shop.places)
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
     whole = weights.read_bytes()
@@ -165,7 +165,7 @@ def test_without_a_dataset_nothing_is_downloaded_but_to_score_own_memes(shop: Sh
     shutil.rmtree(shop.places.dataset.root)
     with pytest.raises(DatasetError):
         published_weights.get_or_create_run("mmbt_grid", shop.places)
-    assert shop.server.asked == []
+    assert shop.server.requests == []
     run = published_weights.get_or_create_run("mmbt_grid", shop.places, without_dataset=True)
     assert (run.checkpoints / "best.ckpt").is_file()
 
@@ -192,17 +192,19 @@ def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:
         ["train", "--init", "published"],
     ],
 )
-def test_what_contradicts_itself_is_refused_before_a_fetch(shop: Shop, words: list[str], mmfw: Mmfw) -> None:
+def test_what_contradicts_itself_is_refused_before_a_fetch(
+    shop: Shop, words: list[str], mmfw: MmfwRunner
+) -> None:
     mmfw(*words, code=2)
-    assert shop.server.asked == [] and not shop.places.save_dir.exists()
+    assert shop.server.requests == [] and not shop.places.save_dir.exists()
 
 
-def test_a_split_that_is_not_there_is_named_before_anything_is_fetched(shop: Shop, mmfw: Mmfw) -> None:
+def test_a_split_that_is_not_there_is_named_before_anything_is_fetched(shop: Shop, mmfw: MmfwRunner) -> None:
     assert "test_hidden" in mmfw("predict", "--published", "mmbt_grid", "--split", "test_hidden", code=3)
-    assert shop.server.asked == []
+    assert shop.server.requests == []
 
 
-def test_a_run_of_published_weights_is_not_the_newest_to_resume(shop: Shop, mmfw: Mmfw) -> None:
+def test_a_run_of_published_weights_is_not_the_newest_to_resume(shop: Shop, mmfw: MmfwRunner) -> None:
     run = published_weights.get_or_create_run("mmbt_grid", shop.places)
     assert run_state(run) == "killed", "it ended no training"
     assert "there is no run" in mmfw("train", "--resume", "last", code=2)
@@ -222,7 +224,7 @@ def test_every_published_baseline_names_weights_of_the_zoo() -> None:
 
 
 def test_the_list_says_which_presets_have_weights_in_the_installed_mmf(
-    shop: Shop, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = {preset["name"]: preset for preset in mmfw.json("train", "--list")}
     assert [name for name, preset in listed.items() if preset["published_weights"]] == ["mmbt_grid"]

@@ -14,9 +14,9 @@ from mmf_win.runs.folder import Run
 from mmf_win.runs.plan import RunJob, plan_attempt
 from mmf_win.runs.request import CommandOptions, MmfwSettings, RunRequest
 from mmf_win.upstream.install import MmfInstall
-from tests.worlds.memes import SLOTS
-from tests.worlds.mmf_sources import bare_mmf
-from tests.worlds.run_requests import request
+from tests.worlds.memes import RUN_SPLITS
+from tests.worlds.mmf_sources import write_minimal_mmf
+from tests.worlds.run_requests import make_run_request
 
 
 def over(earlier: RunRequest, **now: Any) -> RunRequest:
@@ -25,7 +25,7 @@ def over(earlier: RunRequest, **now: Any) -> RunRequest:
 
 def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "mmbt_grid")
-    asked = request(model="mmbt", splits=SLOTS, updates=500, seed=3, keep=2)
+    asked = make_run_request(model="mmbt", splits=RUN_SPLITS, updates=500, seed=3, keep=2)
     run.save_request(asked)
     assert run.request() == asked
     resumed = over(run.request(), updates=900)
@@ -37,14 +37,14 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_later_settings_win_key_by_key_and_a_list_as_a_whole() -> None:
-    before = request(settings={"a": {"b": 1, "c": 1}, "d": [1, 2]}, overrides=["a.c=2"])
+    before = make_run_request(settings={"a": {"b": 1, "c": 1}, "d": [1, 2]}, overrides=["a.c=2"])
     after = before.merged_with({"a": {"b": 3}, "d": [4]})
     assert after.settings == {"a": {"b": 3, "c": 2}, "d": [4]}
     assert after.user_settings == {"a.b": 3, "a.c": 2, "d": [4]}, "but for what is the preset's"
 
 
 def test_the_last_word_about_the_precision_holds() -> None:
-    of_mmf = request(overrides=["training.fp16=True"])
+    of_mmf = make_run_request(overrides=["training.fp16=True"])
     half = over(of_mmf, precision="bf16")
     assert half.mmfw_settings.precision == "bf16", "and it wins over the key of MMF in an attempt"
     assert half.merged_with({"training": {"fp16": True}}).mmfw_settings.precision is None
@@ -52,18 +52,18 @@ def test_the_last_word_about_the_precision_holds() -> None:
 
 
 def test_rows_a_device_give_way_to_rows_of_all_devices() -> None:
-    after = over(request(overrides=["training.batch_size_per_device=2"]), batch_size=4)
+    after = over(make_run_request(overrides=["training.batch_size_per_device=2"]), batch_size=4)
     assert after.settings["training"] == {"batch_size": 4, "batch_size_per_device": None}
-    assert "batch_size_per_device" not in over(request(), batch_size=4).settings["training"]
+    assert "batch_size_per_device" not in over(make_run_request(), batch_size=4).settings["training"]
 
 
 def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
-    after = over(request(updates=100), epochs=3)
+    after = over(make_run_request(updates=100), epochs=3)
     assert (after.mmfw_settings.updates, after.mmfw_settings.epochs) == (None, 3)
     again = after.merged_with({"training": {"max_updates": 9}})
     assert again.mmfw_settings.epochs is None, "it would win over the override"
     assert (again.training_number("max_updates"), again.settings["training"]["max_epochs"]) == (9, None)
-    assert over(request(updates=100)).training_number("max_updates") == 100
+    assert over(make_run_request(updates=100)).training_number("max_updates") == 100
     updates = over(after, updates=5)
     assert (updates.training_number("max_updates"), updates.mmfw_settings) == (5, MmfwSettings(updates=5))
 
@@ -74,7 +74,7 @@ def test_only_options_that_were_given_are_set() -> None:
 
     assert options(seed=1) == {"training": {"seed": 1}}
     assert options(batch_size="auto") == {"mmfw": {"auto_batch": True}}
-    assert over(request(batch_size="auto"), batch_size=8).mmfw_settings.auto_batch is False
+    assert over(make_run_request(batch_size="auto"), batch_size=8).mmfw_settings.auto_batch is False
     assert options() == options(allow_missing=False) == {}
     assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, "a preset's give way"
 
@@ -91,7 +91,7 @@ def test_what_started_a_run_is_not_saved(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "mmbt")
     steering = ["resume_file=other.ckpt", "resume_zoo=x", "reset.all=True", "zoo_config_override=True"]
     overrides = [*(f"checkpoint.{word}" for word in steering), "checkpoint.monitor=m", "run_type=train"]
-    run.save_request(request(model="mmbt", splits=SLOTS, overrides=overrides))
+    run.save_request(make_run_request(model="mmbt", splits=RUN_SPLITS, overrides=overrides))
     assert run.request().settings == {"checkpoint": {"monitor": "m"}, "run_type": "train"}
 
 
@@ -99,8 +99,8 @@ def test_what_started_a_run_is_not_saved(tmp_path: Path) -> None:
     "content",
     [
         *("{}", "[]", "{half a", '{"model": "mmbt", "splits": {"train": "train"}}'),
-        json.dumps({"model": "mmbt", "splits": SLOTS, "settings": {"mmfw": {"keep": "many"}}}),
-        json.dumps({"model": "mmbt", "splits": SLOTS, "overrides": ["a=1"]}),
+        json.dumps({"model": "mmbt", "splits": RUN_SPLITS, "settings": {"mmfw": {"keep": "many"}}}),
+        json.dumps({"model": "mmbt", "splits": RUN_SPLITS, "overrides": ["a=1"]}),
     ],
 )
 def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> None:
@@ -111,24 +111,28 @@ def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> Non
 
 
 def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attempt_and_request(
-    tmp_path: Path, places: MmfPaths
+    tmp_path: Path, mmf_paths: MmfPaths
 ) -> None:
-    root = bare_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
+    root = write_minimal_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
     mmf, of_run = (
         MmfInstall(root, "1.0.0rc12", "path"),
-        request(model="mmbt", precision="bf16", mmf="1.0.0rc12"),
+        make_run_request(model="mmbt", precision="bf16", mmf="1.0.0rc12"),
     )
     for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
         once = CommandOptions(overrides=[word])
-        plan = plan_attempt("train", mmf, RunJob(of_run, once, places), of_run, {"training": {}})
+        plan = plan_attempt("train", mmf, RunJob(of_run, once, mmf_paths), of_run, {"training": {}})
         assert plan.first_attempt.precision == plan.request.mmfw_settings.precision == precision
         assert plan.first_attempt.settings["training"]["fp16"] is (precision is None)
 
 
-def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(tmp_path: Path, places: MmfPaths) -> None:
-    root = bare_mmf(tmp_path / "mmf", more="checkpoint: {reset: {all: false}, resume_zoo: null}\n")
+def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(
+    tmp_path: Path, mmf_paths: MmfPaths
+) -> None:
+    root = write_minimal_mmf(
+        tmp_path / "mmf", extra_defaults="checkpoint: {reset: {all: false}, resume_zoo: null}\n"
+    )
     once, mmf = CommandOptions(overrides=["checkpoint.reset.all=true"]), MmfInstall(root, "1.0.0rc10", "path")
-    of_run = request(model="mmbt")
-    plan = plan_attempt("train", mmf, RunJob(of_run, once, places), of_run, {})
+    of_run = make_run_request(model="mmbt")
+    plan = plan_attempt("train", mmf, RunJob(of_run, once, mmf_paths), of_run, {})
     assert plan.first_attempt.settings["checkpoint"] == {"reset": {"all": True}}
     assert plan.config["checkpoint"]["reset"]["all"] is True

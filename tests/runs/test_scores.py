@@ -15,14 +15,14 @@ from mmf_win.runs.request import RunRequest
 from mmf_win.sweeps.folder import TaskFolder
 from mmf_win.sweeps.table import best_checkpoint_metrics, load_task_scores
 from tests.worlds.event_log import EventLog
-from tests.worlds.memes import SLOTS
-from tests.worlds.tools import Mmfw
+from tests.worlds.memes import RUN_SPLITS
+from tests.worlds.tools import MmfwRunner
 
 
 def trained(save: Path, name: str, **asked: Any) -> Run:
     run = Run(save / name / "2026-01-01T00-00-00")
     run.reports.mkdir(parents=True)
-    run.save_request(RunRequest(preset="demo", model="mmbt", splits=SLOTS, data_dir="data", **asked))
+    run.save_request(RunRequest(preset="demo", model="mmbt", splits=RUN_SPLITS, data_dir="data", **asked))
     return run
 
 
@@ -46,7 +46,7 @@ def predicted(run: Run, split: str, sha256: str, auroc: float, rows: int = 8) ->
     return made
 
 
-def listed(mmfw: Mmfw, save: Path) -> dict[str, tuple[Any, ...]]:
+def listed(mmfw: MmfwRunner, save: Path) -> dict[str, tuple[Any, ...]]:
     """Of each run its scores in the list, which are the same in each form."""
     keys = ("best_auroc", "test_auroc", "test_split", "test_checkpoint")
     found = mmfw.json("runs", "--save-dir", save)
@@ -70,12 +70,14 @@ def run(user_dir: Path) -> Run:
 
 
 @pytest.mark.parametrize("record", [[], 1, {"members": 1}])
-def test_a_record_of_another_type_tells_nothing(mmfw: Mmfw, run: Run, record: object) -> None:
+def test_a_record_of_another_type_tells_nothing(mmfw: MmfwRunner, run: Run, record: object) -> None:
     write_json(predicted(run, "dev_seen", "10 of 1", 0.4).with_suffix(".metrics.json"), record)
     assert listed(mmfw, run.path.parents[1]) == {"a": (0.9, 0.7, "test_seen", "best")}
 
 
-def test_a_score_is_of_the_best_checkpoint_and_others_are_shown_by_their_names(mmfw: Mmfw, run: Run) -> None:
+def test_a_score_is_of_the_best_checkpoint_and_others_are_shown_by_their_names(
+    mmfw: MmfwRunner, run: Run
+) -> None:
     save = run.path.parents[1]
     assert listed(mmfw, save) == {"a": (0.9, 0.7, "test_seen", "best")}
     text = mmfw("runs", "--save-dir", save)
@@ -102,7 +104,7 @@ def test_a_score_is_of_the_best_checkpoint_and_others_are_shown_by_their_names(m
     assert scores["dev_seen_by"] == ["best, 8 rows of dev_seen", "best, 4 of 8 rows of dev_seen"]
 
 
-def test_a_new_best_leaves_the_old_ones_score_behind(mmfw: Mmfw, run: Run) -> None:
+def test_a_new_best_leaves_the_old_ones_score_behind(mmfw: MmfwRunner, run: Run) -> None:
     save = run.path.parents[1]
     saved(run, 30, 0.95, best=True, attempt="2")
     assert listed(mmfw, save) == {"a": (0.95, None, None, None)}
@@ -114,13 +116,13 @@ def test_a_new_best_leaves_the_old_ones_score_behind(mmfw: Mmfw, run: Run) -> No
     assert best_checkpoint_metrics(load_task_scores(task)[0]) == {"auroc": 0.95, "test_seen_auroc": 0.3}
 
 
-def test_the_best_auroc_is_that_of_the_best_checkpoint(mmfw: Mmfw, run: Run) -> None:
+def test_the_best_auroc_is_that_of_the_best_checkpoint(mmfw: MmfwRunner, run: Run) -> None:
     """Not the highest: what a run is best by may be another metric."""
     saved(run, 30, 0.6, best=True)
     assert listed(mmfw, run.path.parents[1])["a"][0] == 0.6
 
 
-def test_a_list_is_of_one_test_split(mmfw: Mmfw, run: Run) -> None:
+def test_a_list_is_of_one_test_split(mmfw: MmfwRunner, run: Run) -> None:
     save = run.path.parents[1]
     for name in ("b", "c"):
         other = trained(save, name)
@@ -132,7 +134,7 @@ def test_a_list_is_of_one_test_split(mmfw: Mmfw, run: Run) -> None:
     assert scores["b"] == (0.6, 0.55, "test_unseen", "best")
 
 
-def test_of_older_records_the_checkpoint_is_unknown_and_said_to_be(mmfw: Mmfw, user_dir: Path) -> None:
+def test_of_older_records_the_checkpoint_is_unknown_and_said_to_be(mmfw: MmfwRunner, user_dir: Path) -> None:
     old = trained(user_dir, "a")
     EventLog(old.events, "1").write("val", update=10, metrics={"auroc": 0.9}, final=False)
     EventLog(old.events, "1").write("checkpoint", update=10)
@@ -152,7 +154,7 @@ def test_of_older_records_the_checkpoint_is_unknown_and_said_to_be(mmfw: Mmfw, u
 
 
 def test_published_weights_are_the_best_of_their_run_and_the_last_until_there_is_a_best(
-    mmfw: Mmfw, user_dir: Path
+    mmfw: MmfwRunner, user_dir: Path
 ) -> None:
     published = trained(user_dir, "a", published_weights="x", published_sha256="weights")
     predicted(published, "test_seen", "weights", 0.7)

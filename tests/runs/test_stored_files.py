@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from tests.worlds import stored_files
-from tests.worlds.stored_files import STORED, StoredFiles
-from tests.worlds.tools import Mmfw
+from tests.worlds.stored_files import STORED_DIR, StoredFiles
+from tests.worlds.tools import MmfwRunner
 
 ROOT = Path(__file__).parents[2]
-EXPECTED = STORED / "expected.json"
+EXPECTED = STORED_DIR / "expected.json"
 RECORD = bool(os.environ.get("MMFW_RECORD_RESULTS"))
 # Saved classes, each with the fields of which no file has a value.
 SAVED: dict[str, set[str]] = {
@@ -65,7 +65,7 @@ def commands(stored: StoredFiles) -> Iterator[list[str]]:
     yield ["runs", *save]
     for request in sorted(requests):
         yield ["runs", "show", str(request.parent), *save]
-    mmbt, text = str(stored.run("mmbt")), str(stored.run("text"))
+    mmbt, text = str(stored.run_folder("mmbt")), str(stored.run_folder("text"))
     yield ["runs", "show", mmbt, "--verify", *save]
     yield ["runs", "show", mmbt, "--config", *save]
     yield ["runs", "compare", mmbt, text, *save]
@@ -82,13 +82,13 @@ def commands(stored: StoredFiles) -> Iterator[list[str]]:
         yield ["check-submission", str(csv), "--split", split[1], "--data-dir", str(stored.data)]
 
 
-def outputs(stored: StoredFiles, mmfw: Mmfw) -> dict[str, Any]:
+def outputs(stored: StoredFiles, mmfw: MmfwRunner) -> dict[str, Any]:
     """Return what the commands print as JSON, without what depends on this disk."""
     found = {}
     for words in commands(stored):
         mmfw(*words, "--json")
-        name = json.loads(stored.normalised(json.dumps(" ".join(words))))
-        found[name] = settled(json.loads(stored.normalised(mmfw.out)))
+        name = json.loads(stored.normalize_text(json.dumps(" ".join(words))))
+        found[name] = settled(json.loads(stored.normalize_text(mmfw.out)))
     return found
 
 
@@ -109,38 +109,44 @@ def expect(name: str, found: Any) -> None:
     assert found == recorded[name]
 
 
-def test_every_command_prints_what_it_printed(stored: StoredFiles, mmfw: Mmfw) -> None:
+def test_every_command_prints_what_it_printed(stored: StoredFiles, mmfw: MmfwRunner) -> None:
     expect("intact", outputs(stored, mmfw))
 
 
 def test_fields_of_a_later_version_and_a_torn_last_line_change_nothing(
-    stored: StoredFiles, mmfw: Mmfw
+    stored: StoredFiles, mmfw: MmfwRunner
 ) -> None:
     stored.add_unknown_fields()
     stored.tear_last_lines()
     expect("intact", outputs(stored, mmfw))
 
 
-def test_an_event_with_a_value_that_is_no_number_is_read_without_it(stored: StoredFiles, mmfw: Mmfw) -> None:
+def test_an_event_with_a_value_that_is_no_number_is_read_without_it(
+    stored: StoredFiles, mmfw: MmfwRunner
+) -> None:
     """MMF's versions before 1.0.0rc12, and mmfw's first ones, wrote such values."""
-    stored.tell("text", '{"t": 1795897748.1, "kind": "train", "attempt": "1", "update": 2, "loss": NaN}')
+    stored.insert_event(
+        "text", '{"t": 1795897748.1, "kind": "train", "attempt": "1", "update": 2, "loss": NaN}'
+    )
     metrics = '{"hateful_memes/roc_auc": NaN, "total_loss": Infinity}'
-    stored.tell(
+    stored.insert_event(
         "text", f'{{"t": 1795897748.1, "kind": "val", "update": 2, "metrics": {metrics}, "final": false}}'
     )
-    shown = mmfw.json("runs", "show", stored.run("text"), "--save-dir", stored.save)
-    expect("not a number", settled(json.loads(stored.normalised(json.dumps(shown)))))
+    shown = mmfw.json("runs", "show", stored.run_folder("text"), "--save-dir", stored.save)
+    expect("not a number", settled(json.loads(stored.normalize_text(json.dumps(shown)))))
 
 
-def test_names_of_files_that_are_no_utf_8_are_kept(stored: StoredFiles, mmfw: Mmfw) -> None:
-    run = stored.run("begun")
-    stored.change(run / "request.json", init=f"/weights/{_NAME}.ckpt", preset_file=f"/presets/{_NAME}.yaml")
-    note = next(iter((stored.run("mmbt") / "tracking").glob("*.json")))
-    stored.change(note, error=f"{_NAME}: no such file")
+def test_names_of_files_that_are_no_utf_8_are_kept(stored: StoredFiles, mmfw: MmfwRunner) -> None:
+    run = stored.run_folder("begun")
+    stored.update_record(
+        run / "request.json", init=f"/weights/{_NAME}.ckpt", preset_file=f"/presets/{_NAME}.yaml"
+    )
+    note = next(iter((stored.run_folder("mmbt") / "tracking").glob("*.json")))
+    stored.update_record(note, error=f"{_NAME}: no such file")
     found = {}
     for words in (["runs"], ["runs", "show", str(run)], ["track", "status"]):
         mmfw(*words, "--save-dir", stored.save, "--json")
-        found[words[0]] = settled(json.loads(stored.normalised(mmfw.out)))
+        found[words[0]] = settled(json.loads(stored.normalize_text(mmfw.out)))
     expect("names", found)
 
 
@@ -170,7 +176,7 @@ def fields_of(name: str) -> set[str]:
 
 def events(stored: StoredFiles) -> list[dict[str, Any]]:
     """Return all events that are stored."""
-    files = [path for path in stored.records(".jsonl") if path.name == "events.jsonl"]
+    files = [path for path in stored.find_files(".jsonl") if path.name == "events.jsonl"]
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 

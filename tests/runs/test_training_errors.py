@@ -21,9 +21,9 @@ from mmf_win.runs.plan import Plan, RunJob
 from mmf_win.runs.request import CommandOptions, RunRequest
 from mmf_win.upstream.install import MmfInstall
 from tests.worlds.event_log import EventLog
-from tests.worlds.memes import SLOTS, lay_out
-from tests.worlds.tools import Mmfw
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.memes import RUN_SPLITS, write_tree
+from tests.worlds.tools import MmfwRunner
+from tests.worlds.torch_files import write_checkpoint
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def data(tmp_path: Path) -> Path:
     """A data folder with annotation files and nothing else."""
     names = ("train.jsonl", "dev.jsonl", "test.jsonl")
     files = dict.fromkeys(names, b'{"id": 1, "img": "img/00001.png", "text": ""}\n')
-    lay_out(files, MmfPaths.resolve(tmp_path / "данные").dataset.annotations)
+    write_tree(files, MmfPaths.resolve(tmp_path / "данные").dataset.annotations)
     return tmp_path / "данные"
 
 
@@ -39,19 +39,19 @@ def data(tmp_path: Path) -> Path:
 def run(tmp_path: Path, data: Path) -> Run:
     """A run that was asked for and never saved a checkpoint."""
     run = Run.create(tmp_path / "save", "mmbt_grid")
-    run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=SLOTS, data_dir=str(data)))
+    run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=RUN_SPLITS, data_dir=str(data)))
     return run
 
 
-def test_a_run_without_a_checkpoint(run: Run, mmfw: Mmfw) -> None:
+def test_a_run_without_a_checkpoint(run: Run, mmfw: MmfwRunner) -> None:
     for words in (["train", "--resume", "last"], ["predict"]):
         said = mmfw(*words, "--save-dir", run.path.parents[1], code=3)
         assert f"run {run.id} has no checkpoint" in said
 
 
 @pytest.mark.parametrize("name", ["current.ckpt", "models/model_4.ckpt"])
-def test_a_folder_where_a_checkpoint_is_to_be_saved(run: Run, mmfw: Mmfw, name: str) -> None:
-    checkpoint(run.checkpoints / "best.ckpt", 3)
+def test_a_folder_where_a_checkpoint_is_to_be_saved(run: Run, mmfw: MmfwRunner, name: str) -> None:
+    write_checkpoint(run.checkpoints / "best.ckpt", 3)
     folder = run.checkpoints / name
     folder.mkdir(parents=True)
     assert f"{folder}: it is a folder" in mmfw("train", "--resume", run.path, code=3)
@@ -60,25 +60,29 @@ def test_a_folder_where_a_checkpoint_is_to_be_saved(run: Run, mmfw: Mmfw, name: 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode on Windows and macOS")
 @pytest.mark.parametrize("words", [("train", "mmbt_grid"), ("predict",), ("train", "--resume", "last")])
-def test_a_path_that_is_not_in_utf8(data: Path, tmp_path: Path, words: tuple[str, ...], mmfw: Mmfw) -> None:
+def test_a_path_that_is_not_in_utf8(
+    data: Path, tmp_path: Path, words: tuple[str, ...], mmfw: MmfwRunner
+) -> None:
     run = Run.create(tmp_path / os.fsdecode(b"\xff"), "mmbt_grid")
-    run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=SLOTS, data_dir=str(data)))
-    checkpoint(run.checkpoints / "best.ckpt", 3)
+    run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=RUN_SPLITS, data_dir=str(data)))
+    write_checkpoint(run.checkpoints / "best.ckpt", 3)
     error = mmfw(*words, "--data-dir", data, "--save-dir", run.path.parents[1], code=2)
     assert "not in UTF-8" in error and str(tmp_path) in error
     assert [path.name for path in run.path.parent.iterdir()] == [run.path.name]
 
 
-def test_an_unreadable_checkpoint_and_a_split_that_is_not_there(run: Run, mmfw: Mmfw) -> None:
+def test_an_unreadable_checkpoint_and_a_split_that_is_not_there(run: Run, mmfw: MmfwRunner) -> None:
     words = ("predict", "--save-dir", run.path.parents[1])
-    checkpoint(run.checkpoints / "best.ckpt", 3)
+    write_checkpoint(run.checkpoints / "best.ckpt", 3)
     error = mmfw(*words, "--split", "test_seen", code=3)
     assert "there is no such split" in error and "train, dev, test" in error
     (run.checkpoints / "best.ckpt").write_bytes(b"half a fi")
     assert "best.ckpt: it is cut off" in mmfw(*words, code=3)
 
 
-def test_mmf_is_missing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw) -> None:
+def test_mmf_is_missing(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
+) -> None:
     def nothing() -> MmfInstall:
         raise MmfEnvironmentError("MMF is not installed", hint="run `mmfw setup`")
 
@@ -88,8 +92,8 @@ def test_mmf_is_missing(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not save.exists(), "no run folder for a run that never began"
 
 
-def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: Mmfw) -> None:
-    checkpoint(run.checkpoints / "current.ckpt", 3)
+def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: MmfwRunner) -> None:
+    write_checkpoint(run.checkpoints / "current.ckpt", 3)
     with file_lock(run.training_lock_file):
         error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=8)
     assert f"run {run.id} is being trained" in error
@@ -97,12 +101,12 @@ def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: Mmfw) -> None
 
 
 def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing(
-    run: Run, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    run: Run, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setattr(
         training, "require_not_training", lambda run: None
     )  # it began when the other one did not yet
-    checkpoint(run.checkpoints / "current.ckpt", 3)
+    write_checkpoint(run.checkpoints / "current.ckpt", 3)
     AttemptOutcome("ok").save(run.outcome_file)
     with training_lock(run):
         assert run_state(run) == "running"
@@ -119,7 +123,7 @@ def test_a_run_that_stopped_early_is_resumed_from_its_best_but_not_from_its_last
     log.write("train_started", update=0, max_updates=12)
     log.write("train", update=5)
     AttemptOutcome("ok").save(run.outcome_file)
-    start = checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
+    start = write_checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
     asked = AttemptRequest(
         TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start)
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmf_win.supervise import ChildExit, child, count_oom_kills, run_child
-from tests.worlds.held import HOLD, witness
+from tests.worlds.liveness import HOLD_CONNECTION_CODE, liveness_monitor
 
 LEAVES_WHEN_ASKED = """
 import pathlib, sys, time
@@ -58,9 +58,9 @@ import pathlib
 (pathlib.Path(folder) / "up").touch()
 """
 
-STUBBORN = IGNORES_SIGNALS + HOLD + UP + "time.sleep(600)"
-STUCK_IN_C = IGNORES_SIGNALS + HOLD + UP + NEVER_LETS_GO
-PARENT = IGNORES_SIGNALS + HOLD + STARTS_ANOTHER
+STUBBORN = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + UP + "time.sleep(600)"
+STUCK_IN_C = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + UP + NEVER_LETS_GO
+PARENT = IGNORES_SIGNALS + HOLD_CONNECTION_CODE + STARTS_ANOTHER
 PARENT_OF_STUBBORN = PARENT + f"start({STUBBORN!r}); time.sleep(600)"
 START_RUNAWAY = f"start({STUBBORN!r}, start_new_session=True)"
 PARENT_OF_RUNAWAY = f"{PARENT}{START_RUNAWAY}; time.sleep(600)"
@@ -159,11 +159,11 @@ def test_a_second_ctrl_c_or_no_progress_after_the_first_ends_the_whole_tree(
     world: World, tree: str, presses: int, patience: float
 ) -> None:
     program, members = TREES[tree]
-    with witness() as held:
+    with liveness_monitor() as held:
         ended = world.run(program, held.port, presses=presses, patience=patience)
         assert ended.killed and ended.stop_requested
-        held.accept(members)
-        assert held.all_dead()
+        held.wait_for_processes(members)
+        assert held.has_only_dead_processes()
 
 
 def test_a_child_that_makes_progress_after_a_stop_is_not_killed(
@@ -198,10 +198,10 @@ while not pathlib.Path(sys.argv[1], "up").exists():
     time.sleep(0.01)
 sys.exit(4)
 """
-    with witness() as held:
+    with liveness_monitor() as held:
         assert world.run(leaves, held.port) == ChildExit(exit_code=4, stop_requested=False, killed=False)
-        held.accept(members)
-        assert held.all_dead()
+        held.wait_for_processes(members)
+        assert held.has_only_dead_processes()
 
 
 def test_a_child_that_has_said_how_it_ended_but_does_not_leave_is_killed(
@@ -209,11 +209,11 @@ def test_a_child_that_has_said_how_it_ended_but_does_not_leave_is_killed(
 ) -> None:
     monkeypatch.setattr("mmf_win.supervise.child.EXIT_GRACE_SECONDS", 0.2)
     done = '(pathlib.Path(folder) / "exit.json").touch()'
-    with witness() as held:
-        ended = world.run(IGNORES_SIGNALS + HOLD + UP + done + NEVER_LETS_GO, held.port)
+    with liveness_monitor() as held:
+        ended = world.run(IGNORES_SIGNALS + HOLD_CONNECTION_CODE + UP + done + NEVER_LETS_GO, held.port)
         assert ended.killed and not ended.stop_requested
-        held.accept()
-        assert held.all_dead()
+        held.wait_for_processes()
+        assert held.has_only_dead_processes()
 
 
 # A parent of its own for each test: it is killed in the middle of its work.
@@ -253,21 +253,21 @@ def supervisor(
 @pytest.mark.parametrize("tree", TREES)
 def test_no_process_outlives_a_parent_that_was_killed(world: World, tree: str) -> None:
     program, members = TREES[tree]
-    with witness() as held, supervisor(world, program, held.port, patience=0.01) as parent:
-        held.accept(members)
+    with liveness_monitor() as held, supervisor(world, program, held.port, patience=0.01) as parent:
+        held.wait_for_processes(members)
         parent.kill()
-        assert held.all_dead()
+        assert held.has_only_dead_processes()
 
 
-HELD_UNTIL_ASKED = "folder, port = __import__('sys').argv[1:]\n" + HOLD + LEAVES_WHEN_ASKED
+HELD_UNTIL_ASKED = "folder, port = __import__('sys').argv[1:]\n" + HOLD_CONNECTION_CODE + LEAVES_WHEN_ASKED
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows the job ends a child at once")
 def test_a_child_whose_parent_was_killed_is_asked_to_leave_first(world: World) -> None:
-    with witness() as held, supervisor(world, HELD_UNTIL_ASKED, held.port, patience=60) as parent:
-        held.accept()
+    with liveness_monitor() as held, supervisor(world, HELD_UNTIL_ASKED, held.port, patience=60) as parent:
+        held.wait_for_processes()
         parent.kill()
-        assert held.all_dead()
+        assert held.has_only_dead_processes()
     assert "saved" in world.log.read_text(encoding="utf-8")
 
 
@@ -276,13 +276,13 @@ def test_a_closed_terminal_asks_the_child_to_leave(world: World) -> None:
     import pty
 
     ours, theirs = pty.openpty()
-    with witness() as held:
+    with liveness_monitor() as held:
         with supervisor(world, HELD_UNTIL_ASKED, held.port, patience=60, terminal=theirs) as parent:
             os.close(theirs)
-            held.accept()
+            held.wait_for_processes()
             os.close(ours)
             assert parent.wait(60) == 0, "it ended by itself, not by the signal"
-        assert held.all_dead()
+        assert held.has_only_dead_processes()
     assert "saved" in world.log.read_text(encoding="utf-8")
 
 
@@ -290,11 +290,13 @@ def test_a_closed_terminal_asks_the_child_to_leave(world: World) -> None:
 @pytest.mark.parametrize("name", ["SIGSTOP", "SIGKILL"])
 def test_a_keeper_that_was_stopped_or_killed_holds_nothing_up(world: World, name: str) -> None:
     disturbs = f"import os, signal; os.kill(os.getppid(), signal.{name})\n"
-    with witness() as held:
-        ended = world.run(IGNORES_SIGNALS + HOLD + disturbs + UP + "time.sleep(600)", held.port, presses=2)
+    with liveness_monitor() as held:
+        ended = world.run(
+            IGNORES_SIGNALS + HOLD_CONNECTION_CODE + disturbs + UP + "time.sleep(600)", held.port, presses=2
+        )
         assert ended.exit_code == -signal.SIGKILL
-        held.accept()
-        assert held.all_dead()
+        held.wait_for_processes()
+        assert held.has_only_dead_processes()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no signal reaches the child on Windows")

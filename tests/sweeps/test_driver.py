@@ -24,7 +24,13 @@ from mmf_win.signals import FORCE_STOP_AFTER_SECONDS
 from mmf_win.sweeps.folder import SweepFolder, remove_sweep
 from mmf_win.sweeps.task_runner import local_slots
 from tests.worlds.fake_nvml import FakeNvml
-from tests.worlds.sweeping import gated, journal, mmfw, python, tasks
+from tests.worlds.small_sweeps import (
+    gated_command,
+    load_tasks_by_name,
+    python_command,
+    read_journal,
+    start_sweep_command,
+)
 
 KILLS, TASKS = (20, 40) if sys.platform != "win32" else (2, 6)  # some seconds a start under Wine
 _PATIENCE = 60
@@ -48,7 +54,10 @@ class Sweep:
     def write_search(self, trials: int) -> None:
         """Write the specification of a search that runs gated commands, and then scores them."""
         scores = "import pathlib, sys; pathlib.Path(sys.argv[1], 'score.json').write_text('[1]')"
-        template = {"c": gated(self.folder), "score": python(self.folder, scores, "{_output}")}
+        template = {
+            "c": gated_command(self.folder),
+            "score": python_command(self.folder, scores, "{_output}"),
+        }
         search = {"trials": trials, "sampler": "random", "metric": "score.json:0"}
         search["parameters"] = {"n": {"low": 1, "high": 10**6}}
         head = {"template": template, "resource": ["cpu", "cpu"], "search": search}
@@ -56,7 +65,7 @@ class Sweep:
 
     def start(self, *words: str) -> subprocess.Popen[str]:
         """Start a driver."""
-        driver = mmfw("run", self.file, "-o", self.output, *words)
+        driver = start_sweep_command("run", self.file, "-o", self.output, *words)
         self.drivers.append(driver)
         return driver
 
@@ -69,13 +78,13 @@ class Sweep:
     @property
     def counts(self) -> Counter[str]:
         """How often something began or ended: of each task, and of all."""
-        lines = journal(self.folder)
+        lines = read_journal(self.folder)
         return Counter([*lines, *(line.split()[0] for line in lines)])
 
     @property
     def states(self) -> dict[str, str]:
         """The states of the tasks."""
-        return {name: task.state for name, task in tasks(self.output).items()}
+        return {name: task.state for name, task in load_tasks_by_name(self.output).items()}
 
     def open(self, name: object = None) -> None:
         """Let the command of a task go on, or all."""
@@ -105,7 +114,7 @@ def sweep(user_dir: Path) -> Iterator[Sweep]:
 
 @pytest.mark.wide
 def test_each_task_ends_once_however_often_the_driver_is_killed(sweep: Sweep) -> None:
-    sweep.write(TASKS, gated(sweep.folder))
+    sweep.write(TASKS, gated_command(sweep.folder))
     for kill in range(KILLS):
         before = sweep.counts["begin"]
         driver = sweep.start()
@@ -127,7 +136,7 @@ def test_each_task_ends_once_however_often_the_driver_is_killed(sweep: Sweep) ->
 
 
 def test_two_drivers_never_run_a_task_twice(sweep: Sweep) -> None:
-    sweep.write(TASKS, gated(sweep.folder))
+    sweep.write(TASKS, gated_command(sweep.folder))
     sweep.start()
     sweep.start()
     sweep.until_begun(4)  # two of each
@@ -152,7 +161,7 @@ def test_each_driver_of_a_search_tells_of_the_trials_of_all(sweep: Sweep) -> Non
 
 @pytest.mark.parametrize("search", [False, True], ids=["of a choice", "of a search"])
 def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep, search: bool) -> None:
-    sweep.write(4, gated(sweep.folder))
+    sweep.write(4, gated_command(sweep.folder))
     if search:
         pytest.importorskip("optuna")
         sweep.write_search(4)
@@ -160,7 +169,7 @@ def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep, search:
     sweep.until_begun(2)
     other = sweep.start()
     sweep.until_begun(4)
-    for begun in journal(sweep.folder)[2:4]:
+    for begun in read_journal(sweep.folder)[2:4]:
         sweep.open(begun.split()[1])
     _until(lambda: Counter(sweep.states.values()) == {"running": 2, "success": 2})
     assert other.stdout is not None
@@ -177,12 +186,12 @@ def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep, search:
 def test_what_failed_goes_on_at_the_command_that_failed(sweep: Sweep) -> None:
     fails = "import pathlib, sys; sys.exit(0 if pathlib.Path(sys.argv[1], 'luck').exists() else 'no luck')"
     sweep.open()
-    unlucky = python(sweep.folder, fails, shlex.quote(sweep.folder.as_posix()))
-    sweep.write(2, gated(sweep.folder), unlucky)
+    unlucky = python_command(sweep.folder, fails, shlex.quote(sweep.folder.as_posix()))
+    sweep.write(2, gated_command(sweep.folder), unlucky)
     code, said = sweep.run()
     assert code == 7 and "c1: no luck" in said and "--failed" in said
     assert set(sweep.states.values()) == {"failed"}
-    sweep.write(3, gated(sweep.folder), unlucky)
+    sweep.write(3, gated_command(sweep.folder), unlucky)
     (sweep.folder / "luck").touch()
     assert sweep.run("--failed")[0] == 0
     assert sweep.counts["begin"] == 2, "neither a command that ended well nor a task that has not failed"
@@ -195,14 +204,14 @@ def test_a_command_that_removes_its_log_fails_by_its_exit_code(sweep: Sweep) -> 
     removes = (
         "import pathlib, sys; [log.unlink() for log in pathlib.Path(sys.argv[1]).glob('log.*')]; sys.exit(3)"
     )
-    sweep.write(1, python(sweep.folder, removes, "{_output}"))
+    sweep.write(1, python_command(sweep.folder, removes, "{_output}"))
     code, said = sweep.run()
     assert code == 7 and "c0: exit code 3" in said
 
 
 def test_only_the_chosen_commands_run_and_the_rest_later(sweep: Sweep) -> None:
     sweep.open()
-    sweep.write(2, gated(sweep.folder), python(sweep.folder, "print(3)"))
+    sweep.write(2, gated_command(sweep.folder), python_command(sweep.folder, "print(3)"))
     code, said = sweep.run("-c", "c1")
     assert code == 0 and "2 success" in said and sweep.counts["begin"] == 0
     assert sweep.run()[0] == 0
@@ -211,7 +220,7 @@ def test_only_the_chosen_commands_run_and_the_rest_later(sweep: Sweep) -> None:
 
 
 def test_a_driver_of_one_command_leaves_the_others_to_the_first(sweep: Sweep) -> None:
-    sweep.write(4, gated(sweep.folder), python(sweep.folder, "print(3)"))
+    sweep.write(4, gated_command(sweep.folder), python_command(sweep.folder, "print(3)"))
     whole = sweep.start()
     sweep.until_begun(2)
     part = sweep.start("-c", "c0")
@@ -226,7 +235,7 @@ def test_a_driver_of_one_command_leaves_the_others_to_the_first(sweep: Sweep) ->
 
 def test_a_task_that_cannot_be_run_fails_alone(sweep: Sweep) -> None:
     sweep.open()
-    sweep.write(2, gated(sweep.folder))
+    sweep.write(2, gated_command(sweep.folder))
     sweep.output.mkdir()
     (sweep.output / "N_0").write_text("in the way", encoding="utf-8")
     code, said = sweep.run()
@@ -262,7 +271,7 @@ signal.signal(signal.SIGTERM, leave)
 def test_the_first_stop_lets_the_commands_leave_and_keeps_the_queue(
     sweep: Sweep, name: str, leaves: str
 ) -> None:
-    sweep.write(4, gated(sweep.folder, leaves))
+    sweep.write(4, gated_command(sweep.folder, leaves))
     driver = sweep.start()
     sweep.until_begun(2)
     driver.send_signal(getattr(signal, name))
@@ -275,7 +284,9 @@ def test_the_first_stop_lets_the_commands_leave_and_keeps_the_queue(
 
 @requires_signals
 def test_a_second_ctrl_c_ends_what_does_not_leave(sweep: Sweep) -> None:
-    sweep.write(2, gated(sweep.folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"))
+    sweep.write(
+        2, gated_command(sweep.folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n")
+    )
     driver = sweep.start()
     sweep.until_begun(2)
     driver.send_signal(signal.SIGINT)
@@ -294,7 +305,7 @@ def test_a_second_ctrl_c_ends_what_does_not_leave(sweep: Sweep) -> None:
 @requires_signals
 def test_what_was_forced_and_not_begun_before_a_stop_is_run_later(sweep: Sweep) -> None:
     sweep.open()
-    sweep.write(3, gated(sweep.folder))
+    sweep.write(3, gated_command(sweep.folder))
     assert sweep.run()[0] == 0
     (sweep.folder / "open").unlink()
     driver = sweep.start("--force")
@@ -327,7 +338,7 @@ def test_values_reach_a_command_as_they_are(sweep: Sweep) -> None:
         "%PATH%",
     ]
     program = "import sys, json; print(json.dumps(sys.argv[1:]))"
-    sweep.write({"v": values}, *(python(sweep.folder, program, word) for word in ("{v}", "[v]")))
+    sweep.write({"v": values}, *(python_command(sweep.folder, program, word) for word in ("{v}", "[v]")))
     assert sweep.run()[0] == 0
     printed = [json.loads(log.read_text(encoding="utf-8")) for log in sweep.output.glob("*/log.*")]
     assert sorted(printed) == sorted([*([value] for value in values), *(["--v", value] for value in values)])
@@ -359,9 +370,12 @@ def test_an_output_that_is_a_file_is_one_error(sweep: Sweep) -> None:
 
 def test_a_task_that_another_driver_has_all_but_ended_is_waited_for(sweep: Sweep) -> None:
     sweep.open()
-    sweep.write(1, gated(sweep.folder))
+    sweep.write(1, gated_command(sweep.folder))
     assert sweep.run()[0] == 0
-    [task], [folder] = tasks(sweep.output).values(), [SweepFolder(sweep.output).task_folder("N_0")]
+    [task], [folder] = (
+        load_tasks_by_name(sweep.output).values(),
+        [SweepFolder(sweep.output).task_folder("N_0")],
+    )
     with file_lock(folder.lock):
         replace(task, state="running").save(folder)  # its last command is noted as finished
         driver = sweep.start()
@@ -373,7 +387,7 @@ def test_a_task_that_another_driver_has_all_but_ended_is_waited_for(sweep: Sweep
 
 
 def test_a_sweep_is_not_removed_between_two_tasks_of_a_driver(sweep: Sweep) -> None:
-    sweep.write(1, gated(sweep.folder))
+    sweep.write(1, gated_command(sweep.folder))
     driver = sweep.start()
     sweep.until_begun(1)
     with pytest.raises(InUseError, match="still works on it"):

@@ -20,7 +20,7 @@ import pytest
 import mmf_win
 from mmf_win.cli import main
 from mmf_win.sweeps.folder import SweepFolder, Task, load_started_tasks
-from tests.worlds.mounts import with_own_mounts
+from tests.worlds.mounts import private_mounts_command
 from tests.worlds.tools import requires_package
 
 if sys.platform == "win32":
@@ -118,7 +118,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def node(cluster: Any, *options: str, mounts: str | None = None, python: str | None = None) -> Iterator[None]:
     """Another node, with a view of its own of the file system where it ``mounts`` something."""
     ray_start = [python or sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-    own_view = with_own_mounts(mounts) if mounts else []
+    own_view = private_mounts_command(mounts) if mounts else []
     before = alive(cluster)
     with subprocess.Popen(
         [*own_view, *ray_start, "--address", cluster.address, *options],

@@ -19,7 +19,7 @@ from mmf_win.sweeps.folder import MAX_NAME_BYTES, SweepFolder, merge_tasks, read
 from mmf_win.sweeps.planning import MAX_TASKS, list_tasks, plan_tasks
 from mmf_win.sweeps.specification import render_argv as words
 from mmf_win.sweeps.specification import render_shell_line as line
-from tests.worlds.sweeping import ended, yaml
+from tests.worlds.small_sweeps import make_specification, write_ended_task
 
 # Made for this test; it uses all that mlrunner 0.5.9 knows.
 EVERYTHING = """\
@@ -56,7 +56,7 @@ note: ["with a space", "a/path/name", "quote'd"]
 
 def test_choices_are_crossed_in_the_order_of_the_file() -> None:
     planned = plan_tasks(
-        yaml("template: {t: 'echo {a} {b}'}\n---\na: [1, 2]\nb: [x, y]\n---\na: 1\nb: [y, z]\n")
+        make_specification("template: {t: 'echo {a} {b}'}\n---\na: [1, 2]\nb: [x, y]\n---\na: 1\nb: [y, z]\n")
     )
     assert [task.name for task in planned.tasks] == ["A_1-B_x", "A_1-B_y", "A_2-B_x", "A_2-B_y", "A_1-B_z"]
 
@@ -64,25 +64,25 @@ def test_choices_are_crossed_in_the_order_of_the_file() -> None:
 def test_the_same_combination_is_one_task_with_the_commands_of_both() -> None:
     head = "template: {train: 'echo {a}', test: 'echo {a}'}\ndefault: {a: 1}\n"
     planned = plan_tasks(
-        yaml(f"{head}---\na: 1\n_cmd: train\n---\n_cmd: test\na: 1\n---\na: 1\n_cmd: train\n")
+        make_specification(f"{head}---\na: 1\n_cmd: train\n---\n_cmd: test\na: 1\n---\na: 1\n_cmd: train\n")
     )
     assert [(task.name, task.commands) for task in planned.tasks] == [("A_1", ("train", "test"))]
 
 
 def test_a_case_leaves_to_the_defaults_what_it_does_not_set() -> None:
     head = "template: {t: 'echo {b} {c}'}\ndefault: {c: 0}\nalias: {a: {x: {b: 1}, y: {b: 2, c: 3}}}\n"
-    planned = plan_tasks(yaml(f"{head}---\na: [x, y]\n"))
+    planned = plan_tasks(make_specification(f"{head}---\na: [x, y]\n"))
     assert [task.values for task in planned.tasks] == [{"b": 1, "c": 0}, {"b": 2, "c": 3}]
 
 
 def test_a_parameter_that_no_command_uses_only_names_the_folder() -> None:
-    planned = plan_tasks(yaml("template: {t: 'echo {a}'}\n---\na: 1\nnote: [x, y]\n"))
+    planned = plan_tasks(make_specification("template: {t: 'echo {a}'}\n---\na: 1\nnote: [x, y]\n"))
     assert planned.unused_parameters == ("note",)
     assert [task.name for task in planned.tasks] == ["A_1-Note_x", "A_1-Note_y"]
 
 
 def test_values_that_are_written_alike_have_folders_of_their_own() -> None:
-    asked = yaml("template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n")
+    asked = make_specification("template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n")
     names = [task.name for task in merge_tasks(plan_tasks(asked).tasks, [])]
     assert len({name.casefold() for name in names}) == 5
     assert names[0] == "A_x_y" and names[1].startswith("A_x_y-")
@@ -91,7 +91,7 @@ def test_values_that_are_written_alike_have_folders_of_their_own() -> None:
 def test_long_names_are_cut_and_stay_apart() -> None:
     long = "x/" * 3000
     text = f"template: {{t: 'echo {{a}} {{b}}'}}\n---\na: [{long}1, {long}2]\nb: [{long}, 'я{long}']\n"
-    tasks = merge_tasks(plan_tasks(yaml(text)).tasks, [])
+    tasks = merge_tasks(plan_tasks(make_specification(text)).tasks, [])
     assert len({task.name for task in tasks}) == 4
     assert all(len(task.name.encode()) <= MAX_NAME_BYTES and is_portable(task.name) for task in tasks)
     assert all(task.name.startswith("A_") for task in tasks)
@@ -135,7 +135,7 @@ def test_what_cannot_be_run_is_refused_before_anything_runs(
     text: str, chosen: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(UsageError, match=told):
-        plan_tasks(yaml(text), **chosen)
+        plan_tasks(make_specification(text), **chosen)
 
 
 def test_placeholders_take_the_forms_of_mlrunner() -> None:
@@ -151,7 +151,7 @@ def test_a_line_for_a_shell_has_its_values_quoted() -> None:
 
 
 def test_a_sample_is_the_same_each_time_and_in_order() -> None:
-    asked = yaml("template: {t: 'echo {a}'}\n---\na: [1, 2, 3, 4, 5, 6, 7, 8]\n")
+    asked = make_specification("template: {t: 'echo {a}'}\n---\na: [1, 2, 3, 4, 5, 6, 7, 8]\n")
     first, again = (plan_tasks(asked, sample=3).tasks for _ in range(2))
     assert len(first) == 3 and first == again
     assert [task.values["a"] for task in first] == sorted(task.values["a"] for task in first)
@@ -161,7 +161,9 @@ def test_a_sample_is_the_same_each_time_and_in_order() -> None:
 def test_a_grid_is_counted_before_it_is_built(parameters: int) -> None:
     names = [f"p{n}" for n in range(parameters)]
     listed = "".join(f"{name}: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n" for name in names)
-    asked = yaml(f"template: {{t: 'echo {' '.join(f'{{{name}}}' for name in names)}'}}\n---\n{listed}")
+    asked = make_specification(
+        f"template: {{t: 'echo {' '.join(f'{{{name}}}' for name in names)}'}}\n---\n{listed}"
+    )
     tasks = plan_tasks(asked, sample=5).tasks
     assert len({task.key for task in tasks}) == 5 and tasks == plan_tasks(asked, sample=5).tasks
     assert all([*task.values] == names for task in tasks)
@@ -172,7 +174,9 @@ def test_a_grid_is_counted_before_it_is_built(parameters: int) -> None:
 
 
 def test_the_combinations_that_a_sample_draws_are_those_of_earlier_versions() -> None:
-    asked = yaml("template: {t: 'echo {a} {b} {c}'}\n---\na: [1, 2, 3]\nb: [x, y, z, w]\nc: [true, false]\n")
+    asked = make_specification(
+        "template: {t: 'echo {a} {b} {c}'}\n---\na: [1, 2, 3]\nb: [x, y, z, w]\nc: [true, false]\n"
+    )
     every = plan_tasks(asked).tasks
     product = [(a, b, c) for a in (1, 2, 3) for b in "xyzw" for c in (True, False)]
     assert [tuple(task.values.values()) for task in every] == product
@@ -186,7 +190,7 @@ def test_a_sample_of_a_grid_that_is_too_large_is_listed_by_what_has_begun(tmp_pa
     )
     sweep = SweepFolder(tmp_path)
     sweep.specification.write_text(text, encoding="utf-8")
-    tasks = [ended(sweep, task) for task in plan_tasks(yaml(text), sample=2).tasks]
+    tasks = [write_ended_task(sweep, task) for task in plan_tasks(make_specification(text), sample=2).tasks]
     assert [task.name for task in list_tasks(sweep)] == [task.name for task in tasks]
 
 

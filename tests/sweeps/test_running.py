@@ -12,7 +12,7 @@ from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
 from mmf_win.sweeps.folder import SweepFolder, Task
 from mmf_win.sweeps.task_runner import Slot, TaskRunner
-from tests.worlds.sweeping import ended, never_resumed, trained
+from tests.worlds.small_sweeps import forbid_resume, write_ended_task, write_finished_run
 
 # It refuses at once, so a task with it fails unless it takes it for done.
 _TEMPLATE = "mmfw train nope [seed]"
@@ -23,8 +23,10 @@ def _run(
 ) -> Task:
     """What becomes of a task that an earlier driver has begun, and that has these runs."""
     sweep, task = SweepFolder(folder), Task("task", {"seed": 1}, ("one",))
-    replace(ended(sweep, task, "queued"), runs=runs, seconds=seconds).save(sweep.task_folder("task"))
-    return TaskRunner(sweep, {"one": template}, False, never_resumed, "now").run(
+    replace(write_ended_task(sweep, task, "queued"), runs=runs, seconds=seconds).save(
+        sweep.task_folder("task")
+    )
+    return TaskRunner(sweep, {"one": template}, False, forbid_resume, "now").run(
         task, Slot(0, "cpu", {}), lambda _: None
     )
 
@@ -33,7 +35,7 @@ def _run(
 def done(user_dir: Path) -> dict[str, str]:
     """A finished run in the task's folder, as the first command would have noted it."""
     folder = SweepFolder(user_dir).task_folder("task")
-    made = trained(folder, 0.7)
+    made = write_finished_run(folder, 0.7)
     return {"script": "mmfw train nope --seed 1", "run": made.path.relative_to(folder.path).as_posix()}
 
 

@@ -12,8 +12,8 @@ from mmf_win.sweeps.folder import SweepFolder, Task, load_started_tasks
 from mmf_win.sweeps.search import OptunaSearch
 from mmf_win.sweeps.specification import Search
 from mmf_win.sweeps.table import objective_value
-from tests.worlds.rivals import COUNT, compete, meet
-from tests.worlds.sweeping import ended, trained, yaml
+from tests.worlds.concurrent_processes import PROCESS_COUNT, run_concurrently, wait_at_barrier
+from tests.worlds.small_sweeps import make_specification, write_ended_task, write_finished_run
 from tests.worlds.tools import requires_package
 
 pytestmark = requires_package("optuna")
@@ -43,12 +43,12 @@ def sweep(user_dir: Path) -> SweepFolder:
 
 
 def _search(sweep: SweepFolder, text: str) -> OptunaSearch:
-    return OptunaSearch(yaml(text), sweep, load_started_tasks(sweep))
+    return OptunaSearch(make_specification(text), sweep, load_started_tasks(sweep))
 
 
 def _end(sweep: SweepFolder, search: OptunaSearch, task: Task) -> None:
     """Let a task end with the square of its distance from 3."""
-    done = ended(sweep, task)
+    done = write_ended_task(sweep, task)
     score = (task.values["x"] - 3) ** 2
     result = sweep.task_folder(task.name).path / "out.json"
     result.write_text(json.dumps({"scores": [score]}), encoding="utf-8")
@@ -109,12 +109,12 @@ def test_a_training_that_falls_behind_is_hopeless(sweep: SweepFolder) -> None:
     for _ in range(5):  # Optuna's median waits for so many
         row = begun()
         assert not hopeless(row, 0.7)
-        trained(sweep.task_folder(row.name), 0.7)
-        search.record_outcome(ended(sweep, row))
+        write_finished_run(sweep.task_folder(row.name), 0.7)
+        search.record_outcome(write_ended_task(sweep, row))
     good, bad = begun(), begun()
     assert not hopeless(good, 0.8)
     assert hopeless(bad, 0.6)
-    search.record_outcome(ended(sweep, bad, "pruned"))
+    search.record_outcome(write_ended_task(sweep, bad, "pruned"))
     assert _search(sweep, asked).list_unstarted_tasks() == [good]
 
 
@@ -139,7 +139,7 @@ def _propose(folder: Path) -> list[str]:
 
 
 def test_drivers_that_begin_together_share_the_trials(sweep: SweepFolder) -> None:
-    found = compete(_propose, sweep.path)
+    found = run_concurrently(_propose, sweep.path)
     assert len(found) == len(set(found)) == 9
     assert len({task.trial for task in load_started_tasks(sweep)}) == 9
 
@@ -149,7 +149,7 @@ def _tell_of_all(folder: Path) -> list[str]:
     sweep = SweepFolder(folder)
     search, tasks = _search(sweep, _asked(_MANY)), load_started_tasks(sweep)
     for task in tasks:
-        meet()
+        wait_at_barrier()
         search.record_outcome(task)
     return [task.name for task in tasks]
 
@@ -157,8 +157,8 @@ def _tell_of_all(folder: Path) -> list[str]:
 def test_drivers_that_see_a_task_end_together_tell_of_it_once(sweep: SweepFolder) -> None:
     search = _search(sweep, _asked(_MANY))
     while (task := search.propose_task()) is not None:
-        ended(sweep, task, "failed")
-    assert len(compete(_tell_of_all, sweep.path)) == COUNT * 9
+        write_ended_task(sweep, task, "failed")
+    assert len(run_concurrently(_tell_of_all, sweep.path)) == PROCESS_COUNT * 9
     assert _search(sweep, _asked(_MANY)).list_unstarted_tasks() == []
 
 
@@ -171,7 +171,7 @@ def test_a_search_that_has_lost_its_study_says_so_before_it_runs_all_again(sweep
             _search(sweep, asked)
         assert "-o" in str(caught.value.hint)
     asked = asked.replace("seed: 1", "seed: 2")
-    search = OptunaSearch(yaml(asked), sweep, [])  # as one that knows older trials alone
+    search = OptunaSearch(make_specification(asked), sweep, [])  # as one that knows older trials alone
     search.record_outcome(lost)  # of a number that there is not yet
     first = search.propose_task()
     assert first is not None and first.trial == lost.trial and first.key != lost.key
@@ -185,7 +185,7 @@ def test_what_a_dead_driver_had_proposed_or_seen_end_is_run_or_told(sweep: Sweep
     dead = _search(sweep, asked)
     proposed = [dead.propose_task() for _ in range(2)]
     first, second = (task for task in proposed if task is not None)
-    ended(sweep, first)  # and the driver died before it told Optuna
+    write_ended_task(sweep, first)  # and the driver died before it told Optuna
     search = _search(sweep, asked)
     assert search.list_unstarted_tasks() == [second]
     _end(sweep, search, second)
@@ -228,7 +228,7 @@ def test_optuna_learns_no_value_that_is_not_finite(sweep: SweepFolder, odd: str)
     search = _search(sweep, asked)
     while (task := search.propose_task()) is not None:  # the first three do not end the search
         result = sweep.task_folder(task.name).path / "out.json"
-        done = ended(sweep, task)
+        done = write_ended_task(sweep, task)
         value = odd if task.order < 3 else "1"
         result.write_text(f'{{"scores": [{value}]}}', encoding="utf-8")
         search.record_outcome(done)

@@ -17,13 +17,13 @@ from mmf_win.sweeps.specification import (
     read_text,
 )
 from mmf_win.sweeps.specification import render_argv as words
-from tests.worlds.sweeping import ROOT, yaml
+from tests.worlds.small_sweeps import ROOT, make_specification
 
 HEAD = "template: {train: 'echo {lr}'}\n"
 
 
 def test_a_file_is_a_first_document_and_choices() -> None:
-    asked = yaml(
+    asked = make_specification(
         "template:\n  train: echo {lr}\n  test: echo\ndefault: {lr: 1}\nresource: [0, '1,2', cpu]\n"
         "---\n_title: both\n_cmd: test\nlr: [1, 2]\nflag: true\n---\nlr: 3\n"
     )
@@ -117,7 +117,7 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     "typed", ["/data/[2024]/{best}.yaml", "one {lr}", "[x\x85y]", "[seed]", "C:\\[x]\\p.yaml"]
 )
 def test_a_typed_path_may_hold_what_marks_a_placeholder(typed: str) -> None:
-    asked = yaml(preset_specification_text(typed, [7], ["a[0].lr=1,2"], ["--data-dir", typed]))
+    asked = make_specification(preset_specification_text(typed, [7], ["a[0].lr=1,2"], ["--data-dir", typed]))
     task = plan_tasks(asked).tasks[0]
     filled = words(asked.template["train"], task.values)
     assert filled == ["mmfw", "train", typed, "--data-dir", typed, "a[0].lr=1", "--seed", "7"]
@@ -138,14 +138,16 @@ def test_words_that_yaml_reads_as_something_else_are_found() -> None:
 
 def test_values_that_are_equal_as_numbers_are_found_and_stay_apart() -> None:
     text = "template: {t: 'echo {a} {b}'}\n"
-    asked = yaml(f"{text}---\na: [1e-5, 0.00001, 2, x, x, nan, nan]\nb: [1, true]\n")
+    asked = make_specification(f"{text}---\na: [1e-5, 0.00001, 2, x, x, nan, nan]\nb: [1, true]\n")
     assert find_equal_numbers(asked) == {"a": ["1e-5", "1e-05"]}
     assert asked.choices[0].values["a"][:2] == ["1e-5", 1e-05]
-    typed = yaml(preset_specification_text("demo", [], ["lr=1e-5,0.00001,2", "batch_size=16,16.0"], []))
+    typed = make_specification(
+        preset_specification_text("demo", [], ["lr=1e-5,0.00001,2", "batch_size=16,16.0"], [])
+    )
     assert find_equal_numbers(typed) == {"lr": ["1e-05", "1e-05"], "batch_size": ["16", "16.0"]}
 
 
 def test_the_guides_files_are_valid() -> None:
     guide = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
     texts = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
-    assert [len(plan_tasks(yaml(text)).tasks) for text in texts] == [8, 0]
+    assert [len(plan_tasks(make_specification(text)).tasks) for text in texts] == [8, 0]

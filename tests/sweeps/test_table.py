@@ -17,7 +17,7 @@ from mmf_win.sweeps.planning import plan_tasks
 from mmf_win.sweeps.table import build_table, flatten_row, task_progress
 from mmf_win.sweeps.table import trained_runs as trained_ones
 from tests.worlds.event_log import EventLog
-from tests.worlds.sweeping import ROOT, ended, trained, yaml
+from tests.worlds.small_sweeps import ROOT, make_specification, write_ended_task, write_finished_run
 
 SCORES = {
     **{"Lr_0.1-Seed_1": 0.60, "Lr_0.1-Seed_2": 0.70, "Lr_0.1-Seed_3": 0.65},
@@ -29,13 +29,15 @@ SCORES = {
 @pytest.fixture
 def sweep(user_dir: Path) -> SweepFolder:
     """Three learning rates with three seeds each."""
-    asked = yaml(
+    asked = make_specification(
         "template: {t: 'echo {lr} {seed} {same}'}\n---\nlr: [0.1, 0.5, 0.9]\nseed: [1, 2, 3]\nsame: 7\n"
     )
     made = SweepFolder(user_dir / "sweep")
     for task in plan_tasks(asked).tasks:
-        ended(made, task)
-        trained(made.task_folder(task.name), SCORES[f"Lr_{task.values['lr']}-Seed_{task.values['seed']}"])
+        write_ended_task(made, task)
+        write_finished_run(
+            made.task_folder(task.name), SCORES[f"Lr_{task.values['lr']}-Seed_{task.values['seed']}"]
+        )
     return made
 
 
@@ -55,7 +57,7 @@ def test_the_best_combination_comes_first_with_mean_and_deviation(sweep: SweepFo
 def test_a_task_counts_once_it_has_a_score(sweep: SweepFolder) -> None:
     without, scored, *_ = load_started_tasks(sweep)
     for task in (without, scored):  # as where a driver ran some of their commands alone
-        ended(sweep, task)
+        write_ended_task(sweep, task)
         replace(task, state="queued").save(sweep.task_folder(task.name))
     shutil.rmtree(sweep.task_folder(without.name).path / "demo")
     runs = {line.parameters["lr"]: line.run_count for line in build_table(sweep)}
@@ -163,8 +165,8 @@ def test_a_value_that_is_not_finite_sorts_as_missing(user_dir: Path, odd: str, d
     head = f"search: {{trials: 3, metric: 'r.json:x', direction: {direction}, parameters: {{lr: [1]}}}}"
     text = f"template: {{t: 'echo {{lr}}'}}\n{head}\n---\nlr: [1, 2, 3, 4]\n"
     made = SweepFolder(user_dir / "sweep")
-    for task, value in zip(plan_tasks(yaml(text)).tasks, (odd, "0.5", odd, "0.7"), strict=True):
-        ended(made, task)
+    for task, value in zip(plan_tasks(make_specification(text)).tasks, (odd, "0.5", odd, "0.7"), strict=True):
+        write_ended_task(made, task)
         (made.task_folder(task.name).path / "r.json").write_text(f'{{"x": {value}}}', encoding="utf-8")
     made.specification.write_text(text, encoding="utf-8")
     found = build_table(made)

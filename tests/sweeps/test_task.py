@@ -26,7 +26,13 @@ from mmf_win.sweeps.folder import (
 from mmf_win.sweeps.planning import list_tasks, plan_tasks
 from mmf_win.sweeps.specification import Choice, Specification
 from mmf_win.sweeps.task_runner import Slot, TaskRunner, TaskUpdate
-from tests.worlds.sweeping import ended, never_resumed, python, trained, yaml
+from tests.worlds.small_sweeps import (
+    forbid_resume,
+    make_specification,
+    python_command,
+    write_ended_task,
+    write_finished_run,
+)
 
 _CPU = Slot(0, "cpu", {})
 _FAILS = "import sys; sys.exit('no')"
@@ -34,7 +40,7 @@ _FAILS = "import sys; sys.exit('no')"
 
 def _asked(values: str = "[1, 2, 3]", default: int = 0) -> Specification:
     template = "{train: 'echo {a} {b}', test: 'echo {a}'}"
-    return yaml(f"template: {template}\ndefault: {{b: {default}}}\n---\na: {values}\n")
+    return make_specification(f"template: {template}\ndefault: {{b: {default}}}\n---\na: {values}\n")
 
 
 @pytest.fixture
@@ -54,9 +60,9 @@ def _run(
 ) -> tuple[Task, bool]:
     """What a task has become, and whether it was begun for that."""
     program_of = zip(commands, programs or ("", ""), strict=False)
-    template = {name: python(sweep.path.parent, program) for name, program in program_of}
+    template = {name: python_command(sweep.path.parent, program) for name, program in program_of}
     told: list[TaskUpdate] = []
-    after = TaskRunner(sweep, template, False, never_resumed, "now").run(task, _CPU, told.append)
+    after = TaskRunner(sweep, template, False, forbid_resume, "now").run(task, _CPU, told.append)
     return after, any(isinstance(news, Task) for news in told)
 
 
@@ -105,7 +111,7 @@ def test_one_command_alone_leaves_the_other(sweep: SweepFolder) -> None:
 
 
 def test_what_is_no_longer_asked_for_is_listed_where_it_has_run(sweep: SweepFolder) -> None:
-    ended(sweep, _now(sweep)[1], "failed")
+    write_ended_task(sweep, _now(sweep)[1], "failed")
     sweep.specification.write_text("template: {train: 'echo {a}'}\n---\na: [3, 4]\n", encoding="utf-8")
     found = [(task.name, task.state) for task in list_tasks(sweep)]
     assert found == [("A_3", "queued"), ("A_4", "queued"), ("A_2", "failed")]
@@ -113,7 +119,7 @@ def test_what_is_no_longer_asked_for_is_listed_where_it_has_run(sweep: SweepFold
 
 def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
     for task in _now(sweep):
-        ended(sweep, task)
+        write_ended_task(sweep, task)
     late = plan_tasks(_asked(default=5)).tasks[0]  # planned before the others had begun
     assert _run(sweep, late)[0].state == "success"
     now = _now(sweep, _asked(default=5))
@@ -124,7 +130,7 @@ def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
 
 @pytest.mark.parametrize("values", [("[A]", "[a, A]"), ("[1234567]", "[1234568, 1234567]")])
 def test_a_sweep_grows_by_values_that_are_written_alike(sweep: SweepFolder, values: tuple[str, str]) -> None:
-    ended(sweep, _now(sweep, _asked(values[0]))[0])
+    write_ended_task(sweep, _now(sweep, _asked(values[0]))[0])
     assert [task.state for task in _now(sweep, _asked(values[1]))] == ["queued", "success"]
 
 
@@ -139,13 +145,13 @@ def test_a_task_is_known_again_by_any_values(
 ) -> None:
     sweep = SweepFolder(tmp_path_factory.mktemp("sweep"))
     task = Task("task", {f"v{n}": value for n, value in enumerate(values)}, ("t",))
-    ended(sweep, task)
+    write_ended_task(sweep, task)
     assert [known.key for known in load_started_tasks(sweep)] == [task.key]
 
 
 def test_a_task_whose_folder_was_deleted_runs_again(sweep: SweepFolder) -> None:
     for task in _now(sweep)[:2]:
-        ended(sweep, task)
+        write_ended_task(sweep, task)
     for file in sweep.task_folder("A_2").path.iterdir():
         file.unlink()
     sweep.task_folder("A_2").path.rmdir()
@@ -153,7 +159,7 @@ def test_a_task_whose_folder_was_deleted_runs_again(sweep: SweepFolder) -> None:
 
 
 def test_nobody_runs_a_task_before_all_that_a_dead_driver_left_has_ended(sweep: SweepFolder) -> None:
-    task = ended(sweep, _now(sweep)[0], "running")
+    task = write_ended_task(sweep, _now(sweep)[0], "running")
     with file_lock(sweep.task_folder("A_1").lock):
         assert _now(sweep)[0].state == "running"
         assert _run(sweep, task) == (replace(task, state="running"), False)
@@ -164,7 +170,7 @@ def test_nobody_runs_a_task_before_all_that_a_dead_driver_left_has_ended(sweep: 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"state": "lost"}', '{"runs": {"train": 3}}'])
 def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, content: str) -> None:
-    ended(sweep, _now(sweep)[0])
+    write_ended_task(sweep, _now(sweep)[0])
     sweep.task_folder("A_1").record_file.write_text(content, encoding="utf-8")
     assert _now(sweep)[0].state == "success"
     sweep.task_folder("A_1").stat.write_text("train: [finished]\n1: {}\n", encoding="utf-8")
@@ -179,7 +185,7 @@ def test_a_task_whose_files_are_lost_is_named_before_it_runs_again(
 ) -> None:
     folder = sweep.task_folder("A_1")
     _run(sweep, _now(sweep)[0], _FAILS)
-    trained(folder, 0.5)
+    write_finished_run(folder, 0.5)
     require_intact_records(folder)
     _now(sweep)[0].with_commands_reset(["train", "test"]).reset_record(folder, UsageError("busy"))
     require_intact_records(folder)  # what was to be forgotten is not lost
@@ -193,7 +199,7 @@ def test_a_task_whose_files_are_lost_is_named_before_it_runs_again(
 def test_a_record_with_a_wrong_type_is_named_with_its_field(sweep: SweepFolder) -> None:
     folder = sweep.task_folder("A_1")
     _run(sweep, _now(sweep)[0], _FAILS)
-    trained(folder, 0.5)
+    write_finished_run(folder, 0.5)
     write_json(folder.record_file, {**read_json(folder.record_file), "finished": 5})
     with pytest.raises(DataError, match=r"task\.json: .*array.*int.*\$\.finished"):
         require_intact_records(folder)
@@ -222,7 +228,7 @@ def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: Sw
                     sweep.task_folder(task.with_unique_name().name).path.resolve().parent
                     == sweep.path.resolve()
                 )
-    task = ended(sweep, _now(sweep)[0])
+    task = write_ended_task(sweep, _now(sweep)[0])
     write_json(
         sweep.task_folder(task.name).record_file,
         {"name": "../victim", "runs": {"train": {"run": "../victim"}}},

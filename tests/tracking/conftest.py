@@ -13,13 +13,13 @@ from mmf_win.files import json_bytes
 from mmf_win.paths import module_command
 from mmf_win.runs.folder import Run
 from tests.worlds import mlflow_server, report_world
-from tests.worlds.report_world import World
+from tests.worlds.report_world import ReportWorld
 
 
 @pytest.fixture
-def world(user_dir: Path) -> World:
+def world(user_dir: Path) -> ReportWorld:
     """A data folder and a folder of runs, in a folder with a name as users have them."""
-    return report_world.make(user_dir, drawn=False)
+    return report_world.make(user_dir, draw_images=False)
 
 
 @pytest.fixture(scope="session")
@@ -32,20 +32,20 @@ def server(shared_folder: Path) -> Iterator[str]:
 @pytest.fixture
 def mlflow(
     server: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> mlflow_server.Seen:
+) -> mlflow_server.MlflowExperiment:
     """What the server has in an experiment of this test, to which runs are sent."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
-    return mlflow_server.Seen(server, request.node.name)
+    return mlflow_server.MlflowExperiment(server, request.node.name)
 
 
-def tell(run: Run, events: list[dict[str, object]]) -> None:
+def append_events(run: Run, events: list[dict[str, object]]) -> None:
     """Have more events happen in a run."""
     with run.events.open("ab") as file:
         file.write(b"".join(map(json_bytes, events)))
 
 
-def follower(
+def run_follower(
     tracker: str, run: Run, what: str = "{}", said: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
     """A real follower that begins when mmfw has ended, to its end."""

@@ -16,23 +16,23 @@ from mmf_win.files import remove_tree, write_json
 from mmf_win.protocol import AttemptOutcome
 from mmf_win.runs.folder import Run
 from mmf_win.tracking.tracker import create_tracker
-from tests.tracking.conftest import follower
+from tests.tracking.conftest import run_follower
 from tests.worlds import report_world
-from tests.worlds.clearml_stub import Stub
-from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+from tests.worlds.clearml_stub import ClearMLStub
+from tests.worlds.report_world import SPLIT, START_TIME, ReportWorld, attempt_events
 from tests.worlds.tools import requires_package
 
 pytestmark = [pytest.mark.wide, requires_package("clearml")]
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClearMLStub]:
     """The servers."""
-    with Stub.serving(tmp_path / "clearml", monkeypatch) as servers:
+    with ClearMLStub.serving(tmp_path / "clearml", monkeypatch) as servers:
         yield servers
 
 
-def push(world: World, *words: object, code: int = 0) -> Any:
+def push(world: ReportWorld, *words: object, code: int = 0) -> Any:
     """Send what is missing, from a process of its own; what it says."""
     command = [
         sys.executable,
@@ -59,9 +59,14 @@ def losses(run: Run) -> list[tuple[int, int, float]]:
     return [(e["update"], round(e["t"] * 1000), e["loss"]) for e in lines if e["kind"] == "train"]
 
 
-def test_a_stub_gets_what_a_run_leaves_once(world: World, stub: Stub) -> None:
-    run = world.predicted(overrides=["env.api_token=hunter2-hunter2", "optimizer.params.lr=5e-5"])
-    record = {"split": SPLIT, "created": BEGAN + 7.0, "auroc": 0.75, "members": [{"checkpoint_sha256": "x"}]}
+def test_a_stub_gets_what_a_run_leaves_once(world: ReportWorld, stub: ClearMLStub) -> None:
+    run = world.add_predicted_run(overrides=["env.api_token=hunter2-hunter2", "optimizer.params.lr=5e-5"])
+    record = {
+        "split": SPLIT,
+        "created": START_TIME + 7.0,
+        "auroc": 0.75,
+        "members": [{"checkpoint_sha256": "x"}],
+    }
     [csv] = run.reports.glob("*.csv")
     write_json(csv.with_suffix(".metrics.json"), record)
     [told] = push(world)
@@ -70,22 +75,26 @@ def test_a_stub_gets_what_a_run_leaves_once(world: World, stub: Stub) -> None:
     assert told["link"] == f"http://web.test/projects/*/experiments/{task['id']}"
     assert stub.series("loss", "train") == losses(run)
     assert [update for update, _, _ in stub.series("auroc", "val")] == [30, 60, 90, 120]
-    assert stub.series("auroc", SPLIT) == [(0, round((BEGAN + 7) * 1000), 0.75)]
-    params = stub.params("mmfw")
+    assert stub.series("auroc", SPLIT) == [(0, round((START_TIME + 7) * 1000), 0.75)]
+    params = stub.hyperparameters("mmfw")
     assert (params["optimizer.params.lr"], params["env.api_token"]) == ("5e-05", "<secret>")
-    assert stub.params("properties") == {"mmfw.outcome": "done"}
-    files = {each["key"]: stub.file(each["uri"]) for each in task["execution"]["artifacts"]}
+    assert stub.hyperparameters("properties") == {"mmfw.outcome": "done"}
+    files = {each["key"]: stub.file_content(each["uri"]) for each in task["execution"]["artifacts"]}
     assert files.keys() == {"request.json", csv.name, csv.with_suffix(".metrics.json").name}
     assert files[csv.name] == csv.read_bytes()
-    assert b"<secret>" in files["request.json"] and b"hunter2" not in stub.text + files["request.json"]
-    assert not any(word in stub.text for word in (b"s3cret", b"--save-dir", b"argv"))
-    stub.asked.clear()
+    assert (
+        b"<secret>" in files["request.json"] and b"hunter2" not in stub.received_bytes + files["request.json"]
+    )
+    assert not any(word in stub.received_bytes for word in (b"s3cret", b"--save-dir", b"argv"))
+    stub.requests.clear()
     [again] = push(world)
-    assert not again["new"] and [action for action, _ in stub.asked] == ["debug.ping"]
+    assert not again["new"] and [action for action, _ in stub.requests] == ["debug.ping"]
 
 
-def test_a_stub_has_the_same_task_and_points_after_the_note_was_lost(world: World, stub: Stub) -> None:
-    run = world.run()
+def test_a_stub_has_the_same_task_and_points_after_the_note_was_lost(
+    world: ReportWorld, stub: ClearMLStub
+) -> None:
+    run = world.add_run()
     [told] = push(world)
     before = dict(stub.points)
     remove_tree(run.tracking)
@@ -95,33 +104,41 @@ def test_a_stub_has_the_same_task_and_points_after_the_note_was_lost(world: Worl
     )
 
 
-def test_a_stub_gets_the_points_of_another_branch_as_another_series(world: World, stub: Stub) -> None:
-    run = world.run()
+def test_a_stub_gets_the_points_of_another_branch_as_another_series(
+    world: ReportWorld, stub: ClearMLStub
+) -> None:
+    run = world.add_run()
     push(world)
-    report_world.tell(run, [*attempt("1", 0, 120), *attempt("2", 60, 120)])
+    report_world.write_events(run, [*attempt_events("1", 0, 120), *attempt_events("2", 60, 120)])
     push(world)
     assert [update for update, _, _ in stub.series("loss", "train/2")] == [70, 80, 90, 100, 110, 120]
-    assert len(stub.series("loss", "train")) == 12 and stub.params("properties")["resumed_at"] == "60"
+    assert (
+        len(stub.series("loss", "train")) == 12 and stub.hyperparameters("properties")["resumed_at"] == "60"
+    )
 
 
-def test_a_stub_keeps_one_model_and_opens_an_ended_task_for_a_new_one(world: World, stub: Stub) -> None:
-    run = world.run()
+def test_a_stub_keeps_one_model_and_opens_an_ended_task_for_a_new_one(
+    world: ReportWorld, stub: ClearMLStub
+) -> None:
+    run = world.add_run()
     best = run.checkpoints / "best.ckpt"
     run.checkpoints.mkdir()
     for content in (b"weights", b"better weights"):
         best.write_bytes(content)
         push(world, "--track-models", "best")
         [model], task = stub.models.values(), stub.task()
-        assert (stub.file(model["uri"]), task["status"]) == (content, "completed")
+        assert (stub.file_content(model["uri"]), task["status"]) == (content, "completed")
         assert task["models"]["output"] == [{"name": "best", "model": model["id"]}]
 
 
 @pytest.mark.parametrize(
     ("outcome", "status"), [("interrupted", "stopped"), (None, "stopped"), ("internal", "failed")]
 )
-def test_a_stub_is_told_how_a_run_ended(world: World, stub: Stub, outcome: str | None, status: str) -> None:
-    run = world.run()
-    report_world.tell(run, attempt("1", 0, 120))
+def test_a_stub_is_told_how_a_run_ended(
+    world: ReportWorld, stub: ClearMLStub, outcome: str | None, status: str
+) -> None:
+    run = world.add_run()
+    report_world.write_events(run, attempt_events("1", 0, 120))
     run.outcome_file.unlink()
     if outcome:
         AttemptOutcome(outcome).save(run.outcome_file)  # type: ignore[arg-type]
@@ -130,42 +147,48 @@ def test_a_stub_is_told_how_a_run_ended(world: World, stub: Stub, outcome: str |
 
 
 @pytest.mark.parametrize("refused", ["auth.login", "tasks.create", "events.add_batch", "files", "dropped"])
-def test_what_a_stub_refuses_is_an_error_and_is_sent_later(world: World, stub: Stub, refused: str) -> None:
-    run = world.run()
-    stub.refused.add(refused)
-    stub.dropped |= {"events.add_batch"} if refused == "dropped" else set()
+def test_what_a_stub_refuses_is_an_error_and_is_sent_later(
+    world: ReportWorld, stub: ClearMLStub, refused: str
+) -> None:
+    run = world.add_run()
+    stub.refused_actions.add(refused)
+    stub.dropped_actions |= {"events.add_batch"} if refused == "dropped" else set()
     said = push(world, code=6)
     passes = refused in ("files", "dropped")  # the server of files says 500
     later = "again later" if passes else "again once this is fixed"
     assert later in said and ("does not answer" in said) == (refused == "dropped")
-    stub.refused.clear()
-    stub.dropped.clear()
+    stub.refused_actions.clear()
+    stub.dropped_actions.clear()
     [told] = push(world)
     task = stub.task()
     assert told["new"] and task["status"] == "completed" and stub.series("loss", "train") == losses(run)
     assert [each["key"] for each in task["execution"]["artifacts"]] == ["request.json"]
 
 
-def test_an_answer_of_a_stub_that_names_points_it_did_not_take_is_an_error(world: World, stub: Stub) -> None:
-    world.run()
+def test_an_answer_of_a_stub_that_names_points_it_did_not_take_is_an_error(
+    world: ReportWorld, stub: ClearMLStub
+) -> None:
+    world.add_run()
     known = stub._events_add_batch
     stub._events_add_batch = lambda lines: known([{**line, "task": "?"} for line in lines])  # type: ignore[method-assign]
     assert "Invalid task id" in push(world, code=6)
 
 
-def test_a_server_that_is_down_is_an_error_and_a_note_by_a_follower(world: World, stub: Stub) -> None:
-    run = world.run()
-    stub.stop()
+def test_a_server_that_is_down_is_an_error_and_a_note_by_a_follower(
+    world: ReportWorld, stub: ClearMLStub
+) -> None:
+    run = world.add_run()
+    stub.stop_servers()
     assert "again later" in push(world, code=6)
-    assert follower("clearml", run).returncode == 3
+    assert run_follower("clearml", run).returncode == 3
     [note] = map(json.loads, (file.read_text(encoding="utf-8") for file in run.tracking.glob("*.json")))
     assert note["error"] and note["id"] is None
 
 
-def test_a_stub_gets_the_runs_of_a_sweep_below_it(world: World, stub: Stub) -> None:
+def test_a_stub_gets_the_runs_of_a_sweep_below_it(world: ReportWorld, stub: ClearMLStub) -> None:
     sweep = world.save / "sweeps" / "grid"
     for number, task in enumerate(("lr=1", "lr=2")):
-        run = world.run(f"sweeps/grid/{task}/mmbt_grid", created=BEGAN + number)
+        run = world.add_run(f"sweeps/grid/{task}/mmbt_grid", created=START_TIME + number)
         (run.path.parents[1] / "param").write_text("lr: 1\n", encoding="utf-8")
     (sweep / "sweep.yaml").write_text("template: {train: mmfw train x}\n---\nlr: [1, 2]\n", encoding="utf-8")
     push(world, "sweeps/grid")
@@ -175,16 +198,16 @@ def test_a_stub_gets_the_runs_of_a_sweep_below_it(world: World, stub: Stub) -> N
 
 
 def test_a_run_of_a_queue_uses_the_task_of_its_agent_which_a_stub_has(
-    world: World, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, stub: ClearMLStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world.run()
+    world.add_run()
     given = stub._tasks_create(name="queued", tags=["mine"], status="in_progress")["id"]
     monkeypatch.setenv("CLEARML_TASK_ID", given)
     monkeypatch.delenv("CLEARML_WEB_HOST")  # so nothing says where people look
     [told] = push(world)
     task = stub.task()
     assert told["id"] == given and task["name"] == "queued" and "mine" in task["tags"]
-    assert told["link"] == f"{stub.api}/projects/*/experiments/{given}"
+    assert told["link"] == f"{stub.api_url}/projects/*/experiments/{given}"
     monkeypatch.delenv("CLEARML_TASK_ID")
     assert not push(world)[0]["new"]
 
@@ -212,9 +235,9 @@ def test_the_server_is_the_one_of_clearmls_own_file(
 
 
 def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
-    world: World, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, stub: ClearMLStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = world.run(overrides=["env.api_token=hunter2-hunter2"])
+    run = world.add_run(overrides=["env.api_token=hunter2-hunter2"])
     monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
     [lost] = push(world)
     assert not push(world)[0]["new"]
@@ -226,7 +249,7 @@ def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
     assert told["link"] == lost["link"] and told["id"] != lost["id"]
     kept = json.loads((session / "task.json").read_text(encoding="utf-8"))
     assert kept["id"] == told["id"] and kept["hyperparams"]["mmfw"]["env.api_token"]["value"] == "<secret>"
-    assert stub.asked == []
+    assert stub.requests == []
     monkeypatch.delenv("CLEARML_OFFLINE_MODE")
     imports = "import sys; from clearml import Task; Task.import_offline_session(sys.argv[1])"
     ended = subprocess.run(
@@ -235,6 +258,8 @@ def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
     assert ended.returncode == 0, ended.stderr
     task = stub.task()
     assert (task["name"], task["status"], task["tags"]) == (run.id, "completed", kept["tags"])
-    assert stub.series("loss", "train") == losses(run) and stub.params("mmfw")["preset"] == "mmbt_grid"
-    files = {each["key"]: stub.file(each["uri"]) for each in task["execution"]["artifacts"]}
+    assert (
+        stub.series("loss", "train") == losses(run) and stub.hyperparameters("mmfw")["preset"] == "mmbt_grid"
+    )
+    files = {each["key"]: stub.file_content(each["uri"]) for each in task["execution"]["artifacts"]}
     assert files.keys() == {"config.yaml", "request.json"} and b"<secret>" in files["request.json"]

@@ -14,24 +14,24 @@ import pytest
 
 from mmf_win.files import remove_tree
 from mmf_win.paths import MmfPaths
-from tests.worlds.clearml_stub import Stub
-from tests.worlds.memes import lay_out, memes, tree
-from tests.worlds.tools import Mmfw, requires_package
+from tests.worlds.clearml_stub import ClearMLStub
+from tests.worlds.memes import dataset_files, read_tree, write_tree
+from tests.worlds.tools import MmfwRunner, requires_package
 
 pytestmark = [pytest.mark.wide, requires_package("clearml")]
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClearMLStub]:
     """The servers."""
-    with Stub.serving(tmp_path / "clearml", monkeypatch) as servers:
+    with ClearMLStub.serving(tmp_path / "clearml", monkeypatch) as servers:
         yield servers
 
 
 @pytest.fixture
-def places(user_dir: Path, mmfw: Mmfw) -> MmfPaths:
+def mmf_paths(user_dir: Path, mmfw: MmfwRunner) -> MmfPaths:
     """A converted dataset."""
-    mmfw("convert", lay_out(memes(), user_dir / "source"), "--data-dir", user_dir / "data")
+    mmfw("convert", write_tree(dataset_files(), user_dir / "source"), "--data-dir", user_dir / "data")
     return MmfPaths.resolve(user_dir / "data")
 
 
@@ -55,16 +55,18 @@ def register(places: MmfPaths) -> str:
 
 
 def test_a_registered_dataset_is_got_from_a_stub_and_verified_and_used_in_place(
-    places: MmfPaths, stub: Stub, user_dir: Path
+    mmf_paths: MmfPaths, stub: ClearMLStub, user_dir: Path
 ) -> None:
-    made = register(places)
+    made = register(mmf_paths)
     task = stub.tasks[made]
     assert (task["name"], task["status"]) == ("memes", "completed") and "dataset" in task["system_tags"]
     told = run("convert", "--clearml-dataset", made)
     copy = Path(told["data_dir"])
     assert copy.is_relative_to(os.environ["CLEARML_CACHE_DIR"]) and told["already_done"]
     for part in ("annotations", "images"):
-        assert tree(copy / "datasets/hateful_memes/defaults" / part) == tree(places.dataset.root / part)
+        assert read_tree(copy / "datasets/hateful_memes/defaults" / part) == read_tree(
+            mmf_paths.dataset.root / part
+        )
     assert told["splits"]["train"]["rows"] == 6
     elsewhere = run("convert", "--clearml-dataset", made, "--data-dir", user_dir / "other")
     assert MmfPaths.resolve(user_dir / "other").dataset.annotation_file("train").is_file()
@@ -78,8 +80,8 @@ def test_a_registered_dataset_is_got_from_a_stub_and_verified_and_used_in_place(
     assert run("convert", "--clearml-dataset", made)["data_dir"] == str(copy)
 
 
-def test_a_data_set_in_a_stub_that_mmfw_did_not_make_is_converted(stub: Stub, user_dir: Path) -> None:
-    lay_out(memes(), user_dir / "source")
+def test_a_data_set_in_a_stub_that_mmfw_did_not_make_is_converted(stub: ClearMLStub, user_dir: Path) -> None:
+    write_tree(dataset_files(), user_dir / "source")
     code = (
         "import sys; from clearml import Dataset\n"
         "made = Dataset.create('raw', 'memes'); made.add_files(sys.argv[1]); made.upload(); made.finalize()"
@@ -91,7 +93,7 @@ def test_a_data_set_in_a_stub_that_mmfw_did_not_make_is_converted(stub: Stub, us
     run("verify", "dataset", "--data-dir", user_dir / "data")
 
 
-def test_what_a_stub_does_not_have_and_offline_mode_are_usage_errors(stub: Stub) -> None:
+def test_what_a_stub_does_not_have_and_offline_mode_are_usage_errors(stub: ClearMLStub) -> None:
     assert "nope: ClearML has no data set" in run("convert", "--clearml-dataset", "nope", code=2)
     task = stub._tasks_create(name="a run")["id"]
     assert "no data set" in run("convert", "--clearml-dataset", task, code=2)
@@ -99,22 +101,22 @@ def test_what_a_stub_does_not_have_and_offline_mode_are_usage_errors(stub: Stub)
     assert "more than once" in run("convert", "x.zip", "--clearml-dataset", "nope", code=2)
 
 
-def test_a_server_that_is_down_is_an_error_of_data_sets_too(places: MmfPaths, stub: Stub) -> None:
-    stub.stop()
+def test_a_server_that_is_down_is_an_error_of_data_sets_too(mmf_paths: MmfPaths, stub: ClearMLStub) -> None:
+    stub.stop_servers()
     assert "later" in run("convert", "--clearml-dataset", "any", code=6)
-    register = ("track", "register-dataset", "memes", "--yes", "--data-dir", places.data_dir)
+    register = ("track", "register-dataset", "memes", "--yes", "--data-dir", mmf_paths.data_dir)
     assert "later" in run(*register, code=6)
 
 
 def test_nothing_goes_to_a_stub_before_all_is_intact_and_the_licence_was_named(
-    places: MmfPaths, stub: Stub, user_dir: Path
+    mmf_paths: MmfPaths, stub: ClearMLStub, user_dir: Path
 ) -> None:
     register = ("track", "register-dataset", "memes", "--data-dir")
     for said, why in (("n\n", "not registered"), ("", "nobody is there to answer")):
-        told = run(*register, places.data_dir, code=2, said=said)
+        told = run(*register, mmf_paths.data_dir, code=2, said=said)
         assert why in told and "licence" in told
     assert "mmfw convert" in run(*register, user_dir / "none", "--yes", code=3)
-    image = next((places.dataset.images / "img").iterdir())
+    image = next((mmf_paths.dataset.images / "img").iterdir())
     image.write_bytes(b"damaged")
-    told = run(*register, places.data_dir, "--yes", code=3)
+    told = run(*register, mmf_paths.data_dir, "--yes", code=3)
     assert image.name in told and "mmfw repair dataset" in told and stub.tasks == {}

@@ -14,11 +14,11 @@ import pytest
 from mmf_win.tracking.mlflow_tracker import MLflowTracker
 from mmf_win.tracking.tracker import retry_advice
 from mmf_win.tracking.upload import load_upload_states
-from tests.tracking.conftest import follower
+from tests.tracking.conftest import run_follower
 from tests.tracking.test_wandb import folders
-from tests.worlds.mlflow_server import needs_server
-from tests.worlds.report_world import World
-from tests.worlds.tools import Mmfw, requires_package
+from tests.worlds.mlflow_server import requires_mlflow_server
+from tests.worlds.report_world import ReportWorld
+from tests.worlds.tools import MmfwRunner, requires_package
 
 pytestmark = pytest.mark.wide
 needs_wandb, needs_clearml = requires_package("wandb"), requires_package("clearml")
@@ -26,7 +26,7 @@ needs_mlflow = requires_package("mlflow")
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def mmfw_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A home without settings of any tracker, which is also the folder in which commands run."""
     folder = tmp_path / "home"
     folder.mkdir()
@@ -37,7 +37,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def push(world: World, *words: object, code: int = 0) -> tuple[Any, str]:
+def push(world: ReportWorld, *words: object, code: int = 0) -> tuple[Any, str]:
     """What ``mmfw track push`` tells, in a process of its own, and its notes."""
     command = [sys.executable, "-m", "mmf_win", "track", "push", *map(str, words), "--json"]
     done = subprocess.run(
@@ -53,14 +53,14 @@ def push(world: World, *words: object, code: int = 0) -> tuple[Any, str]:
 @needs_wandb
 @pytest.mark.parametrize("by", ["WANDB_MODE=offline", "WANDB_MODE=dryrun", "wandb/settings", "settings"])
 def test_offline_a_folder_has_the_run_and_the_note_says_so(
-    world: World, home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, mmfw_home: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     if "=" in by:
         monkeypatch.setenv(*by.split("="))
     else:
-        (home / by).parent.mkdir(exist_ok=True)
-        (home / by).write_text("[default]\nmode = offline\n", encoding="utf-8")
+        (mmfw_home / by).parent.mkdir(exist_ok=True)
+        (mmfw_home / by).write_text("[default]\nmode = offline\n", encoding="utf-8")
     [told], said = push(world, "--to", "wandb")
     [sent] = load_upload_states(run)
     assert told["upload"] == sent.upload == sent.address.split()[0] == "offline"
@@ -71,57 +71,59 @@ def test_offline_a_folder_has_the_run_and_the_note_says_so(
 @needs_wandb
 @pytest.mark.parametrize("by", ["WANDB_MODE=disabled", "wandb/settings"])
 def test_where_wandb_is_disabled_nothing_is_noted_as_sent(
-    world: World, home: Path, by: str, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    world: ReportWorld, mmfw_home: Path, by: str, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     if "=" in by:
         monkeypatch.setenv(*by.split("="))
     else:
-        (home / by).parent.mkdir()
-        (home / by).write_text("[default]\nmode = disabled\n", encoding="utf-8")
+        (mmfw_home / by).parent.mkdir()
+        (mmfw_home / by).write_text("[default]\nmode = disabled\n", encoding="utf-8")
     _, said = push(world, "--to", "wandb", code=2)
     assert "nothing is sent" in said and "WANDB_MODE=online" in said
     assert load_upload_states(run) == [] and not run.tracking.exists()
-    assert follower("wandb", run).returncode == 3
+    assert run_follower("wandb", run).returncode == 3
     assert all(not sent.events and sent.id is None for sent in load_upload_states(run)), "nor by a follower"
     mmfw("train", "mmbt_grid", "--data-dir", world.data / "none", "--track", "wandb", code=3)
     assert "nothing is sent" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "it trains all the same"
 
 
 @needs_clearml
-def test_offline_clearml_says_so(world: World, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = world.run()
+def test_offline_clearml_says_so(
+    world: ReportWorld, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.add_run()
     monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
-    monkeypatch.setenv("CLEARML_CACHE_DIR", str(home))
+    monkeypatch.setenv("CLEARML_CACHE_DIR", str(mmfw_home))
     [told], said = push(world, "--to", "clearml")
     [sent] = load_upload_states(run)
-    assert told["upload"] == sent.upload == "offline" and Path(told["link"]).parent == home / "offline"
+    assert told["upload"] == sent.upload == "offline" and Path(told["link"]).parent == mmfw_home / "offline"
     assert "import_offline_session" in said
 
 
 @needs_mlflow
 @pytest.mark.parametrize("scheme", ["sqlite", "sqlite+pysqlite"])
 def test_a_store_on_this_machine_is_called_so_and_is_another_in_another_folder(
-    world: World, home: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, mmfw_home: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sqlalchemy")
-    run = world.run()
+    run = world.add_run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}:///mlflow.db")
     [told], said = push(world, "--to", "mlflow")
     assert told["upload"] == "local" and "a store on this machine" in said
-    assert str(home / "mlflow.db") in said and (home / "mlflow.db").is_file()
+    assert str(mmfw_home / "mlflow.db") in said and (mmfw_home / "mlflow.db").is_file()
     assert not push(world, "--to", "mlflow")[0][0]["new"]
-    (home / "other").mkdir()
-    monkeypatch.chdir(home / "other")
-    assert push(world, "--to", "mlflow")[0][0]["new"] and (home / "other" / "mlflow.db").is_file()
+    (mmfw_home / "other").mkdir()
+    monkeypatch.chdir(mmfw_home / "other")
+    assert push(world, "--to", "mlflow")[0][0]["new"] and (mmfw_home / "other" / "mlflow.db").is_file()
     assert len(load_upload_states(run)) == 2
 
 
-@needs_server
+@requires_mlflow_server
 def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_its_option(
-    world: World, server: str, monkeypatch: pytest.MonkeyPatch, mmfw: Mmfw
+    world: ReportWorld, server: str, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
-    run, port = world.run(), server.rpartition(":")[2]
+    run, port = world.add_run(), server.rpartition(":")[2]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     [told], _ = push(world, "--to", "mlflow")
     assert told["upload"] == load_upload_states(run)[0].upload == "server"
@@ -154,7 +156,7 @@ def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_i
     ],
 )
 def test_what_can_never_work_is_refused_before_a_training(
-    mmfw: Mmfw, tracker: str, environ: str, said: str, monkeypatch: pytest.MonkeyPatch
+    mmfw: MmfwRunner, tracker: str, environ: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(tracker)
     monkeypatch.setenv(*environ.split("="))
@@ -165,7 +167,7 @@ def test_what_can_never_work_is_refused_before_a_training(
 @needs_mlflow
 @pytest.mark.parametrize("package", ["alembic", "sqlalchemy", "psycopg2"])
 def test_a_database_without_a_package_for_it_names_it(
-    package: str, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+    package: str, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql+psycopg2://me:hunter2@host/db")
@@ -175,8 +177,10 @@ def test_a_database_without_a_package_for_it_names_it(
 
 
 @needs_mlflow
-def test_a_folder_that_mlflow_is_told_to_allow_is_used(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    world.run()
+def test_a_folder_that_mlflow_is_told_to_allow_is_used(
+    world: ReportWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.add_run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:./runs")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     [told], _ = push(world, "--to", "mlflow")
@@ -185,28 +189,30 @@ def test_a_folder_that_mlflow_is_told_to_allow_is_used(world: World, monkeypatch
 
 @pytest.mark.parametrize("by", ["variable", "netrc", "settings"])
 def test_a_key_of_wandb_is_found_wherever_wandb_login_writes_it(
-    home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+    mmfw_home: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mmf_win.tracking import wandb_tracker
 
     if by == "variable":
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     elif by == "netrc":
-        (home / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password k\n", encoding="utf-8")
+        (mmfw_home / ".netrc").write_text(
+            "machine api.wandb.ai\n  login user\n  password k\n", encoding="utf-8"
+        )
     else:
-        (home / "settings").write_text("[default]\napi_key = k\n", encoding="utf-8")
+        (mmfw_home / "settings").write_text("[default]\napi_key = k\n", encoding="utf-8")
     assert wandb_tracker.WandbTracker().require_settings()
 
 
 @pytest.mark.parametrize("by", ["variable", "token", "file"])
 def test_a_key_of_clearml_is_found_wherever_clearml_looks(
-    home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+    mmfw_home: Path, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mmf_win.tracking import clearml_tracker
 
     if by == "file":
         text = 'api {\n  credentials {"access_key" = "A", "secret_key" = "S"}\n}\n'
-        (home / "clearml.conf").write_text(text, encoding="utf-8")
+        (mmfw_home / "clearml.conf").write_text(text, encoding="utf-8")
     else:
         monkeypatch.setenv("CLEARML_AUTH_TOKEN" if by == "token" else "CLEARML_API_ACCESS_KEY", "k")
     assert clearml_tracker.ClearMLTracker().require_settings()

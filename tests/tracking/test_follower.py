@@ -14,10 +14,10 @@ import pytest
 from mmf_win.tracking import follower
 from mmf_win.tracking.tracker import create_tracker
 from mmf_win.tracking.upload import UploadOptions, load_upload_states
-from tests.worlds.held import HOLD, witness
-from tests.worlds.report_world import World
+from tests.worlds.liveness import HOLD_CONNECTION_CODE, liveness_monitor
+from tests.worlds.report_world import ReportWorld
 
-_UNTIL_KILLED = f"import sys, threading; port = sys.argv[1]\n{HOLD}\nthreading.Event().wait()"
+_UNTIL_KILLED = f"import sys, threading; port = sys.argv[1]\n{HOLD_CONNECTION_CODE}\nthreading.Event().wait()"
 _UNTIL_THERE = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
 _STUCK = """\
 import sys, threading
@@ -48,26 +48,26 @@ sys.exit(code)
 
 
 def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_followers(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    world: ReportWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run, file = world.run(), tmp_path / "the first has ended"
+    run, file = world.add_run(), tmp_path / "the first has ended"
     dead, well = create_tracker("clearml"), create_tracker("wandb")
     dead.is_reachable = False
     monkeypatch.setattr(follower, "CTRL_C_TIMEOUT_S", 0.0)
-    with witness() as first:
+    with liveness_monitor() as first:
         scripts = {dead.name: (_UNTIL_KILLED, first.port), well.name: (_UNTIL_THERE, str(file))}
         monkeypatch.setattr(
             follower, "module_command", lambda _module, name, *_: [sys.executable, "-c", *scripts[name]]
         )
 
         def then() -> None:
-            assert first.all_dead()
+            assert first.has_only_dead_processes()
             file.touch()
 
         ending = Thread(target=then)
         with follower.manage_followers([dead, well], UploadOptions(), lambda _run: None) as follow:
             follow(run)
-            first.accept()
+            first.wait_for_processes()
             ending.start()
         ending.join()
     assert file.exists(), "the second was waited for until it ended by itself"
@@ -75,16 +75,18 @@ def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_follo
     assert dead.name in warning and run.id in warning
 
 
-def test_a_follower_ends_where_a_fake_tracker_waits_for_ever_and_its_log_says_where(world: World) -> None:
-    command = [sys.executable, "-c", _STUCK, str(world.run().path)]
+def test_a_follower_ends_where_a_fake_tracker_waits_for_ever_and_its_log_says_where(
+    world: ReportWorld,
+) -> None:
+    command = [sys.executable, "-c", _STUCK, str(world.add_run().path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         said = process.stderr.read().decode()  # its input stays open: mmfw goes on
     assert process.returncode and "in wait" in said and "in send" in said
 
 
-def test_what_a_follower_could_not_send_is_noted_and_the_next_one_sends_it(world: World) -> None:
-    run = world.run()
+def test_what_a_follower_could_not_send_is_noted_and_the_next_one_sends_it(world: ReportWorld) -> None:
+    run = world.add_run()
     run.tracking.mkdir()
 
     def follow(*fails: str) -> tuple[int, list[Any]]:

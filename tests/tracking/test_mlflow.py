@@ -26,14 +26,14 @@ from mmf_win.sweeps.folder import SweepFolder, write_yaml
 from mmf_win.tracking.mlflow_tracker import MLflowTracker
 from mmf_win.tracking.tracker import create_tracker
 from mmf_win.tracking.upload import Uploader, UploadOptions, UploadState, load_upload_states
-from tests.tracking.conftest import follower, tell
-from tests.worlds.browser import needs_browser, running_browser
-from tests.worlds.mlflow_server import Seen, needs_server
+from tests.tracking.conftest import append_events, run_follower
+from tests.worlds.browser import launch_browser, requires_browser
+from tests.worlds.mlflow_server import MlflowExperiment, requires_mlflow_server
 from tests.worlds.proxy import Proxy
-from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
-from tests.worlds.tools import Mmfw
+from tests.worlds.report_world import SPLIT, START_TIME, ReportWorld, attempt_events
+from tests.worlds.tools import MmfwRunner
 
-pytestmark = [pytest.mark.wide, needs_server]
+pytestmark = [pytest.mark.wide, requires_mlflow_server]
 
 # The real follower, which is killed as it is about to note what it has sent, the Nth time.
 _KILLED = """\
@@ -70,15 +70,19 @@ def send(run: Run) -> bool:
     return sender(run).upload_new()
 
 
-def test_what_a_run_leaves_is_sent_once(world: World, mlflow: Seen, mmfw: Mmfw, tmp_path: Path) -> None:
-    run = world.run(overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2", "a.password=pw"])
-    csv = world.predict(run)
+def test_what_a_run_leaves_is_sent_once(
+    world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner, tmp_path: Path
+) -> None:
+    run = world.add_run(
+        overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2", "a.password=pw"]
+    )
+    csv = world.add_predictions(run)
     scores = {
         "auroc": 0.71,
         "f1": 0.5,
         "threshold": 0.5,
         "rows": 32,
-        "created": BEGAN + 500.0,
+        "created": START_TIME + 500.0,
         "split": SPLIT,
     }
     write_json(
@@ -89,13 +93,13 @@ def test_what_a_run_leaves_is_sent_once(world: World, mlflow: Seen, mmfw: Mmfw, 
         "env:\n  api_key: hunter2-hunter2\nlr: 1\n", encoding="utf-8"
     )
     [told] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
-    there = mlflow.run()
+    there = mlflow.only_run()
     assert told["new"] and told["id"] == there.info.run_id and there.info.run_name == run.id
     assert mlflow.points("train/loss") == points_of(run, "loss")
     assert mlflow.points("train/max_mem_mib") == points_of(run, "max_mem_mib")
     assert [step for step, _, _ in mlflow.points("val/auroc")] == [30, 60, 90, 120]
-    assert mlflow.points(f"{SPLIT}/auroc") == [(0, round(1000 * (BEGAN + 500)), 0.71)]
-    assert f"{SPLIT}/threshold" not in mlflow.series()
+    assert mlflow.points(f"{SPLIT}/auroc") == [(0, round(1000 * (START_TIME + 500)), 0.71)]
+    assert f"{SPLIT}/threshold" not in mlflow.series_names()
     params = there.data.params
     assert (params["preset"], params["optimizer.params.lr"], params["device"]) == (
         "mmbt_grid",
@@ -103,37 +107,37 @@ def test_what_a_run_leaves_is_sent_once(world: World, mlflow: Seen, mmfw: Mmfw, 
         "cuda:0",
     )
     assert (params["env.api_key"], params["a.password"]) == ("<secret>", "<secret>")
-    config = mlflow.text("config.yaml", tmp_path)
-    assert "hunter2" not in config + mlflow.text("request.json", tmp_path) and "lr: 1" in config
+    config = mlflow.download_text("config.yaml", tmp_path)
+    assert "hunter2" not in config + mlflow.download_text("request.json", tmp_path) and "lr: 1" in config
     names = {f"reports/{csv.name}", f"reports/{metrics_file.metrics_path(csv).name}"}
-    assert mlflow.files("reports") == names and mlflow.files("checkpoints") == set()
+    assert mlflow.list_files("reports") == names and mlflow.list_files("checkpoints") == set()
     assert (there.info.status, there.data.tags["mmfw.outcome"]) == ("FINISHED", "done")
     [again] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
     assert not again["new"]
-    assert mlflow.run().to_dictionary() == there.to_dictionary()
+    assert mlflow.only_run().to_dictionary() == there.to_dictionary()
     mmfw("track", "status", run.path, "--save-dir", world.save)
     assert "done" in mmfw.out and there.info.run_id in mmfw.out
 
 
 def test_a_follower_that_is_killed_before_it_notes_what_it_sent_sends_each_point_once(
-    world: World, mlflow: Seen
+    world: ReportWorld, mlflow: MlflowExperiment
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     for kill in range(20):
-        tell(run, attempt("1", 120 + 1500 * kill, 120 + 1500 * (kill + 1))[2:])
+        append_events(run, attempt_events("1", 120 + 1500 * kill, 120 + 1500 * (kill + 1))[2:])
         arguments = module_command("mmf_win.tracking.follower", "mlflow", str(run.path), "{}")
         command = [sys.executable, "-X", "utf8", "-c", _KILLED, str(3 if kill == 0 else 2), *arguments[7:]]
         killed = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True)
         assert killed.returncode == -signal.SIGKILL, killed.stdout
-    assert follower("mlflow", run).returncode == 0
+    assert run_follower("mlflow", run).returncode == 0
     for name in ("loss", "lr", "epoch", "updates_per_s"):
         assert mlflow.points(f"train/{name}") == points_of(run, name)
 
 
 def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
-    world: World, mlflow: Seen, server: str, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, mlflow: MlflowExperiment, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, proxy = world.run(), Proxy(server)
+    run, proxy = world.add_run(), Proxy(server)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
     script = (
         "import runpy, sys\nfrom mmf_win.tracking import follower\nfollower.POLL_INTERVAL = 0.1\n"
@@ -149,52 +153,58 @@ def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
 
         for round_ in range(3):
             waits_for(lambda sent: sent.error is not None)
-            tell(run, attempt("1", 120 + 60 * round_, 180 + 60 * round_)[2:])
+            append_events(run, attempt_events("1", 120 + 60 * round_, 180 + 60 * round_)[2:])
             events = len(read_events(run.events))
-            with proxy.up():
+            with proxy.accept_connections():
                 waits_for(lambda sent, there=events: sent.events.get("events.jsonl") == there)
                 if round_ == 2:
                     process.communicate()
-            tell(run, [{"t": BEGAN, "kind": "note", "attempt": "1", "text": "it is down again"}])
+            append_events(
+                run, [{"t": START_TIME, "kind": "note", "attempt": "1", "text": "it is down again"}]
+            )
     assert process.returncode == 0
     for name in ("loss", "lr"):
         assert mlflow.points(f"train/{name}") == points_of(run, name)
 
 
-def test_where_the_note_is_lost_the_run_is_found_by_its_key(world: World, mlflow: Seen) -> None:
-    run = world.run()
+def test_where_the_note_is_lost_the_run_is_found_by_its_key(
+    world: ReportWorld, mlflow: MlflowExperiment
+) -> None:
+    run = world.add_run()
     assert send(run)
-    before = mlflow.run()
+    before = mlflow.only_run()
     for note in run.tracking.glob("*.json"):
         note.unlink()
     assert send(run)
     assert mlflow.points("train/loss") == points_of(run, "loss")
-    assert mlflow.run().info.run_id == before.info.run_id
+    assert mlflow.only_run().info.run_id == before.info.run_id
 
 
-def test_what_was_deleted_there_is_made_anew(world: World, mlflow: Seen) -> None:
-    run = world.run()
+def test_what_was_deleted_there_is_made_anew(world: ReportWorld, mlflow: MlflowExperiment) -> None:
+    run = world.add_run()
     assert send(run)
-    mlflow.client.delete_run(mlflow.run().info.run_id)
+    mlflow.client.delete_run(mlflow.only_run().info.run_id)
     assert not send(run), "it does not even ask"
-    tell(run, attempt("2", 120, 140))
+    append_events(run, attempt_events("2", 120, 140))
     assert send(run)
     assert mlflow.points("train/loss") == points_of(run, "loss")
 
 
-def test_a_resume_from_an_older_checkpoint_is_another_branch(world: World, mlflow: Seen) -> None:
-    run = world.run()
+def test_a_resume_from_an_older_checkpoint_is_another_branch(
+    world: ReportWorld, mlflow: MlflowExperiment
+) -> None:
+    run = world.add_run()
     assert send(run)
     first = len(read_events(run.events))
-    tell(run, attempt("2", 60, 150, seed=1, device="cpu"))
+    append_events(run, attempt_events("2", 60, 150, seed=1, device="cpu"))
     run.save_request(world_request := run.request())
     assert send(run)
     assert mlflow.points("train/loss") == points_of(run, "loss")[:12]
     assert mlflow.points("train/loss/2") == points_of(run, "loss", first)
-    tell(run, attempt("3", 150, 170))  # it lies behind nothing, so the branch goes on
-    tell(run, attempt("4", 100, 120))
+    append_events(run, attempt_events("3", 150, 170))  # it lies behind nothing, so the branch goes on
+    append_events(run, attempt_events("4", 100, 120))
     assert send(run)
-    there = mlflow.run()
+    there = mlflow.only_run()
     assert [step for step, _, _ in mlflow.points("train/loss/2")][-3:] == [150, 160, 170]
     assert [step for step, _, _ in mlflow.points("train/loss/3")] == [110, 120]
     assert there.data.tags["resumed_at"] == "60, 100"
@@ -212,46 +222,48 @@ def test_a_resume_from_an_older_checkpoint_is_another_branch(world: World, mlflo
         ("ok", "FINISHED"),
     ],
 )
-def test_the_outcome_becomes_the_status(world: World, mlflow: Seen, end: Any, status: str) -> None:
-    run = world.run()
+def test_the_outcome_becomes_the_status(
+    world: ReportWorld, mlflow: MlflowExperiment, end: Any, status: str
+) -> None:
+    run = world.add_run()
     run.outcome_file.unlink()
     with file_lock(run.training_lock_file):
         assert send(run)
-        assert mlflow.run().info.status == "RUNNING"
+        assert mlflow.only_run().info.status == "RUNNING"
     if end is not None:
         AttemptOutcome(end).save(run.outcome_file)
     assert send(run)
-    assert mlflow.run().info.status == status
+    assert mlflow.only_run().info.status == status
     with file_lock(run.training_lock_file):  # it is resumed
         assert send(run)
-        assert mlflow.run().info.status == "RUNNING"
+        assert mlflow.only_run().info.status == "RUNNING"
 
 
 def test_a_checkpoint_is_sent_at_most_every_ten_minutes_and_at_the_end(
-    world: World, mlflow: Seen, tmp_path: Path
+    world: ReportWorld, mlflow: MlflowExperiment, tmp_path: Path
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     run.checkpoints.mkdir()
     best = run.checkpoints / "best.ckpt"
     best.write_bytes(b"first")
     sends = sender(run, UploadOptions(models="best"))
     assert sends.upload_new(600.0)
-    assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "first"
+    assert mlflow.download_text("checkpoints/best.ckpt", tmp_path) == "first"
     best.write_bytes(b"second, which is longer")
     assert not sends.upload_new(600.0)
     assert sends.upload_new()
-    assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "second, which is longer"
+    assert mlflow.download_text("checkpoints/best.ckpt", tmp_path) == "second, which is longer"
     best.write_bytes(b"third")
     sends.upload_state.models -= 600
     assert not sends.upload_new(float("inf"))
     assert sends.upload_new(600.0)
-    assert mlflow.text("checkpoints/best.ckpt", tmp_path) == "third"
+    assert mlflow.download_text("checkpoints/best.ckpt", tmp_path) == "third"
 
 
 def test_a_checkpoint_that_is_replaced_meanwhile_arrives_as_it_was(
-    world: World, mlflow: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, mlflow: MlflowExperiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     to = create_tracker("mlflow")
     run.checkpoints.mkdir()
     last = run.checkpoints / "current.ckpt"
@@ -267,14 +279,16 @@ def test_a_checkpoint_that_is_replaced_meanwhile_arrives_as_it_was(
     run.tracking.mkdir()
     monkeypatch.setattr(to, "log_artifact", file)
     assert Uploader(run, to, UploadOptions(models="last")).upload_new()
-    assert mlflow.text("checkpoints/current.ckpt", tmp_path) == "old"
+    assert mlflow.download_text("checkpoints/current.ckpt", tmp_path) == "old"
     assert [path.suffix for path in run.tracking.iterdir()] == [".json"]
 
 
-def test_the_runs_of_a_sweep_lie_below_it(world: World, mlflow: Seen, mmfw: Mmfw) -> None:
+def test_the_runs_of_a_sweep_lie_below_it(
+    world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner
+) -> None:
     sweep = world.save / "sweeps" / "grid"
     for task in ("lr=1", "lr=2"):
-        run = world.run(f"sweeps/grid/{task}/mmbt_grid")
+        run = world.add_run(f"sweeps/grid/{task}/mmbt_grid")
         write_yaml(run.path.parents[1] / "param", {"lr": task})
     (sweep / "sweep.yaml").write_text("template: {train: mmfw train x}\n---\nlr: [1, 2]\n", encoding="utf-8")
     told = mmfw.json("track", "push", "sweeps/grid", "--to", "mlflow", "--save-dir", world.save)
@@ -287,12 +301,12 @@ def test_the_runs_of_a_sweep_lie_below_it(world: World, mlflow: Seen, mmfw: Mmfw
     assert not sweep.exists()
 
 
-@needs_browser()
-def test_its_page_shows_the_curve(world: World, mlflow: Seen, server: str) -> None:
-    run = world.run()
+@requires_browser()
+def test_its_page_shows_the_curve(world: ReportWorld, mlflow: MlflowExperiment, server: str) -> None:
+    run = world.add_run()
     assert send(run)
-    info = mlflow.run().info
-    with running_browser() as browser:
+    info = mlflow.only_run().info
+    with launch_browser() as browser:
         page = browser.new_page()
         page.goto(f"{server}/#/experiments/{info.experiment_id}/runs/{info.run_id}/model-metrics")
         page.wait_for_selector("text=loss", timeout=120_000)
@@ -300,9 +314,13 @@ def test_its_page_shows_the_curve(world: World, mlflow: Seen, server: str) -> No
 
 
 def test_a_password_in_the_address_is_in_no_link_and_no_note(
-    world: World, mlflow: Seen, server: str, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld,
+    mlflow: MlflowExperiment,
+    server: str,
+    mmfw: MmfwRunner,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.replace("//", "//me:hunter2@"))
     mmfw("track", "push", "--to", "mlflow", "--save-dir", world.save, "--json")
     [sent] = load_upload_states(run)
@@ -311,28 +329,30 @@ def test_a_password_in_the_address_is_in_no_link_and_no_note(
 
 @pytest.mark.parametrize("odd", [b"{}", b"[]", b"", b"\xff", b'{"members": [], "created": 1, "split": "x"}'])
 def test_a_record_of_scores_that_cannot_be_read_keeps_nothing_else_back(
-    world: World, mlflow: Seen, odd: bytes
+    world: ReportWorld, mlflow: MlflowExperiment, odd: bytes
 ) -> None:
-    run = world.run()
-    csv = world.predict(run)
+    run = world.add_run()
+    csv = world.add_predictions(run)
     metrics_file.metrics_path(csv).write_bytes(odd)
     assert send(run)
-    assert mlflow.run().info.status == "FINISHED" and f"reports/{csv.name}" in mlflow.files("reports")
+    assert mlflow.only_run().info.status == "FINISHED" and f"reports/{csv.name}" in mlflow.list_files(
+        "reports"
+    )
 
 
 def test_a_follower_of_a_prediction_does_not_wait_for_a_training_beside_it(
-    world: World, mlflow: Seen
+    world: ReportWorld, mlflow: MlflowExperiment
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     with file_lock(run.training_lock_file):
-        assert follower("mlflow", run, said=b".").returncode == 0
-    assert mlflow.run().info.status == "RUNNING"
+        assert run_follower("mlflow", run, said=b".").returncode == 0
+    assert mlflow.only_run().info.status == "RUNNING"
 
 
 def test_a_run_is_not_removed_while_it_is_sent(
-    world: World, mlflow: Seen, mmfw: Mmfw, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     refused: list[str] = []
 
     def removing(*_: object) -> None:
@@ -346,10 +366,12 @@ def test_a_run_is_not_removed_while_it_is_sent(
     require_unused(run)
 
 
-def test_a_follower_leaves_the_run_to_another_one_once_mmfw_has_ended(world: World, mlflow: Seen) -> None:
-    run = world.run()
+def test_a_follower_leaves_the_run_to_another_one_once_mmfw_has_ended(
+    world: ReportWorld, mlflow: MlflowExperiment
+) -> None:
+    run = world.add_run()
     with UploadState.load(run, create_tracker("mlflow")).upload_lock(run):
-        assert follower("mlflow", run).returncode == 0
+        assert run_follower("mlflow", run).returncode == 0
     assert mlflow.runs() == []
 
 
@@ -376,9 +398,11 @@ def test_tasks_that_ask_at_once_are_told_the_same_sweep(
     assert len({*keys}) == 1 and len(keys[0]) == 32
 
 
-def test_names_that_mlflow_refuses_are_sent_under_others(world: World, mlflow: Seen) -> None:
-    run = world.run()
+def test_names_that_mlflow_refuses_are_sent_under_others(
+    world: ReportWorld, mlflow: MlflowExperiment
+) -> None:
+    run = world.add_run()
     metrics = {"a%b": 0.1, "": 0.2, "../up": 0.3, "a//b": 0.4}
-    tell(run, [{"t": BEGAN, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])
+    append_events(run, [{"t": START_TIME, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])
     send(run)
-    assert {"val/a_b", "val/_", "val/_/up", "val/a/_/b"} <= mlflow.series()
+    assert {"val/a_b", "val/_", "val/_/up", "val/a/_/b"} <= mlflow.series_names()

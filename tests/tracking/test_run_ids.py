@@ -9,38 +9,38 @@ import pytest
 from mmf_win.runs.folder import Run
 from mmf_win.tracking.tracker import create_tracker
 from mmf_win.tracking.upload import Uploader, UploadOptions, load_upload_states
-from tests.tracking.test_clearml import Stub, stub  # noqa: F401
+from tests.tracking.test_clearml import ClearMLStub, stub  # noqa: F401
 from tests.tracking.test_clearml import push as push_to_clearml
-from tests.tracking.test_destinations import home, push  # noqa: F401
+from tests.tracking.test_destinations import mmfw_home, push  # noqa: F401
 from tests.tracking.test_mlflow import send
 from tests.tracking.test_wandb import folders, of_kind, series, told
-from tests.worlds.mlflow_server import Seen, needs_server
-from tests.worlds.report_world import BEGAN, World
-from tests.worlds.tools import Mmfw, requires_package
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.mlflow_server import MlflowExperiment, requires_mlflow_server
+from tests.worlds.report_world import START_TIME, ReportWorld
+from tests.worlds.tools import MmfwRunner, requires_package
+from tests.worlds.torch_files import write_checkpoint
 
 pytestmark = pytest.mark.wide
 needs_wandb, needs_clearml = requires_package("wandb"), requires_package("clearml")
 VARIABLES = {"mlflow": "MLFLOW_RUN_ID", "clearml": "CLEARML_TASK_ID", "wandb": "WANDB_RUN_ID"}
 
 
-def of_sweep(world: World) -> Path:
+def of_sweep(world: ReportWorld) -> Path:
     """A sweep of two runs."""
     sweep = world.save / "sweeps" / "grid"
     for number, task in enumerate(("lr=1", "lr=2")):
-        run = world.run(f"sweeps/grid/{task}/mmbt_grid", created=BEGAN + number)
+        run = world.add_run(f"sweeps/grid/{task}/mmbt_grid", created=START_TIME + number)
         (run.path.parents[1] / "param").write_text("lr: 1\n", encoding="utf-8")
     (sweep / "sweep.yaml").write_text("template: {train: mmfw train x}\n---\nlr: [1, 2]\n", encoding="utf-8")
     return sweep
 
 
-@needs_server
+@requires_mlflow_server
 def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
-    world: World, mlflow: Seen, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, mlflow: MlflowExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     assert send(run)
-    first = mlflow.run().info.run_id
+    first = mlflow.only_run().info.run_id
     experiment = mlflow.client.create_experiment(f"{mlflow.experiment} elsewhere")
     named = mlflow.client.create_run(experiment, run_name="mine").info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", named)
@@ -56,16 +56,16 @@ def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
     run.outcome_file.unlink()
     assert send(run), "it is killed now"
     assert load_upload_states(run)[0].id == named and mlflow.client.get_run(named).info.status == "KILLED"
-    assert mlflow.run().info.run_id == first
+    assert mlflow.only_run().info.run_id == first
 
 
-@needs_server
+@requires_mlflow_server
 def test_a_run_of_mlflow_that_has_another_training_or_is_deleted_is_refused(
-    world: World, mlflow: Seen, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, mlflow: MlflowExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, other = world.run(), world.run("other", created=BEGAN + 1)
+    run, other = world.add_run(), world.add_run("other", created=START_TIME + 1)
     assert send(run)
-    there = mlflow.run().info.run_id
+    there = mlflow.only_run().info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", there)
     with pytest.raises(Exception, match="MLFLOW_RUN_ID names a run of another training"):
         send(other)
@@ -77,8 +77,10 @@ def test_a_run_of_mlflow_that_has_another_training_or_is_deleted_is_refused(
 
 
 @needs_wandb
-def test_the_run_of_an_agent_of_wandb_is_used_and_kept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = world.run()
+def test_the_run_of_an_agent_of_wandb_is_used_and_kept(
+    world: ReportWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = world.add_run()
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name, value in {"RUN_ID": "agent1", "SWEEP_ID": "sw33p", "PROJECT": "theirs"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
@@ -97,9 +99,9 @@ def test_the_run_of_an_agent_of_wandb_is_used_and_kept(world: World, monkeypatch
 
 @needs_wandb
 def test_without_its_run_a_sweep_of_wandb_makes_no_random_run(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = world.run()
+    run = world.add_run()
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SWEEP_ID", "sw33p")
     to = create_tracker("wandb")
@@ -113,17 +115,17 @@ def test_without_its_run_a_sweep_of_wandb_makes_no_random_run(
 
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_named_run_is_refused_where_several_are_sent(
-    world: World, mmfw: Mmfw, name: str, monkeypatch: pytest.MonkeyPatch
+    world: ReportWorld, mmfw: MmfwRunner, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package, variable in VARIABLES.items():
         pytest.importorskip(package)
         monkeypatch.setenv(variable, "given" if package == name else "")
     monkeypatch.setattr("mmf_win.tracking.tracker.Tracker.require_usable", lambda self: None)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    sweep, other = of_sweep(world), world.run("other")
+    sweep, other = of_sweep(world), world.add_run("other")
     tasks = [Run(path) for path in sweep.glob("*/mmbt_grid/*")]
     for run in tasks:
-        checkpoint(run.checkpoints / "best.ckpt", 20)
+        write_checkpoint(run.checkpoints / "best.ckpt", 20)
     for words in (
         ("track", "push", sweep, "--to", name),
         ("predict", *(run.path for run in tasks), "--track", name),
@@ -137,8 +139,8 @@ def test_a_named_run_is_refused_where_several_are_sent(
 
 @needs_clearml
 def test_a_task_that_is_named_is_used_for_a_run_of_a_sweep_and_refused_offline(
-    world: World,
-    stub: Stub,  # noqa: F811
+    world: ReportWorld,
+    stub: ClearMLStub,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of_sweep(world)

@@ -12,9 +12,9 @@ from mmf_win.locking import file_lock
 from mmf_win.results import metrics_file
 from mmf_win.runs.folder import Run
 from mmf_win.tracking.upload import Uploader, UploadOptions, UploadState, load_upload_states
-from tests.tracking.conftest import tell
+from tests.tracking.conftest import append_events
 from tests.worlds.recording_tracker import BufferingTracker, RecordingTracker
-from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+from tests.worlds.report_world import SPLIT, START_TIME, ReportWorld, attempt_events
 
 EVERY_TEN = list(range(10, 121, 10))
 """The updates of the training points in a run of ``world``."""
@@ -27,9 +27,9 @@ def tracker() -> RecordingTracker:
 
 
 @pytest.fixture
-def run(world: World) -> Run:
+def run(world: ReportWorld) -> Run:
     """A finished run of 120 updates, sent to no tracker yet."""
-    run = world.run()
+    run = world.add_run()
     run.tracking.mkdir()
     return run
 
@@ -51,7 +51,7 @@ def test_a_finished_run_arrives_with_its_points_settings_files_and_state(
     assert send(run, tracker)
     assert tracker.steps("train/loss") == EVERY_TEN
     assert tracker.steps("val/auroc") == [30, 60, 90, 120]
-    assert tracker.sent[0].t == BEGAN + 1010
+    assert tracker.sent_points[0].t == START_TIME + 1010
     assert tracker.settings["preset"] == "mmbt_grid" and tracker.settings["device"] == "cuda:0"
     assert tracker.tags == {"mmfw.outcome": "done"}
     assert set(tracker.files) == {"request.json"}
@@ -66,11 +66,11 @@ def test_a_run_that_an_earlier_version_began_goes_on_in_its_series(
     """The worker keeps the names that the run has in its events, and so does the tracker."""
     run.events.unlink()
     for name, first, last in (("1", 0, 30), ("2", 30, 60)):
-        told = attempt(name, first, last)
+        told = attempt_events(name, first, last)
         for event in told:
             if event["kind"] == "val":
                 event["metrics"] = {"hateful_memes/roc_auc": 0.5, "total_loss": 0.7}
-        tell(run, told)
+        append_events(run, told)
         send(run, tracker)
     assert tracker.steps("val/hateful_memes/roc_auc") == tracker.steps("val/total_loss") == [30, 60]
     assert not tracker.steps("val/auroc")
@@ -78,16 +78,16 @@ def test_a_run_that_an_earlier_version_began_goes_on_in_its_series(
 
 def test_nothing_is_sent_twice(run: Run, tracker: RecordingTracker) -> None:
     assert send(run, tracker)
-    calls = tracker.calls
+    calls = tracker.call_count
     assert not send(run, tracker)
-    assert tracker.calls == calls, "the tracker is not even asked"
+    assert tracker.call_count == calls, "the tracker is not even asked"
 
 
 @pytest.mark.parametrize("process", ["the same", "a new one"])
 def test_only_new_events_are_sent(run: Run, tracker: RecordingTracker, process: str) -> None:
     sender = Uploader(run, tracker, UploadOptions())
     assert sender.upload_new() and not sender.upload_new()
-    tell(run, attempt("2", 120, 150))
+    append_events(run, attempt_events("2", 120, 150))
     assert sender.upload_new() if process == "the same" else send(run, tracker)
     assert tracker.steps("train/loss") == [*EVERY_TEN, 130, 140, 150]
 
@@ -100,7 +100,7 @@ def test_a_resume_from_behind_the_last_point_starts_another_series(
     run: Run, tracker: RecordingTracker, resumed_at: int, series: str, tag: str | None
 ) -> None:
     send(run, tracker)
-    tell(run, attempt("2", resumed_at, resumed_at + 20))
+    append_events(run, attempt_events("2", resumed_at, resumed_at + 20))
     send(run, tracker)
     expected = EVERY_TEN if series == "train/loss" else []
     assert tracker.steps(series) == [*expected, resumed_at + 10, resumed_at + 20]
@@ -111,12 +111,12 @@ def test_a_resume_from_behind_the_last_point_starts_another_series(
 def test_a_file_that_fails_to_arrive_is_not_noted_and_is_sent_again(
     run: Run, tracker: RecordingTracker
 ) -> None:
-    tracker.fails = {"file request.json"}
+    tracker.failing_methods = {"file request.json"}
     with pytest.raises(ConnectionError):
         send(run, tracker)
     assert "request.json" not in note_of(run)["files"]
     assert [path.suffix for path in run.tracking.iterdir()] == [".json"], "the copy is removed"
-    tracker.fails = set()
+    tracker.failing_methods = set()
     assert send(run, tracker)
     assert tracker.files == {"request.json": [run.request_file.read_bytes()]}
     assert tracker.steps("train/loss") == EVERY_TEN, "the points that had arrived are not sent again"
@@ -124,11 +124,11 @@ def test_a_file_that_fails_to_arrive_is_not_noted_and_is_sent_again(
 
 @pytest.mark.parametrize("method", ["open", "describe", "points", "state running", "state done"])
 def test_after_a_failure_the_rest_is_sent_once(run: Run, tracker: RecordingTracker, method: str) -> None:
-    tracker.fails = {method}
+    tracker.failing_methods = {method}
     with pytest.raises(ConnectionError):
         send(run, tracker)
     assert all(sent.state != "done" for sent in load_upload_states(run))
-    tracker.fails = set()
+    tracker.failing_methods = set()
     assert send(run, tracker)
     assert tracker.steps("train/loss") == EVERY_TEN
     assert len(tracker.files["request.json"]) == 1
@@ -139,7 +139,7 @@ def test_after_a_failure_the_rest_is_sent_once(run: Run, tracker: RecordingTrack
 def test_of_many_events_those_that_arrived_before_a_failure_are_not_sent_again(
     run: Run, tracker: RecordingTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(run, attempt("2", 120, 20_000))
+    append_events(run, attempt_events("2", 120, 20_000))
     real, requests = tracker.log_metrics, []
 
     def fail_the_second(points: Any) -> None:
@@ -174,8 +174,8 @@ def test_without_a_readable_note_all_is_sent_again_to_the_same_run(
     note.unlink() if damage is None else note.write_bytes(damage)
     again = RecordingTracker()
     assert send(run, again)
-    assert again.sent == tracker.sent and again.files == tracker.files
-    assert again.opened == tracker.opened
+    assert again.sent_points == tracker.sent_points and again.files == tracker.files
+    assert again.opened_runs == tracker.opened_runs
 
 
 def test_a_run_that_was_deleted_there_is_sent_anew_once_it_has_something_new(
@@ -185,7 +185,7 @@ def test_a_run_that_was_deleted_there_is_sent_anew_once_it_has_something_new(
     again = RecordingTracker()
     again.run_id = "run 2"
     assert not send(run, again)
-    tell(run, attempt("2", 120, 140))
+    append_events(run, attempt_events("2", 120, 140))
     assert send(run, again)
     assert again.steps("train/loss") == [*EVERY_TEN, 130, 140] and set(again.files) == {"request.json"}
     assert [sent.id for sent in load_upload_states(run)] == ["run 2"]
@@ -193,7 +193,7 @@ def test_a_run_that_was_deleted_there_is_sent_anew_once_it_has_something_new(
 
 def test_what_a_buffering_tracker_is_sent_is_noted_only_when_it_is_closed(run: Run) -> None:
     tracker = BufferingTracker()
-    tracker.fails = {"close"}
+    tracker.failing_methods = {"close"}
     sender = Uploader(run, tracker, UploadOptions())
     assert sender.upload_new()
     with pytest.raises(ConnectionError):
@@ -207,8 +207,8 @@ def test_what_a_buffering_tracker_is_sent_is_noted_only_when_it_is_closed(run: R
     assert not send(run, again)
 
 
-def test_secrets_are_masked_in_settings_and_files(world: World, tracker: RecordingTracker) -> None:
-    run = world.run(overrides=["env.api_key=hunter2-hunter2", "optimizer.params.lr=5e-5"])
+def test_secrets_are_masked_in_settings_and_files(world: ReportWorld, tracker: RecordingTracker) -> None:
+    run = world.add_run(overrides=["env.api_key=hunter2-hunter2", "optimizer.params.lr=5e-5"])
     run.tracking.mkdir()
     run.checkpoints.mkdir()
     config = run.checkpoints / "config.yaml"
@@ -222,9 +222,9 @@ def test_secrets_are_masked_in_settings_and_files(world: World, tracker: Recordi
 
 def test_values_that_are_no_finite_numbers_are_left_out(run: Run, tracker: RecordingTracker) -> None:
     metrics = {"nan": float("nan"), "inf": float("inf"), "huge": 1e308, "text": "x", "flag": True, "fine": 1}
-    tell(run, [{"t": BEGAN, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])
+    append_events(run, [{"t": START_TIME, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])
     send(run, tracker)
-    sent = {point.name for point in tracker.sent if point.name.startswith("val/")}
+    sent = {point.name for point in tracker.sent_points if point.name.startswith("val/")}
     assert sent & {f"val/{name}" for name in metrics} == {"val/fine"}
 
 
@@ -246,7 +246,7 @@ def test_at_the_end_a_checkpoint_is_sent_though_the_clock_has_not_moved(
     """The clock of Windows moves every 16 ms."""
     run.checkpoints.mkdir()
     last = run.checkpoints / "current.ckpt"
-    monkeypatch.setattr("mmf_win.tracking.upload.time.time", lambda: BEGAN + 2000.0)
+    monkeypatch.setattr("mmf_win.tracking.upload.time.time", lambda: START_TIME + 2000.0)
     sender = Uploader(run, tracker, UploadOptions(models="last"))
     for content in (b"first", b"the second"):
         last.write_bytes(content)
@@ -255,17 +255,17 @@ def test_at_the_end_a_checkpoint_is_sent_though_the_clock_has_not_moved(
 
 
 def test_scores_carry_the_update_of_their_checkpoint(
-    world: World, run: Run, tracker: RecordingTracker
+    world: ReportWorld, run: Run, tracker: RecordingTracker
 ) -> None:
     saves = [("older", 60, False), ("best", 90, True)]
     events = [{"sha256": sha256, "update": update, "best": is_best} for sha256, update, is_best in saves]
-    tell(run, [{"t": BEGAN, "kind": "checkpoint", "attempt": "1", **event} for event in events])
+    append_events(run, [{"t": START_TIME, "kind": "checkpoint", "attempt": "1", **event} for event in events])
     for number, (sha256, _, _) in enumerate(saves):
-        scores = {"auroc": 0.7, "threshold": 0.5, "created": BEGAN + number, "split": SPLIT}
+        scores = {"auroc": 0.7, "threshold": 0.5, "created": START_TIME + number, "split": SPLIT}
         record = {**scores, "members": [{"checkpoint_sha256": sha256}]}
         write_json(metrics_file.metrics_path(run.reports / f"{number}.csv"), record)
     send(run, tracker)
-    found = {(point.name, point.step) for point in tracker.sent if point.name.startswith(SPLIT)}
+    found = {(point.name, point.step) for point in tracker.sent_points if point.name.startswith(SPLIT)}
     assert found == {(f"{SPLIT}/update 60/auroc", 60), (f"{SPLIT}/auroc", 90)}
 
 
@@ -295,4 +295,4 @@ def test_a_note_of_an_earlier_version_of_what_wandb_did_not_send_is_passed_over(
     write_json(note, {**note_of(run), "link": None})
     again = RecordingTracker()
     assert load_upload_states(run) == [] and send(run, again)
-    assert again.sent == tracker.sent
+    assert again.sent_points == tracker.sent_points

@@ -21,8 +21,8 @@ from mmf_win.protocol import AttemptOutcome, read_events
 from mmf_win.results import metrics_file
 from mmf_win.runs.folder import Run
 from mmf_win.tracking.upload import load_upload_states
-from tests.tracking.conftest import follower, tell
-from tests.worlds.report_world import BEGAN, SPLIT, World, attempt
+from tests.tracking.conftest import append_events, run_follower
+from tests.worlds.report_world import SPLIT, START_TIME, ReportWorld, attempt_events
 from tests.worlds.tools import requires_package
 
 pytestmark = [pytest.mark.wide, requires_package("wandb")]
@@ -93,14 +93,19 @@ def told(run: Run, name: str, first: int = 0) -> list[tuple[int, float, float]]:
     return [(event["update"], event["t"], event[name]) for event in events]
 
 
-def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: World) -> None:
-    run = world.run(overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2"])
-    tell(run, attempt("2", 120, 130))
+def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: ReportWorld) -> None:
+    run = world.add_run(overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2"])
+    append_events(run, attempt_events("2", 120, 130))
     events = read_events(run.events)
     run.events.write_bytes(b"")
-    tell(run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events])  # as it is today
-    scores = {"auroc": 0.71, "created": BEGAN, "split": SPLIT, "members": [{"checkpoint_sha256": "none"}]}
-    csv = world.predict(run)
+    append_events(run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events])  # as it is today
+    scores = {
+        "auroc": 0.71,
+        "created": START_TIME,
+        "split": SPLIT,
+        "members": [{"checkpoint_sha256": "none"}],
+    }
+    csv = world.add_predictions(run)
     write_json(metrics_file.metrics_path(csv), scores)
     sent = push(run)
     [folder] = folders(run)
@@ -110,7 +115,7 @@ def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: World)
     assert not (about.host or about.HasField("git"))
     assert series(folder, "train/loss") == told(run, "loss")
     assert [update for update, _, _ in series(folder, "val/auroc")] == [30, 60, 90, 120]
-    assert series(folder, f"{SPLIT}/auroc") == [(0, BEGAN, 0.71)]
+    assert series(folder, f"{SPLIT}/auroc") == [(0, START_TIME, 0.71)]
     settings = values(of_kind(folder, "config")[0].update)
     assert (settings["optimizer.params.lr"], settings["env.api_key"]) == ("5e-05", "<secret>")
     assert values(of_kind(folder, "summary")[0].update) == {"mmfw.outcome": "done"}
@@ -124,11 +129,11 @@ def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: World)
     assert not push(run)["new"] and folders(run) == [folder]
 
 
-def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: World) -> None:
-    run = world.run()
+def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: ReportWorld) -> None:
+    run = world.add_run()
     push(run)
     before = len(read_events(run.events))
-    tell(run, attempt("2", 60, 100))  # resumed from a checkpoint that lies behind
+    append_events(run, attempt_events("2", 60, 100))  # resumed from a checkpoint that lies behind
     AttemptOutcome("interrupted").save(run.outcome_file)
     assert push(run)["state"] == "interrupted"
     first, second = folders(run)
@@ -142,20 +147,20 @@ def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: World
     assert of_kind(second, "exit")[0].exit_code == 1
 
 
-def test_a_run_of_a_sweep_is_in_its_group_and_its_checkpoint_in_the_folder(world: World) -> None:
-    run = world.run()
+def test_a_run_of_a_sweep_is_in_its_group_and_its_checkpoint_in_the_folder(world: ReportWorld) -> None:
+    run = world.add_run()
     run.checkpoints.mkdir()
     (run.checkpoints / "best.ckpt").write_bytes(b"weights")
     sweep = ["0" * 32, "sweeps/lr", str(run.path / "a lock")]
-    assert follower("wandb", run, json.dumps({"models": "best", "sweep": sweep})).returncode == 0
+    assert run_follower("wandb", run, json.dumps({"models": "best", "sweep": sweep})).returncode == 0
     (run.checkpoints / "best.ckpt").unlink()
     [folder] = folders(run)
     assert of_kind(folder, "run")[0].run_group == "sweeps/lr"
     assert (folder / "files" / "best.ckpt").read_bytes() == b"weights"
 
 
-def test_what_a_follower_that_is_killed_has_not_brought_in_safety_is_sent_later(world: World) -> None:
-    run = world.run()
+def test_what_a_follower_that_is_killed_has_not_brought_in_safety_is_sent_later(world: ReportWorld) -> None:
+    run = world.add_run()
     command = module_command("mmf_win.tracking.follower", "wandb", str(run.path), "{}")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         while not [*run.tracking.glob("wandb/*/files/request.json")]:  # which follows the points

@@ -10,7 +10,7 @@ import pytest
 
 from mmf_win.integrity.manifest import MANIFEST_NAME, ManifestEntry
 from mmf_win.integrity.verify import LOCK_NAME
-from tests.worlds.extractions import noted
+from tests.worlds.extractions import record_written_names
 from tests.worlds.memes import Files, tar_gz
 
 FILES: Files = {
@@ -23,12 +23,12 @@ FILES: Files = {
 ENTRIES = {
     name: ManifestEntry(hashlib.sha256(content).hexdigest(), len(content)) for name, content in FILES.items()
 }
-OURS = {MANIFEST_NAME, "SHA256SUMS.json"}
+MANIFEST_FILES = {MANIFEST_NAME, "SHA256SUMS.json"}
 
 
 @pytest.fixture
 def archive(user_dir: Path) -> Path:
-    return packed(user_dir / "features 特征.tar.gz", FILES)
+    return write_tar_gz(user_dir / "features 特征.tar.gz", FILES)
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def folder(user_dir: Path) -> Path:
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def written_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are written."""
-    return noted(monkeypatch)
+    return record_written_names(monkeypatch)
 
 
-def packed(path: Path, files: Files) -> Path:
+def write_tar_gz(path: Path, files: Files) -> Path:
     path.write_bytes(tar_gz(files))
     return path
 
@@ -51,8 +51,10 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def identities(folder: Path) -> dict[str, tuple[int, int]]:
+def file_identities(folder: Path) -> dict[str, tuple[int, int]]:
     """What changes when a file is written anew."""
-    files = [file for file in folder.rglob("*") if file.is_file() and file.name not in (*OURS, LOCK_NAME)]
+    files = [
+        file for file in folder.rglob("*") if file.is_file() and file.name not in (*MANIFEST_FILES, LOCK_NAME)
+    ]
     states = {file.relative_to(folder).as_posix(): file.stat() for file in files}
     return {name: (state.st_ino, state.st_mtime_ns) for name, state in states.items()}

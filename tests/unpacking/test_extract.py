@@ -23,11 +23,11 @@ from mmf_win.integrity.verify import LOCK_NAME, find_damage
 from mmf_win.unpacking import extract as extract_module
 from mmf_win.unpacking.extract import extract_verified
 from mmf_win.unpacking.staging import staging_folder
-from tests.unpacking.conftest import ENTRIES, FILES, OURS, identities, packed, sha256
-from tests.worlds import hostile
+from tests.unpacking.conftest import ENTRIES, FILES, MANIFEST_FILES, file_identities, sha256, write_tar_gz
+from tests.worlds import hostile_archives
 from tests.worlds.extractions import interrupt_after
-from tests.worlds.flushes import Flushes
-from tests.worlds.memes import lay_out, tar_gz, tree
+from tests.worlds.flush_recorder import FlushRecorder
+from tests.worlds.memes import read_tree, tar_gz, write_tree
 from tests.worlds.mounts import remount
 
 # --- what comes out ----------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def test_every_file_is_there_with_its_hash_and_is_not_read_again(
     archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = extract_verified(archive, folder)
-    assert tree(folder) == FILES
+    assert read_tree(folder) == FILES
     assert manifest.files == ENTRIES
     assert (manifest.hash_origin, manifest.source) == (
         "archive",
@@ -52,44 +52,44 @@ def test_every_file_is_there_with_its_hash_and_is_not_read_again(
 
 
 def test_a_zip_a_plain_tar_and_a_folder_get_a_manifest_too(user_dir: Path, folder: Path) -> None:
-    extract_verified(hostile.plain_zip(user_dir / "a.zip", FILES), folder / "zip")
+    extract_verified(hostile_archives.write_zip(user_dir / "a.zip", FILES), folder / "zip")
     (user_dir / "archive").write_bytes(gzip.decompress(tar_gz(FILES)))
     extract_verified(user_dir / "archive", folder / "tar")
-    manifest = extract_verified(lay_out(FILES, user_dir / "mine"), folder / "copy")
-    assert tree(folder / "zip") == tree(folder / "tar") == tree(folder / "copy") == FILES
+    manifest = extract_verified(write_tree(FILES, user_dir / "mine"), folder / "copy")
+    assert read_tree(folder / "zip") == read_tree(folder / "tar") == read_tree(folder / "copy") == FILES
     assert (manifest.files, manifest.hash_origin) == (ENTRIES, "recorded")
 
 
 def test_files_are_flushed_before_they_take_their_place(
-    archive: Path, folder: Path, flushed: Flushes
+    archive: Path, folder: Path, flush_recorder: FlushRecorder
 ) -> None:
     extract_verified(archive, folder)
-    assert all(flushed.is_flushed(folder / name) for name in [*FILES, *OURS])
-    assert all(rename.is_flushed for rename in flushed.renames)
+    assert all(flush_recorder.is_flushed(folder / name) for name in [*FILES, *MANIFEST_FILES])
+    assert all(rename.is_flushed for rename in flush_recorder.renames)
 
 
 def test_members_are_chosen_and_renamed(archive: Path, folder: Path) -> None:
     extract_verified(archive, folder, choose=lambda name: {"z/last": "first"}.get(name))
-    assert tree(folder) == {"first": FILES["z/last"]}
+    assert read_tree(folder) == {"first": FILES["z/last"]}
 
 
 def test_other_files_in_the_folder_stay(archive: Path, folder: Path) -> None:
-    lay_out({"mine.txt": b"mine", "z/mine.txt": b"mine", "fc7_w.pkl": b"old"}, folder)
+    write_tree({"mine.txt": b"mine", "z/mine.txt": b"mine", "fc7_w.pkl": b"old"}, folder)
     extract_verified(archive, folder)
-    assert tree(folder) == {**FILES, "mine.txt": b"mine", "z/mine.txt": b"mine"}
+    assert read_tree(folder) == {**FILES, "mine.txt": b"mine", "z/mine.txt": b"mine"}
 
 
-def test_a_second_extraction_writes_nothing(archive: Path, folder: Path, written: list[str]) -> None:
+def test_a_second_extraction_writes_nothing(archive: Path, folder: Path, written_names: list[str]) -> None:
     extract_verified(archive, folder)
-    before = identities(folder)
-    written.clear()
+    before = file_identities(folder)
+    written_names.clear()
     extract_verified(archive, folder)
-    assert (identities(folder), written) == (before, [])
+    assert (file_identities(folder), written_names) == (before, [])
 
 
 def test_another_archive_takes_the_place_of_the_first(archive: Path, user_dir: Path, folder: Path) -> None:
     extract_verified(archive, folder)
-    other = packed(user_dir / "other.tar.gz", {"fc7_w.pkl": b"other"})
+    other = write_tar_gz(user_dir / "other.tar.gz", {"fc7_w.pkl": b"other"})
     manifest = extract_verified(other, folder)
     assert list(manifest.files) == ["fc7_w.pkl"]
     assert (folder / "fc7_w.pkl").read_bytes() == b"other"
@@ -112,7 +112,7 @@ def test_only_the_published_archive_is_believed(archive: Path, folder: Path) -> 
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.999])
 def test_a_truncated_archive(share: float, archive: Path, folder: Path) -> None:
     with pytest.raises(ArchiveError, match="not a valid tar"):
-        extract_verified(hostile.cut(archive, share), folder)
+        extract_verified(hostile_archives.truncate_file(archive, share), folder)
     assert_nothing_came_out(folder)
 
 
@@ -126,26 +126,26 @@ def test_a_flipped_byte_anywhere_in_the_archive(user_dir: Path) -> None:
         try:
             extract_verified(path, folder)
         except ArchiveError:
-            assert not (folder / MANIFEST_NAME).exists() and tree(folder) == {}
+            assert not (folder / MANIFEST_NAME).exists() and read_tree(folder) == {}
         else:
-            assert tree(folder) == small  # in gzip's header there is a name and a time that nobody needs
+            assert read_tree(folder) == small  # in gzip's header there is a name and a time that nobody needs
 
 
 @pytest.mark.parametrize(
     ("member", "reason"),
     [
         *(
-            (hostile.tar_member(name), r"outside.* is refused")
+            (hostile_archives.tar_member(name), r"outside.* is refused")
             for name in ("../outside", "/etc/outside", "a/../../outside", "C:\\outside")
         ),
-        *((hostile.tar_member(name), "Windows") for name in ("con.txt", "ab:c", "trailing.")),
-        (hostile.tar_member("link", tarfile.SYMTYPE, link="/etc/passwd"), "it is a symbolic link"),
-        *((hostile.tar_member(name), "both for the file") for name in ("good", "GOOD")),
+        *((hostile_archives.tar_member(name), "Windows") for name in ("con.txt", "ab:c", "trailing.")),
+        (hostile_archives.tar_member("link", tarfile.SYMTYPE, link="/etc/passwd"), "it is a symbolic link"),
+        *((hostile_archives.tar_member(name), "both for the file") for name in ("good", "GOOD")),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_a_hostile_member(member: tarfile.TarInfo, reason: str, user_dir: Path, folder: Path) -> None:
-    hostile.tar_with(user_dir / "a.tar", hostile.tar_member("good"), member)
+    hostile_archives.write_zeros_tar(user_dir / "a.tar", hostile_archives.tar_member("good"), member)
     with pytest.raises(ArchiveError, match=reason):
         extract_verified(user_dir / "a.tar", folder)
     assert_nothing_came_out(folder)
@@ -156,7 +156,7 @@ def test_a_hostile_member(member: tarfile.TarInfo, reason: str, user_dir: Path, 
 
 
 def test_what_will_not_fit_is_not_begun(small_disk: Path, user_dir: Path) -> None:
-    path = packed(user_dir / "a.tar.gz", {"zeros": bytes(100 << 20)})
+    path = write_tar_gz(user_dir / "a.tar.gz", {"zeros": bytes(100 << 20)})
     plain = user_dir / "a.tar"
     plain.write_bytes(gzip.decompress(path.read_bytes()))
     for archive in (plain, path):
@@ -166,19 +166,19 @@ def test_what_will_not_fit_is_not_begun(small_disk: Path, user_dir: Path) -> Non
 
 
 def test_members_that_fit_one_by_one_but_not_together_are_refused_before_any_is_written(
-    user_dir: Path, folder: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, folder: Path, written_names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = hostile.plain_zip(user_dir / "a.zip", {name: bytes(10_000) for name in "abc"})
+    archive = hostile_archives.write_zip(user_dir / "a.zip", {name: bytes(10_000) for name in "abc"})
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, (64 << 20) + 25_000))
     with pytest.raises(ResourceError, match="are free"):
         extract_verified(archive, folder)
-    assert written == []
+    assert written_names == []
     assert_nothing_came_out(folder)
 
 
 def test_a_disk_that_is_full_in_the_middle(small_disk: Path, user_dir: Path) -> None:
-    path = packed(user_dir / "a.tar.gz", {f"{number:03}": bytes(1 << 20) for number in range(90)})
+    path = write_tar_gz(user_dir / "a.tar.gz", {f"{number:03}": bytes(1 << 20) for number in range(90)})
     folder = small_disk / "features"
     with pytest.raises(OSError) as caught:
         extract_verified(path, folder)
@@ -192,13 +192,13 @@ def test_a_disk_that_is_full_in_the_middle(small_disk: Path, user_dir: Path) -> 
 def test_a_read_only_folder(archive: Path, small_disk: Path) -> None:
     folder = small_disk / "features"
     extract_verified(archive, folder)
-    hostile.cut(folder / "fc7_w.pkl")
-    before = tree(folder)
+    hostile_archives.truncate_file(folder / "fc7_w.pkl")
+    before = read_tree(folder)
     remount(small_disk, "ro")
     with pytest.raises(OSError) as caught:
         extract_verified(archive, folder)
     assert caught.value.errno == errno.EROFS
-    assert tree(folder) == before
+    assert read_tree(folder) == before
 
 
 # --- sudden ends, and others at work -----------------------------------------------------------------------
@@ -230,7 +230,7 @@ def child(archive: Path, folder: Path, when: str) -> list[str]:
 
 
 def test_after_a_kill_nothing_looks_finished_and_the_next_one_begins_again(
-    archive: Path, folder: Path, written: list[str]
+    archive: Path, folder: Path, written_names: list[str]
 ) -> None:
     killed = subprocess.run(
         child(archive, folder, "extracting"), stdin=subprocess.DEVNULL, capture_output=True, check=False
@@ -240,8 +240,8 @@ def test_after_a_kill_nothing_looks_finished_and_the_next_one_begins_again(
     assert not (folder / "detectron.lmdb").exists()
 
     manifest = extract_verified(archive, folder)
-    assert len(written) == len(FILES)
-    assert tree(folder) == FILES
+    assert len(written_names) == len(FILES)
+    assert read_tree(folder) == FILES
     assert manifest.source == ManifestSource.from_path(archive, sha256(archive))
     assert not staging_folder(folder).exists()
 
@@ -255,7 +255,7 @@ def test_ctrl_c_ends_all_threads_and_leaves_nothing(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("mmfw")]
     assert_nothing_came_out(folder)
     extract_verified(archive, folder)
-    assert tree(folder) == FILES
+    assert read_tree(folder) == FILES
 
 
 def test_two_at_once_one_works_and_the_other_waits_and_says_so(
@@ -280,4 +280,4 @@ def test_two_at_once_one_works_and_the_other_waits_and_says_so(
     assert first.returncode == 0
     assert said == [f"{folder}: another mmfw is at work here; waiting for it to finish"]
     assert manifest.files == ENTRIES
-    assert tree(folder) == FILES
+    assert read_tree(folder) == FILES

@@ -13,26 +13,26 @@ from mmf_win.integrity.manifest import Manifest, ManifestEntry, ManifestSource
 from mmf_win.integrity.verify import FileProblem, find_damage
 from mmf_win.unpacking import staging
 from mmf_win.unpacking.extract import extract_verified
-from tests.unpacking.conftest import FILES, identities, packed
-from tests.worlds import hostile
-from tests.worlds.flushes import Flushes, forbid_syncfs
-from tests.worlds.memes import lay_out, tree
+from tests.unpacking.conftest import FILES, file_identities, write_tar_gz
+from tests.worlds import hostile_archives
+from tests.worlds.flush_recorder import FlushRecorder, forbid_syncfs
+from tests.worlds.memes import read_tree, write_tree
 
 
 def test_only_what_is_wrong_is_unpacked_again_and_then_trusted_like_the_others(
-    archive: Path, folder: Path, written: list[str], monkeypatch: pytest.MonkeyPatch
+    archive: Path, folder: Path, written_names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = extract_verified(archive, folder)
-    before = identities(folder)
-    hostile.flip_byte(folder / "fc7_w.pkl", 100)
+    before = file_identities(folder)
+    hostile_archives.flip_byte(folder / "fc7_w.pkl", 100)
     (folder / "z/empty").unlink()
     wrong = find_damage(manifest, full=True)
     assert [(found.kind, found.path) for found in wrong] == [("changed", "fc7_w.pkl"), ("missing", "z/empty")]
-    written.clear()
+    written_names.clear()
     extract_verified(archive, folder)
-    assert written == ["fc7_w.pkl", "empty"]
-    assert tree(folder) == FILES
-    after = identities(folder)
+    assert written_names == ["fc7_w.pkl", "empty"]
+    assert read_tree(folder) == FILES
+    after = file_identities(folder)
     kept = before.keys() - {"fc7_w.pkl", "z/empty"}
     assert {name: after[name] for name in kept} == {name: before[name] for name in kept}
     with monkeypatch.context() as patch:
@@ -43,13 +43,13 @@ def test_only_what_is_wrong_is_unpacked_again_and_then_trusted_like_the_others(
 
 
 def test_what_is_unpacked_again_is_flushed_before_it_takes_its_place(
-    archive: Path, folder: Path, flushed: Flushes
+    archive: Path, folder: Path, flush_recorder: FlushRecorder
 ) -> None:
     extract_verified(archive, folder)
-    hostile.cut(folder / "fc7_w.pkl")
-    flushed.renames.clear()
+    hostile_archives.truncate_file(folder / "fc7_w.pkl")
+    flush_recorder.renames.clear()
     extract_verified(archive, folder)
-    (repaired,) = (rename for rename in flushed.renames_to(folder / "fc7_w.pkl"))
+    (repaired,) = (rename for rename in flush_recorder.renames_to(folder / "fc7_w.pkl"))
     assert repaired.is_flushed
 
 
@@ -77,42 +77,42 @@ def damage_unseen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("damage_unseen")
 def test_an_archive_that_is_damaged_behind_the_member_still_mends_it(user_dir: Path, folder: Path) -> None:
     files = {"first": b"1" * 3000, "second": FILES["detectron.lmdb/data.mdb"]}
-    path = packed(user_dir / "a.tar.gz", files)
+    path = write_tar_gz(user_dir / "a.tar.gz", files)
     extract_verified(path, folder)
-    hostile.cut(folder / "first")
-    extract_verified(hostile.cut(path), folder)
-    assert tree(folder) == files
+    hostile_archives.truncate_file(folder / "first")
+    extract_verified(hostile_archives.truncate_file(path), folder)
+    assert read_tree(folder) == files
 
 
 @pytest.mark.usefixtures("damage_unseen")
 def test_another_archive_mends_nothing(archive: Path, user_dir: Path, folder: Path) -> None:
     manifest = extract_verified(archive, folder)
-    hostile.cut(folder / "fc7_w.pkl")
-    before = tree(folder)
-    other = packed(user_dir / "other.tar.gz", {**FILES, "fc7_w.pkl": b"other"})
+    hostile_archives.truncate_file(folder / "fc7_w.pkl")
+    before = read_tree(folder)
+    other = write_tar_gz(user_dir / "other.tar.gz", {**FILES, "fc7_w.pkl": b"other"})
     with pytest.raises(ArchiveError, match=r"other content in fc7_w\.pkl"):
         extract_verified(other, folder)
-    lacking = packed(user_dir / "lacking.tar.gz", {"z/last": b""})
+    lacking = write_tar_gz(user_dir / "lacking.tar.gz", {"z/last": b""})
     with pytest.raises(ArchiveError, match=r"there is no fc7_w\.pkl"):
         extract_verified(lacking, folder)
-    assert tree(folder) == before
+    assert read_tree(folder) == before
     assert find_damage(manifest) == [FileProblem("changed", "fc7_w.pkl", "10000 instead of 20000 bytes")]
 
 
 def test_where_the_system_cannot_write_a_whole_disk_each_file_is_flushed(
-    user_dir: Path, flushed: Flushes, monkeypatch: pytest.MonkeyPatch
+    user_dir: Path, flush_recorder: FlushRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_syncfs(monkeypatch)
-    folder = lay_out({f"{size}/x": bytes(size) for size in range(20)}, user_dir / "new")
+    folder = write_tree({f"{size}/x": bytes(size) for size in range(20)}, user_dir / "new")
     staging.fsync_files([file for file in folder.rglob("*") if file.is_file()])
-    assert flushed.unflushed(folder) == []
+    assert flush_recorder.find_unflushed(folder) == []
 
 
 def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_and_ended_later(
     user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on Windows, where somebody may have one of the files open."""
-    root = lay_out({"a": b"old a", "b": b"old b"}, user_dir / "root")
+    root = write_tree({"a": b"old a", "b": b"old b"}, user_dir / "root")
     rename, is_held = staging.rename, False
 
     def held(old: Path, new: Path) -> None:
@@ -124,7 +124,7 @@ def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_a
 
     monkeypatch.setattr(staging, "rename", held)
     with pytest.raises(PermissionError), staging.open_staging(root) as here:
-        lay_out({"a": b"new a", "b": b"new b"}, here.new_dir)
+        write_tree({"a": b"new a", "b": b"new b"}, here.new_dir)
         here.install([(here.new_dir / name, root / name) for name in "ab"])
     with pytest.raises(IncompleteInstallError):
         staging.require_complete_install(root)
@@ -136,7 +136,7 @@ def test_an_installation_that_can_neither_go_on_nor_back_is_believed_by_nobody_a
 
 
 def test_nothing_is_put_into_a_folder_that_others_read(user_dir: Path) -> None:
-    root = lay_out({"a": b"old"}, user_dir / "root")
+    root = write_tree({"a": b"old"}, user_dir / "root")
     reading = staging.shared_read_lock(root)
     with (
         reading,

@@ -19,8 +19,8 @@ from mmf_win.unpacking.staging import (
     shared_read_lock,
     staging_folder,
 )
-from tests.worlds.memes import Files, lay_out, tree
-from tests.worlds.tools import refusing
+from tests.worlds.memes import Files, read_tree, write_tree
+from tests.worlds.tools import make_failing_function
 
 OLD: Files = {"a": b"old a", "b": b"old b"}
 NEW: Files = {"a": b"new a", "b": b"new b"}
@@ -78,14 +78,14 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 def install(root: Path) -> None:
     """Replace both old files by new ones."""
-    with open_staging(lay_out(OLD, root)) as here:
-        lay_out(NEW, here.new_dir)
+    with open_staging(write_tree(OLD, root)) as here:
+        write_tree(NEW, here.new_dir)
         here.install([(here.new_dir / name, root / name) for name in NEW])
 
 
 def contents(root: Path) -> Files:
     """Return the files in their places."""
-    return {name: content for name, content in tree(root).items() if not name.startswith(".")}
+    return {name: content for name, content in read_tree(root).items() if not name.startswith(".")}
 
 
 @pytest.mark.parametrize("failing", RENAMES)
@@ -153,7 +153,7 @@ def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation
     with suppress(Killed), monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", lambda *_, **__: None)
         with open_staging(root) as here:
-            lay_out({"b": b"newest b"}, here.new_dir)
+            write_tree({"b": b"newest b"}, here.new_dir)
             disk.fail(Killed(), lambda step: died)
             here.install([(None, root / "a"), (here.new_dir / "b", root / "b")])
     disk.recover()
@@ -166,10 +166,10 @@ def test_old_files_that_could_not_be_removed_do_not_hinder_the_next_installation
 def test_only_a_file_system_without_locks_lets_files_be_read_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("fcntl.flock", refusing(errno.ENOLCK))
+    monkeypatch.setattr("fcntl.flock", make_failing_function(errno.ENOLCK))
     with shared_read_lock(tmp_path):
         assert f"{tmp_path / '.mmfw-lock'}: this file system has no locks" in caplog.text
-    monkeypatch.setattr("fcntl.flock", refusing(errno.EBADF))
+    monkeypatch.setattr("fcntl.flock", make_failing_function(errno.EBADF))
     with pytest.raises(OSError, match="cannot be locked"), shared_read_lock(tmp_path):
         raise AssertionError("the files may be replaced meanwhile")
 
@@ -177,8 +177,8 @@ def test_only_a_file_system_without_locks_lets_files_be_read_without_one(
 def test_an_installation_that_an_earlier_version_began_is_finished(tmp_path: Path) -> None:
     """It kept all old files in one folder, which it noted by name; its first move was made."""
     here = staging_folder(tmp_path)
-    lay_out({"a": b"new a", "b": b"old b"}, tmp_path)
-    lay_out({"new/b": b"new b", "old-x/0": b"old a"}, here)
+    write_tree({"a": b"new a", "b": b"old b"}, tmp_path)
+    write_tree({"new/b": b"new b", "old-x/0": b"old a"}, here)
     moves = [[f"{here.name}/new/{name}", name] for name in NEW]
     write_json(here / "installing", {"moves": moves, "old": "old-x"})
     assert finish_installation(tmp_path)

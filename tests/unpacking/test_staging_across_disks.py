@@ -17,8 +17,8 @@ import pytest
 from mmf_win.runs.folder import discard_folder
 from mmf_win.unpacking.staging import finish_installation, is_install_incomplete, open_staging, staging_folder
 from tests.unpacking.test_staging import Disk, Killed, disk
-from tests.worlds.memes import Files, lay_out, tree
-from tests.worlds.mounts import mounted
+from tests.worlds.memes import Files, read_tree, write_tree
+from tests.worlds.mounts import mount_filesystem
 
 __all__ = ["disk"]
 
@@ -36,31 +36,31 @@ _SHM = Path("/dev/shm")
 def root(request: pytest.FixtureRequest, tmp_path: Path, small_disk: Path) -> Iterator[Path]:
     """Return a folder with the old files, whose images lie on another disk or in a lower layer."""
     if request.param == "a link":
-        made = lay_out(OLD, tmp_path / "root")
+        made = write_tree(OLD, tmp_path / "root")
         shutil.move(made / "images", small_disk / "images")
         (made / "images").symlink_to(small_disk / "images")
         yield made
         return
     if request.param == "a mount of the same disk":
-        made = lay_out(OLD, small_disk / "root")
+        made = write_tree(OLD, small_disk / "root")
         (made / "images").rename(small_disk / "images")
         (made / "images").mkdir()
-        with mounted(made / "images", "--bind", str(small_disk / "images")):
+        with mount_filesystem(made / "images", "--bind", str(small_disk / "images")):
             yield made
         return
     lower, upper, work, merged = (small_disk / name for name in ("lower", "upper", "work", "merged"))
     for folder in (upper, work, merged):
         folder.mkdir()
-    lay_out(OLD, lower / "root")
+    write_tree(OLD, lower / "root")
     options = f"lowerdir={lower},upperdir={upper},workdir={work}"
-    with mounted(merged, "-t", "overlay", "-o", options, "overlay"):
+    with mount_filesystem(merged, "-t", "overlay", "-o", options, "overlay"):
         yield merged / "root"
 
 
 def install(root: Path) -> None:
     """Replace all old files by new ones, as a conversion does, with one file that has no target yet."""
     with open_staging(root) as here:
-        lay_out(NEW, here.new_dir)
+        write_tree(NEW, here.new_dir)
         moves = [(None, root / name) for name in ("sums", "images/img")]
         here.install(
             [*moves, *((here.new_dir / n, root / n) for n in ("annotations/a", "images/img", "sums"))]
@@ -69,7 +69,10 @@ def install(root: Path) -> None:
 
 def contents(root: Path) -> Files:
     """Return all files but the lock, each by its path."""
-    found = {**tree(root), **{f"images/{name}": content for name, content in tree(root / "images").items()}}
+    found = {
+        **read_tree(root),
+        **{f"images/{name}": content for name, content in read_tree(root / "images").items()},
+    }
     return {name: content for name, content in found.items() if name != ".mmfw-lock"}
 
 
@@ -83,7 +86,7 @@ def test_new_files_take_their_places(root: Path) -> None:
 
 def test_single_files_and_new_folders_take_their_places(root: Path) -> None:
     with open_staging(root) as here:
-        lay_out({"1": b"repaired", "sub/2": b"repaired"}, here.new_dir)
+        write_tree({"1": b"repaired", "sub/2": b"repaired"}, here.new_dir)
         images = root / "images"
         here.install(
             [(here.new_dir / "1", images / "img" / "1"), (here.new_dir / "sub", images / "more" / "sub")]
@@ -129,7 +132,7 @@ def test_a_lack_of_room_changes_nothing(root: Path, small_disk: Path) -> None:
 def test_a_process_that_dies_at_any_step_leaves_the_rest_to_the_next(
     root: Path, tmp_path: Path, disk: Disk
 ) -> None:
-    saved = lay_out(OLD, tmp_path / "saved")
+    saved = write_tree(OLD, tmp_path / "saved")
     for last in count(1):
         disk.fail(Killed(), lambda step, last=last: step >= last)  # type: ignore[misc]
         died = False
@@ -207,7 +210,7 @@ def test_a_link_to_shared_memory_is_another_disk(tmp_path: Path) -> None:
         root = tmp_path / "root"
         root.mkdir()
         (root / "images").symlink_to(other)
-        lay_out(OLD, root)
+        write_tree(OLD, root)
         install(root)
         assert contents(root) == NEW
         assert [path.name for path in other.iterdir()] == ["img"]

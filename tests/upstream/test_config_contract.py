@@ -32,10 +32,10 @@ from mmf_win.upstream.config import (
 )
 from mmf_win.upstream.default_settings import resume_settings, settings_for_all_splits
 from mmf_win.upstream.zoo import DATASET_ZOO_FILE, MODEL_ZOO_FILE, Zoo
-from tests.worlds.memes import lay_out
-from tests.worlds.mmf_configuration import Question, ask, leaves
-from tests.worlds.odd_names import ALONE
-from tests.worlds.tools import is_wine, wide
+from tests.worlds.memes import write_tree
+from tests.worlds.mmf_configuration import ConfigQuery, iter_leaves, query_mmf
+from tests.worlds.odd_names import ODD_NAMES
+from tests.worlds.tools import is_wine, mark_wide
 
 pytestmark = pytest.mark.torch  # for MMF
 
@@ -139,14 +139,14 @@ def places_in(folder: Path) -> MmfPaths:
     return MmfPaths(folder / "cache", folder / "data", folder / "save")
 
 
-def overridden(root: Path, folder: Path, asked: Question, overrides: Sequence[str]) -> Question:
+def overridden(root: Path, folder: Path, asked: ConfigQuery, overrides: Sequence[str]) -> ConfigQuery:
     """The same with overrides in its settings, as an attempt has them."""
     parts = ConfigSpec(asked.model, asked.config, asked.settings)
     typed = resolve_config(root, places_in(folder), parts, overrides)["typed"]
     return replace(asked, settings=merge_settings(asked.settings, typed))
 
 
-def questions_of(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[str, Question]]:
+def questions_of(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[str, ConfigQuery]]:
     """Yield the name and the question of each preset, and with ``of_mmf`` of each configuration of MMF."""
     loaded = [presets.load(name) for name in presets.names()]
     configurations = {f"preset {p.name}": (p.model, p.config, p.settings) for p in loaded}
@@ -156,22 +156,22 @@ def questions_of(root: Path, folder: Path, *, of_mmf: bool) -> Iterator[tuple[st
         models = list((load_yaml(root, path).get("model_config") or {}).keys())
         configurations[str(path)] = (models[0] if models else "mmbt", str(path), {})
     for name, (model, config, settings) in configurations.items():
-        yield name, Question(model, config, settings)
+        yield name, ConfigQuery(model, config, settings)
         if name.startswith("preset"):
             yield (
                 f"{name}, overridden",
-                overridden(root, folder, Question(model, config, settings), OVERRIDES),
+                overridden(root, folder, ConfigQuery(model, config, settings), OVERRIDES),
             )
-    yield "", Question(*MMBT)
-    yield "MMBT, overridden", overridden(root, folder, Question(*MMBT), (*OVERRIDES, *OF_MMBT))
+    yield "", ConfigQuery(*MMBT)
+    yield "MMBT, overridden", overridden(root, folder, ConfigQuery(*MMBT), (*OVERRIDES, *OF_MMBT))
     for tree in (*SETTINGS, *REFUSED_SETTINGS):
-        yield json.dumps(tree), Question(*MMBT, tree)
+        yield json.dumps(tree), ConfigQuery(*MMBT, tree)
     (folder / "beside.yaml").write_text("training: {seed: 1, max_updates: 3}\n", encoding="utf-8")
     own = folder / "own.yaml"
     includes = f"includes: [./beside.yaml, {MMBT[1]}]" if (root / "mmf" / MMBT[1]).is_file() else ""
     own.write_text(f"{includes}\ntraining: {{seed: 2}}\n", encoding="utf-8")
-    yield "the user's own configuration", Question("mmbt", str(own))
-    yield "no configuration", Question("mmbt", None, {"training": {"seed": 3}})
+    yield "the user's own configuration", ConfigQuery("mmbt", str(own))
+    yield "no configuration", ConfigQuery("mmbt", None, {"training": {"seed": 3}})
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +180,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("настройки")
 
 
-@pytest.fixture(scope="module", params=wide(["presets", "presets and MMF's own"], but=["presets"]))
-def asked(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, Question]:
+@pytest.fixture(
+    scope="module", params=mark_wide(["presets", "presets and MMF's own"], except_for=["presets"])
+)
+def asked(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[str, ConfigQuery]:
     """Return the questions by name."""
     return dict(questions_of(mmf_root, folder, of_mmf=request.param != "presets"))
 
@@ -190,21 +192,23 @@ def asked(mmf_root: Path, folder: Path, request: pytest.FixtureRequest) -> dict[
 def zoo_keys(mmf_root: Path) -> list[str]:
     """Every key of MMF's zoo of models, groups of keys included."""
     zoo = load_yaml(mmf_root, mmf_root / "mmf" / "configs" / "zoo" / "models.yaml")
-    keys = {key.removesuffix(".version") for key, _ in leaves(zoo) if key.endswith(".version")}
+    keys = {key.removesuffix(".version") for key, _ in iter_leaves(zoo) if key.endswith(".version")}
     return sorted(keys | {key.removesuffix(".defaults") for key in keys})
 
 
 @pytest.fixture(scope="module")
-def answers(mmf_root: Path, folder: Path, asked: dict[str, Question], zoo_keys: list[str]) -> dict[str, Any]:
+def answers(
+    mmf_root: Path, folder: Path, asked: dict[str, ConfigQuery], zoo_keys: list[str]
+) -> dict[str, Any]:
     """What the real MMF answers, all in one process."""
     places = places_in(folder)
     environment = {**os.environ, **ENVIRONMENT}
     environment |= {"MMF_CACHE_DIR": str(places.cache_dir), "MMF_DATA_DIR": str(places.data_dir)}
-    return ask(mmf_root, list(asked.values()), zoo_keys, environment)
+    return query_mmf(mmf_root, list(asked.values()), zoo_keys, environment)
 
 
 @pytest.fixture
-def by_mmf(asked: dict[str, Question], answers: dict[str, Any]) -> dict[str, Any]:
+def by_mmf(asked: dict[str, ConfigQuery], answers: dict[str, Any]) -> dict[str, Any]:
     """Name of a question → MMF's configuration, or its error."""
     return dict(zip(asked, answers["configurations"], strict=True))
 
@@ -221,26 +225,26 @@ def merged(root: Path, folder: Path, model: str, config: str | None, settings: s
     return compose_config(root, places_in(folder), ConfigSpec(model, config, json.loads(settings)))[1]
 
 
-def ours(root: Path, folder: Path, question: Question) -> dict[str, Any]:
+def ours(root: Path, folder: Path, question: ConfigQuery) -> dict[str, Any]:
     """The whole configuration as mmfw reads it, by its leaves."""
     settings = json.dumps(question.settings)
     config = deepcopy(merged(root, folder, question.model, question.config, settings))
     config.distributed.world_size = None  # MMF counts devices
-    return dict(leaves(OmegaConf.to_container(config, resolve=True)))
+    return dict(iter_leaves(OmegaConf.to_container(config, resolve=True)))
 
 
 @pytest.mark.wide
 def test_paths_of_any_name_are_what_mmf_reads(mmf_root: Path, tmp_path: Path) -> None:
     asked = {}
-    for name in ALONE:
+    for name in ODD_NAMES:
         own = tmp_path / name
         features, config = own / "x.lmdb", own / "own.yaml"
         features.mkdir(parents=True)
         config.write_text("training: {seed: 2}\n", encoding="utf-8")
         tree = merge_settings(resume_settings(own / "a.ckpt"), settings_for_all_splits(features=features))
-        asked[own] = Question("mmbt", str(config), tree, folder=str(own))
+        asked[own] = ConfigQuery("mmbt", str(config), tree, folder=str(own))
     for (own, question), theirs in zip(
-        asked.items(), ask(mmf_root, list(asked.values()))["configurations"], strict=True
+        asked.items(), query_mmf(mmf_root, list(asked.values()))["configurations"], strict=True
     ):
         read = resolve_config(
             mmf_root, places_in(own), ConfigSpec("mmbt", question.config, question.settings)
@@ -254,18 +258,18 @@ def test_paths_of_any_name_are_what_mmf_reads(mmf_root: Path, tmp_path: Path) ->
 
 @pytest.mark.skipif(is_wine(), reason="MMF makes the same of them everywhere, and Wine is slow")
 def test_every_configuration_is_the_one_that_mmf_makes(
-    mmf_root: Path, folder: Path, asked: dict[str, Question], by_mmf: dict[str, Any]
+    mmf_root: Path, folder: Path, asked: dict[str, ConfigQuery], by_mmf: dict[str, Any]
 ) -> None:
     assert len(asked) > 2 * len(presets.names())
     for name in asked.keys() - set(map(json.dumps, REFUSED_SETTINGS)):
         assert isinstance(by_mmf[name], dict), (name, by_mmf[name])
-        theirs, read = dict(leaves(by_mmf[name])), ours(mmf_root, folder, asked[name])
+        theirs, read = dict(iter_leaves(by_mmf[name])), ours(mmf_root, folder, asked[name])
         different = {key for key in theirs.keys() | read.keys() if theirs.get(key, ...) != read.get(key, ...)}
         assert different <= NOT_COMPARED, name
 
 
 def test_an_override_sets_what_it_says(by_mmf: dict[str, Any]) -> None:
-    before, after = (dict(leaves(by_mmf[name])) for name in ("", "MMBT, overridden"))
+    before, after = (dict(iter_leaves(by_mmf[name])) for name in ("", "MMBT, overridden"))
     set_by_them = {override.partition("=")[0].partition("[")[0] for override in (*OVERRIDES, *OF_MMBT)}
     changed = {key for key in after if after[key] != before[key]}
     assert changed - FOLLOWING - NOT_COMPARED == set_by_them - NOT_COMPARED
@@ -335,5 +339,5 @@ def test_a_class_in_a_package_of_its_own_is_found(tmp_path: Path) -> None:
         "  def config_path(cls):",
         '    return "own.yaml"',
     ]
-    lay_out({"mmf/models/unit/unit.py": "\n".join(code).encode()}, tmp_path)
+    write_tree({"mmf/models/unit/unit.py": "\n".join(code).encode()}, tmp_path)
     assert find_model_config(tmp_path, "unit") == "own.yaml"

@@ -31,11 +31,19 @@ from mmf_win.upstream.install import (
 )
 from mmf_win.upstream.sources import MmfSource
 from tests.worlds import mmf_sources
-from tests.worlds.mmf_sources import COMMIT, TREE, VERSION, File, github, pypi, tar_gz
+from tests.worlds.mmf_sources import (
+    COMMIT,
+    TREE,
+    VERSION,
+    File,
+    git_archive,
+    github_archive,
+    write_pypi_wheel,
+)
 from tests.worlds.tools import is_wine
-from tests.worlds.web import Fault, WebServer, answers
+from tests.worlds.web_server import Fault, WebServer, respond_with
 
-ARCHIVE = tar_gz(TREE)
+ARCHIVE = git_archive(TREE)
 no_pip = pytest.mark.skipif(
     is_wine() and importlib.util.find_spec("pip") is None, reason="this Windows Python has no pip"
 )
@@ -48,15 +56,15 @@ def _pin(monkeypatch: pytest.MonkeyPatch, source: MmfSource) -> None:
 
 def _fetch(monkeypatch: pytest.MonkeyPatch) -> MmfInstall:
     with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
-        source = github(server.url)
+        source = github_archive(server.url)
         _pin(monkeypatch, source)
         return install(source)
 
 
 class TestGithub:
-    def test_a_commit_is_fetched_and_found(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_commit_is_fetched_and_found(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         installed = _fetch(monkeypatch)
-        assert installed == MmfInstall(home / "mmf" / f"github-{COMMIT[:12]}", VERSION, "github", COMMIT)
+        assert installed == MmfInstall(mmfw_home / "mmf" / f"github-{COMMIT[:12]}", VERSION, "github", COMMIT)
         assert find_mmf() == installed
         assert find_changed_files(installed) == []
         assert (installed.root / "docs/Привет 你好.md").read_bytes() == TREE["docs/Привет 你好.md"].content
@@ -64,30 +72,38 @@ class TestGithub:
         assert not link.is_symlink(), "it is a text file on every system"
         assert link.read_bytes() == b"../../mmf/configs/real.yaml"
 
-    def test_a_whole_copy_is_not_fetched_again(self, home: Path) -> None:
+    def test_a_whole_copy_is_not_fetched_again(self, mmfw_home: Path) -> None:
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
-            install(github(server.url))
-            install(github(server.url))
-            assert len(server.asked) == 1
-            install(github(server.url), force=True)
-            assert len(server.asked) == 2
+            install(github_archive(server.url))
+            install(github_archive(server.url))
+            assert len(server.requests) == 1
+            install(github_archive(server.url), force=True)
+            assert len(server.requests) == 2
 
     @pytest.mark.parametrize(
         ("answer", "asked", "message"),
         [
-            (answers(404), 1, "the server answered 404"),
+            (respond_with(404), 1, "the server answered 404"),
             (
-                answers(200, ARCHIVE[:99], Content_Length=str(len(ARCHIVE))),
+                respond_with(200, ARCHIVE[:99], Content_Length=str(len(ARCHIVE))),
                 5,
                 "the connection ended after 99 of",
             ),
-            (answers(200, ARCHIVE[: len(ARCHIVE) // 2], Content_Length=None), 1, "damaged or no archive"),
-            (answers(200, b"<html>Log in to the hotel</html>"), 1, "damaged or no archive"),
-            (answers(200, tar_gz({"../../evil.py": File(b"")})), 1, "cannot be unpacked safely"),
-            (answers(200, tar_gz({"a:b.py": File(b"")})), 1, "cannot be unpacked safely"),
-            (answers(200, tar_gz(dict(TREE) | {"mmf/evil.py": File(b"")})), 1, f"is not commit {COMMIT}"),
             (
-                answers(200, tar_gz(dict(TREE) | {"mmf.txt": File(b"", "program")})),
+                respond_with(200, ARCHIVE[: len(ARCHIVE) // 2], Content_Length=None),
+                1,
+                "damaged or no archive",
+            ),
+            (respond_with(200, b"<html>Log in to the hotel</html>"), 1, "damaged or no archive"),
+            (respond_with(200, git_archive({"../../evil.py": File(b"")})), 1, "cannot be unpacked safely"),
+            (respond_with(200, git_archive({"a:b.py": File(b"")})), 1, "cannot be unpacked safely"),
+            (
+                respond_with(200, git_archive(dict(TREE) | {"mmf/evil.py": File(b"")})),
+                1,
+                f"is not commit {COMMIT}",
+            ),
+            (
+                respond_with(200, git_archive(dict(TREE) | {"mmf.txt": File(b"", "program")})),
                 1,
                 f"is not commit {COMMIT}",
             ),
@@ -95,19 +111,21 @@ class TestGithub:
         ids=["404", "short", "cut", "no archive", "escape", "colon", "other file", "mode"],
     )
     def test_a_bad_answer_leaves_nothing_that_is_believed(
-        self, home: Path, answer: Fault, asked: int, message: str
+        self, mmfw_home: Path, answer: Fault, asked: int, message: str
     ) -> None:
         with WebServer.serving(mmf_tar_gz=b"") as server:
             server.faults = [answer] * 5
             with pytest.raises(MmfEnvironmentError, match=message) as raised:
-                install(github(server.url))
-            assert len(server.asked) == asked
+                install(github_archive(server.url))
+            assert len(server.requests) == asked
         assert raised.value.hint
-        assert [path.name for path in (home / "mmf").rglob("*") if path.is_file()] == [LOCK_NAME]
+        assert [path.name for path in (mmfw_home / "mmf").rglob("*") if path.is_file()] == [LOCK_NAME]
         with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
             find_mmf()
 
-    def test_what_was_damaged_is_named_and_mended(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_was_damaged_is_named_and_mended(
+        self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         installed = _fetch(monkeypatch)
         (installed.root / "mmf.txt").write_bytes(b"other")
         (installed.root / "mmf/configs/real.yaml").unlink()
@@ -121,7 +139,7 @@ class TestGithub:
         assert find_changed_files(_fetch(monkeypatch)) == []
 
     def test_a_change_that_no_time_tells_of_is_found_by_a_full_look(
-        self, home: Path, monkeypatch: pytest.MonkeyPatch
+        self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         installed = _fetch(monkeypatch)
         changed = installed.root / "mmf.txt"
@@ -133,7 +151,9 @@ class TestGithub:
         assert find_changed_files(installed) == []
         assert find_changed_files(installed, full=True) == ["changed: mmf.txt (other content)"]
 
-    def test_a_changed_list_of_hashes_is_noticed(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_changed_list_of_hashes_is_noticed(
+        self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         installed = _fetch(monkeypatch)
         sums = installed.root / MANIFEST_NAME
         (installed.root / "mmf.txt").write_bytes(b"other")
@@ -146,11 +166,11 @@ class TestGithub:
         assert find_changed_files(_fetch(monkeypatch)) == []
 
     def test_a_new_copy_that_cannot_be_had_or_put_in_place_leaves_the_old_one_in_force(
-        self, home: Path, monkeypatch: pytest.MonkeyPatch
+        self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         installed = _fetch(monkeypatch)
         with WebServer.serving() as server, pytest.raises(MmfEnvironmentError):
-            install(github(server.url), force=True)
+            install(github_archive(server.url), force=True)
         assert find_mmf() == installed
         assert find_changed_files(installed) == []
         real = Path.replace
@@ -163,13 +183,13 @@ class TestGithub:
         monkeypatch.setattr(Path, "replace", refuse_the_new_one)
         monkeypatch.setattr("mmf_win.files.RETRY_PAUSE_SECONDS", 0.0)
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server, pytest.raises(PermissionError):
-            install(github(server.url), force=True)
+            install(github_archive(server.url), force=True)
         assert find_mmf() == installed
         assert find_changed_files(installed) == []
-        assert not staging_folder(home / "mmf").exists()
+        assert not staging_folder(mmfw_home / "mmf").exists()
 
     def test_a_fake_disk_that_may_only_be_read_is_said_before_anything_is_fetched(
-        self, home: Path, monkeypatch: pytest.MonkeyPatch
+        self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse_to_write(**_: object) -> NoReturn:
             raise OSError(errno.EROFS, "Read-only file system")
@@ -177,34 +197,34 @@ class TestGithub:
         monkeypatch.setattr("tempfile.TemporaryFile", refuse_to_write)
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
             with pytest.raises(MmfEnvironmentError, match="cannot be written to: Read-only") as raised:
-                install(github(server.url))
-            assert server.asked == []
+                install(github_archive(server.url))
+            assert server.requests == []
         assert "MMFW_HOME" in (raised.value.hint or "")
 
-    def test_a_killed_setup_leaves_nothing_that_is_believed(self, home: Path) -> None:
+    def test_a_killed_setup_leaves_nothing_that_is_believed(self, mmfw_home: Path) -> None:
         with WebServer.serving(mmf_tar_gz=ARCHIVE) as server:
             # Dies at the worst time: all is fetched, nothing is verified.
             script = (
                 "import os, dataclasses\nfrom mmf_win.upstream.install import install\n"
-                "from tests.worlds.mmf_sources import github\n"
-                "class Dying(type(github(''))):\n"
+                "from tests.worlds.mmf_sources import github_archive\n"
+                "class Dying(type(github_archive(''))):\n"
                 "    def fetch(self, here): super().fetch(here); os._exit(9)\n"
-                f"install(Dying(**dataclasses.asdict(github({server.url!r}))))\n"
+                f"install(Dying(**dataclasses.asdict(github_archive({server.url!r}))))\n"
             )
             died = subprocess.run(
                 [sys.executable, "-c", script], cwd=Path(__file__).parents[2], stdin=subprocess.DEVNULL
             )
             assert died.returncode == 9
-            assert staging_folder(home / "mmf").joinpath("new", "mmf", "version.py").is_file()
+            assert staging_folder(mmfw_home / "mmf").joinpath("new", "mmf", "version.py").is_file()
             with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
                 find_mmf()
-            install(github(server.url))
+            install(github_archive(server.url))
         assert find_mmf().version == VERSION
-        assert not staging_folder(home / "mmf").exists()
+        assert not staging_folder(mmfw_home / "mmf").exists()
 
-    def test_an_environment_can_be_moved(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_environment_can_be_moved(self, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         _fetch(monkeypatch)
-        moved = home.rename(home.with_name("moved"))
+        moved = mmfw_home.rename(mmfw_home.with_name("moved"))
         monkeypatch.setenv("MMFW_HOME", str(moved))
         assert find_mmf().root.is_relative_to(moved)
         assert find_changed_files(find_mmf()) == []
@@ -225,12 +245,12 @@ class TestPypi:
         return folder
 
     def test_the_wheel_for_linux_is_fetched_on_every_system_and_mended(
-        self, home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+        self, mmfw_home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        source = pypi(index)
+        source = write_pypi_wheel(index)
         _pin(monkeypatch, source)
         installed = install(source)
-        assert installed == MmfInstall(home / "mmf" / f"pypi-{VERSION}", VERSION, "pypi", None)
+        assert installed == MmfInstall(mmfw_home / "mmf" / f"pypi-{VERSION}", VERSION, "pypi", None)
         assert find_mmf() == installed
         assert find_changed_files(installed) == []
         assert (installed.root / "mmf/configs/real.yaml").is_file()
@@ -239,13 +259,13 @@ class TestPypi:
         assert find_changed_files(install(source)) == []
 
     def test_it_is_carried_over_as_the_guide_says(
-        self, home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
+        self, mmfw_home: Path, index: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        source = pypi(index)
+        source = write_pypi_wheel(index)
         _pin(monkeypatch, source)
         guide = Path(__file__).parents[2].joinpath("docs", "offline.md").read_text(encoding="utf-8")
         [line] = re.findall(r"^ *pip (download .* mmf==)\S+$", guide, re.MULTILINE)
-        carried = home.parent / "carried"
+        carried = mmfw_home.parent / "carried"
         carried.mkdir()
         words = f"{line}{VERSION}".split()
         subprocess.run([sys.executable, "-m", "pip", *words], cwd=carried, check=True)
@@ -254,8 +274,10 @@ class TestPypi:
         assert install(source).version == VERSION
 
     @pytest.mark.parametrize("damaged", [False, True])
-    def test_another_wheel_under_its_name_is_refused(self, home: Path, index: Path, damaged: bool) -> None:
-        source = pypi(index)
+    def test_another_wheel_under_its_name_is_refused(
+        self, mmfw_home: Path, index: Path, damaged: bool
+    ) -> None:
+        source = write_pypi_wheel(index)
         with zipfile.ZipFile(next(index.iterdir()), "a") as wheel:
             wheel.writestr("mmf/evil.py", "evil")
         if damaged:
@@ -266,8 +288,8 @@ class TestPypi:
         with pytest.raises(MmfEnvironmentError, match="MMF is not installed"):
             find_mmf()
 
-    def test_what_pip_said_is_shown_when_it_fails(self, home: Path, index: Path) -> None:
-        source = pypi(index)
+    def test_what_pip_said_is_shown_when_it_fails(self, mmfw_home: Path, index: Path) -> None:
+        source = write_pypi_wheel(index)
         next(index.iterdir()).unlink()
         with pytest.raises(MmfEnvironmentError, match="No matching distribution found for mmf") as raised:
             install(source)
@@ -275,8 +297,8 @@ class TestPypi:
 
 
 @pytest.mark.skipif(is_wine(), reason="Windows under Wine cannot start a venv")
-def test_a_python_without_pip_is_told_what_to_do(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = home.parent / "bare"
+def test_a_python_without_pip_is_told_what_to_do(mmfw_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = mmfw_home.parent / "bare"
     venv.create(bare, with_pip=False)
     programs = sysconfig.get_path("scripts", vars={"base": str(bare)})
     monkeypatch.setattr(sys, "executable", str(Path(programs, Path(sys.executable).name)))
@@ -288,10 +310,10 @@ def test_a_python_without_pip_is_told_what_to_do(home: Path, monkeypatch: pytest
 class TestCheckout:
     @pytest.fixture
     def checkout(self, user_dir: Path) -> Path:
-        return mmf_sources.checkout(user_dir / "my mmf")
+        return mmf_sources.write_checkout(user_dir / "my mmf")
 
     def test_it_is_remembered_where_it_is_and_may_be_edited(
-        self, home: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+        self, mmfw_home: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(checkout.parent)
         before = sorted(checkout.rglob("*"))
@@ -300,12 +322,12 @@ class TestCheckout:
         assert sorted(checkout.rglob("*")) == before
         assert find_changed_files(find_mmf()) is None
 
-    def test_another_folder_is_refused(self, home: Path, checkout: Path) -> None:
+    def test_another_folder_is_refused(self, mmfw_home: Path, checkout: Path) -> None:
         for folder in ("mmf", "nowhere"):
             with pytest.raises(UsageError, match="not a checkout of MMF"):
                 use_checkout(checkout / folder)
 
-    def test_it_is_missed_when_it_has_gone(self, home: Path, checkout: Path) -> None:
+    def test_it_is_missed_when_it_has_gone(self, mmfw_home: Path, checkout: Path) -> None:
         use_checkout(checkout)
         checkout.rename(checkout.with_name("elsewhere"))
         with pytest.raises(MmfEnvironmentError, match="is incomplete") as raised:
@@ -314,9 +336,9 @@ class TestCheckout:
 
 
 def test_an_mmf_of_the_environment_is_found_without_being_imported(
-    home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
+    mmfw_home: Path, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mmf_sources.checkout(user_dir)
+    mmf_sources.write_checkout(user_dir)
     (user_dir / "mmf/__init__.py").write_text("raise RuntimeError('imported')", encoding="utf-8")
     monkeypatch.setattr(sys, "path", [str(user_dir), *sys.path])
     assert find_mmf() == MmfInstall(user_dir, VERSION, "environment")
@@ -334,9 +356,9 @@ def test_packages_that_are_missing_are_named_with_their_cure(
     assert "[train]" in (raised.value.hint or "")
 
 
-def test_an_unreadable_note_says_how_to_go_on(home: Path) -> None:
-    (home / "mmf").mkdir(parents=True)
-    (home / "mmf/installed.json").write_text("{", encoding="utf-8")
+def test_an_unreadable_note_says_how_to_go_on(mmfw_home: Path) -> None:
+    (mmfw_home / "mmf").mkdir(parents=True)
+    (mmfw_home / "mmf/installed.json").write_text("{", encoding="utf-8")
     with pytest.raises(MmfEnvironmentError, match="cannot be read") as raised:
         find_mmf()
     assert "mmfw setup --mmf pypi" in (raised.value.hint or "")

@@ -16,8 +16,8 @@ from mmf_win.upstream.config import ConfigSpec, compose_config, merge_settings, 
 from mmf_win.upstream.install import find_mmf
 from mmf_win.upstream.overrides import RESERVED_KEYS, apply_overrides, require_valid_settings
 from mmf_win.upstream.versions import VERSION_SPECIFIC_KEYS, read_version, versions_with_key
-from tests.worlds.mmf_configuration import leaves
-from tests.worlds.odd_names import ALONE
+from tests.worlds.mmf_configuration import iter_leaves
+from tests.worlds.odd_names import ODD_NAMES
 from tests.worlds.tools import NEWEST_MMF, requires_newest_mmf
 
 pytestmark = pytest.mark.torch  # for MMF
@@ -34,7 +34,7 @@ def assigned(root: Path, places: MmfPaths, *overrides: str) -> Any:
 
 
 def test_a_path_that_is_there_is_taken_as_it_is_typed(tmp_path: Path) -> None:
-    for name in ALONE:
+    for name in ODD_NAMES:
         path = tmp_path / name
         path.mkdir()
         config = OmegaConf.create({"checkpoint": {"resume_file": None}})
@@ -47,7 +47,7 @@ def test_keys_of_one_version_alone_are_known() -> None:
     keys = {}
     for root in (find_mmf().root, Path(str(NEWEST_MMF))):
         defaults = OmegaConf.to_container(OmegaConf.load(root / "mmf" / "configs" / "defaults.yaml"))
-        keys[read_version(root)] = {key for key, value in leaves(defaults) if value != {}}
+        keys[read_version(root)] = {key for key, value in iter_leaves(defaults) if value != {}}
     assert keys.keys() == VERSION_SPECIFIC_KEYS.keys()
     for version, own in keys.items():
         others = set().union(*(keys[other] for other in keys if other != version))
@@ -57,9 +57,9 @@ def test_keys_of_one_version_alone_are_known() -> None:
 
 
 @pytest.mark.parametrize("word", ["training.fp16=True", "training.wandb.enabled=True", "trainer.type=mmf"])
-def test_a_key_of_another_version_is_told_so(places: MmfPaths, word: str) -> None:
+def test_a_key_of_another_version_is_told_so(mmf_paths: MmfPaths, word: str) -> None:
     with pytest.raises(UsageError, match=r"1\.0\.0rc10 has no key .*; 1\.0\.0rc12 has") as caught:
-        assigned(find_mmf().root, places, word)
+        assigned(find_mmf().root, mmf_paths, word)
     assert caught.value.hint == "run `mmfw setup --mmf github`"
 
 
@@ -71,12 +71,12 @@ def test_a_key_of_another_version_is_told_so(places: MmfPaths, word: str) -> Non
         ("optimiser.params.lr=1", "optimizer.params.lr"),
     ],
 )
-def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: MmfPaths, word: str, meant: str) -> None:
+def test_a_misspelt_key_names_the_nearest(mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str) -> None:
     with pytest.raises(UsageError) as caught:
-        assigned(mmf_root, places, word)
+        assigned(mmf_root, mmf_paths, word)
     assert f"did you mean {meant}" in str(caught.value.hint)
     with pytest.raises(UsageError) as caught:
-        assigned(mmf_root, places, "quite_another=1")
+        assigned(mmf_root, mmf_paths, "quite_another=1")
     assert caught.value.hint is None
 
 
@@ -90,9 +90,9 @@ def test_a_misspelt_key_names_the_nearest(mmf_root: Path, places: MmfPaths, word
         ("training.lr_steps[0]=1", format_command("training.lr_steps=['VALUE']")),
     ],
 )
-def test_the_hint_says_how_it_is_done(mmf_root: Path, places: MmfPaths, word: str, hinted: str) -> None:
+def test_the_hint_says_how_it_is_done(mmf_root: Path, mmf_paths: MmfPaths, word: str, hinted: str) -> None:
     with pytest.raises(UsageError) as caught:
-        assigned(mmf_root, places, word)
+        assigned(mmf_root, mmf_paths, word)
     assert hinted in str(caught.value.hint)
 
 
@@ -111,43 +111,43 @@ def test_the_hint_says_how_it_is_done(mmf_root: Path, places: MmfPaths, word: st
     ],
 )
 def test_values_are_read_as_omegaconf_reads_a_list_of_them(
-    mmf_root: Path, places: MmfPaths, word: str, value: object
+    mmf_root: Path, mmf_paths: MmfPaths, word: str, value: object
 ) -> None:
-    assert OmegaConf.select(assigned(mmf_root, places, word), word.partition("=")[0]) == value
+    assert OmegaConf.select(assigned(mmf_root, mmf_paths, word), word.partition("=")[0]) == value
 
 
-def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, places: MmfPaths) -> None:
+def test_an_item_of_a_list_is_kept_as_its_whole_list(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     words = [
         f"{DATASET}.annotations.test[0]=own.jsonl",
         "model_config.mmbt.losses[0].type=bce",
         "training.seed=1",
     ]
-    assert resolve_config(mmf_root, places, ConfigSpec(*MMBT), words)["typed"] == {
+    assert resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), words)["typed"] == {
         "dataset_config": {"hateful_memes": {"annotations": {"test": ["own.jsonl"]}}},
         "model_config": {"mmbt": {"losses": [{"type": "bce"}]}},
         "training": {"seed": 1},
     }
 
 
-def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, places: MmfPaths) -> None:
+def test_keys_of_the_users_own_code_are_left_to_mmf(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     word = "model_config.my_own.layers=3"
     with pytest.raises(UsageError):
-        resolve_config(mmf_root, places, ConfigSpec(*MMBT), [word])
+        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), [word])
     for words, settings in (((word, "env.user_dir=mine"), {}), ((word,), {"env": {"user_dir": "mine"}})):
-        resolve_config(mmf_root, places, ConfigSpec(*MMBT, settings), words)
+        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, settings), words)
     own = tree("env.user_dir=mine", "model_config.mmbt2.layers=3", "optimizer.type=mine")
-    resolve_config(mmf_root, places, ConfigSpec("mmbt2", MMBT[1], own))
+    resolve_config(mmf_root, mmf_paths, ConfigSpec("mmbt2", MMBT[1], own))
     with pytest.raises(UsageError):
         words = ("training.no_such_key=1", "env.user_dir=mine")
-        resolve_config(mmf_root, places, ConfigSpec(*MMBT), words)
+        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT), words)
 
 
 @pytest.mark.parametrize("key", ["env.data_dir", "env.cache_dir", "env.save_dir", "env.report_dir", "model"])
 def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
-    mmf_root: Path, places: MmfPaths, key: str
+    mmf_root: Path, mmf_paths: MmfPaths, key: str
 ) -> None:
     with pytest.raises(UsageError, match=f"{key} is set by mmfw") as caught:
-        resolve_config(mmf_root, places, ConfigSpec(*MMBT, tree(f"{key}=x")))
+        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, tree(f"{key}=x")))
     assert caught.value.hint == RESERVED_KEYS[key]
 
 
@@ -162,13 +162,13 @@ def test_a_key_that_a_preset_may_not_set_has_the_hint_of_the_override(
     ],
 )
 def test_a_new_key_is_taken_where_a_class_may_read_it_or_a_preset_has_one(
-    mmf_root: Path, places: MmfPaths, key: str
+    mmf_root: Path, mmf_paths: MmfPaths, key: str
 ) -> None:
     asked = ConfigSpec(*MMBT, {"training": {"new_group": {"new": 1}}})
-    config = compose_config(mmf_root, places, asked)[1]
+    config = compose_config(mmf_root, mmf_paths, asked)[1]
     apply_overrides(config, [f"{key}=3"], version=read_version(mmf_root))
     assert OmegaConf.select(config, key) == 3
-    resolve_config(mmf_root, places, asked, [f"{key}=3"])
+    resolve_config(mmf_root, mmf_paths, asked, [f"{key}=3"])
 
 
 def tree(*words: str) -> dict[str, Any]:
@@ -227,36 +227,36 @@ WRONG = [
 
 @pytest.mark.parametrize(("word", "meant"), WRONG, ids=[word for word, _ in WRONG])
 def test_what_a_preset_sets_wrongly_is_refused_with_what_is_meant(
-    mmf_root: Path, places: MmfPaths, word: str, meant: str
+    mmf_root: Path, mmf_paths: MmfPaths, word: str, meant: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        resolve_config(mmf_root, places, ConfigSpec(*MMBT, tree(word)))
+        resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, tree(word)))
     assert meant in f"{caught.value} {caught.value.hint}"
     assert word.partition("=")[0].partition(".")[0] in str(caught.value)
 
 
-def test_a_number_of_a_list_is_refused_by_itself(mmf_root: Path, places: MmfPaths) -> None:
+def test_a_number_of_a_list_is_refused_by_itself(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     betas = "optimizer.params.betas"
-    config = assigned(mmf_root, places, f"{betas}=[0.9, 0.98]", f"{betas}[0]=0.5")
+    config = assigned(mmf_root, mmf_paths, f"{betas}=[0.9, 0.98]", f"{betas}[0]=0.5")
     assert list(config.optimizer.params.betas) == [0.5, 0.98]
     with pytest.raises(UsageError, match="2 is not a number of 0 or more and below 1"):
-        assigned(mmf_root, places, f"{betas}=[0.9, 0.98]", f"{betas}[0]=2")
+        assigned(mmf_root, mmf_paths, f"{betas}=[0.9, 0.98]", f"{betas}[0]=2")
 
 
 def test_a_key_that_mmf_dropped_does_not_keep_a_run_that_trained_from_going_on(
-    mmf_root: Path, places: MmfPaths
+    mmf_root: Path, mmf_paths: MmfPaths
 ) -> None:
     asked = ConfigSpec(*MMBT, tree("training.batchsize=4"))
-    resolve_config(mmf_root, places, asked, checked_settings={})
+    resolve_config(mmf_root, mmf_paths, asked, checked_settings={})
     with pytest.raises(UsageError):
-        resolve_config(mmf_root, places, asked, ["training.batch_size=0"], checked_settings={})
+        resolve_config(mmf_root, mmf_paths, asked, ["training.batch_size=0"], checked_settings={})
 
 
-def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, places: MmfPaths) -> None:
+def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     key = "training.max_grad_l2_norm"
-    assert assigned(mmf_root, places, f"{key}=0.25").training.max_grad_l2_norm == 0.25
+    assert assigned(mmf_root, mmf_paths, f"{key}=0.25").training.max_grad_l2_norm == 0.25
     with pytest.raises(UsageError, match=f"{key}: -1 is not a number of 0 or more"):
-        assigned(mmf_root, places, f"{key}=-1")
+        assigned(mmf_root, mmf_paths, f"{key}=-1")
 
 
 @pytest.mark.parametrize(
@@ -276,19 +276,21 @@ def test_the_limit_of_gradients_is_taken_from_the_command_line(mmf_root: Path, p
         "training.tensorboard=1",
     ],
 )
-def test_what_mmf_reads_is_taken(mmf_root: Path, places: MmfPaths, word: str) -> None:
-    resolve_config(mmf_root, places, ConfigSpec(*MMBT, tree(word)))
+def test_what_mmf_reads_is_taken(mmf_root: Path, mmf_paths: MmfPaths, word: str) -> None:
+    resolve_config(mmf_root, mmf_paths, ConfigSpec(*MMBT, tree(word)))
 
 
 @pytest.mark.parametrize("name", [name for name in presets.names() if name != "demo"])
-def test_nothing_that_mmfs_configurations_set_is_refused(mmf_root: Path, places: MmfPaths, name: str) -> None:
+def test_nothing_that_mmfs_configurations_set_is_refused(
+    mmf_root: Path, mmf_paths: MmfPaths, name: str
+) -> None:
     preset = presets.load(name)
-    bare = OmegaConf.to_container(compose_config(mmf_root, places, ConfigSpec(preset.model))[0])
-    whole = OmegaConf.to_container(compose_config(mmf_root, places, preset)[1])
+    bare = OmegaConf.to_container(compose_config(mmf_root, mmf_paths, ConfigSpec(preset.model))[0])
+    whole = OmegaConf.to_container(compose_config(mmf_root, mmf_paths, preset)[1])
     require_valid_settings(bare, whole, read_version(mmf_root))
 
 
-def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, places: MmfPaths) -> None:
+def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, mmf_paths: MmfPaths) -> None:
     chosen = {
         "training": {"wandb": {"tags": ["first"]}},
         "checkpoint": {"pretrained_state_mapping": {"model.bert": "model.bert"}},
@@ -296,4 +298,4 @@ def test_names_that_are_the_users_to_choose_are_not_refused(mmf_root: Path, plac
     for name in ("mmbt_grid", "visual_bert_coco"):
         preset = presets.load(name)
         settings = merge_settings(preset.settings, chosen)
-        resolve_config(mmf_root, places, ConfigSpec(preset.model, preset.config, settings))
+        resolve_config(mmf_root, mmf_paths, ConfigSpec(preset.model, preset.config, settings))

@@ -73,26 +73,26 @@ def environment(places: MmfPaths, *, offline: bool) -> dict[str, str]:
 
 
 def test_threads_spin_for_a_moment_unless_the_user_says_how_long(
-    places: MmfPaths, monkeypatch: pytest.MonkeyPatch
+    mmf_paths: MmfPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    assert int(environment(places, offline=True)["GOMP_SPINCOUNT"]) < 300_000, "libgomp's own"
+    assert int(environment(mmf_paths, offline=True)["GOMP_SPINCOUNT"]) < 300_000, "libgomp's own"
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert "GOMP_SPINCOUNT" not in environment(places, offline=True)
+    assert "GOMP_SPINCOUNT" not in environment(mmf_paths, offline=True)
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    assert environment(places, offline=True)["GOMP_SPINCOUNT"] == "7"
+    assert environment(mmf_paths, offline=True)["GOMP_SPINCOUNT"] == "7"
 
 
 @pytest.mark.parametrize("offline", [True, False])
 def test_the_worker_reads_utf8_and_downloads_only_when_it_may(
-    places: MmfPaths, offline: bool, monkeypatch: pytest.MonkeyPatch
+    mmf_paths: MmfPaths, offline: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MMFW_PASSWORD", "secret")
-    env = environment(places, offline=offline)
+    env = environment(mmf_paths, offline=offline)
     assert env["PYTHONUTF8"] == "1"
     assert "secret" not in env.values(), "MMF has no business with the archive's password"
-    assert env["MMF_DATA_DIR"] == str(places.data_dir)
+    assert env["MMF_DATA_DIR"] == str(mmf_paths.data_dir)
     assert (env.get("HF_HUB_OFFLINE") == "1") == offline
     if offline:
         assert Path(env["MMF_DATASET_ZOO"]).is_file()

@@ -11,7 +11,7 @@ from mmf_win.errors import MmfEnvironmentError
 from mmf_win.paths import MmfPaths
 from mmf_win.upstream.versions import config_path, follow_text_links, has_key, read_version
 from mmf_win.upstream.zoo import Zoo
-from tests.worlds.memes import lay_out
+from tests.worlds.memes import write_tree
 
 MMBT = (
     "projects/hateful_memes/configs/mmbt/defaults.yaml",
@@ -28,7 +28,7 @@ def wheel(user_dir: Path) -> Path:
         "mmf/projects/hateful_memes/configs/mmbt/defaults.yaml": b"b: 1\n",
         "mmf/projects/mmbt/configs/hateful_memes/defaults.yaml": b"b: 2\n",
     }
-    return lay_out(files, user_dir / "wheel")
+    return write_tree(files, user_dir / "wheel")
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def unpacked(user_dir: Path) -> Path:
         "projects/hateful_memes/configs/mmbt/defaults.yaml": f"../../../{real}".encode(),
         f"projects/{real}": b"includes:\n- ./other.yaml\n",
     }
-    return lay_out(files, user_dir / "unpacked")
+    return write_tree(files, user_dir / "unpacked")
 
 
 class TestConfigPath:
@@ -80,7 +80,7 @@ class TestTextLinks:
         assert follow_text_links(path) == path
 
     def test_a_circle_is_an_error(self, tmp_path: Path) -> None:
-        lay_out({"a.yaml": b"b.yaml", "b.yaml": b"a.yaml"}, tmp_path)
+        write_tree({"a.yaml": b"b.yaml", "b.yaml": b"a.yaml"}, tmp_path)
         with pytest.raises(MmfEnvironmentError, match="circle"):
             follow_text_links(tmp_path / "a.yaml")
         assert follow_text_links(tmp_path / "no.yaml") == tmp_path / "no.yaml"
@@ -94,7 +94,7 @@ class TestVersions:
     def test_a_tree_without_one_is_an_error(self, tmp_path: Path) -> None:
         with pytest.raises(MmfEnvironmentError, match=r"version\.py cannot be read"):
             read_version(tmp_path)
-        lay_out({"mmf/version.py": b"version = 1\n"}, tmp_path)
+        write_tree({"mmf/version.py": b"version = 1\n"}, tmp_path)
         with pytest.raises(MmfEnvironmentError, match="no version"):
             read_version(tmp_path)
 
@@ -105,13 +105,13 @@ class TestVersions:
 
 @pytest.mark.parametrize("version", [{}, {"version": "1.0"}])
 def test_an_entry_of_a_zoo_may_lack_a_version(
-    user_dir: Path, places: MmfPaths, version: dict[str, str]
+    user_dir: Path, mmf_paths: MmfPaths, version: dict[str, str]
 ) -> None:
     resource = {"url": "mmf://features.tar.gz", "file_name": "features.tar.gz"}
     zoo = user_dir / "zoo.yaml"
     zoo.write_text(
         json.dumps({"hateful_memes": {"defaults": {**version, "resources": {"features": resource}}}})
     )
-    entry = Zoo(user_dir, places, str(zoo)).dataset_entry("features")
+    entry = Zoo(user_dir, mmf_paths, str(zoo)).dataset_entry("features")
     assert entry is not None and entry.version == version.get("version")
     assert entry.url.startswith("https://") and entry.archive.name == "features.tar.gz"

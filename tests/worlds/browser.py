@@ -17,18 +17,18 @@ _ARGUMENTS = [
     *("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"),
     "--no-first-run",
 ]
-_WHERE = " on Windows, where the pages are not tested" if sys.platform == "win32" else ""
+_REASON_SUFFIX = " on Windows, where the pages are not tested" if sys.platform == "win32" else ""
 
 
-def needs_browser(*modules: str) -> pytest.MarkDecorator:
+def requires_browser(*modules: str) -> pytest.MarkDecorator:
     """Skips tests where there is no Chromium, or one of the modules is not installed."""
     missing = [] if _CHROMIUM else ["chromium"]
     missing += [name for name in ("playwright", *modules) if importlib.util.find_spec(name) is None]
-    return pytest.mark.skipif(bool(missing), reason=f"not installed{_WHERE}: {', '.join(missing)}")
+    return pytest.mark.skipif(bool(missing), reason=f"not installed{_REASON_SUFFIX}: {', '.join(missing)}")
 
 
 @contextmanager
-def running_browser() -> Iterator[Any]:
+def launch_browser() -> Iterator[Any]:
     """Playwright's browser, without a window and without a network of its own."""
     from playwright.sync_api import sync_playwright
 

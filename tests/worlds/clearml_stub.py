@@ -22,11 +22,16 @@ from uuid import uuid4
 
 import pytest
 
-Things = dict[str, dict[str, Any]]
-_ENDED = {"completed": "completed", "stopped": "stopped", "failed": "failed", "started": "in_progress"}
+Records = dict[str, dict[str, Any]]
+_STATUS_BY_ACTION = {
+    "completed": "completed",
+    "stopped": "stopped",
+    "failed": "failed",
+    "started": "in_progress",
+}
 
 
-class Refusal(Exception):
+class RequestRefusedError(Exception):
     """What the server answers instead."""
 
 
@@ -35,7 +40,7 @@ class _Server(ThreadingHTTPServer):
         """A client that leaves in the midst of something has its reasons."""
 
 
-class Stub:
+class ClearMLStub:
     """Both servers.
 
     Attributes:
@@ -50,27 +55,27 @@ class Stub:
     """
 
     def __init__(self) -> None:
-        self.projects: Things = {}
-        self.tasks: Things = {}
-        self.models: Things = {}
+        self.projects: Records = {}
+        self.tasks: Records = {}
+        self.models: Records = {}
         self.points: dict[tuple[str, str, str, int], dict[str, Any]] = {}
         self.files: dict[str, bytes] = {}
-        self.asked: list[tuple[str, Any]] = []
-        self.refused: set[str] = set()
-        self.dropped: set[str] = set()
-        self.text = b""
+        self.requests: list[tuple[str, Any]] = []
+        self.refused_actions: set[str] = set()
+        self.dropped_actions: set[str] = set()
+        self.received_bytes = b""
         self._lock = threading.Lock()
         self._servers = [_Server(("127.0.0.1", 0), self._handler(kind)) for kind in ("api", "files")]
-        self.api, self.files_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
+        self.api_url, self.files_url = (f"http://127.0.0.1:{server.server_port}" for server in self._servers)
 
     @classmethod
     @contextmanager
-    def serving(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
+    def serving(cls, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClearMLStub]:
         """One inside the ``with`` block, which the environment names; clearml keeps to ``folder``."""
         stub = cls()
         folder.mkdir(exist_ok=True)
         (folder / "clearml.conf").write_bytes(b"")
-        told = {"API_HOST": stub.api, "FILES_HOST": stub.files_url, "WEB_HOST": "http://web.test"}
+        told = {"API_HOST": stub.api_url, "FILES_HOST": stub.files_url, "WEB_HOST": "http://web.test"}
         told |= {"API_ACCESS_KEY": "key", "API_SECRET_KEY": "secret", "CACHE_DIR": str(folder / "cache")}
         for name, value in (told | {"CONFIG_FILE": str(folder / "clearml.conf")}).items():
             monkeypatch.setenv(f"CLEARML_{name}", value)
@@ -80,11 +85,11 @@ class Stub:
         try:
             yield stub
         finally:
-            stub.stop()
+            stub.stop_servers()
             for thread in threads:
                 thread.join()
 
-    def stop(self) -> None:
+    def stop_servers(self) -> None:
         """Nothing answers any more."""
         for server in self._servers:
             server.shutdown()
@@ -100,11 +105,11 @@ class Stub:
         found = [event for (_, *of, _), event in self.points.items() if of == [metric, variant]]
         return sorted((event["iter"], event["timestamp"], event["value"]) for event in found)
 
-    def params(self, section: str) -> dict[str, str]:
+    def hyperparameters(self, section: str) -> dict[str, str]:
         """Those of a section of the only task."""
         return {name: param["value"] for name, param in self.task()["hyperparams"].get(section, {}).items()}
 
-    def file(self, uri: str) -> bytes:
+    def file_content(self, uri: str) -> bytes:
         """The content at an address."""
         return self.files[unquote(urlsplit(uri).path).strip("/")]
 
@@ -122,10 +127,10 @@ class Stub:
         return {"msg": "stub"}
 
     def _projects_get_all(self, **what: Any) -> Any:
-        return {"projects": _found(self.projects, what)}
+        return {"projects": _filter_records(self.projects, what)}
 
     def _projects_create(self, name: str, **what: Any) -> Any:
-        return {"id": _made(self.projects, name=name, **what)}
+        return {"id": _create_record(self.projects, name=name, **what)}
 
     def _projects_get_by_id(self, project: str, **_: Any) -> Any:
         return {"project": self.projects[project]}
@@ -135,23 +140,25 @@ class Stub:
         return {"updated": 1}
 
     def _tasks_get_all(self, **what: Any) -> Any:
-        return {"tasks": _found(self.tasks, what)}
+        return {"tasks": _filter_records(self.tasks, what)}
 
     def _tasks_get_by_id(self, task: str, **_: Any) -> Any:
         if task not in self.tasks:
-            raise Refusal(f"Invalid task id: {task}")
+            raise RequestRefusedError(f"Invalid task id: {task}")
         return {"task": self.tasks[task]}
 
     def _tasks_create(self, **what: Any) -> Any:
         parts = ("hyperparams", "configuration", "output", "execution", "script", "runtime")
         return {
-            "id": _made(self.tasks, **({"status": "created", "tags": []} | {p: {} for p in parts} | what))
+            "id": _create_record(
+                self.tasks, **({"status": "created", "tags": []} | {p: {} for p in parts} | what)
+            )
         }
 
-    def _changeable(self, task: str, *also: str) -> dict[str, Any]:
+    def _require_changeable_task(self, task: str, *other_statuses: str) -> dict[str, Any]:
         found: dict[str, Any] = self._tasks_get_by_id(task)["task"]
-        if found["status"] not in ("created", *also):
-            raise Refusal(f"Invalid task status: expected=created, status={found['status']}")
+        if found["status"] not in ("created", *other_statuses):
+            raise RequestRefusedError(f"Invalid task status: expected=created, status={found['status']}")
         return found
 
     def _change_status(self, status: str, task: str, force: bool = False, **_: Any) -> Any:
@@ -159,46 +166,48 @@ class Stub:
         found = self._tasks_get_by_id(task)["task"]
         expected = "created" if status == "in_progress" else "in_progress"
         if not force and found["status"] != expected:
-            raise Refusal(f"Invalid task status: expected={expected}, status={found['status']}")
+            raise RequestRefusedError(f"Invalid task status: expected={expected}, status={found['status']}")
         found["status"] = status
         return {"updated": 1}
 
     def _tasks_edit(self, task: str, force: bool = False, **what: Any) -> Any:
-        self._changeable(task, *["in_progress"] * force).update(what)
+        self._require_changeable_task(task, *["in_progress"] * force).update(what)
         return {"updated": 1}
 
     def _tasks_edit_hyper_params(
         self, task: str, hyperparams: Any, replace_hyperparams: str = "none", force: bool = False, **_: Any
     ) -> Any:
-        sections: Things = {}
+        sections: Records = {}
         for param in hyperparams:
             sections.setdefault(param["section"], {})[param["name"]] = param
         if sections.keys() == {"properties"}:
             force, there = True, self._tasks_get_by_id(task)["task"]
         else:
-            there = self._changeable(task, *["in_progress"] * force)
+            there = self._require_changeable_task(task, *["in_progress"] * force)
         for section, params in sections.items():
             old = {} if replace_hyperparams == "section" else there["hyperparams"].get(section, {})
             there["hyperparams"][section] = old | params
         return {"updated": 1}
 
     def _tasks_add_or_update_artifacts(self, task: str, artifacts: Any, force: bool = False, **_: Any) -> Any:
-        there = self._changeable(task, *["in_progress"] * force).setdefault("execution", {})
+        there = self._require_changeable_task(task, *["in_progress"] * force).setdefault("execution", {})
         new = {artifact["key"]: artifact for artifact in artifacts}
         kept = [old for old in there.get("artifacts", []) if old["key"] not in new]
         there["artifacts"] = [*kept, *new.values()]
         return {"updated": 1}
 
     def _tasks_add_or_update_model(self, task: str, name: str, model: str, type: str, **_: Any) -> Any:
-        there = self._changeable(task, "in_progress").setdefault("models", {}).setdefault(type, [])
+        there = (
+            self._require_changeable_task(task, "in_progress").setdefault("models", {}).setdefault(type, [])
+        )
         there[:] = [*(old for old in there if old["name"] != name), {"name": name, "model": model}]
         return {"updated": 1}
 
     def _models_get_all(self, **what: Any) -> Any:
-        return {"models": _found(self.models, what)}
+        return {"models": _filter_records(self.models, what)}
 
     def _models_create(self, **what: Any) -> Any:
-        return {"id": _made(self.models, **what), "created": True}
+        return {"id": _create_record(self.models, **what), "created": True}
 
     def _events_add_batch(self, lines: list[dict[str, Any]]) -> Any:
         unknown = [event for event in lines if event["task"] not in self.tasks]
@@ -211,21 +220,21 @@ class Stub:
     def _answer(self, action: str, body: bytes) -> tuple[int, Any]:
         said = [json.loads(line) for line in body.splitlines() if line.strip()]
         with self._lock:
-            self.asked.append((action, said))
-            self.text += body
+            self.requests.append((action, said))
+            self.received_bytes += body
             try:
-                if action in self.refused:
-                    raise Refusal("this is refused")
+                if action in self.refused_actions:
+                    raise RequestRefusedError("this is refused")
                 service, _, name = action.removesuffix("_ex").partition(".")
-                if service == "tasks" and name in _ENDED:
-                    data: Any = self._change_status(_ENDED[name], **said[0])
+                if service == "tasks" and name in _STATUS_BY_ACTION:
+                    data: Any = self._change_status(_STATUS_BY_ACTION[name], **said[0])
                 elif (how := getattr(self, f"_{service}_{name}", None)) is None:
-                    raise Refusal(f"the stub does not know {action}")
+                    raise RequestRefusedError(f"the stub does not know {action}")
                 elif name.endswith("_batch"):
                     data = how(said)
                 else:
                     data = how(**said[0] if said else {})
-            except Refusal as refusal:
+            except RequestRefusedError as refusal:
                 return 400, {"meta": {"result_code": 400, "result_msg": str(refusal)}}
         return 200, {"meta": {"result_code": 200, "result_msg": "OK"}, "data": data}
 
@@ -236,7 +245,7 @@ class Stub:
             def do_GET(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
                 path = unquote(urlsplit(self.path).path).strip("/")
-                if path.rpartition("/")[2] in outer.dropped:
+                if path.rpartition("/")[2] in outer.dropped_actions:
                     self.close_connection = True
                 elif kind == "api":
                     status, told = outer._answer(path.rpartition("/")[2], body)
@@ -246,7 +255,7 @@ class Stub:
                     for part in message_from_bytes(head + body).get_payload():  # type: ignore[union-attr]
                         name = part.get_param("name", header="content-disposition")  # type: ignore[union-attr]
                         outer.files[str(name).strip("/")] = part.get_payload(decode=True)  # type: ignore[assignment,union-attr]
-                    refused = "files" in outer.refused
+                    refused = "files" in outer.refused_actions
                     self._send(500 if refused else 200, b"[]", "application/json")
                 elif path in outer.files:
                     self._send(200, outer.files[path], "application/octet-stream")
@@ -272,17 +281,17 @@ class Stub:
         return Handler
 
 
-def _made(things: Things, **what: Any) -> str:
+def _create_record(records: Records, **fields: Any) -> str:
     made = uuid4().hex
-    things[made] = {**what, "id": made}
+    records[made] = {**fields, "id": made}
     return made
 
 
-def _found(things: Things, what: dict[str, Any]) -> list[dict[str, Any]]:
+def _filter_records(records: Records, query: dict[str, Any]) -> list[dict[str, Any]]:
     """Those of these names, tags and so on."""
 
-    def has(thing: dict[str, Any], name: str) -> bool:
-        wanted, there = what.get(name), thing.get(name)
+    def has_value(record: dict[str, Any], name: str) -> bool:
+        wanted, there = query.get(name), record.get(name)
         if not wanted:
             return True
         if name == "name":
@@ -292,4 +301,4 @@ def _found(things: Things, what: dict[str, Any]) -> list[dict[str, Any]]:
         return there in wanted
 
     names = ("id", "name", "tags", "system_tags", "task", "uri", "project")
-    return [thing for thing in things.values() if all(has(thing, name) for name in names)]
+    return [thing for thing in records.values() if all(has_value(thing, name) for name in names)]

@@ -1,7 +1,7 @@
 """Measures the CPU seconds of each test and prints them by folder.
 
 Hooks for pytest, which tests/conftest.py imports. A test's time is that of its process, of the processes that
-it has waited for, and of the workers that tests/worlds/warm.py has forked for it.
+it has waited for, and of the workers that tests/worlds/fork_server.py has forked for it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import pytest
 VARIABLE = "MMFW_TEST_CPU_TIMES"
 """Names the file to which ``warm`` appends the CPU seconds of each worker, a line each."""
 
-_NAME = "CPU seconds"
-_STARTED = pytest.StashKey[float]()
-_spent: Counter[str] = Counter()
+_PROPERTY = "CPU seconds"
+_START_KEY = pytest.StashKey[float]()
+_seconds_by_folder: Counter[str] = Counter()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     """Note when a test starts, fixtures included."""
-    item.stash[_STARTED] = _cpu_seconds()
+    item.stash[_START_KEY] = _cpu_seconds()
     return (yield)
 
 
@@ -34,25 +34,25 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Put the time of a test into the report of its last phase, which xdist sends to the main process."""
     report = yield
     if call.when == "teardown":
-        spent = _cpu_seconds() - item.stash[_STARTED] + _of_workers()
-        report.user_properties.append((_NAME, spent))
+        spent = _cpu_seconds() - item.stash[_START_KEY] + _worker_cpu_seconds()
+        report.user_properties.append((_PROPERTY, spent))
     return report
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Add the time of a test to that of its folder."""
-    times = [value for name, value in report.user_properties if name == _NAME]
+    times = [value for name, value in report.user_properties if name == _PROPERTY]
     if report.when == "teardown" and times:
         parts = report.location[0].replace("\\", "/").split("/")
-        _spent["/".join(parts[:2]) if len(parts) > 2 else parts[0]] += times[-1]
+        _seconds_by_folder["/".join(parts[:2]) if len(parts) > 2 else parts[0]] += times[-1]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the CPU seconds by folder."""
-    if sum(_spent.values()) < 10:
+    if sum(_seconds_by_folder.values()) < 10:
         return
-    told = (f"{folder} {seconds:.0f}" for folder, seconds in _spent.most_common())
-    terminalreporter.write_line(f"CPU seconds: {sum(_spent.values()):.0f}; {', '.join(told)}")
+    told = (f"{folder} {seconds:.0f}" for folder, seconds in _seconds_by_folder.most_common())
+    terminalreporter.write_line(f"CPU seconds: {sum(_seconds_by_folder.values()):.0f}; {', '.join(told)}")
 
 
 def _cpu_seconds() -> float:
@@ -60,7 +60,7 @@ def _cpu_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def _of_workers() -> float:
+def _worker_cpu_seconds() -> float:
     """Return the CPU time that forked workers have noted since the last call."""
     file = Path(os.environ.get(VARIABLE, ""))
     if not file.is_file():

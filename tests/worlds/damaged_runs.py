@@ -17,27 +17,31 @@ from mmf_win.cli import main
 from mmf_win.files import write_json
 from mmf_win.runs.folder import Run
 from tests.worlds import report_world
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.torch_files import write_checkpoint
 
 # What takes the place of a value somewhere in a JSON file.
-_VALUES: tuple[Any, ...] = (
+_BAD_VALUES: tuple[Any, ...] = (
     None, True, -1, 0, 10**40, 1.5, float("nan"), float("inf"), -float("inf"), 1e300, "", "text",
     "\ud800", "\x1b[2J\0",
     [], [1, "a", None], {}, {"a": {"b": 1}}, {"split": 1, "rows": "x"}, "9" * 5000,
 )  # fmt: skip
-_REPORTED = ("metrics.json", "events.jsonl", "request.json", ".csv", "exit.json")
+_REPORT_FILES = ("metrics.json", "events.jsonl", "request.json", ".csv", "exit.json")
 
 
 class DamagedRuns:
     """Two runs that have one of everything, in an empty folder, to be damaged again and again."""
 
     def __init__(self, folder: Path) -> None:
-        self._intact, self._copy, self._nothing = folder / "intact", folder / "copy", folder / "nothing"
-        self._first, self._second = _make(self._intact)
+        self._intact, self._copy, self._missing_folder = (
+            folder / "intact",
+            folder / "copy",
+            folder / "nothing",
+        )
+        self._first, self._second = _make_runs(self._intact)
         files = (path for path in self._first.path.rglob("*") if path.is_file())
         self._names = sorted(path.relative_to(self._intact) for path in files)
 
-    def wrong(self, random: Random, *, reports: bool) -> list[str]:
+    def find_failures(self, random: Random, *, with_reports: bool) -> list[str]:
         """Damage a file at random; what then was neither well nor one clear error.
 
         Making ``reports`` takes seconds and the extra `report`.
@@ -45,9 +49,9 @@ class DamagedRuns:
         shutil.rmtree(self._copy, ignore_errors=True)
         shutil.copytree(self._intact, self._copy)
         file = random.choice(self._names)
-        told = damage(self._copy / file, random)
+        told = damage_file(self._copy / file, random)
         first, second = self._first.id, self._second.id
-        data = ["--data-dir", str(self._nothing)]
+        data = ["--data-dir", str(self._missing_folder)]
         listing = ["runs", "--format", "csv"]
         commands = [
             listing,
@@ -61,7 +65,7 @@ class DamagedRuns:
             ["predict", first, "--no-report", *data],
             ["train", "--resume", first, *data],
         ]
-        if reports and file.name.endswith(_REPORTED):
+        if with_reports and file.name.endswith(_REPORT_FILES):
             commands += [["report", first, "--no-images"], ["report", first, second]]
         wrong = []
         for words in (*commands, ["runs", "rm", first, "--yes"]):
@@ -76,17 +80,17 @@ class DamagedRuns:
         return wrong
 
 
-def run_command(words: list[str]) -> tuple[int, str, str]:
+def run_command(arguments: list[str]) -> tuple[int, str, str]:
     """Its exit code, and what it printed as its result and beside it."""
     output, errors = io.StringIO(), io.StringIO()
     with redirect_stdout(output), redirect_stderr(errors):
-        code = main(words)
+        code = main(arguments)
     return code, output.getvalue(), errors.getvalue()
 
 
-def _make(folder: Path) -> tuple[Run, Run]:
-    world = report_world.make(folder, groups=2, drawn=False)
-    runs = world.run("a"), world.run("b", config="other.yaml")
+def _make_runs(folder: Path) -> tuple[Run, Run]:
+    world = report_world.make(folder, groups=2, draw_images=False)
+    runs = world.add_run("a"), world.add_run("b", config="other.yaml")
     for run in runs:
         record: dict[str, Any] = {"auroc": 0.75, "accuracy": 0.5, "created": 1e9}
         record |= {"threshold": 0.5, "threshold_from": "default"}
@@ -95,9 +99,9 @@ def _make(folder: Path) -> tuple[Run, Run]:
         record |= {"members": [{"run": run.id, "checkpoint": "best.ckpt", "checkpoint_sha256": "00"}]}
         record |= {"annotations": str(world.dataset.annotation_file(report_world.SPLIT))}
         record |= {"versions": {"mmfw": "1", "torch": "2"}}
-        write_json(world.predict(run).with_suffix(".metrics.json"), record)
-        checkpoint(run.checkpoints / "best.ckpt", 10)
-        checkpoint(run.checkpoints / "current.ckpt", 20)
+        write_json(world.add_predictions(run).with_suffix(".metrics.json"), record)
+        write_checkpoint(run.checkpoints / "best.ckpt", 10)
+        write_checkpoint(run.checkpoints / "current.ckpt", 20)
         (run.checkpoints / "config.yaml").write_text("training:\n  seed: 1\n", encoding="utf-8")
         write_json(run.create_attempt().request_file, {"action": "train"})
         run.training_lock_file.touch()
@@ -105,24 +109,24 @@ def _make(folder: Path) -> tuple[Run, Run]:
     return runs
 
 
-def damage(file: Path, random: Random) -> str:
+def damage_file(file: Path, random: Random) -> str:
     """Damage a file, and say how."""
     content = file.read_bytes()
     kinds = {
         "empty": lambda: b"",
         "cut": lambda: content[: random.randrange(max(1, len(content)))],
         "zeros": lambda: bytes(len(content)),
-        "a byte": lambda: _with_byte(content, random),
+        "a byte": lambda: _change_byte(content, random),
         "not UTF-8": lambda: b"\xff\xfe" + content,
         "twice": lambda: content + content,
         "deep list": lambda: b"[" * 100_000 + b"]" * 100_000 + b"\n",
         "deep object": lambda: b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"\n",
-        "another value": lambda: json.dumps(random.choice(_VALUES)).encode() + b"\n",
+        "another value": lambda: json.dumps(random.choice(_BAD_VALUES)).encode() + b"\n",
         "huge line": lambda: json.dumps({"kind": "note", "text": "x" * 3_000_000}).encode() + b"\n",
     }
     if file.suffix in (".json", ".jsonl"):
         for _ in range(2 * len(kinds)):
-            kinds[f"values {len(kinds)}"] = lambda: _with_other_values(content, random)
+            kinds[f"values {len(kinds)}"] = lambda: _change_json_values(content, random)
     kind = random.choice([*kinds, "folder", "gone"])
     if kind in ("folder", "gone"):
         file.unlink()
@@ -133,35 +137,35 @@ def damage(file: Path, random: Random) -> str:
     return kind
 
 
-def _with_byte(content: bytes, random: Random) -> bytes:
+def _change_byte(content: bytes, random: Random) -> bytes:
     place = random.randrange(max(1, len(content)))
     return content[:place] + bytes([random.randrange(256)]) + content[place + 1 :]
 
 
-def _with_other_values(content: bytes, random: Random) -> bytes:
+def _change_json_values(content: bytes, random: Random) -> bytes:
     """JSON, or lines of it, with one to three values replaced or left out."""
     lines = content.splitlines() if content.count(b"\n{") else [content]
     values = [json.loads(line) for line in lines]
     for _ in range(random.randint(1, 3)):
         row = random.randrange(len(values))
         if isinstance(values[row], (dict, list)):
-            _replace_within(values[row], random)
+            _change_nested_value(values[row], random)
     return b"".join(json.dumps(value).encode() + b"\n" for value in values)
 
 
-def _replace_within(value: Any, random: Random) -> None:
-    places = list(_places(value))
+def _change_nested_value(value: Any, random: Random) -> None:
+    places = list(_iter_containers(value))
     if not places:
         return
     holder, key = random.choice(places)
     if random.random() < 0.15:
         del holder[key]
     else:
-        holder[key] = deepcopy(random.choice(_VALUES))
+        holder[key] = deepcopy(random.choice(_BAD_VALUES))
 
 
-def _places(value: Any) -> Iterator[tuple[Any, Any]]:
+def _iter_containers(value: Any) -> Iterator[tuple[Any, Any]]:
     for key, inner in list(value.items() if isinstance(value, dict) else enumerate(value)):
         yield value, key
         if isinstance(inner, (dict, list)):
-            yield from _places(inner)
+            yield from _iter_containers(inner)

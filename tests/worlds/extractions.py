@@ -11,23 +11,23 @@ import pytest
 from mmf_win.archives import Archive, ExtractedFile
 
 
-def each_written(monkeypatch: pytest.MonkeyPatch, see: Callable[[ExtractedFile], None]) -> None:
+def on_each_written_file(monkeypatch: pytest.MonkeyPatch, callback: Callable[[ExtractedFile], None]) -> None:
     """Call ``see`` for each file that an extraction has written, before that goes on."""
     extract = Archive.extract
 
-    def seen(*arguments: Any) -> Iterator[ExtractedFile]:
+    def extract_and_report(*arguments: Any) -> Iterator[ExtractedFile]:
         with closing(extract(*arguments)) as written:
             for done in written:
-                see(done)
+                callback(done)
                 yield done
 
-    monkeypatch.setattr(Archive, "extract", seen)
+    monkeypatch.setattr(Archive, "extract", extract_and_report)
 
 
-def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def record_written_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are written from now on."""
     names: list[str] = []
-    each_written(monkeypatch, lambda done: names.append(done.target.name))
+    on_each_written_file(monkeypatch, lambda done: names.append(done.target.name))
     return names
 
 
@@ -40,4 +40,4 @@ def interrupt_after(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         left[0] -= 1
 
-    each_written(monkeypatch, interrupt)
+    on_each_written_file(monkeypatch, interrupt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-SHARED = "GPU-shared"
+SHARED_GPU = "GPU-shared"
 """A GPU that has no memory of its own."""
 
 
@@ -24,10 +24,10 @@ class FakeNvml:
         pass
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
-        self.knows = True
-        self.free = [1 << 30, 2 << 30]
-        self.cuda = 13000
+        self.utilization_queries: list[Any] = []
+        self.reports_utilization = True
+        self.free_bytes = [1 << 30, 2 << 30]
+        self.cuda_version = 13000
         self.capability = [(9, 0), (8, 6)]
 
     def nvmlInit(self) -> None:
@@ -37,16 +37,16 @@ class FakeNvml:
         return "570.86"
 
     def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        return self.cuda
+        return self.cuda_version
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Any) -> tuple[int, int]:
         return self.capability[handle]
 
     def nvmlDeviceGetCount(self) -> int:
-        return len(self.free)
+        return len(self.free_bytes)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
-        if index >= len(self.free):
+        if index >= len(self.free_bytes):
             raise self.NVMLError
         return index
 
@@ -59,13 +59,13 @@ class FakeNvml:
         return f"NVIDIA {handle}"
 
     def nvmlDeviceGetUtilizationRates(self, handle: Any) -> SimpleNamespace:
-        self.asked.append(handle)
-        if not self.knows:
+        self.utilization_queries.append(handle)
+        if not self.reports_utilization:
             raise self.NVMLError
         return SimpleNamespace(gpu=87)
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any) -> SimpleNamespace:
-        if handle == SHARED or (isinstance(handle, int) and not self.free[handle]):
+        if handle == SHARED_GPU or (isinstance(handle, int) and not self.free_bytes[handle]):
             raise self.NVMLError
-        free = self.free[handle] if isinstance(handle, int) else 14 << 30
+        free = self.free_bytes[handle] if isinstance(handle, int) else 14 << 30
         return SimpleNamespace(free=free, used=10 << 30, total=24 << 30)

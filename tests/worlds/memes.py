@@ -22,31 +22,35 @@ from mmf_win.integrity.manifest import MANIFEST_NAME
 
 Files = dict[str, bytes]
 
-PHASE_1 = {"train": range(1, 7), "dev": range(7, 10), "test": range(10, 13)}
-SLOTS = {"train": "train", "val": "dev", "test": "test"}
+PHASE_1_SPLITS = {"train": range(1, 7), "dev": range(7, 10), "test": range(10, 13)}
+RUN_SPLITS = {"train": "train", "val": "dev", "test": "test"}
 """What a run of the first phase reads."""
-RELEASE = {
+RELEASE_SPLITS = {
     "train": range(1, 7),
     "dev_seen": range(7, 10),
     "dev_unseen": range(8, 12),  # as in the real set, some memes are in both
     "test_seen": range(12, 14),
     "test_unseen": range(14, 17),
 }
-TOP = "hateful_memes/"
+TOP_FOLDER = "hateful_memes/"
 PASSWORD = "пароль 密码"
 
 
-def memes(
-    splits: Mapping[str, range] = RELEASE, *, top: str = TOP, images_in: str = "img/", litter: bool = True
+def dataset_files(
+    splits: Mapping[str, range] = RELEASE_SPLITS,
+    *,
+    top: str = TOP_FOLDER,
+    image_folder: str = "img/",
+    extra_files: bool = True,
 ) -> Files:
     """A dataset whose rows and images belong together."""
     files: Files = {}
     for split, ids in splits.items():
-        rows = [_row(id_, split, first_phase=splits is PHASE_1) for id_ in ids]
+        rows = [_row(id_, split, first_phase=splits is PHASE_1_SPLITS) for id_ in ids]
         files[f"{top}{split}.jsonl"] = jsonl(rows)
         for id_ in ids:
-            files[f"{top}{images_in}{id_:05}.png"] = image(id_)
-    if litter:
+            files[f"{top}{image_folder}{id_:05}.png"] = image(id_)
+    if extra_files:
         files[f"{top}README.md"] = b"# A tiny set\n"
         files[f"{top}LICENSE.txt"] = b"Public domain.\n"
     return files
@@ -58,7 +62,7 @@ def without_images(files: Files, ids: Iterable[int]) -> Files:
     return {name: content for name, content in files.items() if name.rpartition("/")[2] not in gone}
 
 
-def public_copy() -> tuple[Files, dict[str, list[int]]]:
+def incomplete_dataset_files() -> tuple[Files, dict[str, list[int]]]:
     """A copy that lacks as many images of each split as the fullest one to be had; and whose, by split.
 
     As there, most of their ids end in 8 or 9. Few memes are in ``train``, and those whose image is there have
@@ -66,7 +70,7 @@ def public_copy() -> tuple[Files, dict[str, list[int]]]:
     """
     sizes = {"train": 20, "dev_seen": 500, "dev_unseen": 540, "test_seen": 1000, "test_unseen": 2000}
     lack = {"train": 0, "dev_seen": 102, "dev_unseen": 107, "test_seen": 0, "test_unseen": 407}
-    files, gone, first = {f"{TOP}img/00000.png": image(0)}, {}, 1
+    files, gone, first = {f"{TOP_FOLDER}img/00000.png": image(0)}, {}, 1
     for split, size in sizes.items():
         ids = range(first, first + size)
         gone[split] = sorted(sorted(ids, key=lambda id_: id_ % 10, reverse=True)[: lack[split]])
@@ -74,24 +78,24 @@ def public_copy() -> tuple[Files, dict[str, list[int]]]:
             _row(id_, split, first_phase=False) | ({} if id_ in gone[split] else {"img": "img/00000.png"})
             for id_ in ids
         ]
-        files[f"{TOP}{split}.jsonl"] = jsonl(rows)
+        files[f"{TOP_FOLDER}{split}.jsonl"] = jsonl(rows)
         first += size
     return files, gone
 
 
-def with_packed_images(files: Files, *, name: str = f"{TOP}img.tar.gz") -> Files:
+def with_packed_images(files: Files, *, name: str = f"{TOP_FOLDER}img.tar.gz") -> Files:
     """The same set with its images in a tar.gz of their own."""
     images = {n[n.index("img/") :]: content for n, content in files.items() if "/img/" in f"/{n}"}
     return {n: c for n, c in files.items() if "/img/" not in f"/{n}"} | {name: tar_gz(images)}
 
 
-def encrypted_zip(path: Path, files: Files) -> Path:
+def make_encrypted_zip(path: Path, files: Files) -> Path:
     """A zip with the classic encryption, as the published one is; its password is ``PASSWORD``."""
     write_encrypted_zip(path, files.items(), PASSWORD)
     return path
 
 
-def laid_out(files: Files) -> Files:
+def mmf_layout(files: Files) -> Files:
     """Where MMF wants what is in ``files``."""
     places = {}
     for name, content in files.items():
@@ -133,7 +137,7 @@ def tar_gz(files: Files) -> bytes:
     return gzip.compress(buffer.getvalue(), mtime=0)
 
 
-def lay_out(files: Files, folder: Path) -> Path:
+def write_tree(files: Files, folder: Path) -> Path:
     """Write the files below ``folder``."""
     for name, content in files.items():
         path = folder / name
@@ -142,7 +146,7 @@ def lay_out(files: Files, folder: Path) -> Path:
     return folder
 
 
-def tree(folder: Path) -> Files:
+def read_tree(folder: Path) -> Files:
     """All files below ``folder``, except manifests and mmfw's own notes."""
     return {
         file.relative_to(folder).as_posix(): file.read_bytes()

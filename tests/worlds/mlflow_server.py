@@ -17,12 +17,14 @@ import pytest
 
 from mmf_win.locking import file_lock
 
-needs_server = pytest.mark.skipif(sys.platform == "win32", reason="on Windows no server of MLflow is started")
-_PATIENCE = 240.0
+requires_mlflow_server = pytest.mark.skipif(
+    sys.platform == "win32", reason="on Windows no server of MLflow is started"
+)
+_TIMEOUT_SECONDS = 240.0
 
 
 # Whoever holds this lock alone has outlived all users: the system frees their locks even if they are killed.
-_KEEPER = """
+_KEEPER_PROGRAM = """
 import fcntl, os, signal, sys
 users, address, pid = sys.argv[1:]
 with open(users) as file:
@@ -41,25 +43,25 @@ def shared_server(folder: Path) -> Iterator[str]:
     folder.mkdir(exist_ok=True)
     users, address = folder / "users", folder / "address"
     with users.open("w") as file:
-        with file_lock(folder / "lock", timeout=_PATIENCE):
+        with file_lock(folder / "lock", timeout=_TIMEOUT_SECONDS):
             fcntl.flock(file, fcntl.LOCK_SH)
             if not address.exists():
-                address.write_text(_start(folder, users, address), "ascii")
+                address.write_text(_start_server(folder, users, address), "ascii")
             url = address.read_text("ascii")
         yield url
 
 
-def end_with_users(process: subprocess.Popen[bytes], users: Path, address: Path) -> None:
+def kill_when_unused(process: subprocess.Popen[bytes], users: Path, address: Path) -> None:
     """Have a process and its session killed, and its address removed, once nobody has ``users`` locked."""
     keeper = subprocess.Popen(
-        [sys.executable, "-c", _KEEPER, users, address, str(process.pid)],
+        [sys.executable, "-c", _KEEPER_PROGRAM, users, address, str(process.pid)],
         stdin=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl+C in a terminal is for the tests alone
     )
     keeper.returncode = 0  # it outlives this process, which therefore does not wait for it
 
 
-def _start(folder: Path, users: Path, address: Path) -> str:
+def _start_server(folder: Path, users: Path, address: Path) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -75,9 +77,9 @@ def _start(folder: Path, users: Path, address: Path) -> str:
         process = subprocess.Popen(
             command, cwd=folder, env=environ, stdout=log, stderr=log, start_new_session=True
         )
-        end_with_users(process, users, address)
+        kill_when_unused(process, users, address)
     url = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         with suppress(OSError), urlopen(f"{url}/health", timeout=5) as answer:
             assert answer.status == 200
@@ -88,7 +90,7 @@ def _start(folder: Path, users: Path, address: Path) -> str:
     raise TimeoutError(url)
 
 
-class Seen:
+class MlflowExperiment:
     """What the server has of the runs of an experiment, read by MLflow's own client."""
 
     def __init__(self, url: str, experiment: str) -> None:
@@ -101,25 +103,25 @@ class Seen:
         found = self.client.get_experiment_by_name(self.experiment)
         return [] if found is None else [*self.client.search_runs([found.experiment_id])]
 
-    def run(self) -> Any:
+    def only_run(self) -> Any:
         """The only one."""
         [run] = self.runs()
         return run
 
     def points(self, name: str) -> list[tuple[int, int, float]]:
         """Update, time in milliseconds and value of each point of a series, in the order of updates."""
-        history = self.client.get_metric_history(self.run().info.run_id, name)
+        history = self.client.get_metric_history(self.only_run().info.run_id, name)
         return sorted((point.step, point.timestamp, point.value) for point in history)
 
-    def series(self) -> set[str]:
+    def series_names(self) -> set[str]:
         """The names of all series."""
-        return set(self.run().data.metrics)
+        return set(self.only_run().data.metrics)
 
-    def files(self, folder: str = "") -> set[str]:
+    def list_files(self, folder: str = "") -> set[str]:
         """The names of what lies in a folder there."""
-        return {file.path for file in self.client.list_artifacts(self.run().info.run_id, folder)}
+        return {file.path for file in self.client.list_artifacts(self.only_run().info.run_id, folder)}
 
-    def text(self, name: str, folder: Path) -> str:
+    def download_text(self, name: str, folder: Path) -> str:
         """The text of a file there, which is downloaded to a folder here."""
-        there = self.client.download_artifacts(self.run().info.run_id, name, str(folder))
+        there = self.client.download_artifacts(self.only_run().info.run_id, name, str(folder))
         return Path(there).read_text(encoding="utf-8")

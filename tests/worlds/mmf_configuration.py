@@ -25,7 +25,7 @@ _TESTS_PARENT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Question:
+class ConfigQuery:
     """A configuration to build: MMF's own of a model, with settings merged over it as a preset has them.
 
     The worker's file for it is written to ``folder``, or to one that is removed again.
@@ -37,9 +37,9 @@ class Question:
     folder: str | None = None
 
 
-def ask(
+def query_mmf(
     root: Path,
-    questions: Sequence[Question],
+    queries: Sequence[ConfigQuery],
     zoo_keys: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def ask(
         ``zoo``, for each key and for the dataset the version and the resources; ``models``, for each model
         the configuration that its class itself names.
     """
-    asked = {"questions": [asdict(question) for question in questions], "zoo_keys": list(zoo_keys)}
+    asked = {"questions": [asdict(question) for question in queries], "zoo_keys": list(zoo_keys)}
     done = subprocess.run(
         [sys.executable, "-m", __name__, str(root)],
         input=json.dumps(asked),
@@ -63,16 +63,16 @@ def ask(
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
-def leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+def iter_leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Every key below which there is no other, dotted, with its value."""
-    if isinstance(node, Mapping) and (node or not above):
+    if isinstance(node, Mapping) and (node or not prefix):
         for key in node:
-            yield from leaves(node[key], f"{above}.{key}" if above else str(key))
+            yield from iter_leaves(node[key], f"{prefix}.{key}" if prefix else str(key))
     else:
-        yield above, node
+        yield prefix, node
 
 
-def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
+def answer_queries(root: Path, queries: dict[str, Any]) -> dict[str, Any]:
     """The answers."""
     from mmf_win import compat
 
@@ -84,17 +84,19 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
 
     setup_imports()
     configurations: list[Any] = []
-    for question in (Question(**values) for values in asked["questions"]):
+    for question in (ConfigQuery(**values) for values in queries["questions"]):
         try:
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(sys.stderr):
                 made = Configuration(
-                    Namespace(config_override=None, opts=_options(root, question, question.folder or folder))
+                    Namespace(
+                        config_override=None, opts=_query_options(root, question, question.folder or folder)
+                    )
                 )
                 configurations.append(OmegaConf.to_container(made.get_config(), resolve=True))
         except Exception as error:
             configurations.append(type(error).__name__)
     zoo: dict[str, Any] = {}
-    for kind, key in [("datasets", "hateful_memes"), *(("models", key) for key in asked["zoo_keys"])]:
+    for kind, key in [("datasets", "hateful_memes"), *(("models", key) for key in queries["zoo_keys"])]:
         version, found = get_zoo_config(key, zoo_type=kind)
         zoo[key] = [version, OmegaConf.to_container(found) if OmegaConf.is_config(found) else found]
     registered = registry.mapping["model_name_mapping"].items()
@@ -102,8 +104,8 @@ def main(root: Path, asked: dict[str, Any]) -> dict[str, Any]:
     return {"configurations": configurations, "zoo": zoo, "models": models}
 
 
-def _options(root: Path, question: Question, folder: str) -> list[str]:
-    model, config, settings = question.model, question.config, question.settings
+def _query_options(root: Path, query: ConfigQuery, folder: str) -> list[str]:
+    model, config, settings = query.model, query.config, query.settings
     return write_mmf_options(
         AttemptRequest(
             TrainTask(), model, str(root), attempt_dir=folder, settings=settings, base_config=config
@@ -112,4 +114,4 @@ def _options(root: Path, question: Question, folder: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(main(Path(sys.argv[1]), json.load(sys.stdin))))
+    print("\n" + json.dumps(answer_queries(Path(sys.argv[1]), json.load(sys.stdin))))

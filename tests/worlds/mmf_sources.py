@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mmf_win.upstream.sources import GithubArchive, PypiWheel
-from tests.worlds.memes import lay_out
+from tests.worlds.memes import write_tree
 
 VERSION = "9.9.0"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -42,7 +42,7 @@ TREE: Mapping[str, File] = {
 }
 
 
-def tar_gz(files: Mapping[str, File], top: str = f"mmf-{COMMIT}") -> bytes:
+def git_archive(files: Mapping[str, File], top: str = f"mmf-{COMMIT}") -> bytes:
     """An archive as ``git archive`` makes it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
@@ -61,23 +61,23 @@ def tar_gz(files: Mapping[str, File], top: str = f"mmf-{COMMIT}") -> bytes:
     return buffer.getvalue()
 
 
-def checkout(root: Path) -> Path:
+def write_checkout(root: Path) -> Path:
     """The tiny MMF in a folder of the user's own."""
-    return lay_out({path: file.content for path, file in TREE.items()}, root)
+    return write_tree({path: file.content for path, file in TREE.items()}, root)
 
 
-def github(url: str, tree: str = TREE_ID) -> GithubArchive:
+def github_archive(url: str, tree_id: str = TREE_ID) -> GithubArchive:
     """The tiny MMF on a server."""
-    return GithubArchive(version=VERSION, commit=COMMIT, tree_id=tree, url=f"{url}/mmf.tar.gz")
+    return GithubArchive(version=VERSION, commit=COMMIT, tree_id=tree_id, url=f"{url}/mmf.tar.gz")
 
 
-def pypi(folder: Path) -> PypiWheel:
+def write_pypi_wheel(folder: Path) -> PypiWheel:
     """The tiny MMF as a wheel in ``folder``, for Linux and Python 3.8 as the real one."""
     info = f"mmf-{VERSION}.dist-info"
     files = {path: file.content for path, file in TREE.items() if path.startswith("mmf")}
     files[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: mmf\nVersion: {VERSION}\n".encode()
     files[f"{info}/WHEEL"] = b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp38-cp38-manylinux1_x86_64\n"
-    lines = [f"{path},sha256={_urlsafe(content)},{len(content)}" for path, content in files.items()]
+    lines = [f"{path},sha256={_record_hash(content)},{len(content)}" for path, content in files.items()]
     record = "\n".join([*lines, f"{info}/RECORD,,", ""]).encode()
     wheel = folder / f"mmf-{VERSION}-cp38-cp38-manylinux1_x86_64.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
@@ -86,17 +86,17 @@ def pypi(folder: Path) -> PypiWheel:
     return PypiWheel(version=VERSION, wheel_sha256=hashlib.sha256(wheel.read_bytes()).hexdigest())
 
 
-def _urlsafe(content: bytes) -> str:
+def _record_hash(content: bytes) -> str:
     return base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
 
 
-def bare_mmf(root: Path, version: str = "1.0.0rc10", more: str = "") -> Path:
+def write_minimal_mmf(root: Path, version: str = "1.0.0rc10", extra_defaults: str = "") -> Path:
     """An MMF that has but its version and its defaults, with ``more`` of them as YAML; return its folder."""
     folders = "  cache_dir: c\n  data_dir: d\n  save_dir: s\n  report_dir: r\n"
     texts = {
-        "configs/defaults.yaml": "env:\n  user_dir: ${env:MMF_USER_DIR,}\n" + folders + more,
+        "configs/defaults.yaml": "env:\n  user_dir: ${env:MMF_USER_DIR,}\n" + folders + extra_defaults,
         "configs/datasets/hateful_memes/defaults.yaml": "{dataset_config: {hateful_memes: {}}}",
         "version.py": f'__version__ = "{version}"\n',
     }
-    lay_out({f"mmf/{path}": text.encode() for path, text in texts.items()}, root)
+    write_tree({f"mmf/{path}": text.encode() for path, text in texts.items()}, root)
     return root

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-_NO_RIGHT = "no right to mount a file system"
-_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
+_NO_RIGHT_REASON = "no right to mount a file system"
+_NAMESPACE_COMMAND = ("unshare", "--user", "--map-root-user", "--mount")
 
 
 def _succeeds(*command: str) -> bool:
@@ -27,7 +27,7 @@ def _succeeds(*command: str) -> bool:
 
 
 @cache
-def _elevation() -> tuple[str, ...] | None:
+def _elevation_command() -> tuple[str, ...] | None:
     """Return the words that let the command after them mount; None if none do."""
     candidates: tuple[tuple[str, ...], ...] = ((), ("sudo", "-n"))
     return next((words for words in candidates if _succeeds(*words, "unshare", "--mount", "true")), None)
@@ -35,20 +35,20 @@ def _elevation() -> tuple[str, ...] | None:
 
 @cache
 def _can_use_namespace() -> bool:
-    return _succeeds(*_NAMESPACE, "true")
+    return _succeeds(*_NAMESPACE_COMMAND, "true")
 
 
-def must_enter_namespace() -> bool:
+def needs_namespace() -> bool:
     """Return whether a process may mount only after it has entered a user namespace, as its root."""
-    return _elevation() is None and _can_use_namespace()
+    return _elevation_command() is None and _can_use_namespace()
 
 
 @contextmanager
-def mounted(folder: Path, *words: str) -> Iterator[None]:
+def mount_filesystem(folder: Path, *mount_arguments: str) -> Iterator[None]:
     """Mount what the words of ``mount`` say at an existing folder; skip the test without the right to."""
-    elevation = _elevation()
-    if elevation is None or not _succeeds(*elevation, "mount", *words, str(folder)):
-        pytest.skip(_NO_RIGHT)
+    elevation = _elevation_command()
+    if elevation is None or not _succeeds(*elevation, "mount", *mount_arguments, str(folder)):
+        pytest.skip(_NO_RIGHT_REASON)
     try:
         yield
     finally:
@@ -59,20 +59,20 @@ def remount(folder: Path, option: str) -> None:
     """Change an option of a mounted file system: ``ro`` or another ``size=``."""
     # The options already set include the owner's id outside the namespace, which is unknown inside.
     command = ["mount", "--options-source=disable", "-o", f"remount,{option}", str(folder)]
-    subprocess.run([*(_elevation() or ()), *command], check=True)
+    subprocess.run([*(_elevation_command() or ()), *command], check=True)
 
 
-def with_own_mounts(script: str) -> list[str]:
+def private_mounts_command(script: str) -> list[str]:
     """Return the words before a command that give it mounts of its own, made by a shell script.
 
     The command runs as the user of the test. The test is skipped without the right to mount.
     """
-    elevation = _elevation()
+    elevation = _elevation_command()
     if elevation is None and not _can_use_namespace():
-        pytest.skip(_NO_RIGHT)
+        pytest.skip(_NO_RIGHT_REASON)
     shell = ["sh", "-c", f'{script} && exec "$@"', "sh"]
     if elevation is None:
-        return [*_NAMESPACE, *shell]
+        return [*_NAMESPACE_COMMAND, *shell]
     if not elevation:
         return ["unshare", "--mount", *shell]
     environment = [f"{name}={value}" for name, value in os.environ.items()]
@@ -87,7 +87,7 @@ def run_in_namespace(item: pytest.Function) -> None:
     folder = item.funcargs["tmp_path"] / "namespace"
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", f"--basetemp={folder}"]
     done = subprocess.run(
-        [*_NAMESPACE, sys.executable, "-m", "pytest", *options, item.nodeid],
+        [*_NAMESPACE_COMMAND, sys.executable, "-m", "pytest", *options, item.nodeid],
         cwd=item.config.rootpath,
         env=environ,
         stdin=subprocess.DEVNULL,

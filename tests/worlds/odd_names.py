@@ -7,18 +7,18 @@ import sys
 
 from mmf_win.paths import is_portable
 
-_EVERY = "${x} a=b 100% #1 Doe, Jane Мой 数据 😀" + string.punctuation.replace("/", "")
+_PRINTABLE = "${x} a=b 100% #1 Doe, Jane Мой 数据 😀" + string.punctuation.replace("/", "")
 _CONTROLS = "".join(map(chr, range(1, 32))) + "\x7f\x85\u2028"
 _NOT_ON_WINDOWS = '<>:"\\|?*'
 
-EVERY = (
-    "".join(letter for letter in _EVERY if letter not in _NOT_ON_WINDOWS)
+ALL_CHARACTERS = (
+    "".join(letter for letter in _PRINTABLE if letter not in _NOT_ON_WINDOWS)
     if sys.platform == "win32"
-    else f"{_EVERY}{_CONTROLS} "
+    else f"{_PRINTABLE}{_CONTROLS} "
 )
 """Every character that this system allows, but for letters and digits."""
 
-ALONE = [
+ODD_NAMES = [
     name
     for name in (
         *("OneDrive - Doe, Jane", "a=b 100% #1", "${x}", "\\${x}", "-rf", "it's", 'a "b"', "blanks  "),

@@ -16,13 +16,13 @@ from mmf_win.locking import file_lock
 from tests.worlds.tools import untar
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = (".ci", ".github", "configs", "docs", "mmf_win", "scripts", "tests")
-_KINDS = (".cfg", ".in", ".md", ".py", ".toml", ".txt", ".yml")
-_WITHOUT_KIND = ("LICENSE", "Dockerfile", ".dockerignore")
-_BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "*.egg-info")
-_SDIST = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
+SDIST_FOLDERS = (".ci", ".github", "configs", "docs", "mmf_win", "scripts", "tests")
+_TOP_LEVEL_SUFFIXES = (".cfg", ".in", ".md", ".py", ".toml", ".txt", ".yml")
+_TOP_LEVEL_NAMES = ("LICENSE", "Dockerfile", ".dockerignore")
+_IGNORE_BUILD_OUTPUTS = shutil.ignore_patterns("__pycache__", "*.so", "*.pyd", "*.egg-info")
+_BUILD_SDIST_CODE = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
 # The distributions stay known, but what they have cannot be imported.
-_HIDE = """
+_HIDE_PACKAGES_CODE = """
 import sys
 from importlib.machinery import PathFinder
 
@@ -43,7 +43,7 @@ class Packages(NamedTuple):
     wheel: Path
 
 
-def build_all(folder: Path) -> Packages:
+def build_packages(folder: Path) -> Packages:
     """Build both in a folder, once for all processes that ask for it there."""
     folder.mkdir(exist_ok=True)
     with file_lock(folder / "lock", timeout=float("inf")):
@@ -58,12 +58,12 @@ def build_all(folder: Path) -> Packages:
 def _build_sdist(folder: Path) -> None:
     # From a copy: setuptools writes into the folder that it builds from.
     copy = folder / "copy"
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, copy / name, ignore=_BUILT)
+    for name in SDIST_FOLDERS:
+        shutil.copytree(ROOT / name, copy / name, ignore=_IGNORE_BUILD_OUTPUTS)
     for file in ROOT.iterdir():
-        if file.is_file() and (file.suffix in _KINDS or file.name in _WITHOUT_KIND):
+        if file.is_file() and (file.suffix in _TOP_LEVEL_SUFFIXES or file.name in _TOP_LEVEL_NAMES):
             shutil.copy(file, copy)
-    _run(sys.executable, "-c", _SDIST, str(folder), cwd=copy)
+    _run_quietly(sys.executable, "-c", _BUILD_SDIST_CODE, str(folder), cwd=copy)
     untar(next(folder.glob("*.tar.gz")), folder / "unpacked")
 
 
@@ -71,30 +71,30 @@ def build_wheel(source: Path, folder: Path, **environ: str) -> None:
     """Build the wheel with what is installed here and these variables, and nothing from a network."""
     shutil.rmtree(source / "build", ignore_errors=True)  # what was compiled before would be taken again
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-    _run(*pip, "-w", str(folder), ".", cwd=source, **environ)
+    _run_quietly(*pip, "-w", str(folder), ".", cwd=source, **environ)
 
 
-def hide_all_but(wheel: Path, folder: Path, *extras: str) -> None:
+def install_wheel_isolated(wheel: Path, folder: Path, *extras: str) -> None:
     """Make a folder for PYTHONPATH that has the wheel, and hides packages that the extras do not ask for."""
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder)]
-    _run(*pip, str(wheel), cwd=wheel.parent)
-    asked_for = {*_asked_for("mmf-win", {"", *extras}), "mmf", "mmf-win"}
+    _run_quietly(*pip, str(wheel), cwd=wheel.parent)
+    asked_for = {*_required_distributions("mmf-win", {"", *extras}), "mmf", "mmf-win"}
     hidden = [
         name
         for name, distributions in importlib.metadata.packages_distributions().items()
-        if asked_for.isdisjoint(map(_normal, distributions))
+        if asked_for.isdisjoint(map(_normalize_name, distributions))
     ]
-    (folder / "sitecustomize.py").write_text(f"hidden = {hidden!a}\n{_HIDE}", encoding="ascii")
+    (folder / "sitecustomize.py").write_text(f"hidden = {hidden!a}\n{_HIDE_PACKAGES_CODE}", encoding="ascii")
 
 
-def bare_environment() -> dict[str, str]:
+def clean_environment() -> dict[str, str]:
     """The variables of this process without those that lead another Python to the checkout or to an MMF."""
     compiled = "PYTHONPYCACHEPREFIX"  # leads nowhere, and keeps compiled files apart
     kept = [name for name in os.environ if name == compiled or not name.startswith(("MMF", "PYTHON"))]
     return {name: os.environ[name] for name in kept}
 
 
-def _asked_for(name: str, extras: Iterable[str]) -> set[str]:
+def _required_distributions(name: str, extras: Iterable[str]) -> set[str]:
     """The distributions that one requires with some of its extras, and those that these require."""
     from packaging.requirements import Requirement
 
@@ -102,7 +102,7 @@ def _asked_for(name: str, extras: Iterable[str]) -> set[str]:
     left = [(name, set(extras))]
     while left:
         name, wanted = left.pop()
-        key = _normal(name)
+        key = _normalize_name(name)
         if not (new := ({""} | wanted) - found.get(key, set())):
             continue
         found[key] = found.get(key, set()) | new
@@ -113,10 +113,10 @@ def _asked_for(name: str, extras: Iterable[str]) -> set[str]:
     return set(found) - {"mmf-win"}
 
 
-def _normal(name: str) -> str:
+def _normalize_name(name: str) -> str:
     """The name of a distribution as indexes write it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _run(*command: str, cwd: Path, **environ: str) -> None:
+def _run_quietly(*command: str, cwd: Path, **environ: str) -> None:
     subprocess.run(command, cwd=cwd, env={**os.environ, **environ}, check=True, stdout=subprocess.DEVNULL)

@@ -15,15 +15,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tests.worlds import npy
+from tests.worlds import feature_files
 
-_ROOM = 2 << 30
-_NAMES = (
+_EXTRA_MEMORY_BYTES = 2 << 30
+_GLOBALS = (
     *(b"cnumpy\nndarray\n", b"cnumpy\ndtype\n", b"c_codecs\nencode\n", b"c__builtin__\nbytes\n"),
     *(b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy.core.multiarray\nscalar\n"),
     *(b"cnumpy._core.numeric\n_frombuffer\n", b"cbuiltins\nlist\n", b"cnumpy\nload\n"),
 )
-_TYPES = (
+_DTYPES = (
     "f4",
     "f8",
     "O",
@@ -44,7 +44,7 @@ _TYPES = (
 _ADDRESSES = bytes(range(8, 16))
 
 
-def _value(value: object) -> bytes:
+def _encode_value(value: object) -> bytes:
     """The instructions for a plain value, or given ones."""
     return value.code if isinstance(value, Code) else pickle.dumps(value, 3)[2:-1].replace(b"q\x00", b"")
 
@@ -56,174 +56,200 @@ class Code:
         self.code = code
 
 
-def call(name: bytes, *args: object) -> Code:
+def call_global(name: bytes, *args: object) -> Code:
     """What calls a name of numpy's."""
-    return Code(name + b"(" + b"".join(map(_value, args)) + b"tR")
+    return Code(name + b"(" + b"".join(map(_encode_value, args)) + b"tR")
 
 
-def state(built: Code, *parts: object) -> Code:
+def set_state(built: Code, *parts: object) -> Code:
     """What gives a state to what was built."""
-    return Code(built.code + b"(" + b"".join(map(_value, parts)) + b"tb")
+    return Code(built.code + b"(" + b"".join(map(_encode_value, parts)) + b"tb")
 
 
-def dtype(code: object = "O", *parts: object) -> Code:
+def dtype_code(code: object = "O", *parts: object) -> Code:
     """A type, and its state."""
-    made = call(b"cnumpy\ndtype\n", code, False, True)
-    return state(made, *parts) if parts else made
+    made = call_global(b"cnumpy\ndtype\n", code, False, True)
+    return set_state(made, *parts) if parts else made
 
 
-def array(*parts: object) -> Code:
+def array_code(*parts: object) -> Code:
     """An array as ``__reduce__`` of numpy tells it, with this state."""
     name = b"cnumpy.core.multiarray\n_reconstruct\n"
-    empty = call(name, Code(b"cnumpy\nndarray\n"), Code(b"K\x00\x85"), Code(b"C\x01b"))
-    return state(empty, *parts)
+    empty = call_global(name, Code(b"cnumpy\nndarray\n"), Code(b"K\x00\x85"), Code(b"C\x01b"))
+    return set_state(empty, *parts)
 
 
-def from_bytes(*parts: object) -> Code:
+def array_from_bytes_code(*parts: object) -> Code:
     """An array as protocol 5 tells it."""
-    return call(b"cnumpy.core.numeric\n_frombuffer\n", *parts)
+    return call_global(b"cnumpy.core.numeric\n_frombuffer\n", *parts)
 
 
-def whole(code: Code | bytes) -> bytes:
+def make_pickle(code: Code | bytes) -> bytes:
     """A pickle of these instructions alone."""
     return b"\x80\x05" + (code.code if isinstance(code, Code) else code) + b"."
 
 
-_FIELDS = (
+_DTYPE_STATE = (
     3,
     "|",
     Code(b"N"),
     ("a",),
-    Code(b"}\x8c\x01a" + dtype("f8").code + b"J\x00\x00\x00\x10\x86s"),
+    Code(b"}\x8c\x01a" + dtype_code("f8").code + b"J\x00\x00\x00\x10\x86s"),
     8,
     1,
     0,
 )
 
-HOSTILE = {
-    "too few objects": whole(array(1, (100_000,), dtype(), False, [None])),
-    "bytes for objects": whole(array(1, (1,), dtype(), False, _ADDRESSES)),
-    "objects of bytes": whole(from_bytes(_ADDRESSES, dtype(), (1,), "C")),
-    "an object of bytes": whole(call(b"cnumpy.core.multiarray\nscalar\n", dtype(), _ADDRESSES)),
-    "called directly": whole(call(b"cnumpy\nndarray\n", (1,), dtype(), _ADDRESSES)),
-    "fields": whole(array(1, (1,), dtype("V8", *_FIELDS), False, bytes(8))),
-    "a field written to": whole(
-        array(1, (1,), dtype("V8", *_FIELDS), False, bytes(8)).code + b"\x8c\x01aK\x07s"
+HOSTILE_PICKLES = {
+    "too few objects": make_pickle(array_code(1, (100_000,), dtype_code(), False, [None])),
+    "bytes for objects": make_pickle(array_code(1, (1,), dtype_code(), False, _ADDRESSES)),
+    "objects of bytes": make_pickle(array_from_bytes_code(_ADDRESSES, dtype_code(), (1,), "C")),
+    "an object of bytes": make_pickle(
+        call_global(b"cnumpy.core.multiarray\nscalar\n", dtype_code(), _ADDRESSES)
     ),
-    "an array written to": whole(array(1, (1,), dtype("f8"), False, bytes(8)).code + b"K\x00K\x07s"),
-    "arrays in arrays": whole(
-        b"N" + 20_000 * (b"q\x00" + array(1, (), dtype(), False, Code(b"]h\x00a")).code)
+    "called directly": make_pickle(call_global(b"cnumpy\nndarray\n", (1,), dtype_code(), _ADDRESSES)),
+    "fields": make_pickle(array_code(1, (1,), dtype_code("V8", *_DTYPE_STATE), False, bytes(8))),
+    "a field written to": make_pickle(
+        array_code(1, (1,), dtype_code("V8", *_DTYPE_STATE), False, bytes(8)).code + b"\x8c\x01aK\x07s"
     ),
-    "an array of an array's bytes": whole(
-        array(1, (2,), dtype("f8"), False, bytes(16)).code
-        + b"q\x00" + from_bytes(Code(b"h\x00"), dtype("f8"), (2,), "C").code
-        + b"h\x00(" + b"".join(map(_value, (1, (9999,), dtype("f8"), False, bytes(79_992)))) + b"tb\x86"
+    "an array written to": make_pickle(
+        array_code(1, (1,), dtype_code("f8"), False, bytes(8)).code + b"K\x00K\x07s"
     ),
-    "a key of tuples": whole(b"})" + 300_000 * b"\x85" + b"Ns"),
-    "a set of tuples": whole(b"\x8f()" + 300_000 * b"\x85" + b"\x90"),
-    "lists in lists": whole(200_000 * b"]" + 199_999 * b"a"),
-    "a list in itself": whole(b"]q\x00h\x00a"),
-    "doubled again and again": whole(b"]q\x00" + b"".join(b"](h\x00h\x00eq\x00" for _ in range(25))),
-    "one array of the same bytes after another": whole(
-        _value(bytes(1 << 20)) + b"q\x00]"
-        + 5000 * (from_bytes(Code(b"h\x00"), dtype("i1"), (1 << 20,), "C").code + b"a")
+    "arrays in arrays": make_pickle(
+        b"N" + 20_000 * (b"q\x00" + array_code(1, (), dtype_code(), False, Code(b"]h\x00a")).code)
     ),
-    "one text encoded again and again": whole(
-        _value("x" * (1 << 20)) + b"q\x00]" + 5000 * (call(_NAMES[2], Code(b"h\x00"), "latin1").code + b"a")
+    "an array of an array's bytes": make_pickle(
+        array_code(1, (2,), dtype_code("f8"), False, bytes(16)).code
+        + b"q\x00" + array_from_bytes_code(Code(b"h\x00"), dtype_code("f8"), (2,), "C").code
+        + b"h\x00("
+        + b"".join(map(_encode_value, (1, (9999,), dtype_code("f8"), False, bytes(79_992))))
+        + b"tb\x86"
     ),
-    "a large bytearray": whole(b"\x96" + (1 << 40).to_bytes(8, "little") + b"a"),
-    "large bytes": whole(b"\x8e" + (1 << 40).to_bytes(8, "little") + b"a"),
-    "a large frame": whole(b"\x95" + (1 << 40).to_bytes(8, "little") + b"N"),
-    "a large memo": whole(b"Nr\xff\xff\xff\x7f"),
-    "a large type": whole(array(1, (1,), dtype("S2000000000"), False, b"")),
-    "many of nothing": whole(array(1, (1 << 40, 1 << 40, 0), dtype("f4"), False, b"")),
-    "many without bytes": whole(array(1, (1 << 40,), dtype("S0"), False, b"")),
-    "many made of nothing": whole(b"]" + 50 * (from_bytes(b"", dtype("S0"), (1 << 20,), "C").code + b"a")),
-    "text of a type that changes": whole(
-        dtype("U1").code + b"q\x00" + from_bytes("a".encode("utf-32-le"), Code(b"h\x00"), (1,), "C").code
-        + state(Code(b"h\x00"), 3, ">", None, None, None, 4, 4, 8).code + b"\x87"
+    "a key of tuples": make_pickle(b"})" + 300_000 * b"\x85" + b"Ns"),
+    "a set of tuples": make_pickle(b"\x8f()" + 300_000 * b"\x85" + b"\x90"),
+    "lists in lists": make_pickle(200_000 * b"]" + 199_999 * b"a"),
+    "a list in itself": make_pickle(b"]q\x00h\x00a"),
+    "doubled again and again": make_pickle(b"]q\x00" + b"".join(b"](h\x00h\x00eq\x00" for _ in range(25))),
+    "one array of the same bytes after another": make_pickle(
+        _encode_value(bytes(1 << 20)) + b"q\x00]"
+        + 5000 * (array_from_bytes_code(Code(b"h\x00"), dtype_code("i1"), (1 << 20,), "C").code + b"a")
     ),
-    "fewer than none": whole(array(1, (-1,), dtype("f4"), False, b"")),
-    "many digits": whole(b"L" + 1_000_000 * b"9" + b"L\n"),
-    "many marks": whole(2_100_000 * b"("),
-    "many parts": whole(2_100_000 * b"}\x94"),
-    "a state of a function": whole(b"cnumpy\ndtype\n" + b"N}\x8c\x0c__defaults__)s\x86b"),
-    "an extension": whole(b"\x82\x01"),
-    "an object of a class": whole(b"cnumpy\ndtype\n)\x81"),
-    "an instance": whole(b"(icnumpy\ndtype\n"),
-    "another's number": whole(b"Pabc\n"),
-    "text of no character": whole(array(1, (1,), dtype("U1"), False, b"\xff\xff\xff\xff")),
+    "one text encoded again and again": make_pickle(
+        _encode_value("x" * (1 << 20)) + b"q\x00]"
+        + 5000 * (call_global(_GLOBALS[2], Code(b"h\x00"), "latin1").code + b"a")
+    ),
+    "a large bytearray": make_pickle(b"\x96" + (1 << 40).to_bytes(8, "little") + b"a"),
+    "large bytes": make_pickle(b"\x8e" + (1 << 40).to_bytes(8, "little") + b"a"),
+    "a large frame": make_pickle(b"\x95" + (1 << 40).to_bytes(8, "little") + b"N"),
+    "a large memo": make_pickle(b"Nr\xff\xff\xff\x7f"),
+    "a large type": make_pickle(array_code(1, (1,), dtype_code("S2000000000"), False, b"")),
+    "many of nothing": make_pickle(array_code(1, (1 << 40, 1 << 40, 0), dtype_code("f4"), False, b"")),
+    "many without bytes": make_pickle(array_code(1, (1 << 40,), dtype_code("S0"), False, b"")),
+    "many made of nothing": make_pickle(
+        b"]" + 50 * (array_from_bytes_code(b"", dtype_code("S0"), (1 << 20,), "C").code + b"a")
+    ),
+    "text of a type that changes": make_pickle(
+        dtype_code("U1").code + b"q\x00"
+        + array_from_bytes_code("a".encode("utf-32-le"), Code(b"h\x00"), (1,), "C").code
+        + set_state(Code(b"h\x00"), 3, ">", None, None, None, 4, 4, 8).code + b"\x87"
+    ),
+    "fewer than none": make_pickle(array_code(1, (-1,), dtype_code("f4"), False, b"")),
+    "many digits": make_pickle(b"L" + 1_000_000 * b"9" + b"L\n"),
+    "many marks": make_pickle(2_100_000 * b"("),
+    "many parts": make_pickle(2_100_000 * b"}\x94"),
+    "a state of a function": make_pickle(b"cnumpy\ndtype\n" + b"N}\x8c\x0c__defaults__)s\x86b"),
+    "an extension": make_pickle(b"\x82\x01"),
+    "an object of a class": make_pickle(b"cnumpy\ndtype\n)\x81"),
+    "an instance": make_pickle(b"(icnumpy\ndtype\n"),
+    "another's number": make_pickle(b"Pabc\n"),
+    "text of no character": make_pickle(array_code(1, (1,), dtype_code("U1"), False, b"\xff\xff\xff\xff")),
 }  # fmt: skip
 
 
 @cache
-def real() -> list[bytes]:
+def numpy_pickles() -> list[bytes]:
     """What numpy writes of a record and of a list of keys, by each protocol."""
     import numpy as np
 
-    record = {**npy.info(2, classes=3), "features": np.ones((2, 4), dtype=">f4"), "feature_path": "a"}
+    record = {
+        **feature_files.make_info(2, classes=3),
+        "features": np.ones((2, 4), dtype=">f4"),
+        "feature_path": "a",
+    }
     record |= {"image_width": np.float32(3), "none": np.ones((0, 4)), "text": np.array(["ab", "c"])}
     keys = [b"00001", b"00002"]
     return [pickle.dumps(value, protocol) for value in (record, keys) for protocol in range(6)]
 
 
-def made(chance: Random) -> bytes:
+def random_pickle(rng: Random) -> bytes:
     """A pickle that nobody should trust."""
-    kind = chance.random()
+    kind = rng.random()
     if kind < 0.01:
-        return chance.choice(list(HOSTILE.values()))
+        return rng.choice(list(HOSTILE_PICKLES.values()))
     if kind < 0.5:
-        return _mutated(chance, chance.choice(real()))
+        return _mutate(rng, rng.choice(numpy_pickles()))
     if kind < 0.7:
-        return whole(_array(chance))
+        return make_pickle(_random_array(rng))
     parts = [
-        *(*_NAMES, *(_value(value) for value in (0, 7, "O", "f4", "a", b"", bytes(8), None, (1,), (0,)))),
+        *(
+            *_GLOBALS,
+            *(_encode_value(value) for value in (0, 7, "O", "f4", "a", b"", bytes(8), None, (1,), (0,))),
+        ),
         *(b"(", b"t", b"]", b"}", b")", b"\x85", b"\x86", b"\x87", b"R", b"b", b"a", b"e", b"s", b"u", b"d"),
-        *(b"q\x00", b"q\x01", b"h\x00", b"h\x01", b"0", b"2", b"\x94", b"\x8f", b"\x81", _array(chance).code),
+        *(
+            b"q\x00",
+            b"q\x01",
+            b"h\x00",
+            b"h\x01",
+            b"0",
+            b"2",
+            b"\x94",
+            b"\x8f",
+            b"\x81",
+            _random_array(rng).code,
+        ),
     ]
-    return whole(b"".join(chance.choice(parts) for _ in range(chance.randrange(60))))
+    return make_pickle(b"".join(rng.choice(parts) for _ in range(rng.randrange(60))))
 
 
-def _array(chance: Random) -> Code:
+def _random_array(rng: Random) -> Code:
     """An array with wild parts."""
-    size = chance.choice((0, 1, 8, 8, 64))
-    shape = chance.choice(((), (1,), (8,), (2, 4), (9999,), (1 << 62,), (-1,), (0, 1 << 40), (0,), 8, None))
-    kind: object = dtype(chance.choice(_TYPES))
-    if chance.random() < 0.4:
-        own = [3, chance.choice("<>|=x"), None, None, None, -1, -1, 0]
-        own[chance.randrange(8)] = chance.choice((0, 1, 8, -1, 1 << 40, None, ("a",), "|", dtype("O")))
-        kind = dtype(chance.choice(_TYPES), *own)
-    data: object = chance.choice((bytes(size), [None] * size, {}, [{}], "x" * size, bytearray(size)))
+    size = rng.choice((0, 1, 8, 8, 64))
+    shape = rng.choice(((), (1,), (8,), (2, 4), (9999,), (1 << 62,), (-1,), (0, 1 << 40), (0,), 8, None))
+    kind: object = dtype_code(rng.choice(_DTYPES))
+    if rng.random() < 0.4:
+        own = [3, rng.choice("<>|=x"), None, None, None, -1, -1, 0]
+        own[rng.randrange(8)] = rng.choice((0, 1, 8, -1, 1 << 40, None, ("a",), "|", dtype_code("O")))
+        kind = dtype_code(rng.choice(_DTYPES), *own)
+    data: object = rng.choice((bytes(size), [None] * size, {}, [{}], "x" * size, bytearray(size)))
     if isinstance(data, bytearray):
         data = Code(b"\x96" + size.to_bytes(8, "little") + bytes(size))
-    parts = (data, kind, shape, chance.choice("CFK"))
-    built = from_bytes(*parts) if chance.random() < 0.4 else array(1, shape, kind, False, data)
-    if chance.random() < 0.3:
+    parts = (data, kind, shape, rng.choice("CFK"))
+    built = array_from_bytes_code(*parts) if rng.random() < 0.4 else array_code(1, shape, kind, False, data)
+    if rng.random() < 0.3:
         built = Code(
-            b"]q\x00" + built.code + b"q\x01h\x01ah\x01" + built.code + chance.choice((b"b", b"s", b"\x86"))
+            b"]q\x00" + built.code + b"q\x01h\x01ah\x01" + built.code + rng.choice((b"b", b"s", b"\x86"))
         )
     return built
 
 
-def _mutated(chance: Random, pickled: bytes) -> bytes:
+def _mutate(rng: Random, pickled: bytes) -> bytes:
     data = bytearray(pickled)
-    for _ in range(chance.choice((1, 1, 2, 8))):
-        place = chance.randrange(len(data))
-        end = place + chance.randrange(8)
-        data[place:end] = chance.choice(
-            (bytes([chance.randrange(256)]), b"", data[:end], b"\x85R", b"b", b"h\x00")
-        )
+    for _ in range(rng.choice((1, 1, 2, 8))):
+        place = rng.randrange(len(data))
+        end = place + rng.randrange(8)
+        data[place:end] = rng.choice((bytes([rng.randrange(256)]), b"", data[:end], b"\x85R", b"b", b"h\x00"))
         if not data:
             break
     return bytes(data)
 
 
-def read(pickled: bytes) -> str:
+def read_pickle(pickled: bytes) -> str:
     """Read a pickle as mmfw does, use all of what comes out, and say what became of it."""
     from mmf_win.features.safe_pickle import UnsafePickleError, load_npy, load_pickle
 
     file = io.BytesIO()
-    _write_npy(file)
+    _write_npy_header(file)
     with suppress(Exception):  # numpy's own, of the header
         load_npy(file.getvalue() + pickled)
     try:
@@ -235,7 +261,7 @@ def read(pickled: bytes) -> str:
     return "read"
 
 
-def _write_npy(file: io.BytesIO) -> None:
+def _write_npy_header(file: io.BytesIO) -> None:
     """The header of an array with an object."""
     import numpy as np
 
@@ -243,7 +269,7 @@ def _write_npy(file: io.BytesIO) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-class Reader:
+class PickleReader:
     """Another process that reads pickles; it may be ended by a signal, and then another takes its place."""
 
     def __init__(self) -> None:
@@ -281,10 +307,13 @@ def main() -> None:
         import resource
 
         used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + _ROOM, used + _ROOM))
+        resource.setrlimit(resource.RLIMIT_AS, (used + _EXTRA_MEMORY_BYTES, used + _EXTRA_MEMORY_BYTES))
     for line in sys.stdin:
         case = line.strip()
-        print(read(made(Random(int(case))) if case.isdecimal() else HOSTILE[case]), flush=True)
+        print(
+            read_pickle(random_pickle(Random(int(case))) if case.isdecimal() else HOSTILE_PICKLES[case]),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -15,14 +15,14 @@ class Proxy:
         url: its own address, which stays the same.
     """
 
-    def __init__(self, to: str) -> None:
-        self._to = ("127.0.0.1", int(to.rpartition(":")[2]))
+    def __init__(self, target_url: str) -> None:
+        self._target_address = ("127.0.0.1", int(target_url.rpartition(":")[2]))
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self._port}"
 
     @contextmanager
-    def up(self) -> Iterator[None]:
+    def accept_connections(self) -> Iterator[None]:
         """Within the block somebody listens."""
         with socket.create_server(("127.0.0.1", self._port)) as listening:
             thread = threading.Thread(target=self._accept, args=[listening])
@@ -33,13 +33,13 @@ class Proxy:
                 listening.shutdown(socket.SHUT_RDWR)
                 thread.join()
 
-    def _accept(self, listening: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         both: list[socket.socket] = []
         threads: list[threading.Thread] = []
         with suppress(OSError):  # it is stopped
             while True:
-                client, _ = listening.accept()
-                server = socket.create_connection(self._to)
+                client, _ = listener.accept()
+                server = socket.create_connection(self._target_address)
                 both += [client, server]
                 for source, target in ((client, server), (server, client)):
                     threads.append(threading.Thread(target=_copy, args=[source, target]))

@@ -30,49 +30,49 @@ class RecordingTracker(Tracker):
     project = "test"
 
     def __init__(self) -> None:
-        self.fails: set[str] = set()
+        self.failing_methods: set[str] = set()
         self.run_id = "run 1"
-        self.opened: list[RunInfo] = []
-        self.sent: list[MetricPoint] = []
+        self.opened_runs: list[RunInfo] = []
+        self.sent_points: list[MetricPoint] = []
         self.settings: dict[str, str] = {}
         self.tags: dict[str, str] = {}
         self.files: dict[str, list[bytes]] = {}
         self.states: list[str] = []
-        self.calls = 0
+        self.call_count = 0
 
     def steps(self, series: str) -> list[int]:
         """Return the updates of the points of a series, in the order in which they came."""
-        return [point.step for point in self.sent if point.name == series]
+        return [point.step for point in self.sent_points if point.name == series]
 
     def open_run(self, run_info: RunInfo) -> tuple[str, str]:
         """Record the request and return :attr:`run_id`."""
-        self._call("open")
-        self.opened.append(run_info)
+        self._record_call("open")
+        self.opened_runs.append(run_info)
         return self.run_id, f"https://tracker.example/{self.run_id}"
 
     def log_params(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Record the settings and the tags."""
-        self._call("describe")
+        self._record_call("describe")
         self.settings, self.tags = dict(settings), dict(tags)
 
     def log_metrics(self, points: Sequence[MetricPoint]) -> None:
         """Record the points."""
-        self._call("points")
-        self.sent += points
+        self._record_call("points")
+        self.sent_points += points
 
     def log_artifact(self, path: Path, folder: str) -> None:
         """Record the content that the file has now."""
-        self._call(f"file {path.name}")
+        self._record_call(f"file {path.name}")
         self.files.setdefault(f"{folder}/{path.name}".lstrip("/"), []).append(path.read_bytes())
 
     def set_status(self, state: str, t: float) -> None:
         """Record the state."""
-        self._call(f"state {state}")
+        self._record_call(f"state {state}")
         self.states.append(state)
 
-    def _call(self, method: str) -> None:
-        self.calls += 1
-        if method in self.fails:
+    def _record_call(self, method: str) -> None:
+        self.call_count += 1
+        if method in self.failing_methods:
             raise ConnectionError(f"{method}: connection refused")
 
 
@@ -83,4 +83,4 @@ class BufferingTracker(RecordingTracker):
 
     def close(self) -> None:
         """Fail where the test says so."""
-        self._call("close")
+        self._record_call("close")

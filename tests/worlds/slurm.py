@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-class Cluster:
+class SlurmStub:
     """The folder in which a job was submitted.
 
     Args:
@@ -33,18 +33,18 @@ class Cluster:
         file.write_text(text, encoding="utf-8")
         file.chmod(0o755)
 
-    def lines(self, name: str) -> list[str]:
+    def read_lines(self, name: str) -> list[str]:
         """Return the lines of a file in the folder; none where it is missing."""
         file = self.folder / name
         return file.read_text(encoding="utf-8").splitlines() if file.exists() else []
 
-    def asked(self) -> list[str]:
+    def scontrol_calls(self) -> list[str]:
         """Return what scontrol was asked to do."""
-        return self.lines("asked")
+        return self.read_lines("asked")
 
-    def start(self, *words: str, restarts: int = 0) -> subprocess.Popen[bytes]:
+    def start_job(self, *arguments: str, restarts: int = 0) -> subprocess.Popen[bytes]:
         """Start the job in a process group of its own, with the words that its user gave it."""
         slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "vilbert-1", "SLURM_RESTART_COUNT": str(restarts)}
         environ = {**os.environ, **self._environment, **slurm}
-        command = ["bash", "train.sbatch", *words]
+        command = ["bash", "train.sbatch", *arguments]
         return subprocess.Popen(command, cwd=self.folder, env=environ, start_new_session=True)

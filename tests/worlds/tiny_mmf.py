@@ -19,24 +19,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmf_win.runs import presets
-from tests.worlds import npy
+from tests.worlds import feature_files
 
 WORDS = (
     *("a", "the", "cat", "dog", "tree", "love", "hate", "good", "bad", "this", "you"),
     *("café", "смех", "世界"),
 )
-SPLITS = {"train": 14, "dev_seen": 4, "dev_unseen": 5, "test_seen": 4, "test_unseen": 5}
-BOXES = 10  # of each image; real ones have 100
+SPLIT_SIZES = {"train": 14, "dev_seen": 4, "dev_unseen": 5, "test_seen": 4, "test_unseen": 5}
+BOX_COUNT = 10  # of each image; real ones have 100
 TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS)  # of the BERT
-HIDDEN, LAYERS, HEADS, INNER, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
+HIDDEN, LAYERS, HEADS, INTERMEDIATE_SIZE, POSITIONS = 32, 2, 4, 64, 64  # of the BERT
 SIZES = {"hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS}
-BERT_SIZES = SIZES | dict(intermediate_size=INNER, max_position_embeddings=POSITIONS, vocab_size=len(TOKENS))
-FEATURES = 2048  # numbers a box, which MMF's configurations count on
-FC7 = 24  # real ones have 2048
+BERT_SIZES = SIZES | dict(
+    intermediate_size=INTERMEDIATE_SIZE, max_position_embeddings=POSITIONS, vocab_size=len(TOKENS)
+)
+FEATURE_SIZE = 2048  # numbers a box, which MMF's configurations count on
+FC7_SIZE = 24  # real ones have 2048
 BERT = "bert-base-uncased"  # as MMF's configurations call it
 CLIP = "owner/clip@0123456789abcdef0123456789abcdef01234567"
 COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
-CLASSES = 1601  # of the detector that made the real features
+CLASS_COUNT = 1601  # of the detector that made the real features
 Settings = dict[str, Any]
 
 
@@ -96,7 +98,7 @@ def build(root: Path) -> TinyWorld:
     return world
 
 
-def build_dataset(root: Path, splits: Mapping[str, int] = SPLITS) -> list[str]:
+def build_dataset(root: Path, splits: Mapping[str, int] = SPLIT_SIZES) -> list[str]:
     """Annotations with labels, and images, in MMF's layout; returns the images' stems."""
     import numpy as np
     from PIL import Image
@@ -132,8 +134,8 @@ def build_features(path: Path, stems: list[str]) -> None:
     with lmdb.open(str(path), map_size=1 << 28, create=False) as env, env.begin(write=True) as transaction:
         transaction.put(b"keys", pickle.dumps(keys))
         for key in keys:
-            info = npy.info(BOXES, classes=CLASSES, seed=int(random.integers(1000)))
-            features = random.standard_normal((BOXES, FEATURES), dtype=np.float32)
+            info = feature_files.make_info(BOX_COUNT, classes=CLASS_COUNT, seed=int(random.integers(1000)))
+            features = random.standard_normal((BOX_COUNT, FEATURE_SIZE), dtype=np.float32)
             record = {**info, "feature_path": key.decode(), "features": features}
             transaction.put(key, pickle.dumps(record))
     with lmdb.open(str(path), readonly=True, lock=False) as env:
@@ -155,26 +157,26 @@ def build_fc7(folder: Path) -> None:
 
     random = np.random.default_rng(0)
     folder.mkdir(parents=True)
-    for name, shape in {"fc7_w.pkl": (FC7, FEATURES), "fc7_b.pkl": (FC7,)}.items():
+    for name, shape in {"fc7_w.pkl": (FC7_SIZE, FEATURE_SIZE), "fc7_b.pkl": (FC7_SIZE,)}.items():
         weights = random.standard_normal(shape).astype(np.float32) / 50
         (folder / name).write_bytes(pickle.dumps(weights))
 
 
 def build_bert(folder: Path) -> None:
     """A BERT of two layers with random weights, its heads and its vocabulary, by transformers in a child."""
-    _write_models(_bert(folder))
+    _write_models(_write_bert_call(folder))
 
 
 def build_models(world: TinyWorld) -> None:
     """The same, and a CLIP of two layers for images of 32 pixels, with its tokenizer, in one child."""
-    sizes = {**SIZES, "intermediate_size": INNER, "projection_dim": 16}
+    sizes = {**SIZES, "intermediate_size": INTERMEDIATE_SIZE, "projection_dim": 16}
     text = {**sizes, "max_position_embeddings": POSITIONS}
     vision = {**sizes, "image_size": 32, "patch_size": 16}
     clip = f"write_clip(Path({str(world.clip)!r}), {WORDS!r}, 0, {text!r}, {vision!r})"
-    _write_models(_bert(world.bert), clip)
+    _write_models(_write_bert_call(world.bert), clip)
 
 
-def _bert(folder: Path) -> str:
+def _write_bert_call(folder: Path) -> str:
     return f"write_bert(Path({str(folder)!r}), {WORDS!r}, 0, **{BERT_SIZES!r})"
 
 
@@ -183,7 +185,7 @@ def _write_models(*calls: str) -> None:
     subprocess.run([sys.executable, "-c", "; ".join([imports, *calls])], check=True)
 
 
-def unlabel(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWorld:
+def copy_without_labels(world: TinyWorld, root: Path, split: str = "test_unseen") -> TinyWorld:
     """A copy of a world in which a split has no labels."""
     copy = world.copy(root)
     path = copy.dataset / "annotations" / f"{split}.jsonl"
@@ -209,7 +211,7 @@ def recipes() -> dict[str, Recipe]:
     """The baselines that can be trained without downloads, by name, for both versions of MMF."""
     text = {"bert_model_name": BERT, "text_hidden_size": HIDDEN, "text_encoder": {"params": {**SIZES}}}
     image: Settings = {"modal_encoder": {"params": {"pretrained": False}}}
-    regions: Settings = {"modal_hidden_size": FC7}
+    regions: Settings = {"modal_hidden_size": FC7_SIZE}
     tokens = {"params": {"tokenizer_config": {"type": BERT}, "max_seq_length": 16}}
     whole_bert: Settings = {**BERT_SIZES, "bert_model_name": BERT}
     cnn: Settings = {
@@ -220,10 +222,10 @@ def recipes() -> dict[str, Recipe]:
         "v_hidden_size": HIDDEN,
         "v_num_hidden_layers": LAYERS,
         "v_num_attention_heads": HEADS,
-        "v_intermediate_size": INNER,
+        "v_intermediate_size": INTERMEDIATE_SIZE,
         "bi_hidden_size": HIDDEN,
         "bi_num_attention_heads": HEADS,
-        "bi_intermediate_size": INNER,
+        "bi_intermediate_size": INTERMEDIATE_SIZE,
         "v_biattention_id": [0, 1],
         "t_biattention_id": [0, 1],
     }
@@ -234,11 +236,11 @@ def recipes() -> dict[str, Recipe]:
         *("ToTensor", "GrayScaleTo3Channels"),
     ]
 
-    def recipe(model: str, config: str, size: Settings, *, words: bool = False) -> Recipe:
+    def recipe(model: str, config: str, size: Settings, *, plain_words: bool = False) -> Recipe:
         processors: Settings = {"image_processor": {"params": {"transforms": transforms}}}
-        if not words:
+        if not plain_words:
             processors["text_processor"] = tokens
-        dataset = {"max_features": BOXES, "processors": processors}
+        dataset = {"max_features": BOX_COUNT, "processors": processors}
         settings = {"model_config": {model: size}, "dataset_config": {"hateful_memes": dataset}}
         return Recipe(model, f"projects/{config}.yaml", settings)
 
@@ -252,12 +254,14 @@ def recipes() -> dict[str, Recipe]:
     unimodal = "others/unimodal/configs/hateful_memes"
     return {
         "clip": Recipe("clip", None, clip),
-        "concat_bow": recipe("concat_bow", "others/concat_bow/hateful_memes/defaults", image, words=True),
-        "image": recipe("unimodal_image", f"{unimodal}/image", image, words=True),
-        "regions": recipe("unimodal_image", f"{unimodal}/with_features", regions, words=True),
-        "text": recipe("unimodal_text", f"{unimodal}/text", {}, words=True),
+        "concat_bow": recipe(
+            "concat_bow", "others/concat_bow/hateful_memes/defaults", image, plain_words=True
+        ),
+        "image": recipe("unimodal_image", f"{unimodal}/image", image, plain_words=True),
+        "regions": recipe("unimodal_image", f"{unimodal}/with_features", regions, plain_words=True),
+        "text": recipe("unimodal_text", f"{unimodal}/text", {}, plain_words=True),
         "bert": recipe("unimodal_text", f"{unimodal}/bert", text),
-        "cnn_lstm": recipe("cnn_lstm", "others/cnn_lstm/hateful_memes/defaults", cnn, words=True),
+        "cnn_lstm": recipe("cnn_lstm", "others/cnn_lstm/hateful_memes/defaults", cnn, plain_words=True),
         "concat_bert": recipe("concat_bert", "others/concat_bert/hateful_memes/defaults", text | image),
         "late_fusion": recipe("late_fusion", "others/late_fusion/hateful_memes/defaults", text | image),
         "mmbt": recipe("mmbt", "mmbt/configs/hateful_memes/defaults", text | image),
@@ -267,7 +271,7 @@ def recipes() -> dict[str, Recipe]:
     }
 
 
-def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
+def rc12_recipes(world: TinyWorld) -> dict[str, Recipe]:
     """Models that 1.0.0rc12 alone has, two of them with configurations that are not for Hateful Memes."""
     tokens: Settings = {"type": BERT, "params": {"do_lower_case": True}}
     text: Settings = {"tokenizer_config": tokens, "mask_probability": 0, "max_seq_length": 16}
@@ -278,14 +282,19 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
         "use_features": True,
         "use_images": False,
         "return_features_info": True,
-        "max_features": BOXES,
+        "max_features": BOX_COUNT,
         "processors": {
             "text_processor": {"type": "bert_tokenizer", "params": text},
             "transformer_bbox_processor": {"type": "transformer_bbox", "params": bbox},
         },
     }
     # What transformers reads of a vision transformer that begins with random weights.
-    vit = SIZES | {"model_type": "vit", "intermediate_size": INNER, "image_size": 32, "patch_size": 16}
+    vit = SIZES | {
+        "model_type": "vit",
+        "intermediate_size": INTERMEDIATE_SIZE,
+        "image_size": 32,
+        "patch_size": 16,
+    }
     folder = world.root / "vit"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(vit), encoding="utf-8")
@@ -294,8 +303,8 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
         "image_size": [32, 32],
         "patch_size": 16,
         "hidden_dim": HIDDEN,
-        "intermediate_size": INNER,
-        "mlp_dim": INNER,
+        "intermediate_size": INTERMEDIATE_SIZE,
+        "mlp_dim": INTERMEDIATE_SIZE,
         "pretrained_model_name": str(folder),
     }
     head = {"type": "mlp", "loss": "loss", "in_dim": HIDDEN, "hidden_size": HIDDEN, "num_labels": 2}
@@ -335,7 +344,7 @@ def recipes_of_rc12(world: TinyWorld) -> dict[str, Recipe]:
         "heads": [{"type": "mlp", "hidden_size": HIDDEN, "num_labels": 2}],
         "modalities": [
             {**texts, **part, "embedding_dim": HIDDEN},
-            {**images, **part, "embedding_dim": FEATURES, "encoder": encoder},
+            {**images, **part, "embedding_dim": FEATURE_SIZE, "encoder": encoder},
         ],
     }
     return {

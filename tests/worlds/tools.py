@@ -30,14 +30,14 @@ def is_wine() -> bool:
     return hasattr(ctypes.windll.ntdll, "wine_get_version")
 
 
-def requires_tool(*names: str, on_windows: bool = True) -> pytest.MarkDecorator:
+def requires_tool(*names: str, exists_on_windows: bool = True) -> pytest.MarkDecorator:
     """Skip a test, saying so, where one of these programs is not installed; in CI that fails it.
 
     Args:
         names: of the programs.
         on_windows: False where Windows has no such program.
     """
-    if sys.platform == "win32" and not on_windows:
+    if sys.platform == "win32" and not exists_on_windows:
         return pytest.mark.skip(reason=f"Windows has no {' or '.join(names)}")
     missing = [name for name in names if shutil.which(name) is None]
     where = " under Wine" if is_wine() else ""
@@ -79,7 +79,7 @@ requires_console_events = pytest.mark.skipif(is_wine(), reason="Wine sends no co
 """For a test that sends Ctrl+Break on Windows."""
 
 
-def wide(values: Iterable[Any], *, but: Container[Any]) -> list[Any]:
+def mark_wide(values: Iterable[Any], *, except_for: Container[Any]) -> list[Any]:
     """Return parameters of a test that are wide, see pyproject.toml, except for some.
 
     Args:
@@ -87,16 +87,16 @@ def wide(values: Iterable[Any], *, but: Container[Any]) -> list[Any]:
         but: those that the default tests run, too.
     """
     many = [value if isinstance(value, tuple) else (value,) for value in values]
-    kept = [value in but or (len(value) == 1 and value[0] in but) for value in many]
-    assert any(kept), f"none of {but} is a parameter"
+    kept = [value in except_for or (len(value) == 1 and value[0] in except_for) for value in many]
+    assert any(kept), f"none of {except_for} is a parameter"
     return [
         pytest.param(*value, marks=() if keep else pytest.mark.wide)
         for value, keep in zip(many, kept, strict=True)
     ]
 
 
-def without_privileges(
-    *words: object, program: Sequence[str] = ("-m", "mmf_win")
+def run_unprivileged(
+    *arguments: object, program: Sequence[str] = ("-m", "mmf_win")
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of mmfw, or of another program, which the modes of files hold for even if it is root.
 
@@ -106,12 +106,12 @@ def without_privileges(
     """
     bare = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
     is_root = sys.platform != "win32" and os.geteuid() == 0
-    command = [*(bare if is_root else ()), sys.executable, *program, *map(str, words)]
+    command = [*(bare if is_root else ()), sys.executable, *program, *map(str, arguments)]
     environ = {**os.environ, "PYTHONUTF8": "1"}
     return subprocess.run(command, capture_output=True, encoding="utf-8", env=environ)
 
 
-class Mmfw:
+class MmfwRunner:
     """Runs commands in this process, as a user types them; none may end in a traceback.
 
     Attributes:
@@ -123,17 +123,17 @@ class Mmfw:
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
 
-    def __call__(self, *words: object, code: int = 0) -> str:
+    def __call__(self, *arguments: object, code: int = 0) -> str:
         """Run one that has to end with this exit code; its result, or what it said where it failed."""
         self._capsys.readouterr()
-        ended = main([*map(str, words)])
+        ended = main([*map(str, arguments)])
         self.out, self.err = self._capsys.readouterr()
         assert ended == code and "Traceback" not in self.err, self.err
         return self.err if code else self.out
 
-    def json(self, *words: object, code: int = 0) -> Any:
+    def json(self, *arguments: object, code: int = 0) -> Any:
         """The same with ``--json``: the result, or without one the error, which is also the last line."""
-        self(*words, "--json", code=code)
+        self(*arguments, "--json", code=code)
         lines = self.out.splitlines()
         if code:
             *before, last = lines
@@ -144,7 +144,7 @@ class Mmfw:
         return json.loads("\n".join(lines))
 
 
-def typed(command: str) -> list[str]:
+def split_command(command: str) -> list[str]:
     """The words of a command, as this system takes them apart.
 
     On Windows a program does that itself, nearly always by this function of the system.
@@ -159,7 +159,7 @@ def typed(command: str) -> list[str]:
     return [str(words[number]) for number in range(1, count.value)]
 
 
-def script(name: str) -> ModuleType:
+def load_script(name: str) -> ModuleType:
     """A script of the checkout as a module, which nobody else has."""
     folder = Path(__file__).parents[2] / "scripts"
     spec = importlib.util.spec_from_file_location(f"_{name}", folder / f"{name}.py")
@@ -181,7 +181,7 @@ def untar(archive: Path, folder: Path) -> None:
         tar.extractall(folder, **safely)
 
 
-def call(*command: str | Path, cwd: Path) -> None:
+def run_program(*command: str | Path, cwd: Path) -> None:
     """Run a program that must succeed."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8"}  # unzip spoils letters that the locale lacks
     subprocess.run(
@@ -189,7 +189,7 @@ def call(*command: str | Path, cwd: Path) -> None:
     )
 
 
-def shown_by_tensorboard(run: Path, tag: str) -> dict[int, float]:
+def read_tensorboard_scalars(run: Path, tag: str) -> dict[int, float]:
     """Step → value of a scalar, from all the event files of a run."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -198,7 +198,7 @@ def shown_by_tensorboard(run: Path, tag: str) -> dict[int, float]:
     return {event.step: event.value for event in shown.Scalars(tag)}
 
 
-def preloading(source: str, folder: Path) -> dict[str, str]:
+def preload_environment(source: str, folder: Path) -> dict[str, str]:
     """Return an environment in which processes have the functions of a C file of ``tests/worlds`` preloaded.
 
     Args:
@@ -210,10 +210,10 @@ def preloading(source: str, folder: Path) -> dict[str, str]:
     return {**os.environ, "LD_PRELOAD": str(shim), "PYTHONUTF8": "1"}
 
 
-def refusing(number: int) -> Callable[..., NoReturn]:
+def make_failing_function(error_number: int) -> Callable[..., NoReturn]:
     """Return a function that fails as the system does with an error of this number, without a file's name."""
 
     def refuse(*_: object) -> NoReturn:
-        raise OSError(number, os.strerror(number))
+        raise OSError(error_number, os.strerror(error_number))
 
     return refuse

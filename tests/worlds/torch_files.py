@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def laid_out_as_by_torch(path: Path, contents: Any, storage: bytes = bytes(100_000)) -> Path:
+def write_torch_zip(path: Path, contents: Any, storage: bytes = bytes(100_000)) -> Path:
     """A file with something pickled and one storage."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w") as archive:
@@ -18,7 +18,7 @@ def laid_out_as_by_torch(path: Path, contents: Any, storage: bytes = bytes(100_0
     return path
 
 
-def checkpoint(
+def write_checkpoint(
     path: Path, update: int, epoch: int = 1, best_update: int | None = None, save_dir: str = ""
 ) -> Path:
     """What MMF saves, as far as it can be read without torch; it is the best one unless another is named."""
@@ -26,4 +26,4 @@ def checkpoint(
     config = {"env": {"save_dir": save_dir}}
     best_update = update if best_update is None else best_update
     best = {"best_update": best_update, "best_iteration": best_update, "best_metric_value": 0.5}
-    return laid_out_as_by_torch(path, {**counts, **best, "model": {}, "config": config})
+    return write_torch_zip(path, {**counts, **best, "model": {}, "config": config})

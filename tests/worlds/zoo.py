@@ -16,11 +16,11 @@ from mmf_win.paths import MmfPaths
 from mmf_win.upstream.zoo import ZooEntry
 from tests.worlds.memes import tar_gz
 from tests.worlds.tools import untar
-from tests.worlds.web import WebServer
+from tests.worlds.web_server import WebServer
 
-DATA = bytes(range(256)) * 4096  # stands in for an LMDB where nobody opens it
-_LMDB = "detectron.lmdb/data.mdb"
-FC7 = {"fc7_w.pkl": b"weights" * 1000, "fc7_b.pkl": b"bias" * 100}
+LMDB_DATA = bytes(range(256)) * 4096  # stands in for an LMDB where nobody opens it
+_LMDB_FILE = "detectron.lmdb/data.mdb"
+FC7_FILES = {"fc7_w.pkl": b"weights" * 1000, "fc7_b.pkl": b"bias" * 100}
 
 
 def sha256(content: bytes) -> str:
@@ -28,9 +28,9 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def features_archive(data: bytes = DATA) -> bytes:
+def features_archive(data: bytes = LMDB_DATA) -> bytes:
     """As MMF's ``features.tar.gz``."""
-    return tar_gz({_LMDB: data, "detectron.lmdb/lock.mdb": b"lock"})
+    return tar_gz({_LMDB_FILE: data, "detectron.lmdb/lock.mdb": b"lock"})
 
 
 @dataclass(frozen=True)
@@ -38,28 +38,28 @@ class Zoo:
     """Archives on a server, and what needs them in MMF's folders."""
 
     server: WebServer
-    places: MmfPaths
+    mmf_paths: MmfPaths
 
     @property
     def features(self) -> RegionFeaturesInput:
         """An LMDB of region features, as far as its bytes go."""
-        folder = self.places.dataset.features
+        folder = self.mmf_paths.dataset.features
         entry = self._entry(folder, "features.tar.gz")
-        return RegionFeaturesInput("region features", folder, self.places, (_LMDB,), entry=entry)
+        return RegionFeaturesInput("region features", folder, self.mmf_paths, (_LMDB_FILE,), entry=entry)
 
     @property
     def fc7(self) -> ArchiveInput:
         """The detector's last layer, two files."""
-        folder = self.places.data_dir / "models" / "detectron.defaults"
+        folder = self.mmf_paths.data_dir / "models" / "detectron.defaults"
         entry = self._entry(folder, "fc7.tar.gz")
-        return ArchiveInput("detectron fc7", folder, self.places, tuple(FC7), entry=entry)
+        return ArchiveInput("detectron fc7", folder, self.mmf_paths, tuple(FC7_FILES), entry=entry)
 
     def _entry(self, folder: Path, name: str) -> ZooEntry:
         url = f"{self.server.url}/{name}"
         return ZooEntry(folder, "1.0", url, name, sha256(self.server.files[name]))
 
 
-def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> dict[str, str]:
+def write_zoo_files(folder: Path, server: WebServer, **archives: tuple[str, str]) -> dict[str, str]:
     """MMF's zoo in two files; returns the variables that make MMF read them.
 
     Args:
@@ -89,21 +89,21 @@ def write_yaml(folder: Path, server: WebServer, **archives: tuple[str, str]) -> 
 
 
 def fetch(
-    zoo: Zoo, *inputs: InputFiles, source: str | Path | None = None, keep: bool = True
+    zoo: Zoo, *inputs: InputFiles, source: str | Path | None = None, keep_archives: bool = True
 ) -> list[VerificationResult]:
     """Fetch what is needed."""
-    mirror = replace(Mirror.from_source(None if source is None else str(source)), keep_archives=keep)
-    return fetch_inputs(inputs, zoo.places, mirror)
+    mirror = replace(Mirror.from_source(None if source is None else str(source)), keep_archives=keep_archives)
+    return fetch_inputs(inputs, zoo.mmf_paths, mirror)
 
 
-def data_of(zoo: Zoo) -> Path:
+def lmdb_data_file(zoo: Zoo) -> Path:
     """The features' file."""
     return zoo.features.files()[0]
 
 
-def unpacked_by_mmf(zoo: Zoo) -> None:
+def unpack_like_mmf(zoo: Zoo) -> None:
     """The archive, beside it what came out of it, and MMF's marker."""
-    folder = zoo.places.dataset.features
+    folder = zoo.mmf_paths.dataset.features
     folder.mkdir(parents=True)
     (folder / "features.tar.gz").write_bytes(zoo.server.files["features.tar.gz"])
     untar(folder / "features.tar.gz", folder)

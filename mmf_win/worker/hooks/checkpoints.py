@@ -2,7 +2,8 @@
 
 MMF decides when to save and what of the model is in a file. Added are: one write instead of three, each file
 intact at every moment, the removal of old ones, and what a
-:class:`~mmf_win.worker.hooks.resume_state.ResumeState` holds. After resuming, the best validation is what it was.
+:class:`~mmf_win.worker.hooks.resume_state.ResumeState` holds. After resuming, the best validation is what
+it was.
 """
 
 from __future__ import annotations

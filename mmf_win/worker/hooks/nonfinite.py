@@ -133,7 +133,8 @@ class _NonfiniteTracer:
             parameters
         )
         if self.row_ids:
-            told += f"; {'' if bad else 'somewhere in '}rows {summarize_list([*map(str, bad or self.row_ids)], 5)}"
+            rows = summarize_list([*map(str, bad or self.row_ids)], 5)
+            told += f"; {'' if bad else 'somewhere in '}rows {rows}"
         return DivergedError(told, **error.details, **place, bad_fields=fields, bad_parameters=parameters)
 
     def _on_call_start(self, name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:

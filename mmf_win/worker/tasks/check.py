@@ -280,7 +280,8 @@ def _check_overfitting(context: CheckContext) -> Iterator[CheckResult]:
     _train_without_dropout(context.model)
     rate = max(group["lr"] for group in groups)
     best = _measure_min_loss(context, context.optimizer)
-    text = f"{context.row_count} rows in {_OVERFIT_UPDATES} updates: at the run's rate of {rate:g} the least loss is {best:.2f}"
+    text = f"{context.row_count} rows in {_OVERFIT_UPDATES} updates: "
+    text += f"at the run's rate of {rate:g} the least loss is {best:.2f}"
     if best < _MAX_LEARNED_LOSS:
         yield context.make_result("ok", text)
         return

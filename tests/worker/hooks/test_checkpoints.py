@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.worlds.torch_files import checkpoint
+from tests.worlds.torch_files import write_checkpoint
 
 pytestmark = pytest.mark.torch
 
@@ -53,7 +53,7 @@ def test_without_a_best_checkpoint_any_value_is_better(
 
 
 def test_the_best_is_that_of_the_best_checkpoint(checkpoints: Any, tmp_path: Path) -> None:
-    checkpoint(tmp_path / "best.ckpt", 7)
+    write_checkpoint(tmp_path / "best.ckpt", 7)
     stopping = restored(checkpoints, tmp_path, minimize=True)
     assert stopping.best_monitored_value == 0.5
     assert (stopping.best_monitored_update, stopping.best_monitored_iteration) == (7, 7)

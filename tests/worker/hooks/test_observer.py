@@ -14,7 +14,7 @@ from mmf_win.protocol import AttemptRequest, EventReader, read_events
 from mmf_win.protocol.attempt import TrainTask
 from mmf_win.worker.stop_signal import StopSignal
 from tests.worlds.event_log import EventLog
-from tests.worlds.tools import LazyModule, requires_package, shown_by_tensorboard
+from tests.worlds.tools import LazyModule, read_tensorboard_scalars, requires_package
 
 torch = LazyModule("torch")
 observing = LazyModule("mmf_win.worker.hooks.observer")
@@ -71,13 +71,13 @@ def test_each_update_has_its_figures_and_a_run_that_goes_on_takes_the_place_of_w
     user_dir: Path,
 ) -> None:
     trained(observing.TensorBoardLogger(user_dir), 0, 4, loss=0.5)
-    assert shown_by_tensorboard(user_dir, "train/loss") == dict.fromkeys(range(1, 5), 0.5)
-    assert shown_by_tensorboard(user_dir, "train/lr") == pytest.approx(dict.fromkeys(range(1, 5), 1e-5))
-    auroc = shown_by_tensorboard(user_dir, "val/auroc")
+    assert read_tensorboard_scalars(user_dir, "train/loss") == dict.fromkeys(range(1, 5), 0.5)
+    assert read_tensorboard_scalars(user_dir, "train/lr") == pytest.approx(dict.fromkeys(range(1, 5), 1e-5))
+    auroc = read_tensorboard_scalars(user_dir, "val/auroc")
     assert auroc == dict.fromkeys(range(1, 5), 0.5), "the final is of none"
     assert all(is_portable(path.name) for path in user_dir.iterdir())
     trained(observing.TensorBoardLogger(user_dir), 2, 5, loss=0.25)
-    assert shown_by_tensorboard(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
+    assert read_tensorboard_scalars(user_dir, "train/loss") == {1: 0.5, 2: 0.5, 3: 0.25, 4: 0.25, 5: 0.25}
 
 
 @pytest.mark.parametrize("began", ["earlier", "now"])
@@ -98,7 +98,7 @@ def test_a_run_that_an_earlier_version_began_keeps_its_names_of_metrics(
     ]
     names = {"earlier": ("val/roc_auc", "val/total_loss"), "now": ("val/auroc", "val/loss")}
     assert told[-1] == (of_mmf if began == "earlier" else {"auroc": 0.75, "loss": 0.5})
-    assert [shown_by_tensorboard(user_dir, name) for name in names[began]] == [{4: 0.75}, {4: 0.5}]
+    assert [read_tensorboard_scalars(user_dir, name) for name in names[began]] == [{4: 0.75}, {4: 0.5}]
     read = [event["metrics"] for event in read_events(user_dir / "events.jsonl") if event["kind"] == "val"]
     assert all(metrics == {"auroc": 0.75, "loss": 0.5} for metrics in read)
 

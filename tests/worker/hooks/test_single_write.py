@@ -10,8 +10,8 @@ import pytest
 from mmf_win.errors import CheckpointError, ResourceError
 from mmf_win.integrity import torch_file
 from mmf_win.integrity.digest import file_digest
-from tests.worlds import hostile
-from tests.worlds.flushes import Flushes
+from tests.worlds import hostile_archives
+from tests.worlds.flush_recorder import FlushRecorder
 from tests.worlds.tools import LazyModule, requires_package
 
 torch = LazyModule("torch")
@@ -51,10 +51,12 @@ def test_a_later_save_leaves_the_content_that_another_name_shares(tmp_path: Path
     assert torch.load(tmp_path / "current.ckpt") == {"update": 2}
 
 
-def test_a_checkpoint_is_flushed_before_it_takes_its_place(tmp_path: Path, flushed: Flushes) -> None:
+def test_a_checkpoint_is_flushed_before_it_takes_its_place(
+    tmp_path: Path, flush_recorder: FlushRecorder
+) -> None:
     path = tmp_path / "current.ckpt"
     checkpoint_io.CheckpointWriter()({"weights": torch.arange(10)}, path)
-    assert [rename.is_flushed for rename in flushed.renames_to(path)] == [True]
+    assert [rename.is_flushed for rename in flush_recorder.renames_to(path)] == [True]
 
 
 def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
@@ -70,7 +72,7 @@ def test_a_checkpoint_that_a_fake_disk_damages_does_not_replace_the_old_one(
     def damage(descriptor: int) -> None:
         fsync(descriptor)
         (part,) = tmp_path.glob("*.part")
-        hostile.flip_byte(part, part.read_bytes().index(weights.numpy().tobytes()) + 4000)
+        hostile_archives.flip_byte(part, part.read_bytes().index(weights.numpy().tobytes()) + 4000)
 
     monkeypatch.setattr(os, "fsync", damage)
     with pytest.raises(CheckpointError, match=r"current\.ckpt: .* just after it was written"):

@@ -22,8 +22,8 @@ import torch
 from mmf.common.registry import registry
 from mmf.common.sample import SampleList
 from mmf.modules.losses import MMFLoss
-from mmf_win.worker.hooks import teacher
-teacher.register({"7": 0.9, "8": 0.2}, 0.75)
+from mmf_win.worker.hooks import distillation
+distillation.register({"7": 0.9, "8": 0.2}, 0.75)
 loss, found = MMFLoss("cross_entropy"), {}
 for split in ("train", "val"):
     rows = SampleList()

@@ -71,15 +71,17 @@ from mmf_win.worker.stop_signal import StopSignal
 
 _FAULTS: list[dict[str, Any]] = json.loads(os.environ.get("MMFW_TEST_FAULTS", "[]"))
 _state = {"rows": 0, "update": 1, "batches": 0}
-_held: list[socket.socket] = []
+_connections: list[socket.socket] = []
 _memory: list[torch.Tensor] = []
 
 
-def strike(at: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None) -> None:
+def trigger_faults(
+    point: str, rows: int = 0, folder: str = "", model: Any = None, output: Any = None
+) -> None:
     """Do what is asked for at this point."""
-    update = _state["update"] - (at in ("writing", "saved"))
+    update = _state["update"] - (point in ("writing", "saved"))
     for fault in _FAULTS:
-        if fault["at"] != at or rows <= fault.get("above", -1) or fault.get("update", update) != update:
+        if fault["at"] != point or rows <= fault.get("above", -1) or fault.get("update", update) != update:
             continue
         if "rank" in fault and fault["rank"] != get_rank():
             continue
@@ -102,7 +104,7 @@ def _wait_to_be_stopped(*_: Any) -> None:
 
 
 def _connect(fault: Any, *_: Any) -> None:
-    _held.append(socket.create_connection(("127.0.0.1", fault["port"])))
+    _connections.append(socket.create_connection(("127.0.0.1", fault["port"])))
 
 
 def _linger(*_: Any) -> None:
@@ -182,23 +184,23 @@ def _forward(self: Any, samples: Any, *args: Any, _original: Any = BaseModel.__c
     rows = _state["rows"] = samples.get_batch_size()
     output = _original(self, samples, *args, **kwargs)
     if self.training:
-        strike("forward", rows, model=self, output=output)
+        trigger_faults("forward", rows, model=self, output=output)
     return output
 
 
-def _layer(layer: torch.nn.Module, inputs: Any) -> None:
+def _before_layer(layer: torch.nn.Module, inputs: Any) -> None:
     """Sees what reaches the layers, which may be less than what the model was called with."""
     if isinstance(layer, torch.nn.Linear) and not layer.training:
-        strike("validation", len(inputs[0]))
+        trigger_faults("validation", len(inputs[0]))
 
 
 def _backward(self: Any, *args: Any, _original: Any = torch.Tensor.backward, **kwargs: Any) -> None:
-    strike("backward", _state["rows"])
+    trigger_faults("backward", _state["rows"])
     _original(self, *args, **kwargs)
 
 
-def _stepped(*_: Any) -> None:
-    strike("stepped", _state["rows"])
+def _after_step(*_: Any) -> None:
+    trigger_faults("stepped", _state["rows"])
     _state["update"] += 1
 
 
@@ -209,45 +211,45 @@ def _load(self: Any, *args: Any, _original: Any = Checkpoint.load_state_dict) ->
 
 def _save(self: Any, *args: Any, _original: Any = Checkpoint.save, **kwargs: Any) -> None:
     _original(self, *args, **kwargs)
-    strike("saved", folder=self.ckpt_foldername, model=self.trainer.model)
+    trigger_faults("saved", folder=self.ckpt_foldername, model=self.trainer.model)
 
 
-def _problem(path: Path, *args: Any, _original: Any = torch_file.find_problem) -> str | None:
+def _read_back(path: Path, *args: Any, _original: Any = torch_file.find_problem) -> str | None:
     """Strike while a checkpoint that was just written is read back, before it gets its name."""
     if path.suffix == ".part":
-        strike("writing")
+        trigger_faults("writing")
     found: str | None = _original(path, *args)
     return found
 
 
 def _export(*args: Any, _original: Any = torch.onnx.export, **kwargs: Any) -> Any:
-    strike("exporting")
+    trigger_faults("exporting")
     return _original(*args, **kwargs)
 
 
-def _record(self: AttemptOutcome, *args: Any, _original: Any = AttemptOutcome.record) -> None:
-    strike("ending")
+def _record_outcome(self: AttemptOutcome, *args: Any, _original: Any = AttemptOutcome.record) -> None:
+    trigger_faults("ending")
     _original(self, *args)
 
 
-def _worker_started(_number: int) -> None:
-    strike("loader_worker", torch.utils.data.get_worker_info().num_workers)
+def _init_loader_worker(_number: int) -> None:
+    trigger_faults("loader_worker", torch.utils.data.get_worker_info().num_workers)
 
 
 def _fetch(self: Any, *args: Any, _original: Any = _MapDatasetFetcher.fetch) -> Any:
     if torch.utils.data.get_worker_info():
-        strike("fetch", _state["batches"])
+        trigger_faults("fetch", _state["batches"])
         _state["batches"] += 1
     return _original(self, *args)
 
 
-def _make_loader(
+def _init_loader(
     self: Any, *args: Any, _original: Any = torch.utils.data.DataLoader.__init__, **kwargs: Any
 ) -> None:
     workers = kwargs.get("num_workers", 0)
-    strike("loader", workers)
+    trigger_faults("loader", workers)
     if any(fault["at"] == "loader_worker" for fault in _FAULTS):
-        kwargs["worker_init_fn"] = _worker_started
+        kwargs["worker_init_fn"] = _init_loader_worker
     _original(self, *args, **kwargs)
 
 
@@ -268,14 +270,14 @@ for _fault in _FAULTS:
 
 if _FAULTS:
     BaseModel.__call__ = _forward
-    register_module_forward_pre_hook(_layer)
+    register_module_forward_pre_hook(_before_layer)
     torch.Tensor.backward = _backward  # type: ignore[method-assign]
-    register_optimizer_step_pre_hook(lambda *_: strike("step", _state["rows"]))
-    register_optimizer_step_post_hook(_stepped)
+    register_optimizer_step_pre_hook(lambda *_: trigger_faults("step", _state["rows"]))
+    register_optimizer_step_post_hook(_after_step)
     _MapDatasetFetcher.fetch = _fetch  # type: ignore[method-assign]
     Checkpoint.load_state_dict = _load
     Checkpoint.save = _save
     torch.onnx.export = _export
-    AttemptOutcome.record = _record  # type: ignore[method-assign]
-    torch_file.find_problem = _problem
-    torch.utils.data.DataLoader.__init__ = _make_loader  # type: ignore[method-assign]
+    AttemptOutcome.record = _record_outcome  # type: ignore[method-assign]
+    torch_file.find_problem = _read_back
+    torch.utils.data.DataLoader.__init__ = _init_loader  # type: ignore[method-assign]

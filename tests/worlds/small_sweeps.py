@@ -18,13 +18,13 @@ from mmf_win.sweeps.folder import SweepFolder, Task, TaskFolder, TaskState, writ
 from mmf_win.sweeps.planning import list_tasks
 from mmf_win.sweeps.specification import Specification, parse_specification
 from tests.worlds.event_log import EventLog
-from tests.worlds.memes import SLOTS
-from tests.worlds.report_world import begin_training
+from tests.worlds.memes import RUN_SPLITS
+from tests.worlds.report_world import create_train_attempt
 
 ROOT = Path(__file__).parents[2]
 
 # Notes when it begins and ends, and between the two waits for a file: the test decides how long.
-_GATED = """
+_GATED_PROGRAM = """
 import pathlib, sys, time
 here, name = pathlib.Path(sys.argv[1]), sys.argv[2]
 def note(what):
@@ -37,38 +37,38 @@ note("end")
 """
 
 
-def python(folder: Path, program: str, *words: str) -> str:
+def python_command(folder: Path, program: str, *arguments: str) -> str:
     """A template that runs a Python program, kept in a folder, with words, which may be placeholders."""
     file = folder / f"program-{sha256(program.encode()).hexdigest()[:6]}.py"
     file.write_text(program, encoding="utf-8")
-    return " ".join([shlex.join([Path(sys.executable).as_posix(), file.as_posix()]), *words])
+    return " ".join([shlex.join([Path(sys.executable).as_posix(), file.as_posix()]), *arguments])
 
 
-def gated(folder: Path, before: str = "") -> str:
-    """The template of a command that waits, after what its program does before; see :func:`journal`."""
-    return python(folder, before + _GATED, shlex.quote(folder.as_posix()), "{n}")
+def gated_command(folder: Path, prelude: str = "") -> str:
+    """The template of a command that waits, after what its program does before; see :func:`read_journal`."""
+    return python_command(folder, prelude + _GATED_PROGRAM, shlex.quote(folder.as_posix()), "{n}")
 
 
-def journal(folder: Path) -> list[str]:
+def read_journal(folder: Path) -> list[str]:
     """What the gated commands in a folder have noted, as ``begin 3`` and ``end 3``."""
     path = folder / "journal"
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def yaml(text: str) -> Specification:
+def make_specification(text: str) -> Specification:
     """A specification by its text."""
     return parse_specification(text, Path("params.yaml"))
 
 
-def tasks(output: Path) -> dict[str, Task]:
+def load_tasks_by_name(output: Path) -> dict[str, Task]:
     """The tasks of a sweep by their names."""
     return {task.name: task for task in list_tasks(SweepFolder(output))}
 
 
-def mmfw(*words: object, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
+def start_sweep_command(*arguments: object, stderr: int = subprocess.STDOUT) -> subprocess.Popen[str]:
     """``mmfw sweep …`` as a process of its own, whose output is read as one or, with a pipe, as two."""
     return subprocess.Popen(
-        [sys.executable, "-m", "mmf_win", "sweep", *map(str, words)],
+        [sys.executable, "-m", "mmf_win", "sweep", *map(str, arguments)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1"},
         stdin=subprocess.DEVNULL,
@@ -78,27 +78,27 @@ def mmfw(*words: object, stderr: int = subprocess.STDOUT) -> subprocess.Popen[st
     )
 
 
-def never_resumed(words: Sequence[str], begun: Run) -> list[str]:
+def forbid_resume(arguments: Sequence[str], run: Run) -> list[str]:
     """What resumes a training, where none has a checkpoint to resume from."""
-    raise AssertionError(f"{begun.path} has no checkpoint")
+    raise AssertionError(f"{run.path} has no checkpoint")
 
 
-def trained(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
+def write_finished_run(folder: TaskFolder, auroc: float, **metrics: float) -> Run:
     """A finished run in a task's folder as its files tell it; other validations are worse than the best."""
     run = Run(folder.path / "demo" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
-    run.save_request(RunRequest(preset="demo", model="vilbert", splits=SLOTS, data_dir=str(folder.path)))
+    run.save_request(RunRequest(preset="demo", model="vilbert", splits=RUN_SPLITS, data_dir=str(folder.path)))
     for update, score in ((10, auroc - 0.1), (20, auroc), (30, auroc - 0.05)):
         told = {"auroc": score, "loss": 1 - score, **metrics}
         log = EventLog(run.events, "1")
         log.write("train", update=update, max_updates=40, epoch=1, loss=0.5, lr=0.1, updates_per_s=2.0)
         log.write("val", update=update, metrics=told, final=False, data={"split": "dev_seen", "rows": 8})
-    begin_training(run)
+    create_train_attempt(run)
     AttemptOutcome("ok").save(run.outcome_file)
     return run
 
 
-def ended(sweep: SweepFolder, task: Task, state: TaskState = "success") -> Task:
+def write_ended_task(sweep: SweepFolder, task: Task, state: TaskState = "success") -> Task:
     """A task that has ended in a state, as its folder tells it; a success has finished its commands."""
     folder = sweep.task_folder(task.name)
     folder.path.mkdir(parents=True, exist_ok=True)

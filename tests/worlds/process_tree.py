@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def processes_of(pid: int) -> list[int]:
+def list_process_tree(pid: int) -> list[int]:
     """Return a process and all its descendants, the oldest first."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -20,8 +20,8 @@ def processes_of(pid: int) -> list[int]:
     return found
 
 
-def signal_all(pid: int, number: int) -> None:
+def signal_process_tree(pid: int, number: int) -> None:
     """Send a signal to a process and all its descendants, to these first."""
-    for each in reversed(processes_of(pid)):
+    for each in reversed(list_process_tree(pid)):
         with suppress(ProcessLookupError):
             os.kill(each, number)

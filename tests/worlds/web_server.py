@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple
 
 
-class Asked(NamedTuple):
+class ReceivedRequest(NamedTuple):
     """A request that came."""
 
     method: str
@@ -21,17 +21,17 @@ class Asked(NamedTuple):
 
 
 @dataclass
-class Answering:
+class PlannedResponse:
     """How the next answer is given; a fault changes it."""
 
     body: bytes
     status: int
     headers: dict[str, str | None] = field(default_factory=dict)  # None leaves one out
-    cut: int | None = None  # send only so many bytes of the body
-    stall: threading.Event | None = None  # wait for this after what is sent, instead of ending
+    max_sent_bytes: int | None = None  # send only so many bytes of the body
+    stall_event: threading.Event | None = None  # wait for this after what is sent, instead of ending
 
 
-Fault = Callable[[Answering], None]
+Fault = Callable[[PlannedResponse], None]
 
 
 class WebServer:
@@ -50,8 +50,8 @@ class WebServer:
         self.faults: list[Fault | None] = []
         self.etags = self.ranges = True
         self.headers: dict[str, str] = {}
-        self.asked: list[Asked] = []
-        self.released = threading.Event()
+        self.requests: list[ReceivedRequest] = []
+        self.shutdown_event = threading.Event()
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self.url = f"http://127.0.0.1:{self._http.server_port}"
 
@@ -65,24 +65,28 @@ class WebServer:
         try:
             yield server
         finally:
-            server.released.set()
+            server.shutdown_event.set()
             server._http.shutdown()
             thread.join()
             server._http.server_close()
 
     @property
-    def gets(self) -> list[Asked]:
+    def content_requests(self) -> list[ReceivedRequest]:
         """The requests for content."""
-        return [asked for asked in self.asked if asked.method == "GET"]
+        return [asked for asked in self.requests if asked.method == "GET"]
 
     def _handler(outer) -> type[BaseHTTPRequestHandler]:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked = Asked(self.command, self.path, dict(self.headers))
-                outer.asked.append(asked)
+                asked = ReceivedRequest(self.command, self.path, dict(self.headers))
+                outer.requests.append(asked)
                 send_body = self.command == "GET"
                 content = outer.files.get(self.path.lstrip("/"))
-                answer = Answering(b"", 404) if content is None else outer._plan(content, asked.headers)
+                answer = (
+                    PlannedResponse(b"", 404)
+                    if content is None
+                    else outer._plan_response(content, asked.headers)
+                )
                 if content is not None and send_body and outer.faults and (fault := outer.faults.pop(0)):
                     fault(answer)
                 self.send_response(answer.status)
@@ -92,10 +96,10 @@ class WebServer:
                         self.send_header(name, value)
                 self.end_headers()
                 if send_body:
-                    self.wfile.write(answer.body[: answer.cut])
-                    if answer.stall is not None:
+                    self.wfile.write(answer.body[: answer.max_sent_bytes])
+                    if answer.stall_event is not None:
                         self.wfile.flush()
-                        answer.stall.wait()
+                        answer.stall_event.wait()
 
             do_HEAD = do_GET
 
@@ -104,45 +108,45 @@ class WebServer:
 
         return Handler
 
-    def _plan(self, content: bytes, headers: dict[str, str]) -> Answering:
+    def _plan_response(self, content: bytes, headers: dict[str, str]) -> PlannedResponse:
         tag = f'"{hashlib.sha256(content).hexdigest()}"'
         known = {"ETag": tag} if self.etags else {}
         wanted = re.fullmatch(r"bytes=(\d+)-", headers.get("Range", ""))
         if not (self.ranges and wanted) or headers.get("If-Range", tag) != tag:
-            return Answering(content, 200, {**known})
+            return PlannedResponse(content, 200, {**known})
         start = int(wanted[1])
         if start >= len(content):
-            return Answering(b"", 416, {"Content-Range": f"bytes */{len(content)}"})
+            return PlannedResponse(b"", 416, {"Content-Range": f"bytes */{len(content)}"})
         place = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        return Answering(content[start:], 206, {**known, "Content-Range": place})
+        return PlannedResponse(content[start:], 206, {**known, "Content-Range": place})
 
 
-def breaks_off(after: int) -> Fault:
+def drop_connection_after(byte_count: int) -> Fault:
     """The connection ends after so many bytes."""
-    return lambda answer: vars(answer).update(cut=after)
+    return lambda answer: vars(answer).update(cut=byte_count)
 
 
-def stalls(server: WebServer, after: int) -> Fault:
+def stall_after(server: WebServer, byte_count: int) -> Fault:
     """Nothing comes any more after so many bytes, and the connection stays."""
-    return lambda answer: vars(answer).update(cut=after, stall=server.released)
+    return lambda answer: vars(answer).update(cut=byte_count, stall=server.shutdown_event)
 
 
-def answers(status: int, body: bytes = b"", **headers: str | None) -> Fault:
+def respond_with(status: int, body: bytes = b"", **headers: str | None) -> Fault:
     """Another answer altogether; ``_`` in a header's name stands for a hyphen."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda answer: vars(answer).update(status=status, body=body, headers=named)
 
 
-login_page = answers(200, b"<html>Please log in</html>", Content_Type="text/html; charset=utf-8")
+login_page = respond_with(200, b"<html>Please log in</html>", Content_Type="text/html; charset=utf-8")
 """A page instead of the file, as a hotel's network sends it, with the status 200."""
 
 
-def promises(length: int) -> Fault:
+def declare_length(length: int) -> Fault:
     """The length that is announced is wrong."""
     return lambda answer: answer.headers.update({"Content-Length": str(length)})
 
 
-def another_part(answer: Answering) -> None:
+def send_wrong_range(answer: PlannedResponse) -> None:
     """A part that begins elsewhere than was asked for."""
     answer.status = 206
     answer.headers["Content-Range"] = f"bytes 1-{len(answer.body)}/{len(answer.body) + 1}"

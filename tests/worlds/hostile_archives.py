@@ -18,10 +18,10 @@ from py7zr.properties import DefaultFilters
 
 from tests.worlds.memes import Files
 
-_CENTRAL, _END = b"PK\x01\x02", b"PK\x05\x06"
+_CENTRAL_SIGNATURE, _END_SIGNATURE = b"PK\x01\x02", b"PK\x05\x06"
 
 
-def plain_zip(path: Path, files: Files) -> Path:
+def write_zip(path: Path, files: Files) -> Path:
     """A zip without encryption, deflated."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
@@ -38,7 +38,7 @@ def zip_with_name(path: Path, name: str) -> Path:
     return path
 
 
-def zip_with_twins(path: Path, *names: str) -> Path:
+def zip_with_duplicates(path: Path, *names: str) -> Path:
     """A zip whose members have these names, which may be the same."""
     with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the standard library finds them odd, too
@@ -59,78 +59,78 @@ def zip_with_link(path: Path) -> Path:
 
 def declare_size(path: Path, size: int) -> Path:
     """Change the unpacked size that the zip's directory declares for its first member."""
-    return _patch(path, 24, size)
+    return _patch_directory(path, 24, size)
 
 
 def declare_packed_size(path: Path, size: int) -> Path:
     """Change the packed size that the zip's directory declares for its first member."""
-    return _patch(path, 20, size)
+    return _patch_directory(path, 20, size)
 
 
 def declare_encrypted(path: Path) -> Path:
     """Have the zip's directory say that its first member is encrypted."""
-    return _patch(path, 8, 1 | 8 << 16)  # and deflated
+    return _patch_directory(path, 8, 1 | 8 << 16)  # and deflated
 
 
 def declare_method(path: Path, method: int) -> Path:
     """Change the method by which the zip's directory says that its first member is compressed."""
-    return _patch(path, 8, method << 16)
+    return _patch_directory(path, 8, method << 16)
 
 
 def declare_version(path: Path, version: int) -> Path:
     """Change the version, times ten, that the zip's directory says is needed to unpack its first member."""
-    return _patch(path, 6, version)
+    return _patch_directory(path, 6, version)
 
 
 def declare_offset(path: Path, offset: int) -> Path:
     """Change where the zip's directory says its last member is."""
-    return _patch(path, 42, offset, last=True)
+    return _patch_directory(path, 42, offset, last=True)
 
 
 def zip_with_shared_data(path: Path, content: bytes, count: int) -> Path:
     """A bomb: a zip whose directory names so many members, all of which have the same place in it."""
-    data = plain_zip(path, {"00000": content}).read_bytes()
-    size, start = struct.unpack_from("<II", data, data.rindex(_END) + 12)
+    data = write_zip(path, {"00000": content}).read_bytes()
+    size, start = struct.unpack_from("<II", data, data.rindex(_END_SIGNATURE) + 12)
     entry = data[start : start + size]
     entries = b"".join(entry.replace(b"00000", f"{number:05}".encode()) for number in range(count))
-    end = struct.pack("<4s4H2IH", _END, 0, 0, count, count, len(entries), start, 0)
+    end = struct.pack("<4s4H2IH", _END_SIGNATURE, 0, 0, count, count, len(entries), start, 0)
     path.write_bytes(data[:start] + entries + end)
     return path
 
 
-def joined_zips(path: Path, first: Path, second: Path) -> Path:
+def join_zips(path: Path, first: Path, second: Path) -> Path:
     """A zip with the members of both, as they are."""
     parts, directories, count = b"", b"", 0
     for source in (first, second):
         data = source.read_bytes()
-        entries, size, start = struct.unpack_from("<HII", data, data.rindex(_END) + 10)
+        entries, size, start = struct.unpack_from("<HII", data, data.rindex(_END_SIGNATURE) + 10)
         directory, at = bytearray(data[start : start + size]), 0
         while at < size:
             (offset,) = struct.unpack_from("<I", directory, at + 42)
             struct.pack_into("<I", directory, at + 42, offset + len(parts))
             at += 46 + sum(struct.unpack_from("<3H", directory, at + 28))
         parts, directories, count = parts + data[:start], directories + directory, count + entries
-    end = struct.pack("<4s4H2IH", _END, 0, 0, count, count, len(directories), len(parts), 0)
+    end = struct.pack("<4s4H2IH", _END_SIGNATURE, 0, 0, count, count, len(directories), len(parts), 0)
     path.write_bytes(parts + directories + end)
     return path
 
 
-def flip_byte(path: Path, at: int) -> Path:
+def flip_byte(path: Path, offset: int) -> Path:
     """Damage one byte of a file."""
     data = bytearray(path.read_bytes())
-    data[at] ^= 0xFF
+    data[offset] ^= 0xFF
     path.write_bytes(data)
     return path
 
 
-def cut(path: Path, share: float = 0.5) -> Path:
+def truncate_file(path: Path, fraction: float = 0.5) -> Path:
     """Leave only the first part of a file, as a broken download does."""
     data = path.read_bytes()
-    path.write_bytes(data[: int(len(data) * share)])
+    path.write_bytes(data[: int(len(data) * fraction)])
     return path
 
 
-def tar_with(path: Path, *infos: tarfile.TarInfo, mode: Literal["w", "w:gz"] = "w") -> Path:
+def write_zeros_tar(path: Path, *infos: tarfile.TarInfo, mode: Literal["w", "w:gz"] = "w") -> Path:
     """A tar of members that hold zeros, as many as they say."""
     with tarfile.open(path, mode) as tar:
         for info in infos:
@@ -139,28 +139,28 @@ def tar_with(path: Path, *infos: tarfile.TarInfo, mode: Literal["w", "w:gz"] = "
 
 
 def tar_member(
-    name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", told: dict[str, str] | None = None
+    name: str, kind: bytes = tarfile.REGTYPE, *, link: str = "", pax_headers: dict[str, str] | None = None
 ) -> tarfile.TarInfo:
-    """A member for :func:`tar_with`."""
+    """A member for :func:`write_zeros_tar`."""
     info = tarfile.TarInfo(name)
     info.type = kind
     info.linkname = link
-    info.pax_headers = told or {}
+    info.pax_headers = pax_headers or {}
     return info
 
 
-def seven_zip_with_dictionary(path: Path, files: Files, code: int, *, of_list: bool = False) -> Path:
+def seven_zip_with_dictionary(path: Path, files: Files, code: int, *, in_header: bool = False) -> Path:
     """A 7z in which LZMA2 declares a dictionary of this code: 32 for 256 MiB, 34 for twice as much.
 
     It packs the files, or the list of members.
     """
     with py7zr.SevenZipFile(path, "w", filters=[{"id": py7zr.FILTER_LZMA2, "preset": 1}]) as archive:
-        archive.set_encoded_header_mode(of_list)
+        archive.set_encoded_header_mode(in_header)
         for name, content in files.items():
             archive.writestr(content, name)
     data = bytearray(path.read_bytes())
-    data[data.index(b"\x21\x21\x01", _header_of(data).start) + 3] = code
-    return _sealed(path, data)
+    data[data.index(b"\x21\x21\x01", _header_range(data).start) + 3] = code
+    return _write_with_checksums(path, data)
 
 
 def seven_zip_with_method(path: Path, files: Files, method: int, password: str | None = None) -> Path:
@@ -172,8 +172,8 @@ def seven_zip_with_method(path: Path, files: Files, method: int, password: str |
         for name, content in files.items():
             archive.writestr(content, name)
     data = bytearray(path.read_bytes())
-    data[data.index(b"\x21\x03\x01", _header_of(data).start) + 1] = method
-    return _sealed(path, data)
+    data[data.index(b"\x21\x03\x01", _header_range(data).start) + 1] = method
+    return _write_with_checksums(path, data)
 
 
 def seven_zip_with_packed_list(path: Path, files: Files, *filters: dict[str, int]) -> Path:
@@ -197,32 +197,32 @@ def seven_zip_with_header_at(path: Path, offset: int) -> Path:
     return path
 
 
-def mutate_header(path: Path, chance: Random) -> Path:
+def mutate_header(path: Path, rng: Random) -> Path:
     """Change bytes of a 7z's header and of the packed list of members before it, with right checksums."""
     data = bytearray(path.read_bytes())
-    header = _header_of(data)
-    for _ in range(chance.choice((1, 2, 4, 8))):
-        data[chance.randrange(max(32, header.start - 60), header.stop)] = chance.randrange(256)
-    return _sealed(path, data)
+    header = _header_range(data)
+    for _ in range(rng.choice((1, 2, 4, 8))):
+        data[rng.randrange(max(32, header.start - 60), header.stop)] = rng.randrange(256)
+    return _write_with_checksums(path, data)
 
 
-def _header_of(data: bytes) -> range:
+def _header_range(data: bytes) -> range:
     start, size = struct.unpack_from("<QQ", data, 12)
     return range(32 + start, 32 + start + size)
 
 
-def _sealed(path: Path, data: bytearray) -> Path:
+def _write_with_checksums(path: Path, data: bytearray) -> Path:
     """A 7z's file with right checksums of its headers."""
-    header = _header_of(data)
+    header = _header_range(data)
     struct.pack_into("<I", data, 28, zlib.crc32(data[header.start : header.stop]))
     struct.pack_into("<I", data, 8, zlib.crc32(data[12:32]))
     path.write_bytes(data)
     return path
 
 
-def _patch(path: Path, at: int, value: int, *, last: bool = False) -> Path:
+def _patch_directory(path: Path, offset: int, value: int, *, last: bool = False) -> Path:
     data = bytearray(path.read_bytes())
-    start = data.rindex(_CENTRAL) if last else data.index(_CENTRAL)
-    struct.pack_into("<I", data, start + at, value)
+    start = data.rindex(_CENTRAL_SIGNATURE) if last else data.index(_CENTRAL_SIGNATURE)
+    struct.pack_into("<I", data, start + offset, value)
     path.write_bytes(data)
     return path

@@ -34,32 +34,32 @@ from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from typing import NoReturn
 
-OWN_IMPORTS = "MMFW_TEST_OWN_IMPORTS"
+NO_PRELOAD_VARIABLE = "MMFW_TEST_OWN_IMPORTS"
 """The variable with which a worker imports MMF itself."""
 
 # The beginnings of variables that libraries read when they are imported.
-_READ_BY_IMPORTS = (
+_IMPORT_VARIABLE_PREFIXES = (
     *("CUDA", "GOMP_", "HF_", "HOME", "LD_", "MMF_CACHE_DIR", "OMP_", "PYTHON", "TOKENIZERS_", "TORCH"),
     "TRANSFORMERS_",
 )
-_CPU_TIMES = "MMFW_TEST_CPU_TIMES"  # see tests/worlds/cpu_time.py
-_LONGEST_PATH = 100  # bytes; Linux has room for 107, and other sockets lie beside it
-_MOST_SERVERS = 4  # that have imported an MMF, about 300 MB each
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+_CPU_TIMES_VARIABLE = "MMFW_TEST_CPU_TIMES"  # see tests/worlds/cpu_time.py
+_MAX_PATH_BYTES = 100  # bytes; Linux has room for 107, and other sockets lie beside it
+_MAX_SERVERS = 4  # that have imported an MMF, about 300 MB each
+_PR_SET_PDEATHSIG = 1  # PR_SET_PDEATHSIG of prctl(2)
 _LEASE, _SERVER_FOR_MMF, _WORKER = "lease", "server for MMF", "worker"
-_Imports = tuple[str, dict[str, str]]  # the folder of an MMF, and the variables that are read with it
+_ImportSpec = tuple[str, dict[str, str]]  # the folder of an MMF, and the variables that are read with it
 
 
-def can_serve(path: str) -> bool:
+def can_fork_workers(path: str) -> bool:
     """Return whether this system can fork workers for a socket at ``path``."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):  # no Linux, or one that forbids it
         return False
-    return len(os.fsencode(path)) < _LONGEST_PATH
+    return len(os.fsencode(path)) < _MAX_PATH_BYTES
 
 
-def lease(path: str) -> Connection:
+def acquire_lease(path: str) -> Connection:
     """Start the server at ``path`` unless it runs, and keep it running until the result is closed."""
     try:
         return _take_lease(path)
@@ -78,7 +78,7 @@ def _take_lease(path: str) -> Connection:
     return held
 
 
-def serve(path: str) -> NoReturn:
+def run_server(path: str) -> NoReturn:
     """Import the libraries that every worker needs, then serve in the background."""
     import jinja2  # noqa: F401
     import lmdb  # noqa: F401
@@ -97,10 +97,10 @@ def serve(path: str) -> NoReturn:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in (0, 1):
             os.dup2(nowhere, descriptor)
-        _accept(listener, path)
+        _accept_clients(listener, path)
 
 
-def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoReturn:
+def _accept_clients(listener: Listener, path: str, *, needs_lease: bool = True) -> NoReturn:
     """Fork a handler for each client that wants a worker, and a server for each MMF that one wants."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     leases: list[Connection] = []
@@ -128,10 +128,10 @@ def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoRet
                 if key in servers:
                     servers[key] = servers.pop(key)
                 else:
-                    if len(servers) == _MOST_SERVERS:
-                        _end_server(servers.pop(next(iter(servers)))[1])
+                    if len(servers) == _MAX_SERVERS:
+                        _kill_server(servers.pop(next(iter(servers)))[1])
                     there = f"{path}-{next(number)}"
-                    process = _fork_server_for_mmf(there, imports, [accepting, client, *leases])
+                    process = _fork_mmf_server(there, imports, [accepting, client, *leases])
                     servers[key] = there, process
                 # Without one, the worker fails at this import as a user's would.
                 client.send(servers[key][0] if Path(servers[key][0]).exists() else path)
@@ -143,11 +143,11 @@ def _accept(listener: Listener, path: str, *, needs_lease: bool = True) -> NoRet
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for inherited in (listener, *leases):
                 inherited.close()
-            _handle(client)
+            _handle_client(client)
         client.close()
 
 
-def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connection]) -> int:
+def _fork_mmf_server(path: str, imports: _ImportSpec, open_connections: list[Connection]) -> int:
     """Fork a server that has imported an MMF, and return its pidfd when it accepts clients."""
     ready, tell = os.pipe()
     child = os.fork()
@@ -155,15 +155,15 @@ def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connectio
         process = os.pidfd_open(child)
     else:
         try:
-            ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
-            for connection in inherited:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            for connection in open_connections:
                 connection.close()
             os.close(ready)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             _import_mmf(*imports)
             with Listener(path) as listener:
                 os.close(tell)
-                _accept(listener, path, needs_lease=False)
+                _accept_clients(listener, path, needs_lease=False)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -174,11 +174,11 @@ def _fork_server_for_mmf(path: str, imports: _Imports, inherited: list[Connectio
     return process
 
 
-def _end_server(process: int) -> None:
+def _kill_server(pidfd: int) -> None:
     """Kill a server; workers that it has forked go on."""
     with suppress(ProcessLookupError):  # it has failed at its imports
-        signal.pidfd_send_signal(process, signal.SIGKILL)
-    os.close(process)
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    os.close(pidfd)
 
 
 def _import_mmf(root: str, environment: dict[str, str]) -> None:
@@ -207,14 +207,14 @@ def _import_mmf(root: str, environment: dict[str, str]) -> None:
     gc.freeze()
 
 
-def _handle(client: Connection) -> NoReturn:
+def _handle_client(client: Connection) -> NoReturn:
     """Fork a worker and tell the client its id and how it ends; kill it when the client dies."""
     words, folder, environment, count = client.recv()
     descriptors = [recv_handle(client) for _ in range(count)]
     worker = os.fork()
     if worker == 0:
         client.close()
-        _work(words, folder, environment, descriptors)
+        _run_worker(words, folder, environment, descriptors)
     for descriptor in descriptors:
         os.close(descriptor)
     client.send(worker)
@@ -223,7 +223,7 @@ def _handle(client: Connection) -> NoReturn:
     if not has_ended:
         os.kill(worker, signal.SIGKILL)
     _, status, usage = os.wait4(worker, 0)
-    if times := environment.get(_CPU_TIMES):
+    if times := environment.get(_CPU_TIMES_VARIABLE):
         with suppress(OSError), Path(times).open("a", encoding="ascii") as file:
             file.write(f"{usage.ru_utime + usage.ru_stime}\n")
     if has_ended:
@@ -231,7 +231,9 @@ def _handle(client: Connection) -> NoReturn:
     os._exit(0)
 
 
-def _work(words: list[str], folder: str, environment: dict[str, str], descriptors: list[int]) -> NoReturn:
+def _run_worker(
+    argv: list[str], folder: str, environment: dict[str, str], descriptors: list[int]
+) -> NoReturn:
     """Run the client's module in this process, which gets the client's environment, folder and files."""
     import runpy
 
@@ -240,13 +242,13 @@ def _work(words: list[str], folder: str, environment: dict[str, str], descriptor
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = words
-    _seed_anew()
-    if _imports_of(words):
+    sys.argv = argv
+    _reseed_random()
+    if _import_spec(argv):
         _fork_ranks()
     code: object = 1
     try:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as error:
         code = error.code or 0
@@ -259,7 +261,7 @@ def _work(words: list[str], folder: str, environment: dict[str, str], descriptor
         os._exit(code if isinstance(code, int) else 1)
 
 
-def _seed_anew() -> None:
+def _reseed_random() -> None:
     """Give this process random numbers of its own, as a new one has; torch starts with the same in each."""
     import random
 
@@ -279,13 +281,13 @@ def _fork_ranks() -> None:
     os.register_at_fork(after_in_child=lambda: setattr(signal, "signal", take_signal))
 
 
-def attend(path: str, words: list[str]) -> NoReturn:
+def relay_worker(path: str, argv: list[str]) -> NoReturn:
     """Stand for a worker: hand signals on to it, and end as it does."""
     descriptors = [number for number in range(256) if _is_open(number)]
-    server, worker = _request_worker(path, words, descriptors)
+    server, worker = _request_worker(path, argv, descriptors)
     with server:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda number, _: _hand_on(worker, number))
+            signal.signal(number, lambda number, _: _forward_signal(worker, number))
         code = server.recv()
     if code < 0:
         signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
@@ -293,9 +295,9 @@ def attend(path: str, words: list[str]) -> NoReturn:
     os._exit(code)
 
 
-def _request_worker(path: str, words: list[str], descriptors: list[int]) -> tuple[Connection, int]:
+def _request_worker(path: str, argv: list[str], descriptors: list[int]) -> tuple[Connection, int]:
     """Ask a server to fork a worker; return the connection to its handler, and its process id."""
-    imports, there = _imports_of(words), path
+    imports, there = _import_spec(argv), path
     while True:
         if imports:
             with Client(path) as server:
@@ -304,7 +306,7 @@ def _request_worker(path: str, words: list[str], descriptors: list[int]) -> tupl
         try:
             server = Client(there)
             server.send((_WORKER, None))
-            server.send((words, str(Path.cwd()), dict(os.environ), len(descriptors)))
+            server.send((argv, str(Path.cwd()), dict(os.environ), len(descriptors)))
             for number in descriptors:
                 send_handle(server, number, 0)
             return server, server.recv()
@@ -313,15 +315,17 @@ def _request_worker(path: str, words: list[str], descriptors: list[int]) -> tupl
                 raise
 
 
-def _imports_of(words: list[str]) -> _Imports | None:
+def _import_spec(argv: list[str]) -> _ImportSpec | None:
     """Return what a server has to import for these words; None where a worker imports MMF itself."""
-    if words[0] != "mmf_win.worker.entry" or OWN_IMPORTS in os.environ:
+    if argv[0] != "mmf_win.worker.entry" or NO_PRELOAD_VARIABLE in os.environ:
         return None
-    root = json.loads(Path(words[1]).read_text(encoding="utf-8"))["mmf"]
-    return root, {name: os.environ[name] for name in sorted(os.environ) if name.startswith(_READ_BY_IMPORTS)}
+    root = json.loads(Path(argv[1]).read_text(encoding="utf-8"))["mmf"]
+    return root, {
+        name: os.environ[name] for name in sorted(os.environ) if name.startswith(_IMPORT_VARIABLE_PREFIXES)
+    }
 
 
-def _hand_on(worker: int, number: int) -> None:
+def _forward_signal(worker: int, number: int) -> None:
     with suppress(ProcessLookupError):  # it has ended, and its exit code is on the way
         os.kill(worker, number)
 
@@ -337,5 +341,5 @@ def _is_open(descriptor: int) -> bool:
 if __name__ == "__main__":
     if len(sys.argv) == 2:
         sys.path.remove(str(Path(__file__).parent))  # as for `python -m`, which a worker is started with
-        serve(sys.argv[1])
-    attend(sys.argv[1], sys.argv[2:])
+        run_server(sys.argv[1])
+    relay_worker(sys.argv[1], sys.argv[2:])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 
-def info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[str, Any]:
+def make_info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[str, Any]:
     """What ``extract_features_vmb.py`` puts into ``NAME_info.npy``."""
     import numpy as np
 
@@ -25,15 +25,15 @@ def info(regions: int = 10, *, classes: int = 1600, seed: int = 0) -> dict[str, 
 
 
 def write_pair(
-    folder: Path, name: str, *, regions: int = 10, numbers: int = 2048, seed: int = 0, **changes: Any
+    folder: Path, name: str, *, regions: int = 10, feature_size: int = 2048, seed: int = 0, **changes: Any
 ) -> None:
     """Write ``NAME.npy`` and ``NAME_info.npy`` as the script does, with changes to its dictionary."""
     import numpy as np
 
     folder.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(seed)
-    np.save(folder / f"{name}.npy", random.standard_normal((regions, numbers), dtype=np.float32))
-    np.save(folder / f"{name}_info.npy", {**info(regions, seed=seed), **changes})
+    np.save(folder / f"{name}.npy", random.standard_normal((regions, feature_size), dtype=np.float32))
+    np.save(folder / f"{name}_info.npy", {**make_info(regions, seed=seed), **changes})
 
 
 def write_pairs(folder: Path, names: Iterable[str], **options: Any) -> Path:
@@ -43,23 +43,23 @@ def write_pairs(folder: Path, names: Iterable[str], **options: Any) -> Path:
     return folder
 
 
-def pairs_of(lmdb_folder: Path, folder: Path) -> Path:
+def export_lmdb_pairs(lmdb_folder: Path, folder: Path) -> Path:
     """The records of an LMDB as files, as ``lmdb_conversion.py --mode extract`` writes them."""
     import numpy as np
 
     folder.mkdir(parents=True)
-    for key, record in records(lmdb_folder).items():
+    for key, record in read_records(lmdb_folder).items():
         np.save(folder / f"{key}.npy", record.pop("features"))
         np.save(folder / f"{key}_info.npy", {**record, "image_id": key})
     return folder
 
 
-def records(lmdb_folder: Path) -> dict[str, dict[str, Any]]:
+def read_records(lmdb_folder: Path) -> dict[str, dict[str, Any]]:
     """All records, in the way of MMF's reader: first the keys, then each of them."""
-    return {key: pickle.loads(record) for key, record in raw_records(lmdb_folder).items()}
+    return {key: pickle.loads(record) for key, record in read_raw_records(lmdb_folder).items()}
 
 
-def raw_records(lmdb_folder: Path) -> dict[str, bytes]:
+def read_raw_records(lmdb_folder: Path) -> dict[str, bytes]:
     """All records as they are."""
     import lmdb
 

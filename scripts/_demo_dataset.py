@@ -9,7 +9,7 @@ from pathlib import Path
 from mmf_win.demo.folder import PASSWORD, DemoFolder
 
 
-def make(path: Path) -> DemoFolder:
+def make_demo_dataset(path: Path) -> DemoFolder:
     """Make it in a new folder, by the commands that the demo takes too."""
     folder = DemoFolder(path)
     folder.claim()

@@ -28,7 +28,7 @@ class Rename:
     is_flushed: bool
 
 
-class Flushes:
+class FlushRecorder:
     """The order of flushes and renames, recorded in this process.
 
     A file is known by its id, not by its name, so it stays flushed under another name or a hard link. A file
@@ -36,9 +36,9 @@ class Flushes:
     calls for more than eight files at once; see ``forbid_syncfs``.
     """
 
-    def __init__(self, held: ExitStack) -> None:
+    def __init__(self, exit_stack: ExitStack) -> None:
         self.renames: list[Rename] = []
-        self._held = held
+        self._exit_stack = exit_stack
         self._sizes: dict[tuple[int, int], int] = {}
 
     def is_flushed(self, path: Path) -> bool:
@@ -48,7 +48,7 @@ class Flushes:
         state = path.stat()
         return self._sizes.get((state.st_dev, state.st_ino)) == state.st_size
 
-    def unflushed(self, folder: Path) -> list[Path]:
+    def find_unflushed(self, folder: Path) -> list[Path]:
         """Return the files below a folder that are not flushed as they are now."""
         return [path for path in folder.rglob("*") if path.is_file() and not self.is_flushed(path)]
 
@@ -59,7 +59,7 @@ class Flushes:
     def add_flush(self, descriptor: int) -> None:
         """Record that the file behind a descriptor is on the disk."""
         if sys.platform != "win32":  # a file that stays open keeps its id; Windows could not rename it
-            self._held.callback(os.close, os.dup(descriptor))
+            self._exit_stack.callback(os.close, os.dup(descriptor))
         state = os.fstat(descriptor)
         self._sizes[state.st_dev, state.st_ino] = state.st_size
 
@@ -75,10 +75,10 @@ def forbid_syncfs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def record_flushes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flushes]:
+def record_flushes(monkeypatch: pytest.MonkeyPatch) -> Iterator[FlushRecorder]:
     """Record each ``os.fsync``, ``os.rename`` and ``os.replace``, those of ``pathlib`` included."""
     with ExitStack() as held:
-        flushes = Flushes(held)
+        flushes = FlushRecorder(held)
         fsync = os.fsync
 
         def flush(descriptor: int) -> None:
@@ -87,13 +87,13 @@ def record_flushes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Flushes]:
 
         monkeypatch.setattr(os, "fsync", flush)
         for name in ("rename", "replace"):
-            monkeypatch.setattr(os, name, renaming := _recording(getattr(os, name), flushes))
+            monkeypatch.setattr(os, name, renaming := _record_renames(getattr(os, name), flushes))
             # Python 3.10 keeps the function of os that was there when pathlib was imported.
-            monkeypatch.setattr(Path, name, _of_path(renaming))
+            monkeypatch.setattr(Path, name, _as_path_method(renaming))
         yield flushes
 
 
-def _recording(rename: Callable[..., None], flushes: Flushes) -> Callable[..., None]:
+def _record_renames(rename: Callable[..., None], flushes: FlushRecorder) -> Callable[..., None]:
     def renaming(source: Any, target: Any, **options: Any) -> None:
         if Path(source).exists():
             flushes.add_rename(Path(source), Path(target))
@@ -102,7 +102,7 @@ def _recording(rename: Callable[..., None], flushes: Flushes) -> Callable[..., N
     return renaming
 
 
-def _of_path(rename: Callable[..., None]) -> Callable[[Path, Any], Path]:
+def _as_path_method(rename: Callable[..., None]) -> Callable[[Path, Any], Path]:
     def renaming(path: Path, target: Any) -> Path:
         rename(path, target)
         return Path(target)

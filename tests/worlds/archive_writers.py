@@ -18,31 +18,31 @@ from Cryptodome.Util import Counter
 
 from mmf_win.archives import open_archive
 from mmf_win.archives.base import TargetChooser
-from tests.worlds.memes import Files, memes, tar_gz, tree
+from tests.worlds.memes import Files, dataset_files, read_tree, tar_gz
 
-COPY = [{"id": py7zr.FILTER_COPY}]
+COPY_FILTERS = [{"id": py7zr.FILTER_COPY}]
 """For :func:`write_7z`: nothing is compressed."""
 
-FILES: Files = {**memes(), "hateful_memes/empty": b""}
+DATASET_FILES: Files = {**dataset_files(), "hateful_memes/empty": b""}
 
 
-def into(folder: Path) -> TargetChooser:
+def choose_all(folder: Path) -> TargetChooser:
     """Choose every member."""
     return lambda member: folder / member.name
 
 
-def only(targets: Mapping[str, Path]) -> TargetChooser:
+def choose_members(targets: Mapping[str, Path]) -> TargetChooser:
     """Choose members by their names."""
     return lambda member: targets.get(member.name)
 
 
-def unpack(path: Path, out: Path, password: str | None = None) -> Files:
+def unpack_all(path: Path, out: Path, password: str | None = None) -> Files:
     """Everything in the archive, through disk."""
     archive = open_archive(path, None if password is None else lambda: password)
     archive.check_password()
-    done = list(archive.extract(into(out)))
-    assert len(done) == len(tree(out))
-    return tree(out)
+    done = list(archive.extract(choose_all(out)))
+    assert len(done) == len(read_tree(out))
+    return read_tree(out)
 
 
 def write_7z(
@@ -67,7 +67,7 @@ def write_aes_zip(path: Path, files: Files, password: str, *, version: int, stre
     """A zip of version AE-1, which keeps checksums, or AE-2; strengths 1, 2, 3 are 128, 192, 256 bits."""
     body, directory, random = b"", b"", Random(1)
     for name, content in files.items():
-        data = aes_encrypted(content, password.encode(), strength, random)
+        data = encrypt_aes_member(content, password.encode(), strength, random)
         field = struct.pack("<HHH2sBH", 0x9901, 7, version, b"AE", strength, 8)
         crc = zlib.crc32(content) if version == 1 else 0
         sizes = struct.pack("<3I2H", crc, len(data), len(content), len(name.encode()), len(field))
@@ -80,7 +80,7 @@ def write_aes_zip(path: Path, files: Files, password: str, *, version: int, stre
     return path
 
 
-def aes_encrypted(content: bytes, password: bytes, strength: int, random: Random) -> bytes:
+def encrypt_aes_member(content: bytes, password: bytes, strength: int, random: Random) -> bytes:
     """A member's data: salt, check bytes, the deflated content encrypted, and its authentication code."""
     deflate = zlib.compressobj(wbits=-15)
     packed = deflate.compress(content) + deflate.flush()
