@@ -336,10 +336,10 @@ def saved_weights(root: Path, world: TinyWorld) -> Any:
 
     done: list[str] = []
     observer = SimpleNamespace(
-        clock=PhaseTimer(),
+        phase_timer=PhaseTimer(),
         is_main=False,
-        saving=lambda update: done.append(f"saving {update}"),
-        event=lambda kind, **_: done.append(kind),
+        report_saving=lambda update: done.append(f"saving {update}"),
+        write_event=lambda kind, **_: done.append(kind),
     )
 
     def saved(*values: float) -> list[str]:

@@ -77,15 +77,15 @@ def check_each(observer, trainer, limit, check=checks.run):
         config.fault = fault
         trainer.model = build_model(config)
         trainer.optimizer = build_optimizer(trainer.model, trainer.config)
-        checks._LIMIT = 0 if fault == "no time" else 60
+        checks._MAX_CHECK_SECONDS = 0 if fault == "no time" else 60
         found[fault] = events = []
         def record(kind, **values):
             events.append(values)
-        recorder = types.SimpleNamespace(copied=set(), event=record, heartbeat=observer.heartbeat)
-        with contextlib.suppress(checks.Checked):
+        recorder = types.SimpleNamespace(loaded_tensors=set(), write_event=record, heartbeat=observer.heartbeat)
+        with contextlib.suppress(checks.ChecksFinished):
             check(recorder, trainer, limit)
     Path(__file__).with_name("found.json").write_text(json.dumps(found), encoding="utf-8")
-    raise checks.Checked
+    raise checks.ChecksFinished
 
 checks.run = check_each
 """

@@ -322,7 +322,7 @@ def test_inside_torchrun_the_line_to_type_instead_is_printed(tool: Tool) -> None
 def test_a_meeting_to_which_nobody_comes_is_given_up(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the worker has less patience than one of a user's."""
     impatient = "from mmf_win.worker import entry, launcher; from pathlib import Path; import sys"
-    impatient += "; launcher._TO_MEET = 2; sys.exit(entry.main(Path(sys.argv[1])))"
+    impatient += "; launcher._RENDEZVOUS_SECONDS = 2; sys.exit(entry.main(Path(sys.argv[1])))"
     monkeypatch.setattr(attempts, "WORKER_COMMAND", [sys.executable, "-c", impatient])
     meeting = free_address()
     machines = ("--nnodes", "2", "--node-rank", "1", "--rdzv", meeting)

@@ -26,7 +26,7 @@ from mmf_win.protocol import AttemptRequest
 from mmf_win import compat
 from mmf_win.worker import entry
 request = AttemptRequest.load(Path(sys.argv[1]))
-compat.install(Path(request.mmf), compat.REQUIRED_PATCHES)
+compat.install(Path(request.mmf_root), compat.REQUIRED_PATCHES)
 from mmf.common.registry import Registry
 register = Registry.register
 losses = []

@@ -60,7 +60,7 @@ def test_a_presets_mean_and_deviation_are_over_its_seeds(world: ReportWorld) -> 
 def grouped(*runs: Any) -> dict[str, list[Any]]:
     """The runs of each group, by its name."""
     groups = comparison.group_runs([comparison.build_compared_run(RunRecord.read(run), None) for run in runs])
-    return {group.name: [entry.known.run for entry in group.entries] for group in groups}
+    return {group.name: [entry.run_record.run for entry in group.entries] for group in groups}
 
 
 SAME = "model_config.mmbt.classifier=mlp"
@@ -167,7 +167,7 @@ def test_differences_are_of_the_memes_that_both_predicted(world: ReportWorld) ->
     good, bad = world.add_predicted_run("good", skill=1.5), world.add_predicted_run("bad", skill=0.0)
     (contrast,) = comparison.compare_aurocs(entries([bad, good]))
     first, second, difference = (contrast[key] for key in ("first", "second", "difference"))
-    assert (first.known.run, second.known.run, contrast["memes"]) == (good, bad, 32)
+    assert (first.run_record.run, second.run_record.run, contrast["memes"]) == (good, bad, 32)
     assert difference.value == pytest.approx(first.auroc - second.auroc)
     assert difference.low <= difference.value <= difference.high
     assert difference.p < 0.05
@@ -193,7 +193,7 @@ def test_runs_are_compared_by_their_best_checkpoints_alone(world: ReportWorld) -
     about = comparison.comparison_context(
         [(each, pages.load_best_scored_split(each, SPLIT, None)) for each in known], SPLIT, {}
     )
-    assert [entry.known.scores.counted for entry in about["entries"]] == ["best", "unknown", "best"]
+    assert [entry.run_record.scores.scored_checkpoint for entry in about["entries"]] == ["best", "unknown", "best"]
     assert [entry.rows for entry in about["entries"]] == ["32", "32", None]
     assert about["entries"][0].scored.csv == best and len(about["contrasts"]) == 1
     page = visible_text(pages.write_comparison_page([run, old, last], world.save))
@@ -366,7 +366,7 @@ def test_of_many_runs_the_best_by_validation_are_shown_and_compared(world: Repor
         [(each, pages.load_best_scored_split(each, SPLIT, None)) for each in known], None, settings
     )
     compared = (entry for c in about["contrasts"] for entry in (c["first"], c["second"]))
-    contrasted = {entry.known.run.id for entry in compared}
+    contrasted = {entry.run_record.run.id for entry in compared}
     assert contrasted == {run.id for run in runs[2:10]}, "of those with predictions"
     assert len(about["contrasts"]) == 8 * 7 / 2
     assert len(about["colours"]) == 8 and about["plots"][0].caption.startswith("8 runs")
