@@ -1,1 +1,1 @@
-"""Tests of mmfw, a folder for each room of the package; ``worlds`` builds what they need."""
+"""Tests of mmfw, a folder for each package; ``worlds`` builds what they need."""

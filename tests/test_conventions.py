@@ -129,9 +129,9 @@ def _anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_map_of_rooms_is_that_of_the_tree_and_of_import_linter() -> None:
+def test_the_table_of_packages_matches_the_files_and_the_layers() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    table = text.split("| room | knows |\n|---|---|\n")[1].split("\n\n")[0]
+    table = text.split("| package | contents |\n|---|---|\n")[1].split("\n\n")[0]
     rows = [set(re.findall(r"`([a-z_]+)(?:/|\.py)`", row.split("|")[1])) for row in table.splitlines()]
     settings = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     layers = settings.split("\nlayers = [\n")[1].split("]")[0].splitlines()
