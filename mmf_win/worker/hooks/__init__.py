@@ -28,7 +28,7 @@ def register(request: AttemptRequest, stop: StopSignal) -> list[Any]:
     hooks = import_module(f"mmf_win.worker.hooks.{adapter}")
     hooks.register(observer, trainers)
     if request.is_training:
-        timed = (*TIMED_METHODS, *hooks.TIMED)
+        timed = (*TIMED_METHODS, *hooks.TIMED_METHODS)
         observer.phase_timer.time_methods(
             each for each in timed if request.profile_updates or each[2] == "data"
         )
