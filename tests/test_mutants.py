@@ -56,7 +56,7 @@ def test_mutants_have_different_ids(mutate: ModuleType) -> None:
 
 def test_texts_and_type_hints_are_never_changed(drawing: ModuleType) -> None:
     source = SOURCE.encode()
-    drawn = [(change.kind, source[change.start : change.end].decode()) for change in drawing.changes(source)]
+    drawn = [(change.kind, source[change.start : change.end].decode()) for change in drawing.find_changes(source)]
     assert drawn == [
         ("constant", "3"),
         ("or", "and"),
@@ -69,7 +69,7 @@ def test_texts_and_type_hints_are_never_changed(drawing: ModuleType) -> None:
 
 def test_every_change_leaves_valid_code_with_one_place_for_it(drawing: ModuleType) -> None:
     source = SOURCE.encode()
-    for change in drawing.changes(source):
+    for change in drawing.find_changes(source):
         old, new = ("\n".join(lines) for lines in drawing.snippet(source, change))
         assert SOURCE.count(old) == 1
         ast.parse(SOURCE.replace(old, new))
@@ -86,4 +86,4 @@ def test_a_seed_draws_the_same_mutants_again(drawing: ModuleType, monkeypatch: p
 
 def test_an_unknown_id_is_refused(mutate: ModuleType) -> None:
     with pytest.raises(SystemExit, match="neither a file of mutants nor the id"):
-        mutate.select(["no-such-mutant"])
+        mutate.select_mutants(["no-such-mutant"])

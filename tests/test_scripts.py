@@ -211,8 +211,8 @@ def test_script() -> ModuleType:
 
 
 def test_the_windows_python_gets_the_pinned_version_of_each_package(test_script: ModuleType) -> None:
-    pins = test_script.pinned()
-    assert set(pins) > set(test_script.WITHOUT_TORCH)
+    pins = test_script.pinned_requirements()
+    assert set(pins) > set(test_script.PACKAGES_WITHOUT_TORCH)
     assert set(pins) > {"torch", "torchvision", "transformers", "lmdb", "scikit-learn"}
     constraints = (SCRIPTS.parent / "constraints.txt").read_text(encoding="utf-8").splitlines()
     assert set(pins.values()) <= {line.partition(";")[0] for line in constraints}

@@ -204,11 +204,11 @@ class RayCluster:
                 raise _StopWaiting
 
         try:
-            self._await_answer(node.news.remote(TaskSignals()), check_placement)
+            self._await_answer(node.take_updates.remote(TaskSignals()), check_placement)
             running = node.run.remote(runner, task, slot, str(Path.cwd()))
             while True:
                 is_over = self._ray.wait([running], timeout=_POLL_SECONDS)[0]
-                for news in self._await_answer(node.news.remote(get_signals()), check_deadline):
+                for news in self._await_answer(node.take_updates.remote(get_signals()), check_deadline):
                     on_update(news)
                 if is_over:
                     ended: Task = self._ray.get(running)

@@ -70,7 +70,7 @@ class MmfwCallback(Callback):  # type: ignore[misc]
                 train()
                 self._session.require_update()
 
-        trainer.evaluation_loop = resume_state.validating()(trainer.evaluation_loop)
+        trainer.evaluation_loop = resume_state.track_validation()(trainer.evaluation_loop)
         trainer.run_training_epoch, trainer.run_training_batch = run_training_epoch, run_training_batch
         trainer._finish_update = self._session.replay.check_gradient_norm()(trainer._finish_update)
         trainer._check_nan_losses = check_losses  # MMF's own does not know the update
@@ -93,7 +93,7 @@ class MmfwCallback(Callback):  # type: ignore[misc]
 
     def on_validation_end(self, **kwargs: Any) -> None:
         """Report the validation; after the last update it also decides whether this was the best."""
-        if self._checkpoint.resume_state.validated % self.training_config.evaluation_interval:
+        if self._checkpoint.resume_state.validated_update % self.training_config.evaluation_interval:
             self.trainer.early_stop_callback.on_validation_end(meter=kwargs["meter"])
         self._session.on_validation_end(kwargs["meter"])
 

@@ -83,7 +83,7 @@ class TrainingSession:
         """
         from mmf_win.worker.hooks.batch_splitting import accumulate_gradients, split_batch  # imports MMF
 
-        weight, rows_of_all = self._checkpoint.resume_state.share()
+        weight, rows_of_all = self._checkpoint.resume_state.batch_share()
         parts, required = (
             split_batch(batch, self.micro_batch.rows_per_process, weight),
             self._trainer.metrics.required_params,
@@ -124,7 +124,7 @@ class TrainingSession:
 
     def on_update_end(self) -> None:
         """Measure an update, and raise StopRequested if the run was asked to stop; it is saved then."""
-        self._checkpoint.resume_state.own_randomness()
+        self._checkpoint.resume_state.seed_rank()
         if waiting := self._wait_profiler.on_update_end():
             report_data_wait(self._observer, self._trainer, waiting)
         self._observer.on_update_end()
@@ -136,7 +136,7 @@ class TrainingSession:
         }
         metrics = metrics if self._keeps_metric_names else rename_metrics(metrics)
         update, data = (
-            self._checkpoint.resume_state.validated,
+            self._checkpoint.resume_state.validated_update,
             self._request.train_task.splits_read.get("val"),
         )
         self._observer.write_event("val", update=update, metrics=metrics, final=final, data=data)

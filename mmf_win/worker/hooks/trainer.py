@@ -69,7 +69,7 @@ class MmfwTrainer(BaseTrainer):  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluate; a run that is interrupted here repeats the evaluation when it resumes."""
-        with self.checkpoint.resume_state.validating():
+        with self.checkpoint.resume_state.track_validation():
             return super().evaluate(*args, **kwargs)
 
     def inference(self) -> None:
