@@ -101,7 +101,7 @@ def test_what_the_next_attempt_needs_wins_over_the_users_settings(
     mmf = write_tree(
         {"mmf/version.py": b'__version__ = "1.0.0rc12"\n'}, tmp_path
     )  # it has evaluation.use_cpu
-    failed = asked(mmf=str(mmf), settings={group: {key: chosen, "other": 1}})
+    failed = asked(mmf_root=str(mmf), settings={group: {key: chosen, "other": 1}})
     settings = next_attempt(failed, name, 2, STARTED, None).settings
     assert settings[group] == {key: holds, "other": 1} | ({"seed": 7} if group == "training" else {})
 
@@ -125,7 +125,7 @@ class Attempts:
     """
 
     def __init__(self, run: Run, fits: Callable[[AttemptRequest], bool], **ends: Any) -> None:
-        self.run, self.fits, self.ends = run, fits, {"outcome": "cuda_oom", **ends}
+        self.run, self.fits, self.ends = run, fits, {"kind": "cuda_oom", **ends}
         self.begun: list[AttemptRequest] = []
         self.saves: list[bool] = []
         self.batch = 32
@@ -171,7 +171,7 @@ def test_it_goes_on_from_what_the_failed_attempt_saved(run: Run) -> None:
     attempts = Attempts(run, lambda asked: asked.train_task.micro_batch == 16)
     attempts.saves = [True]
     started = {"checkpoint": {"reset": {"all": True}, "resume_zoo": "x"}, "a": {"b": "c"}}
-    first = asked(settings=started, weights_alone=True, trust=True)
+    first = asked(settings=started, only_weights=True, trust=True)
     run_with_retries(run, replace(first, checkpoint="old.ckpt"), attempts)
     last = attempts.begun[-1]
     assert last.checkpoint == str(run.checkpoints / "current.ckpt")
@@ -208,7 +208,7 @@ def test_there_are_six_attempts_at_most(run: Run) -> None:
 
 
 def test_no_retry_means_one_attempt(run: Run) -> None:
-    attempts = Attempts(run, lambda asked: False, outcome="host_oom")
+    attempts = Attempts(run, lambda asked: False, kind="host_oom")
     with pytest.raises(ResourceError):
         run_with_retries(run, asked(), attempts, retry=False)
     assert len(attempts.begun) == 1
@@ -245,11 +245,11 @@ def test_writing_a_checkpoint_counts_as_progress_until_it_is_saved(
     training = asked(attempt_dir=str(run.create_attempt().path))
     progress: list[bool] = []
 
-    def run_child(_command: object, *, watch: Callable[[], bool], **_options: object) -> ChildExit:
+    def run_child(_command: object, *, poll_progress: Callable[[], bool], **_options: object) -> ChildExit:
         for kind in (None, "saving", None, None, "checkpoint", None):
             if kind is not None:
                 training.write_event(kind, update=1)
-            progress.append(watch())
+            progress.append(poll_progress())
         return ChildExit(exit_code=0, stop_requested=True, killed=False)
 
     monkeypatch.setattr(attempts_module, "prepare_worker", lambda _asked, _plan: ([], {}))

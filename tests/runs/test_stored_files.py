@@ -28,16 +28,16 @@ EXPECTED = STORED_DIR / "expected.json"
 RECORD = bool(os.environ.get("MMFW_RECORD_RESULTS"))
 # Saved classes, each with the fields of which no file has a value.
 SAVED: dict[str, set[str]] = {
-    "Exit": {"hint"},
-    "Installed": {"commit"},  # of a checkout with git
+    "AttemptOutcome": {"hint"},
+    "MmfInstall": {"commit"},  # of a checkout with git
     "MmfwSettings": set(),
-    "Remark": set(),
-    "Request": {"published_weights", "published_sha256"},  # of MMF's zoo, which is far away
-    "Sent": {"error"},
-    "Source": set(),
+    "CheckResult": set(),
+    "RunRequest": {"published_weights", "published_sha256"},  # of MMF's zoo, which is far away
+    "UploadState": {"error"},
+    "ManifestSource": set(),
     "SplitSummary": set(),
     "Task": {"slot"},  # of one that runs
-    "Waiting": {"workers"},
+    "DataWaitStats": {"workers"},
 }
 ELSEWHERE = {"Task": {"name", "values"}}  # the folder and ``param`` tell these
 _NAME = "r\udce9sum\udce9"  # résumé in Latin-1
@@ -165,13 +165,19 @@ def syntax_trees() -> list[ast.Module]:
 
 
 def fields_of(name: str) -> set[str]:
-    """Return the fields of a dataclass, wherever it is defined, with those that it inherits."""
+    """Return the stored keys of the fields of a dataclass and of its bases, wherever they are defined."""
     classes = {
         node.name: node for tree in syntax_trees() for node in tree.body if isinstance(node, ast.ClassDef)
     }
-    own = {ast.unparse(node.target) for node in classes[name].body if isinstance(node, ast.AnnAssign)}
+    nodes = [node for node in classes[name].body if isinstance(node, ast.AnnAssign)]
+    keys = {_stored_key(node) for node in nodes}
     bases = [ast.unparse(base) for base in classes[name].bases]
-    return own.union(*(fields_of(base) for base in bases if base in classes))
+    return keys.union(*(fields_of(base) for base in bases if base in classes))
+
+
+def _stored_key(node: ast.AnnAssign) -> str:
+    match = re.search(r"stored_as\('(\w+)'\)", ast.unparse(node))
+    return match[1] if match else ast.unparse(node.target)
 
 
 def events(stored: StoredFiles) -> list[dict[str, Any]]:
@@ -198,16 +204,16 @@ def records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
     notes = read("data*/**/SHA256SUMS.json")
     profiled = [each for each in told if each["kind"] == "profiled"]
     return {
-        "Request": requests,
+        "RunRequest": requests,
         "MmfwSettings": [each["settings"].get("mmfw", {}) for each in requests],
-        "Exit": read("save/**/exit.json"),
+        "AttemptOutcome": read("save/**/exit.json"),
         "Task": read("save/sweeps/*/*/task.json"),
-        "Sent": read("save/**/tracking/*.json"),
-        "Source": [each["source"] for each in notes],
+        "UploadState": read("save/**/tracking/*.json"),
+        "ManifestSource": [each["source"] for each in notes],
         "SplitSummary": [split for each in notes for split in each["result"]["splits"].values()],
-        "Installed": read("home/mmf/*.json"),
-        "Waiting": [each["waiting"] for each in profiled],
-        "Remark": [without(each, "t", "kind", "attempt") for each in told if each["kind"] == "checked"],
+        "MmfInstall": read("home/mmf/*.json"),
+        "DataWaitStats": [each["waiting"] for each in profiled],
+        "CheckResult": [without(each, "t", "kind", "attempt") for each in told if each["kind"] == "checked"],
     }
 
 
