@@ -60,30 +60,34 @@ def run_with_retries(
     there is but one. What the one that succeeded did is returned; else the class of an MmfwError tells how
     the last one ended.
     """
-    asked = first_attempt
-    free = machine.free_gpu_memory() if retry else []
+    attempt = first_attempt
+    free_bytes = machine.free_gpu_memory() if retry else []
     for number in range(1, _MAX_ATTEMPTS + 1):
-        asked = replace(asked, attempt_dir=str(run.create_attempt().path))
-        end = run_attempt(asked)
-        if end.kind == "ok":
-            return asked
+        attempt = replace(attempt, attempt_dir=str(run.create_attempt().path))
+        outcome = run_attempt(attempt)
+        if outcome.kind == "ok":
+            return attempt
         try:
-            events = read_attempt_events(asked)
-            started = attempt_start_event(events)
-            less = choose_reduction(asked, end, started) if retry and number < _MAX_ATTEMPTS else None
-            if less is None or started is None:
-                raise outcome_error(end, asked)
-            failed, (name, had, fewer) = asked, less
-            failed.write_event("attempt_failed", next={name: fewer})
-            asked = next_attempt(failed, name, fewer, started, _find_saved_checkpoint(run, events, failed))
-            _log.info(_RETRY_MESSAGES[name], had, fewer)
-            if asked.is_training:
-                origin = Path(asked.checkpoint).name if asked.checkpoint else "the beginning"
+            events = read_attempt_events(attempt)
+            start_event = attempt_start_event(events)
+            reduction = (
+                choose_reduction(attempt, outcome, start_event) if retry and number < _MAX_ATTEMPTS else None
+            )
+            if reduction is None or start_event is None:
+                raise outcome_error(outcome, attempt)
+            failed, (limit_name, old_value, new_value) = attempt, reduction
+            failed.write_event("attempt_failed", next={limit_name: new_value})
+            attempt = next_attempt(
+                failed, limit_name, new_value, start_event, _find_saved_checkpoint(run, events, failed)
+            )
+            _log.info(_RETRY_MESSAGES[limit_name], old_value, new_value)
+            if attempt.is_training:
+                origin = Path(attempt.checkpoint).name if attempt.checkpoint else "the beginning"
                 _log.info("training from %s", origin)
-            _wait_for_gpu_memory(free)
+            _wait_for_gpu_memory(free_bytes)
         except KeyboardInterrupt:
             raise outcome_error(
-                AttemptOutcome("interrupted", "stopped between two attempts"), asked
+                AttemptOutcome("interrupted", "stopped between two attempts"), attempt
             ) from None
     raise AssertionError("the last attempt returns or raises")
 
@@ -94,22 +98,22 @@ def writable_run(run: Run) -> Iterator[Run]:
 
     For a run that this user may only read, that is a temporary folder. It stays after an error, for its log.
     """
-    place = run
+    writable = run
     try:
         run.create_attempt().path.rmdir()
     except OSError as error:
         if error.errno not in PERMISSION_ERRNOS:
             raise
-        place = Run(Path(mkdtemp(prefix="mmfw-attempts-")))
+        writable = Run(Path(mkdtemp(prefix="mmfw-attempts-")))
     failed = False
     try:
-        yield place
+        yield writable
     except MmfwError as error:
         failed = not isinstance(error, StoppedByUserError)
         raise
     finally:
-        if place is not run and not failed:
-            remove_tree(place.path)
+        if writable is not run and not failed:
+            remove_tree(writable.path)
 
 
 def read_attempt_events(attempt: AttemptRequest) -> list[Event]:
@@ -121,11 +125,11 @@ def read_attempt_events(attempt: AttemptRequest) -> list[Event]:
 
 def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict[str, str]]:
     """The command that starts a worker, and its environment; what it is to do is saved for it."""
-    run, files = Run(attempt.run_dir), attempt.folder
-    write_bytes(files.reserve_file, os.urandom(16 << 10))  # a block for each file that it may need
+    run, folder = Run(attempt.run_dir), attempt.folder
+    write_bytes(folder.reserve_file, os.urandom(16 << 10))  # a block for each file that it may need
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
     save_dir, logs = (
-        (run.checkpoints, run.logs) if attempt.is_training else (files.raw_predictions, files.logs)
+        (run.checkpoints, run.logs) if attempt.is_training else (folder.raw_predictions, folder.logs)
     )
     save_dir.mkdir(exist_ok=True)
     attempt.save()  # last, as the outcome of this attempt is the run's from here on
@@ -133,14 +137,14 @@ def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict
         plan.job.mmf_paths,
         save_dir,
         logs,
-        files.raw_predictions,
+        folder.raw_predictions,
         offline=plan.request.offline,
         may_query_hub=attempt.may_query_hub,
     )
     environment = default_settings.limit_gpus(
         environment, 0 if plan.job.options.cpu else attempt.train_task.nproc
     )
-    return [*WORKER_COMMAND, str(files.request_file)], environment
+    return [*WORKER_COMMAND, str(folder.request_file)], environment
 
 
 def run_worker(
@@ -153,12 +157,12 @@ def run_worker(
     Raises:
         Interrupted: the user asked for a stop in the last moment of what is no training.
     """
-    files = attempt.folder
+    folder = attempt.folder
     command, environment = prepare_worker(attempt, plan)
     saves = attempt.is_training and not attempt.discards_weights
     if attempt.is_training:
         remove(run.legacy_outcome_file)
-    kills = count_oom_kills()
+    initial_oom_kills = count_oom_kills()
     reader = EventReader(attempt.events, from_end=True)
     saving = False
     stopping = f"\n{'saving' if saves else 'stopping'}… press Ctrl+C again to end at once"
@@ -176,23 +180,23 @@ def run_worker(
         return bool(events) or saving
 
     with display() as show:
-        ended = run_child(
+        child_exit = run_child(
             command,
             log=attempt.log,
             environment=environment,
-            stop_file=files.stop_file,
-            outcome_file=files.outcome_file,
+            stop_file=folder.stop_file,
+            outcome_file=folder.outcome_file,
             poll_progress=poll_events,
             on_stop=lambda: _log.info(stopping),
             stop_timeout=plan.job.options.stop_timeout,
             inherited_fds=[] if lock_fd is None else [lock_fd],
         )
-    end = determine_outcome(attempt, ended, memory_ran_out=count_oom_kills() != kills)
-    if ended.stop_requested and end.kind == "ok":
+    outcome = determine_outcome(attempt, child_exit, memory_ran_out=count_oom_kills() != initial_oom_kills)
+    if child_exit.stop_requested and outcome.kind == "ok":
         if not saves:  # the next split, or what else follows, must not begin
             raise StoppedByUserError("stopped")
         _log.info("run %s had just ended, and is complete", run.id)
-    return end
+    return outcome
 
 
 def _find_saved_checkpoint(run: Run, events: list[Event], failed_attempt: AttemptRequest) -> Path | None:

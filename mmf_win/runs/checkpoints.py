@@ -84,9 +84,9 @@ class CheckedFile(NamedTuple):
     @classmethod
     def read(cls, path: Path, advance: AdvanceCallback) -> CheckedFile:
         """Read a checkpoint, of which every byte is checked."""
-        state, digest = _file_stamp(path) if path.is_file() else (), hashlib.sha256()
+        stamp, digest = _file_stamp(path) if path.is_file() else (), hashlib.sha256()
         problem = torch_file.find_problem(path, advance, digest.update)
-        return cls(path, problem, digest.hexdigest(), state)
+        return cls(path, problem, digest.hexdigest(), stamp)
 
 
 def _file_stamp(path: Path) -> tuple[int, ...]:
@@ -111,19 +111,19 @@ def select_checkpoint(run: Run, checkpoint_spec: str) -> CheckedFile:
         file = require_intact(checkpoint_spec, "give best, last, or the file of an intact checkpoint")
         warn_if_foreign(run, file)
         return file
-    broken: list[tuple[Path, str]] = []
+    rejected: list[tuple[Path, str]] = []
     events = read_events(run.events)
     for path in _candidates(run, checkpoint_spec, events):
         file = check_file(path)
-        reason = file.problem or _foreign_problem(run, file, events)
-        if reason is None:
-            for other, why in broken:
-                _log.warning("%s: %s; using %s instead", other, why, path.name)
+        problem = file.problem or _foreign_problem(run, file, events)
+        if problem is None:
+            for rejected_path, reason in rejected:
+                _log.warning("%s: %s; using %s instead", rejected_path, reason, path.name)
             return file
-        broken.append((path, reason))
-    if broken:
-        other, why = broken[0]
-        raise CheckpointError(f"{other}: {why}", hint="no other checkpoint of this run is intact")
+        rejected.append((path, problem))
+    if rejected:
+        rejected_path, reason = rejected[0]
+        raise CheckpointError(f"{rejected_path}: {reason}", hint="no other checkpoint of this run is intact")
     hint = f"training makes one; see {run.log} for how the run went"
     raise CheckpointError("has no checkpoint", hint=hint, prefix=f"run {run.id}")
 
@@ -140,25 +140,25 @@ def _foreign_problem(run: Run, file: CheckedFile, events: Sequence[Event]) -> st
         not saved
         or None in hashes
         or file.sha256 in hashes
-        or (counted := read_checkpoint_progress(file.path)) is None
+        or (progress := read_checkpoint_progress(file.path)) is None
     ):
         return None
-    begun = Counter(event.get("update") for event in events if event["kind"] == "saving")
+    started_saves = Counter(event.get("update") for event in events if event["kind"] == "saving")
     updates = Counter(event.get("update") for event in saved)
-    if counted.update in begun - updates:
+    if progress.update in started_saves - updates:
         return None
-    own = "/".join(("", *run.checkpoints.parts[-4 if is_task_folder(run.path.parent.parent) else -3 :]))
-    if counted.update not in updates and PureWindowsPath(counted.save_dir).as_posix().endswith(own):
-        told = "%s: intact at update %d; the run's record is older and lacks it"
-        _log.warning(told, file.path, counted.update)
+    suffix = "/".join(("", *run.checkpoints.parts[-4 if is_task_folder(run.path.parent.parent) else -3 :]))
+    if progress.update not in updates and PureWindowsPath(progress.save_dir).as_posix().endswith(suffix):
+        message = "%s: intact at update %d; the run's record is older and lacks it"
+        _log.warning(message, file.path, progress.update)
         return None
     return FOREIGN_PROBLEM
 
 
 def warn_if_foreign(run: Run, file: CheckedFile) -> None:
     """Say so where a checkpoint that is used as the run's is not its own."""
-    if reason := _foreign_problem(run, file, read_events(run.events)):
-        _log.warning("%s: %s (%s)", file.path, reason, run.id)
+    if problem := _foreign_problem(run, file, read_events(run.events)):
+        _log.warning("%s: %s (%s)", file.path, problem, run.id)
 
 
 def require_no_foreign_best(run: Run) -> None:
@@ -167,15 +167,15 @@ def require_no_foreign_best(run: Run) -> None:
     The hint of the CheckpointError names a file that is the run's own, if there is one.
     """
     best, events = run.checkpoints / "best.ckpt", read_events(run.events)
-    if (reason := _foreign_problem(run, check_file(best), events)) is None:
+    if (problem := _foreign_problem(run, check_file(best), events)) is None:
         return
-    told = [event["sha256"] for event in events if event["kind"] == "checkpoint" and event.get("best")]
-    own = (
-        path for path in find_numbered_checkpoints(run.checkpoints) if file_digest(path).hex() in told[-1:]
+    hashes = [event["sha256"] for event in events if event["kind"] == "checkpoint" and event.get("best")]
+    matches = (
+        path for path in find_numbered_checkpoints(run.checkpoints) if file_digest(path).hex() in hashes[-1:]
     )
-    copy = next(own, None)
-    then = f"put a copy of {copy} in its place" if copy else "the next validation makes the best anew"
-    raise CheckpointError(f"{best}: {reason}", hint=f"move it away; {then}")
+    copy = next(matches, None)
+    advice = f"put a copy of {copy} in its place" if copy else "the next validation makes the best anew"
+    raise CheckpointError(f"{best}: {problem}", hint=f"move it away; {advice}")
 
 
 def require_no_blocking_folders(run: Run) -> None:
@@ -202,29 +202,33 @@ def require_intact(name: str, hint: str = "give the file of an intact checkpoint
 def preserve_last_checkpoint(run: Run, checkpoint: Path) -> str:
     """Keep the last checkpoint of a run that goes on from an earlier one, and say what is set aside."""
     last = run.checkpoints / "current.ckpt"
-    here, there = read_checkpoint_progress(checkpoint), read_checkpoint_progress(last)
-    if here is None or there is None or there.update <= here.update:
+    resumed, previous = read_checkpoint_progress(checkpoint), read_checkpoint_progress(last)
+    if resumed is None or previous is None or previous.update <= resumed.update:
         return ""
     models = run.checkpoints / "models"
     models.mkdir(exist_ok=True)
-    names = (models / f"model_{there.update}_aside_{number}.ckpt" for number in count(1))
+    names = (models / f"model_{previous.update}_aside_{number}.ckpt" for number in count(1))
     kept = next(path for path in names if not path.exists() or path.samefile(last))
     if not kept.exists():
         link_or_copy(last, kept)
-    after = there.update - here.update
-    updates = "the update" if after == 1 else f"the {after} updates"
-    return f", update {here.update}; {updates} after it {'is' if after == 1 else 'are'} set aside as {kept}"
+    later = previous.update - resumed.update
+    updates = "the update" if later == 1 else f"the {later} updates"
+    return (
+        f", update {resumed.update}; {updates} after it {'is' if later == 1 else 'are'} set aside as {kept}"
+    )
 
 
 def _candidates(run: Run, checkpoint_spec: str, events: Sequence[Event]) -> list[Path]:
     """Existing files, the preferred one first; none that a resume from an earlier one has set aside."""
-    folder, aside = run.checkpoints, superseded_updates(events)
+    folder, superseded = run.checkpoints, superseded_updates(events)
     current, best = folder / "current.ckpt", folder / "best.ckpt"
     last = [
-        path for path in find_numbered_checkpoints(folder) if int(path.stem.rpartition("_")[2]) not in aside
+        path
+        for path in find_numbered_checkpoints(folder)
+        if int(path.stem.rpartition("_")[2]) not in superseded
     ]
-    counted = read_checkpoint_progress(current) if aside else None
-    if counted is None or counted.update not in aside:
+    progress = read_checkpoint_progress(current) if superseded else None
+    if progress is None or progress.update not in superseded:
         last.insert(0, current)
     ordered = [best, *last] if checkpoint_spec == "best" else [*last, best]
     return [path for path in ordered if path.exists()]
@@ -248,27 +252,27 @@ def list_checkpoints(run: Run) -> list[SavedCheckpoint]:
     events = read_events(run.events)
     scored = ((event, val_auroc(event)) for event in events if not event.get("final"))
     scores = {event.get("update"): score for event, score in scored if score is not None}
-    found = {}
+    saved = {}
     total = sum(stats[paths[0]].st_size for paths in names.values())
     with Progress("checking checkpoints", total) as progress:
         for paths in names.values():
             file = CheckedFile.read(paths[0], progress.advance)
             problem = file.problem or _foreign_problem(run, file, events)
-            counted = None if problem else read_checkpoint_progress(paths[0])
-            shown = {path: path.relative_to(folder).as_posix() for path in paths}
+            position = None if problem else read_checkpoint_progress(paths[0])
+            names_in_folder = {path: path.relative_to(folder).as_posix() for path in paths}
             for path in paths:
-                found[path] = SavedCheckpoint(
-                    name=shown[path],
+                saved[path] = SavedCheckpoint(
+                    name=names_in_folder[path],
                     path=str(path),
-                    update=counted.update if counted else None,
-                    epoch=counted.epoch if counted else None,
-                    auroc=scores.get(counted.update) if counted else None,
+                    update=position.update if position else None,
+                    epoch=position.epoch if position else None,
+                    auroc=scores.get(position.update) if position else None,
                     size=stats[path].st_size,
                     written=Timestamp(stats[path].st_mtime),
-                    same_as=tuple(shown[other] for other in paths if other != path),
+                    same_as=tuple(names_in_folder[other] for other in paths if other != path),
                     problem=problem,
                 )
-    return [found[path] for path in stats if found[path].problem is None or path.exists()]
+    return [saved[path] for path in stats if saved[path].problem is None or path.exists()]
 
 
 @dataclass
@@ -335,8 +339,8 @@ def pin_checkpoint(
         ):  # nobody reads, so these are left over
             remove_tree(run.pins)
     with usage_lock(run):
-        pin, owner = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()
-        folder = run.pins / f"{owner}-{os.urandom(4).hex()}"
+        pin, owner_pid = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()
+        folder = run.pins / f"{owner_pid}-{os.urandom(4).hex()}"
         try:
             with suppress(OSError):
                 if use_link:
@@ -351,7 +355,7 @@ def pin_checkpoint(
             with pin.restore_name_in_errors():
                 yield pin
         finally:
-            if os.getpid() == owner:  # not a fork, which may end before
+            if os.getpid() == owner_pid:  # not a fork, which may end before
                 with suppress(OSError):
                     remove_tree(folder)
                     run.pins.rmdir()  # the last one

@@ -43,39 +43,39 @@ def attach_teacher(
     """
     from omegaconf import OmegaConf
 
-    ours = request.mmfw_settings
-    if ours.teacher is None:
+    settings = request.mmfw_settings
+    if settings.teacher is None:
         raise UsageError("--teacher-weight is for --teacher FILE", hint="leave it out, or name the file")
     _require_loss(request.model, config["model"])
-    path = Path(OmegaConf.create([ours.teacher])[0])  # any name is kept, as a literal
+    path = Path(OmegaConf.create([settings.teacher])[0])  # any name is kept, as a literal
     train = inputs.splits_read.get("train", {})  # nothing where there are several annotation files
     split = train.get("split", "train")
     hint = f"`mmfw predict RUN --split {split}` writes one, and --teacher FILE names it"
     if not path.is_file():
         raise DataError(f"{path}: there is no such file of a teacher's predictions", hint=hint)
     sha256 = file_digest(path).hex()
-    if ours.teacher_sha256 not in (None, sha256):
+    if settings.teacher_sha256 not in (None, sha256):
         message = f"{path}: the teacher's predictions are not those that this run began with"
         raise DataError(message, hint="bring them back, or name the new ones with --teacher")
     record: Any = {}
     with suppress(OSError, ValueError):
         record = read_json(path.with_suffix(".metrics.json"))
     record = record if isinstance(record, dict) else {}
-    if train and (of := record.get("split") or split) != split:
-        raise DataError(f"{path}: it predicts {of}, and the run trains on {split}", hint=hint)
+    if train and (predicted_split := record.get("split") or split) != split:
+        raise DataError(f"{path}: it predicts {predicted_split}, and the run trains on {split}", hint=hint)
     _, rows = inputs.kept_rows.get("train", (path, None))
     if rows is None:
         rows = [
-            r
+            row
             for file in list_dataset_paths(config["dataset"], "annotations", ["train"])
-            for r in read_annotations(file)
+            for row in read_annotations(file)
         ]
     probas = _read_teacher_probas(path, rows, split, hint)
     if train and record.get("annotations_sha256") not in (None, train["sha256"]):
         _log.warning("the teacher predicted another %s, whose memes have the same ids: %s", split, path)
     if train and _is_trained_on(record, train["sha256"]):
         _log.warning("the teacher was trained on these rows, so it is surer of them than of others: %s", path)
-    weight = ours.teacher_weight or _DEFAULT_WEIGHT
+    weight = settings.teacher_weight or _DEFAULT_WEIGHT
     request = request.merged_with({MMFW_GROUP: {"teacher_sha256": sha256, "teacher_weight": weight}})
     return request, replace(
         first_attempt, task=replace(first_attempt.train_task, teacher_probas=probas, teacher_weight=weight)
@@ -84,14 +84,16 @@ def attach_teacher(
 
 def _require_loss(model: str, config: Settings) -> None:
     """Refuse a model whose losses are not all cross-entropy: those in a list, or the named ones in use."""
-    named, heads = config.get("losses") or [], config.get("heads")
-    if isinstance(named, dict):
-        used = {head.get("loss") for head in heads.get(DATASET, [])} if isinstance(heads, dict) else {DATASET}
-        named = [loss for name, loss in named.items() if name in used]
-    types = sorted({str(each.get("type") if isinstance(each, dict) else each) for each in named})
+    losses, heads = config.get("losses") or [], config.get("heads")
+    if isinstance(losses, dict):
+        names = (
+            {head.get("loss") for head in heads.get(DATASET, [])} if isinstance(heads, dict) else {DATASET}
+        )
+        losses = [loss for name, loss in losses.items() if name in names]
+    types = sorted({str(entry.get("type") if isinstance(entry, dict) else entry) for entry in losses})
     if types != [_REQUIRED_LOSS]:
-        has = f"the loss {', '.join(types)}" if types else "none in its configuration"
-        message = f"--teacher is for models with the loss {_REQUIRED_LOSS}, and {model} has {has}"
+        description = f"the loss {', '.join(types)}" if types else "none in its configuration"
+        message = f"--teacher is for models with the loss {_REQUIRED_LOSS}, and {model} has {description}"
         raise UsageError(message, hint=f"model_config.{model}.losses names them")
 
 
@@ -101,13 +103,13 @@ def _read_teacher_probas(path: Path, rows: list[AnnotationRow], split: str, hint
     for line, row in enumerate(predictions, start=2):
         if not 0 <= row.proba <= 1:
             raise DataError(f"{path}:{line}: {row.proba} is not a probability from 0 to 1", hint=hint)
-    if twice := [name for name, count in Counter(row.id for row in predictions).items() if count > 1]:
-        raise DataError(f"{path}: predicts memes more than once ({summarize_list(twice)})", hint=hint)
-    by_name = {row.id: row.proba for row in predictions}
-    if missing := [row.display_id for row in rows if row.display_id not in by_name]:
+    if duplicates := [name for name, count in Counter(row.id for row in predictions).items() if count > 1]:
+        raise DataError(f"{path}: predicts memes more than once ({summarize_list(duplicates)})", hint=hint)
+    proba_by_id = {row.id: row.proba for row in predictions}
+    if missing := [row.display_id for row in rows if row.display_id not in proba_by_id]:
         count = f"{len(missing)} of {len(rows)} memes of {split}"
         raise DataError(f"{path}: no prediction for {count} ({summarize_list(missing)})", hint=hint)
-    return {str(row.id): by_name[row.display_id] for row in rows}
+    return {str(row.id): proba_by_id[row.display_id] for row in rows}
 
 
 def _is_trained_on(record: dict[str, Any], sha256: str) -> bool:

@@ -95,10 +95,10 @@ class Run:
     @property
     def id(self) -> str:
         """``<name>/<time>``, or that of its task for the only run of one; every command understands it."""
-        own, task = "/".join(self.path.parts[-2:]), self.path.parent.parent
+        short_id, task = "/".join(self.path.parts[-2:]), self.path.parent.parent
         if not is_task_folder(task):
-            return own
-        return f"{task_id(task)}/{own}" if len([*task.glob("*/*/request.json")]) > 1 else task_id(task)
+            return short_id
+        return f"{task_id(task)}/{short_id}" if len([*task.glob("*/*/request.json")]) > 1 else task_id(task)
 
     def _repr_html_(self) -> str:
         """Its newest page, for notebooks: without access to these, since it holds texts of memes."""
@@ -117,8 +117,8 @@ class Run:
         """A new folder under ``attempts``, numbered on from the last."""
         attempts = self.path / "attempts"
         attempts.mkdir(exist_ok=True)
-        following = count(max(self._attempt_numbers(), default=0) + 1)
-        return AttemptFolder(create_first_free((attempts / str(n) for n in following), Path.mkdir))
+        numbers = count(max(self._attempt_numbers(), default=0) + 1)
+        return AttemptFolder(create_first_free((attempts / str(number) for number in numbers), Path.mkdir))
 
     def attempt(self, name: int | str) -> AttemptFolder:
         """Return the folder of an attempt, by its number or its name in events."""
@@ -141,8 +141,8 @@ class Run:
         """
         if self.legacy_outcome_file.exists():
             return self.legacy_outcome_file
-        trainings = (each for each in map(self.attempt, self._attempt_numbers()) if each.is_training())
-        return next((each.outcome_file for each in trainings), self.legacy_outcome_file)
+        trainings = (folder for folder in map(self.attempt, self._attempt_numbers()) if folder.is_training())
+        return next((folder.outcome_file for folder in trainings), self.legacy_outcome_file)
 
     def save_request(self, request: RunRequest) -> None:
         """Remember what was asked for, but for what holds for the start alone."""
@@ -158,18 +158,18 @@ class Run:
         """
         file = os.path.join(self.path, "request.json")  # noqa: PTH118 - there are thousands of runs
         try:
-            about = os.stat(file)  # noqa: PTH116
+            info = os.stat(file)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError:  # whoever reads the run is told why it cannot be
             return 0.0, False
         with suppress(OSError, ValueError, LookupError):
-            if stat.S_ISREG(about.st_mode):
-                with open(file, "rb") as opened:  # noqa: PTH123
-                    created = decode_json(opened.read(), _CreationRecord)["created"]
+            if stat.S_ISREG(info.st_mode):
+                with open(file, "rb") as stream:  # noqa: PTH123
+                    created = decode_json(stream.read(), _CreationRecord)["created"]
                 if 0 <= created < MAX_TIMESTAMP:
                     return created, True
-        return about.st_mtime, False
+        return info.st_mtime, False
 
     def request(self) -> RunRequest:
         """What was asked for. Raises DataError where that cannot be read."""
@@ -191,8 +191,8 @@ class Run:
             hint = f"`{format_command('mmfw', 'runs', 'rm', self.path)}` removes this run"
             saved = (self.checkpoints / f"{name}.ckpt" for name in ("best", "current"))
             if weights := next(filter(Path.is_file, saved), None):
-                begin = format_command("mmfw", "train", "PRESET", "--init", weights)
-                hint = f"`{begin}` begins anew with its weights, and {hint}"
+                train_command = format_command("mmfw", "train", "PRESET", "--init", weights)
+                hint = f"`{train_command}` begins anew with its weights, and {hint}"
             raise DataError(message, hint=hint) from None
 
 
@@ -223,15 +223,15 @@ def training_lock(run: Run) -> AbstractContextManager[int]:
 def require_unused(run: Run) -> None:
     """Raise InUseError where some process trains the run, predicts with it or sends it to a tracker."""
     require_not_training(run)
-    refused = InUseError(f"run {run.id} is predicting, or is being sent to a tracker")
-    with file_lock(run.usage_lock_file, in_use_error=refused):
+    error = InUseError(f"run {run.id} is predicting, or is being sent to a tracker")
+    with file_lock(run.usage_lock_file, in_use_error=error):
         pass
 
 
 def usage_lock(run: Run) -> AbstractContextManager[int]:
     """Keep the run from being removed meanwhile. The block raises InUseError where that has begun."""
-    refused = InUseError(f"run {run.id} is being removed")
-    return file_lock(run.usage_lock_file, _PIN_CLEANUP_SECONDS, shared=True, in_use_error=refused)
+    error = InUseError(f"run {run.id} is being removed")
+    return file_lock(run.usage_lock_file, _PIN_CLEANUP_SECONDS, shared=True, in_use_error=error)
 
 
 def _in_training_error(run: Run) -> InUseError:
@@ -241,15 +241,15 @@ def _in_training_error(run: Run) -> InUseError:
 def discard_folder(folder: Path, marker: str) -> None:
     """Remove a folder, or what a link leads to. What an interruption leaves lacks its name and ``marker``."""
     folder = folder.resolve()
-    doomed = folder.with_name(f"{folder.name}.removed")
+    renamed = folder.with_name(f"{folder.name}.removed")
     try:
-        files.rename(folder, doomed)
+        files.rename(folder, renamed)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        doomed = folder  # of a lower layer of an overlay file system, as in a Docker image
-    files.remove(doomed / marker)
-    files.remove_tree(doomed)
+        renamed = folder  # of a lower layer of an overlay file system, as in a Docker image
+    files.remove(renamed / marker)
+    files.remove_tree(renamed)
 
 
 def remove_run(run: Run) -> None:

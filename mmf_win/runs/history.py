@@ -110,8 +110,8 @@ class RunRecord:
     def attempt_outcome(self, attempt: str) -> str | None:
         """Return how an attempt ended; None if it was killed, or where its record cannot be read."""
         with suppress(DataError):
-            end = AttemptOutcome.load(self.run.attempt(attempt).outcome_file)
-            return end.kind if end else None
+            outcome = AttemptOutcome.load(self.run.attempt(attempt).outcome_file)
+            return outcome.kind if outcome else None
         return None
 
     @cached_property
@@ -127,22 +127,23 @@ def summarize_runs(
 
     Only ``limit`` of them, of this preset, in this state: ``failed`` whatever the class.
     """
-    found: dict[Run, RunRecord | None] = {}
+    records: dict[Run, RunRecord | None] = {}
     for run in list_runs(save_dir):
-        if len(found) == limit:
+        if len(records) == limit:
             break
-        known = None
+        record = None
         try:
-            known = RunRecord.read(run)
+            record = RunRecord.read(run)
         except (DataError, OSError) as error:
             _log.warning("run %s cannot be read: %s", run.id, error)
-        what, how = (known.request.preset, known.state) if known else ("", "unreadable")
-        if preset in (None, what) and state in (None, how.partition(":")[0]):
+        record_preset, record_state = (record.request.preset, record.state) if record else ("", "unreadable")
+        if preset in (None, record_preset) and state in (None, record_state.partition(":")[0]):
             warn_if_time_uncertain(run)
-            found[run] = known
-    lines = _summarize_records([known for known in found.values() if known])
+            records[run] = record
+    summaries = _summarize_records([record for record in records.values() if record])
     return [
-        lines.get(run) or RunSummary(run.id, str(run.path), size=disk_usage(run.path)[0]) for run in found
+        summaries.get(run) or RunSummary(run.id, str(run.path), size=disk_usage(run.path)[0])
+        for run in records
     ]
 
 
@@ -156,13 +157,13 @@ def training_progress(events: Sequence[Event]) -> tuple[int | None, int | None]:
 
 def _summarize_records(records: Sequence[RunRecord]) -> dict[Run, RunSummary]:
     """One line about each, with tests of one split, and with what was not chosen for all of them."""
-    split = common_split(filter(is_test_split, known.scores.scored_by_split) for known in records)
-    chosen = [_format_user_settings(known.request) for known in records]
-    common = set.intersection(*map(set, chosen)) if len(records) > 1 else set()
-    differ = [" ".join(word for word in words if word not in common) for words in chosen]
+    split = common_split(filter(is_test_split, record.scores.scored_by_split) for record in records)
+    settings = [_format_user_settings(record.request) for record in records]
+    common = set.intersection(*map(set, settings)) if len(records) > 1 else set()
+    differing = [" ".join(item for item in items if item not in common) for items in settings]
     return {
-        known.run: _summarize_record(known, split, words or None)
-        for known, words in zip(records, differ, strict=True)
+        record.run: _summarize_record(record, split, items or None)
+        for record, items in zip(records, differing, strict=True)
     }
 
 
@@ -170,7 +171,7 @@ def _summarize_record(record: RunRecord, test_split: str | None, differs: str | 
     run, request, events, scores = record.run, record.request, record.events, record.scores
     update, limit = training_progress(events)
     val = request.splits.get("val")
-    begun = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
+    seeds = (e["seed"] for e in events if e["kind"] == "train_started" and "seed" in e)
     test = scores.scored_by_split.get(test_split or "")
     return RunSummary(
         id=run.id,
@@ -185,7 +186,7 @@ def _summarize_record(record: RunRecord, test_split: str | None, differs: str | 
         test_auroc=test.auroc if test else None,
         test_checkpoint=test.checkpoint if test else None,
         tested_on=test.coverage if test else None,
-        seed=next(begun, request.training_number("seed")),
+        seed=next(seeds, request.training_number("seed")),
         mmf=request.mmf or None,
         differs=differs,
         started=Timestamp(request.created),
@@ -196,15 +197,15 @@ def _summarize_record(record: RunRecord, test_split: str | None, differs: str | 
 
 def _format_user_settings(request: RunRequest) -> list[str]:
     """What the user chose, as ``KEY=VALUE``."""
-    started = {"init": request.init, "start": request.start}
-    chosen: dict[str, Any] = {name: Path(file).name for name, file in started.items() if file}
-    ours = f"{MMFW_GROUP}."
-    chosen |= {
-        key.removeprefix(ours): value
+    sources = {"init": request.init, "start": request.start}
+    values: dict[str, Any] = {name: Path(file).name for name, file in sources.items() if file}
+    prefix = f"{MMFW_GROUP}."
+    values |= {
+        key.removeprefix(prefix): value
         for key, value in request.user_settings.items()
-        if key not in _KEYS_IN_OTHER_COLUMNS and not (key.startswith(ours) and value in (None, False))
+        if key not in _KEYS_IN_OTHER_COLUMNS and not (key.startswith(prefix) and value in (None, False))
     }
-    return [f"{key}={format_override_value(value)}" for key, value in chosen.items()]
+    return [f"{key}={format_override_value(value)}" for key, value in values.items()]
 
 
 def describe_run(record: RunRecord) -> dict[str, Any]:
@@ -213,18 +214,18 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
     Raises DataError or OSError where how it ended cannot be read.
     """
     run, request, events = record.run, record.request, record.events
-    asked = asdict(request)
-    trained = [event.get("data") for event in reversed(events) if event["kind"] == "train_started"]
-    end = AttemptOutcome.load(run.outcome_file)
+    request_values = asdict(request)
+    train_data = [event.get("data") for event in reversed(events) if event["kind"] == "train_started"]
+    outcome = AttemptOutcome.load(run.outcome_file)
     return {
         **record.summary.columns(),
-        "why": end.message or None if end else None,
-        **{key: asked[key] for key in asked if key in _REQUEST_KEYS},
+        "why": outcome.message or None if outcome else None,
+        **{key: request_values[key] for key in request_values if key in _REQUEST_KEYS},
         "settings": request.user_settings,
         "loaded": [describe_loaded_weights(event) for event in events if event["kind"] == "loaded"],
-        "trained_on": next((asdict(on) for on in map(Coverage.from_json, trained) if on is not None), None),
+        "trained_on": next((asdict(c) for c in map(Coverage.from_json, train_data) if c is not None), None),
         "attempts": [
-            {key: kind(event[key]) for key, kind in (("attempt", str), ("t", Timestamp)) if key in event}
+            {key: cast(event[key]) for key, cast in (("attempt", str), ("t", Timestamp)) if key in event}
             for event in events
             if event["kind"] == "run_started"
         ],
@@ -252,25 +253,25 @@ def diff_runs(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
     both runs came so far. Raises as :func:`comparable_config`.
     """
     one, other = comparable_config(first), comparable_config(second)
-    resolved = all(any(key.startswith("mmf.") for key in known) for known in (one, other))
+    resolved = all(any(key.startswith("mmf.") for key in config) for config in (one, other))
     keys = (key for key in sorted(one.keys() | other.keys()) if resolved or not key.startswith("mmf."))
     return {key: (one.get(key), other.get(key)) for key in keys if one.get(key) != other.get(key)}
 
 
 def comparable_config(run: Run) -> dict[str, Any]:
     """What :func:`diff_runs` compares of a run, by key. Raises DataError where it cannot be read."""
-    known, config = dict(iter_leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
+    values, config = dict(iter_leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
     if config.is_file():
         from omegaconf import OmegaConf
 
         try:  # references are left as they are
-            of_mmf = OmegaConf.to_container(parse_yaml(config.read_text(encoding="utf-8")))
+            mmf_config = OmegaConf.to_container(parse_yaml(config.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"{config}: {error}") from None
-        known.update(iter_leaves(of_mmf, "mmf"))
+        values.update(iter_leaves(mmf_config, "mmf"))
     return {
         key: value
-        for key, value in known.items()
+        for key, value in values.items()
         if ".".join(key.split(".")[:2]) not in _UNCOMPARED_KEYS
         and not (
             key.startswith(f"request.settings.{MMFW_GROUP}.") and value in (None, False)
@@ -289,10 +290,10 @@ def run_state(run: Run) -> str:
     except OSError as error:
         if error.errno != errno.ENOLCK:
             raise
-    end = AttemptOutcome.load(run.outcome_file)
-    if end is None:
+    outcome = AttemptOutcome.load(run.outcome_file)
+    if outcome is None:
         return "killed"
-    return {"ok": "done", "interrupted": "interrupted"}.get(end.kind, f"failed: {end.kind}")
+    return {"ok": "done", "interrupted": "interrupted"}.get(outcome.kind, f"failed: {outcome.kind}")
 
 
 def changed_splits(run: Run, current_data: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -302,13 +303,13 @@ def changed_splits(run: Run, current_data: Mapping[str, Mapping[str, Any]]) -> l
     """
     changed, events = [], read_run_events(run)
     for slot, kind in (("train", "train_started"), ("val", "val")):
-        read = [event["data"] for event in events if event["kind"] == kind and event.get("data")]
+        recorded = [event["data"] for event in events if event["kind"] == kind and event.get("data")]
         if (
-            read
+            recorded
             and slot in current_data
-            and read[-1].get("sha256") not in (None, current_data[slot]["sha256"])
+            and recorded[-1].get("sha256") not in (None, current_data[slot]["sha256"])
         ):
-            changed.append(str(read[-1].get("split")))
+            changed.append(str(recorded[-1].get("split")))
     return changed
 
 
@@ -322,20 +323,20 @@ def read_run_events(run: Run) -> list[Event]:
 
 def attempt_start_event(events: list[Event]) -> Event | None:
     """The event that tells how an attempt's training or prediction began, with the micro-batch it came to."""
-    started: Event | None = None
+    start_event: Event | None = None
     for event in events:
         if event["kind"] in ("train_started", "predict_started"):
-            started = dict(event)
-        elif event["kind"] == "micro_batch" and started is not None:
-            started["micro_batch"], started["searching"] = event["rows"], not event["found"]
-    return started
+            start_event = dict(event)
+        elif event["kind"] == "micro_batch" and start_event is not None:
+            start_event["micro_batch"], start_event["searching"] = event["rows"], not event["found"]
+    return start_event
 
 
 def describe_loaded_weights(event: Event) -> str:
     """What an event of the kind ``loaded`` tells."""
-    shown = f"{event['source']}: {event['copied']:,} of the model's {event['total']:,} tensors"
+    text = f"{event['source']}: {event['copied']:,} of the model's {event['total']:,} tensors"
     missing = event["missing"]
-    return f"{shown}; not in the file: {summarize_list(missing)}" if missing else shown
+    return f"{text}; not in the file: {summarize_list(missing)}" if missing else text
 
 
 def _coverage_columns(coverage: Coverage | None) -> dict[str, Any]:
@@ -348,4 +349,4 @@ def _training_seconds(events: Sequence[Event]) -> float:
     for event in events:
         if "t" in event:
             times[event.get("attempt")].append(event["t"])
-    return float(sum(max(spent) - min(spent) for spent in times.values()))
+    return float(sum(max(timestamps) - min(timestamps) for timestamps in times.values()))

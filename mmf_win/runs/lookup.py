@@ -26,25 +26,25 @@ def list_runs(folder: Path) -> list[Run]:
 
 
 def _candidate_runs(folder: Path) -> Iterator[Run]:
-    deep = ("*/*", "*/*/*") if (folder / SPECIFICATION_FILE).is_file() else ("*/*",)
-    return (Run(path) for below in deep for path in folder.glob(below))
+    patterns = ("*/*", "*/*/*") if (folder / SPECIFICATION_FILE).is_file() else ("*/*",)
+    return (Run(path) for pattern in patterns for path in folder.glob(pattern))
 
 
 def _sort_newest_first(runs: Iterable[Run]) -> list[Run]:
     """Return those folders that are runs by the time when each was asked for, the newest first."""
     dated = [(created, run) for run in runs if (created := run.creation_time()) is not None]
-    dated.sort(key=lambda each: (each[0][0], each[1].path.name, each[1].path.parent.name), reverse=True)
+    dated.sort(key=lambda entry: (entry[0][0], entry[1].path.name, entry[1].path.parent.name), reverse=True)
     return [run for _, run in dated]
 
 
 def warn_if_time_uncertain(run: Run) -> None:
     """Say so if the place of a run among others is not certain."""
-    time_of, is_recorded = run.creation_time() or (0.0, True)
+    created, is_recorded = run.creation_time() or (0.0, True)
     if not is_recorded:
         _log.warning("%s: no time of creation; ordered by when it was written", run.request_file)
-    elif time_of > time.time() + _MAX_CLOCK_SKEW_SECONDS:
+    elif created > time.time() + _MAX_CLOCK_SKEW_SECONDS:
         _log.warning(
-            "run %s was created in the future, %s; check the clock", run.id, format_utc_time(time_of)
+            "run %s was created in the future, %s; check the clock", run.id, format_utc_time(created)
         )
 
 
@@ -60,12 +60,12 @@ def list_runs_with_sweeps(save_dir: Path) -> list[Run]:
 
 def find_sweep_folder(save_dir: Path, sweep_spec: str) -> Path | None:
     """The sweep that its folder, its name or ``sweeps/NAME`` means; None where there is none."""
-    places = (
+    candidates = (
         (expand_home(sweep_spec).absolute(), save_dir / sweep_spec, save_dir / SWEEPS_DIR / sweep_spec)
         if sweep_spec
         else ()
     )
-    return next((place for place in places if (place / SPECIFICATION_FILE).is_file()), None)
+    return next((candidate for candidate in candidates if (candidate / SPECIFICATION_FILE).is_file()), None)
 
 
 def find_explicit_sweep_folder(save_dir: Path, sweep_spec: str) -> Path | None:
@@ -93,20 +93,20 @@ def find_runs(save_dir: Path, run_spec: str | None) -> list[Run]:
 def iter_matching_runs(save_dir: Path, run_spec: str | None) -> Iterator[Run]:
     """The runs that an id, a name, a time, or a run's or task's folder may mean, the newest first."""
     for path in (expand_home(run_spec).absolute(), save_dir / run_spec) if run_spec else ():
-        own = Run(path.resolve() if ".." in path.parts else path)
-        if _is_run_folder(own.path):
-            yield own
+        candidate = Run(path.resolve() if ".." in path.parts else path)
+        if _is_run_folder(candidate.path):
+            yield candidate
             return
-        if is_task_folder(own.path):
-            yield from list_runs(own.path)
+        if is_task_folder(candidate.path):
+            yield from list_runs(candidate.path)
             return
-    by_id = (
+    accepts_id = (
         is_task_folder(save_dir) or (save_dir / SPECIFICATION_FILE).is_file()
     )  # else an id is the end of a path
 
     def is_match(run: Run) -> bool:
         names = ("/".join(run.path.parts[-2:]), run.path.parent.name, run.path.name)
-        return run_spec in (None, *names) or (by_id and run_spec == run.id)
+        return run_spec in (None, *names) or (accepts_id and run_spec == run.id)
 
     yield from _sort_newest_first(filter(is_match, _candidate_runs(save_dir)))
 
@@ -132,44 +132,46 @@ def first_usable_run(
         use: raises DataError for a run that will not do; None for one that is not meant.
         preset: only runs of this preset.
     """
-    passed: list[tuple[Run, DataError | OSError]] = []
+    skipped: list[tuple[Run, DataError | OSError]] = []
     for run in iter_matching_runs(save_dir, run_spec):
         try:
             if preset is not None and run.request().preset != preset:
                 continue
-            found = load(run)
+            result = load(run)
         except (DataError, OSError) as error:
-            passed.append((run, error))
+            skipped.append((run, error))
             continue
-        if found is None:
+        if result is None:
             continue
-        for other, why in passed:
-            reason = why if isinstance(why, OSError) else why.message_without(f"run {other.id}")
-            _log.warning("skipping run %s: %s", other.id, reason)
-        if passed:
+        for skipped_run, problem in skipped:
+            reason = (
+                problem if isinstance(problem, OSError) else problem.message_without(f"run {skipped_run.id}")
+            )
+            _log.warning("skipping run %s: %s", skipped_run.id, reason)
+        if skipped:
             _log.warning("taking run %s", run.id)
         warn_if_time_uncertain(run)
-        return found
-    if passed:
-        raise passed[0][1]
-    of = f" of preset {preset}" if preset else ""
-    missing = f"no run{of} yet" if run_spec is None else f"no run{of} named {run_spec}"
-    raise RunNotFoundError(f"{save_dir}: there is {missing}", hint=_not_found_hint(save_dir, run_spec))
+        return result
+    if skipped:
+        raise skipped[0][1]
+    of_preset = f" of preset {preset}" if preset else ""
+    description = f"no run{of_preset} yet" if run_spec is None else f"no run{of_preset} named {run_spec}"
+    raise RunNotFoundError(f"{save_dir}: there is {description}", hint=_not_found_hint(save_dir, run_spec))
 
 
 def _not_found_hint(save_dir: Path, run_spec: str | None) -> str:
     """What to do where there is no such run."""
     if run_spec and find_sweep_folder(save_dir, run_spec):
-        lists = format_command("mmfw", "runs", "--sweep", run_spec, "--save-dir", save_dir)
-        return f"{run_spec} is a sweep; `{lists}` lists its runs"
+        list_command = format_command("mmfw", "runs", "--sweep", run_spec, "--save-dir", save_dir)
+        return f"{run_spec} is a sweep; `{list_command}` lists its runs"
     if run_spec is None or run_spec in presets.names():
         return f"`{format_command('mmfw', 'train', run_spec or 'PRESET', '--save-dir', save_dir)}` makes one"
     if run_spec.endswith((".ckpt", ".pth", ".pt")):
         return f"`{format_command('mmfw', 'predict', '--checkpoint', run_spec)}` predicts with a checkpoint"
     names = [*(run.path.parent.name for run in list_runs(save_dir)), *presets.names()]
     names += [f"{SWEEPS_DIR}/{path.name}" for path in list_sweeps(save_dir)]
-    lists = format_command("mmfw", "runs", "--save-dir", save_dir)
-    return f"{suggestion_hint(run_spec, names)}`{lists}` lists the runs"
+    list_command = format_command("mmfw", "runs", "--save-dir", save_dir)
+    return f"{suggestion_hint(run_spec, names)}`{list_command}` lists the runs"
 
 
 def run_containing(file: Path) -> Run | None:
@@ -179,5 +181,5 @@ def run_containing(file: Path) -> Run | None:
 
 def _is_run_folder(folder: Path) -> bool:
     """Return whether a folder is that of a run, and not of one of its attempts, which have requests, too."""
-    of_attempt = folder.parent.name == "attempts" and Run(folder.parents[1]).request_file.is_file()
-    return Run(folder).request_file.is_file() and not of_attempt
+    is_attempt = folder.parent.name == "attempts" and Run(folder.parents[1]).request_file.is_file()
+    return Run(folder).request_file.is_file() and not is_attempt

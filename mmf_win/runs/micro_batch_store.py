@@ -23,9 +23,9 @@ def store_path() -> Path:
 def load() -> dict[str, int]:
     """What fitted, by what that depends on; a file that cannot be read holds nothing."""
     with suppress(OSError, ValueError):
-        fits = read_record(store_path(), dict[str, int])
-        if all(rows > 0 for rows in fits.values()):
-            return fits
+        micro_batches = read_record(store_path(), dict[str, int])
+        if all(rows > 0 for rows in micro_batches.values()):
+            return micro_batches
     return {}
 
 
@@ -34,16 +34,16 @@ def remember(events: list[Event]) -> None:
 
     Nothing is kept where the whole batch fits, and a search that was stopped changes nothing.
     """
-    started = attempt_start_event(events)
-    if started is None or started["searching"] or not any(event["kind"] == "train" for event in events):
+    start = attempt_start_event(events)
+    if start is None or start["searching"] or not any(event["kind"] == "train" for event in events):
         return
-    fit, rows = started["fit"], started["micro_batch"]
+    fit_key, rows = start["fit"], start["micro_batch"]
     with suppress(OSError):  # a finished run is worth more than a note about it
         store_path().parent.mkdir(parents=True, exist_ok=True)
         with file_lock(store_path().with_suffix(".lock"), timeout=5.0):
-            before = load()
-            fits = {key: value for key, value in before.items() if key != fit}
-            if rows < started["batch"]:
-                fits[fit] = rows
-            if fits != before:
-                write_json(store_path(), dict(list(fits.items())[-_MAX_ENTRIES:]))
+            previous = load()
+            micro_batches = {key: value for key, value in previous.items() if key != fit_key}
+            if rows < start["batch"]:
+                micro_batches[fit_key] = rows
+            if micro_batches != previous:
+                write_json(store_path(), dict(list(micro_batches.items())[-_MAX_ENTRIES:]))

@@ -36,33 +36,33 @@ def check_model(
     Nothing stays. The class of an MmfwError says why the model could not be built; see
     :func:`mmf_win.runs.profiling.job_from_preset_or_run` for the arguments.
     """
-    name, start = job_from_preset_or_run(preset_or_run, options, data_dir, save_dir)
+    name, job = job_from_preset_or_run(preset_or_run, options, data_dir, save_dir)
     # Labels can be learnt by heart, and a teacher's probabilities cannot.
-    alone = start.request.merged_with({MMFW_GROUP: {"teacher": None, "teacher_weight": None}})
-    plan = training.prepare_plan(replace(start, request=alone))
+    request = job.request.merged_with({MMFW_GROUP: {"teacher": None, "teacher_weight": None}})
+    plan = training.prepare_plan(replace(job, request=request))
     with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
         settings = merge_settings(plan.first_attempt.settings, {"run_type": "train"})
         task = CheckTask(**vars(plan.first_attempt.train_task))
-        first = replace(plan.first_attempt, task=task, image_cache_dir=None, settings=settings)
-        here = replace(plan.job, mmf_paths=replace(start.mmf_paths, save_dir=Path(scratch)))
+        first_attempt = replace(plan.first_attempt, task=task, image_cache_dir=None, settings=settings)
+        scratch_job = replace(plan.job, mmf_paths=replace(job.mmf_paths, save_dir=Path(scratch)))
         try:
-            found = annotation_checks.check_annotations(
-                start.mmf_paths.dataset, plan.config["dataset"], plan.inputs
+            results = annotation_checks.check_annotations(
+                job.mmf_paths.dataset, plan.config["dataset"], plan.inputs
             )
-            run = training.execute_plan(replace(plan, job=here, first_attempt=first), display)
+            run = training.execute_plan(replace(plan, job=scratch_job, first_attempt=first_attempt), display)
         except (StoppedByUserError, KeyboardInterrupt):
             raise StoppedByUserError("interrupted; nothing is kept") from None
         except MmfwError as error:
-            is_of_model = not isinstance(error, DataError)  # which names the file
-            if is_of_model and error.log is not None and error.log.is_file():
+            is_model_error = not isinstance(error, DataError)  # which names the file
+            if is_model_error and error.log is not None and error.log.is_file():
                 lines = error.log.read_text(encoding="utf-8", errors="replace").splitlines()
                 _log.info("the end of its output:\n%s", "\n".join(lines[-_LOG_TAIL_LINES:]))
             raise
         events = list(read_events(run.events))
-        for event in (each for each in events if each["attempt"] == events[-1]["attempt"]):
+        for event in (item for item in events if item["attempt"] == events[-1]["attempt"]):
             if event["kind"] == "loaded":
                 verdict: Verdict = "note" if event["copied"] < event["total"] else "ok"
-                found.append(CheckResult(verdict, "weights", describe_loaded_weights(event)))
+                results.append(CheckResult(verdict, "weights", describe_loaded_weights(event)))
             elif event["kind"] == "checked":
-                found.append(convert_to(event, CheckResult))
-    return name, found
+                results.append(convert_to(event, CheckResult))
+    return name, results

@@ -76,15 +76,15 @@ class ModelProcess:
         try:
             self._child.has_exited(_EXIT_TIMEOUT_SECONDS)
         finally:
-            code = self._child.close()
-        ended = ChildExit(code, stop_requested=False, killed=False)
-        end = determine_outcome(
-            self._attempt, ended, memory_ran_out=count_oom_kills() != self._initial_oom_kills
+            exit_code = self._child.close()
+        child_exit = ChildExit(exit_code, stop_requested=False, killed=False)
+        outcome = determine_outcome(
+            self._attempt, child_exit, memory_ran_out=count_oom_kills() != self._initial_oom_kills
         )
         log = self._attempt.log
         tail = read_tail(log, _LOG_TAIL_BYTES).decode(errors="replace").strip() if log.exists() else ""
-        said = f"the end of its output:\n{tail}" if tail else "it has printed nothing"
-        error = outcome_error(end, self._attempt, said)
+        output_hint = f"the end of its output:\n{tail}" if tail else "it has printed nothing"
+        error = outcome_error(outcome, self._attempt, output_hint)
         error.log = None
         return error
 

@@ -29,8 +29,8 @@ def runs_dataframe(save_dir: Path | str | None = None) -> pandas.DataFrame:
     require_packages("pandas", extra="[notebook]")
     import pandas
 
-    lines = [summary.columns() for summary in summarize_runs(MmfPaths.resolve(save_dir=save_dir).save_dir)]
-    table = pandas.DataFrame(lines, columns=list(RunSummary("", "").columns()))
+    rows = [summary.columns() for summary in summarize_runs(MmfPaths.resolve(save_dir=save_dir).save_dir)]
+    table = pandas.DataFrame(rows, columns=list(RunSummary("", "").columns()))
     table["started"] = pandas.to_datetime(table["started"], unit="s", utc=True)
     return table
 
@@ -46,7 +46,7 @@ def find_run(run: str | None = None, save_dir: Path | str | None = None) -> Run:
     Raises:
         NoRun: there is none.
     """
-    return lookup.first_usable_run(MmfPaths.resolve(save_dir=save_dir).save_dir, run, lambda found: found)
+    return lookup.first_usable_run(MmfPaths.resolve(save_dir=save_dir).save_dir, run, lambda item: item)
 
 
 def events_dataframe(run: Run, kind: str = "train") -> pandas.DataFrame:
@@ -62,11 +62,11 @@ def events_dataframe(run: Run, kind: str = "train") -> pandas.DataFrame:
     require_packages("pandas", extra="[notebook]")
     import pandas
 
-    told = read_events(run.events)
-    if not (found := [event for event in told if event["kind"] == kind]):
-        kinds = ", ".join(dict.fromkeys(event["kind"] for event in told)) or "none at all"
+    events = read_events(run.events)
+    if not (matches := [event for event in events if event["kind"] == kind]):
+        kinds = ", ".join(dict.fromkeys(event["kind"] for event in events)) or "none at all"
         raise UsageError(f"run {run.id} has no event of the kind {kind!r}", hint=f"it has: {kinds}")
-    table = pandas.json_normalize(found).drop(columns=["kind"])
+    table = pandas.json_normalize(matches).drop(columns=["kind"])
     if "t" in table:
         table["t"] = pandas.to_datetime(table["t"], unit="s", utc=True)
     return table

@@ -65,18 +65,18 @@ def determine_outcome(
 
     ``memory_ran_out``: the system killed a process meanwhile because it did.
     """
-    said = None
+    recorded = None
     with suppress(errors.DataError):  # one that cannot be read says nothing
-        said = AttemptOutcome.load(attempt.folder.outcome_file)
-    end = said or _outcome_of_death(attempt, child_exit, memory_ran_out)
-    if end.kind == "killed" and memory_ran_out:
-        end = AttemptOutcome("host_oom", "memory ran out, and the system killed a process")
-    if child_exit.stop_requested and end.kind in ("cuda_oom", "host_oom"):
+        recorded = AttemptOutcome.load(attempt.folder.outcome_file)
+    outcome = recorded or _outcome_of_death(attempt, child_exit, memory_ran_out)
+    if outcome.kind == "killed" and memory_ran_out:
+        outcome = AttemptOutcome("host_oom", "memory ran out, and the system killed a process")
+    if child_exit.stop_requested and outcome.kind in ("cuda_oom", "host_oom"):
         # Whoever asked for the prompt must not get another attempt.
-        end = AttemptOutcome("interrupted", f"stopped; memory ran out meanwhile ({end.message})")
-    if end is not said:
-        end.record(attempt)
-    return end
+        outcome = AttemptOutcome("interrupted", f"stopped; memory ran out meanwhile ({outcome.message})")
+    if outcome is not recorded:
+        outcome.record(attempt)
+    return outcome
 
 
 def outcome_error(
@@ -101,8 +101,8 @@ def outcome_error(
     hint = _outcome_hint(outcome.kind, attempt, output_hint)
     if outcome.hint:
         # Of "internal" it is only where the output is.
-        more = _outcome_hint("killed" if outcome.kind == "disk" else "internal", attempt, output_hint)
-        hint = "; ".join(filter(None, (outcome.hint, more)))
+        next_step = _outcome_hint("killed" if outcome.kind == "disk" else "internal", attempt, output_hint)
+        hint = "; ".join(filter(None, (outcome.hint, next_step)))
     return _ERROR_CLASSES.get(outcome.kind, errors.TrainingError)(message, hint=hint, log=attempt.log)
 
 
@@ -112,8 +112,10 @@ def _outcome_hint(kind: str, attempt: AttemptRequest, output_hint: str) -> str |
     if kind == "interrupted":
         if not resumes:
             return None
-        saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
-        return f"resume with: {resume_command(run)}" if saved else f"nothing is saved yet; {_START_OVER_HINT}"
+        is_saved = any(run.checkpoints.glob("*.ckpt"))  # to read them would keep the prompt waiting
+        return (
+            f"resume with: {resume_command(run)}" if is_saved else f"nothing is saved yet; {_START_OVER_HINT}"
+        )
     if kind == "nan" and (attempt_start_event(read_events(attempt.events)) or {}).get("precision") == "fp16":
         kind = "nan in fp16"
     elif kind == "nan" and attempt.settings.get("training", {}).get("detect_anomaly"):
@@ -133,8 +135,8 @@ def resume_command(run: Run) -> str:
     """The command that resumes this very run, which need not be the newest."""
     save_dir = run.path.parent.parent
     newest = next(iter(list_runs(save_dir)), run)
-    which = "last" if newest.path == run.path else run.id
-    return format_command("mmfw", "train", "--resume", which, "--save-dir", save_dir)
+    run_spec = "last" if newest.path == run.path else run.id
+    return format_command("mmfw", "train", "--resume", run_spec, "--save-dir", save_dir)
 
 
 def intact_checkpoint_hint(run: Run, saved_checkpoints: Iterable[checkpoints.SavedCheckpoint]) -> str | None:
@@ -145,13 +147,13 @@ def intact_checkpoint_hint(run: Run, saved_checkpoints: Iterable[checkpoints.Sav
     newest = max(resumable, key=lambda checkpoint: checkpoint.written, default=None)
     if newest is None:
         return None
-    use = f"`{resume_command(run)}` resumes from what is intact"
+    advice = f"`{resume_command(run)}` resumes from what is intact"
     with suppress(errors.DataError):
-        known = RunRecord.read(run).summary
-        if known.state == "done" and known.updates == newest.update:  # nothing is left to train
+        summary = RunRecord.read(run).summary
+        if summary.state == "done" and summary.updates == newest.update:  # nothing is left to train
             predict = format_command("mmfw", "predict", run.id, "--save-dir", run.path.parent.parent)
-            use = f"`{predict}` predicts with what is intact"
-    return f"the newest intact one is {newest.name}; {use}"
+            advice = f"`{predict}` predicts with what is intact"
+    return f"the newest intact one is {newest.name}; {advice}"
 
 
 def _outcome_of_death(attempt: AttemptRequest, child_exit: ChildExit, memory_ran_out: bool) -> AttemptOutcome:

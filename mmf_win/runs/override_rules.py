@@ -63,18 +63,18 @@ def split_arguments(
 
     Raises UsageError where a word after the names is no ``KEY=VALUE``, or sets what mmfw sets itself.
     """
-    first = tuple(takewhile(lambda word: "=" not in word or Path(word).exists(), arguments[:max_names]))
-    overrides = tuple(arguments[len(first) :])
+    names = tuple(takewhile(lambda text: "=" not in text or Path(text).exists(), arguments[:max_names]))
+    overrides = tuple(arguments[len(names) :])
     for override in overrides:
         if "=" not in override or not override_key(override):
             hint = "names come first, and then overrides, for example training.num_workers=2"
             raise UsageError(f"{override}: not a KEY=VALUE of MMF", hint=hint)
     _require_not_reserved(overrides, RESERVED_KEYS)
-    last = {override_key(override): override for override in overrides}
+    last_override = {override_key(override): override for override in overrides}
     for key, count in Counter(map(override_key, overrides)).items():
         if count > 1:
-            _log.warning("%s is given %d times; the last one holds: %s", key, count, last[key])
-    return first, overrides
+            _log.warning("%s is given %d times; the last one holds: %s", key, count, last_override[key])
+    return names, overrides
 
 
 def require_trainable(command_options: CommandOptions, *, resumes: bool, seeds: Sequence[int] = ()) -> None:
@@ -102,8 +102,8 @@ def require_optimizer_kept(overrides: Sequence[str]) -> None:
     MMF makes the optimizer as the overrides say, and then puts back what the checkpoint has of it, its
     learning rate included. Raises UsageError.
     """
-    typed = [override.lower() for override in overrides]  # true is True, too
-    if any(reset.lower() in typed for reset in _OPTIMIZER_RESETS):
+    lowered = [override.lower() for override in overrides]  # true is True, too
+    if any(reset.lower() in lowered for reset in _OPTIMIZER_RESETS):
         return
     for override in overrides:
         if _find_matching_key(override, {"optimizer"}):
@@ -130,9 +130,9 @@ def override_key(override: str) -> str:
 
 def _find_matching_key(override: str, keys: Collection[str]) -> str | None:
     """The key among ``keys`` that an override sets, or the group among them that it sets a part of."""
-    names = re.sub(r"\[[^\]]*\]", "", override_key(override)).split(".")
-    above = (".".join(names[:length]) for length in range(len(names), 0, -1))
-    return next((key for key in above if key in keys), None)
+    parts = re.sub(r"\[[^\]]*\]", "", override_key(override)).split(".")
+    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((key for key in prefixes if key in keys), None)
 
 
 def _require_not_reserved(overrides: Sequence[str], reserved_keys: Mapping[str, str]) -> None:
@@ -145,10 +145,10 @@ def _require_no_conflict(command_options: CommandOptions, **others: object) -> N
     options = {**vars(command_options), **others}
     for override in command_options.overrides:
         for name, keys in _KEYS_BY_OPTION.items():
-            given = options.get(name)  # which may be the seed 0
+            value = options.get(name)  # which may be the seed 0
             if (
-                given not in (None, (), "auto")
-                and given is not False
+                value not in (None, (), "auto")
+                and value is not False
                 and _find_matching_key(override, keys) is not None
             ):
                 option = f"--{name.replace('_', '-')}"

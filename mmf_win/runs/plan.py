@@ -79,31 +79,31 @@ class Plan:
 
 def plan_training(job: RunJob) -> Plan:
     """Plan a training, which is not checked yet. Raises as :func:`plan_attempt`."""
-    options, mmf, together = job.options, require_mmf_for(job.request), plan_processes(job.options)
+    options, mmf, process_fields = job.options, require_mmf_for(job.request), plan_processes(job.options)
     request = job.request.merged_with(options.settings)
-    ours = request.mmfw_settings
+    mmfw_settings = request.mmfw_settings
     # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
-    detect_anomaly = options.detect_anomaly and ours.precision != "fp16"
+    detect_anomaly = options.detect_anomaly and mmfw_settings.precision != "fp16"
     if options.detect_anomaly and not detect_anomaly:
         _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
     # MMF loads the test set before it trains, and fails without one.
     has_test = job.mmf_paths.dataset.annotation_file(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
-    tree = merge_settings(
-        default_settings.common_settings(request.model, splits, mmf.version, together["nproc"]),
-        default_settings.training_settings(ours.updates),
+    settings = merge_settings(
+        default_settings.common_settings(request.model, splits, mmf.version, process_fields["nproc"]),
+        default_settings.training_settings(mmfw_settings.updates),
         request.mmf_settings,
         {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
         default_settings.resume_settings(job.checkpoint) if job.checkpoint else {},
     )
     task = TrainTask(
         only_weights=job.only_weights,
-        keep_checkpoints=1 if ours.keep is None else ours.keep,
-        find_micro_batch=bool(ours.auto_batch),
+        keep_checkpoints=1 if mmfw_settings.keep is None else mmfw_settings.keep,
+        find_micro_batch=bool(mmfw_settings.auto_batch),
         known_micro_batches=micro_batch_store.load() if options.use_known_fits else {},
-        **together,
+        **process_fields,
     )
-    return plan_attempt(task, mmf, job, request, tree)
+    return plan_attempt(task, mmf, job, request, settings)
 
 
 def plan_prediction(job: RunJob, checkpoint: Path, target: PredictionTarget, features: Path | None) -> Plan:
@@ -113,14 +113,14 @@ def plan_prediction(job: RunJob, checkpoint: Path, target: PredictionTarget, fea
     """
     mmf, request = require_mmf_for(job.request), job.request.merged_with(job.options.settings)
     job = replace(job, checkpoint=checkpoint)
-    tree = merge_settings(
+    settings = merge_settings(
         default_settings.common_settings(request.model, request.splits, mmf.version),
         request.mmf_settings,
         default_settings.prediction_settings(checkpoint, mmf.version),
         target.settings,
         default_settings.settings_for_all_splits(features=features) if features else {},
     )
-    return plan_attempt(PredictTask(str(target.annotation_file.path)), mmf, job, request, tree)
+    return plan_attempt(PredictTask(str(target.annotation_file.path)), mmf, job, request, settings)
 
 
 def plan_attempt(
@@ -131,35 +131,36 @@ def plan_attempt(
     Raises UsageError where the configuration cannot be put together, and as
     :func:`mmf_win.runs.user_code.resolve_user_dir`.
     """
-    options, places, checkpoint = job.options, job.mmf_paths, job.checkpoint
-    require_creatable_folders(places)
-    for path in (places.data_dir, places.save_dir, places.cache_dir, checkpoint):
+    options, mmf_paths, checkpoint = job.options, job.mmf_paths, job.checkpoint
+    require_creatable_folders(mmf_paths)
+    for path in (mmf_paths.data_dir, mmf_paths.save_dir, mmf_paths.cache_dir, checkpoint):
         if not is_valid_unicode(str(path)):
             raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")
     base_settings = default_settings.add_hooks(base_settings, mmf.version, request.mmfw_settings.precision)
-    asked = replace(request, settings=base_settings)
+    config_spec = replace(request, settings=base_settings)
     config = resolve_config(
-        mmf.root, places, asked, options.overrides, checked_settings=request.settings_to_validate
+        mmf.root, mmf_paths, config_spec, options.overrides, checked_settings=request.settings_to_validate
     )
-    typed = config["typed"]
-    whose = f"run {job.run.id}" if job.run else f"preset {request.preset}"
-    code = user_code.resolve_user_dir(config["user_dir"], options, whose)
-    if code is not None:
-        typed = merge_settings(typed, {"env": {"user_dir": escape_interpolation(code)}})
-    request = request.merged_with(typed)  # an override of MMF's own precision takes the place of an option's
-    first = AttemptRequest(
+    overrides = config["typed"]
+    owner_name = f"run {job.run.id}" if job.run else f"preset {request.preset}"
+    user_dir = user_code.resolve_user_dir(config["user_dir"], options, owner_name)
+    if user_dir is not None:
+        overrides = merge_settings(overrides, {"env": {"user_dir": escape_interpolation(user_dir)}})
+    # An override of MMF's own precision replaces that of an option.
+    request = request.merged_with(overrides)
+    first_attempt = AttemptRequest(
         task,
         request.model,
         str(mmf.root),
-        settings=merge_settings(base_settings, typed),
+        settings=merge_settings(base_settings, overrides),
         base_config=request.config,
         checkpoint=str(checkpoint) if checkpoint else None,
         precision=request.mmfw_settings.precision,
         fast=bool(request.mmfw_settings.fast),
         trust=options.trust,
-        image_cache_dir=str(places.image_cache_dir) if places.image_cache_dir else None,
+        image_cache_dir=str(mmf_paths.image_cache_dir) if mmf_paths.image_cache_dir else None,
     )
-    return Plan(job, request, first, config)
+    return Plan(job, request, first_attempt, config)
 
 
 def require_mmf_for(request: RunRequest) -> MmfInstall:
@@ -188,13 +189,15 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
 
     Raises UsageError where they cannot begin.
     """
-    found = 0 if options.cpu else machine.count_gpus()
-    nproc = max(1, found) if options.nproc == "auto" else int(options.nproc or 1)
-    if found and nproc > found:
-        there = "there is 1 GPU" if found == 1 else f"there are {found} GPUs"
-        raise UsageError(f"--nproc {nproc}: {there}", hint="--nproc auto takes all; --cpu trains on the CPU")
-    if found > 1 and options.nproc is None:
-        _log.info("training on 1 of %d GPUs; --nproc auto takes all", found)
+    gpus = 0 if options.cpu else machine.count_gpus()
+    nproc = max(1, gpus) if options.nproc == "auto" else int(options.nproc or 1)
+    if gpus and nproc > gpus:
+        available = "there is 1 GPU" if gpus == 1 else f"there are {gpus} GPUs"
+        raise UsageError(
+            f"--nproc {nproc}: {available}", hint="--nproc auto takes all; --cpu trains on the CPU"
+        )
+    if gpus > 1 and options.nproc is None:
+        _log.info("training on 1 of %d GPUs; --nproc auto takes all", gpus)
     if options.nnodes == 1 and (options.rdzv, options.node_rank) != (None, None):
         raise UsageError("--rdzv and --node-rank are for several machines", hint="--nnodes says how many")
     if options.nnodes > 1:
@@ -203,8 +206,8 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
             raise UsageError("several machines need --rdzv HOST:PORT of the first one, and --node-rank N")
         if options.node_rank >= options.nnodes:
             raise UsageError(f"--node-rank {options.node_rank}: it is from 0 to {options.nnodes - 1}")
-    if left := default_settings.launcher_variables(os.environ):
-        _log.warning("ignoring %s of the environment: mmfw starts its processes itself", ", ".join(left))
+    if ignored := default_settings.launcher_variables(os.environ):
+        _log.warning("ignoring %s of the environment: mmfw starts its processes itself", ", ".join(ignored))
     return {
         "nproc": nproc,
         "nnodes": options.nnodes,
@@ -218,10 +221,10 @@ def require_divisible_batch(config: Settings, process_count: int) -> None:
     batch = config["training"]["batch_size"]
     if not isinstance(batch, int) or batch % process_count == 0:
         return
-    even = [str(number) for number in range(1, batch + 1) if batch % number == 0]
+    divisors = [str(number) for number in range(1, batch + 1) if batch % number == 0]
     raise UsageError(
         f"a batch of {batch} rows cannot be divided evenly among {process_count} processes",
-        hint=f"as many as divide it: {', '.join(even)}; or another --batch-size",
+        hint=f"as many as divide it: {', '.join(divisors)}; or another --batch-size",
     )
 
 
@@ -244,11 +247,11 @@ def choose_reduction(
     if outcome.kind != "cuda_oom":
         return None
     if outcome.during_validation or not failed_attempt.is_training:
-        name, had = "eval_batch", failed_attempt.eval_batch or batch
+        limit_name, old_value = "eval_batch", failed_attempt.eval_batch or batch
     else:
-        name, had = "micro_batch", start_event["micro_batch"]
-    fewer = smaller_micro_batch(batch, had)
-    return (name, had, fewer) if fewer else None
+        limit_name, old_value = "micro_batch", start_event["micro_batch"]
+    new_value = smaller_micro_batch(batch, old_value)
+    return (limit_name, old_value, new_value) if new_value else None
 
 
 def smaller_micro_batch(batch_rows: int, failed_rows: int) -> int | None:
@@ -276,26 +279,26 @@ def next_attempt(
         started: the event that tells with which seed that one began.
         saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.
     """
-    following = failed_attempt
-    needed: Settings = {}
+    attempt = failed_attempt
+    extra_settings: Settings = {}
     if checkpoint is not None:
         # What says where a run starts must not send a later attempt back there.
-        tree = merge_settings(
+        settings = merge_settings(
             drop_start_settings(failed_attempt.settings), default_settings.resume_settings(checkpoint)
         )
         task = replace(failed_attempt.train_task, only_weights=False)
-        following = replace(failed_attempt, task=task, settings=tree, checkpoint=str(checkpoint))
+        attempt = replace(failed_attempt, task=task, settings=settings, checkpoint=str(checkpoint))
     elif failed_attempt.is_training and (
         failed_attempt.checkpoint is None or failed_attempt.train_task.only_weights
     ):
-        needed["training"] = {"seed": start_event["seed"]}
+        extra_settings["training"] = {"seed": start_event["seed"]}
     if limit_name == "workers":
-        needed = merge_settings(needed, {"training": {"num_workers": limit_value}})
+        extra_settings = merge_settings(extra_settings, {"training": {"num_workers": limit_value}})
     elif limit_name == "eval_batch":
-        following = replace(following, eval_batch=limit_value)
+        attempt = replace(attempt, eval_batch=limit_value)
         # It keeps the scores of a full set off the GPU; where MMF has no such key, a hook does.
         if has_key(read_version(Path(failed_attempt.mmf_root)), "evaluation.use_cpu"):
-            needed["evaluation"] = {"use_cpu": True}
+            extra_settings["evaluation"] = {"use_cpu": True}
     else:
-        following = replace(following, task=replace(following.train_task, micro_batch=limit_value))
-    return replace(following, settings=merge_settings(following.settings, needed))
+        attempt = replace(attempt, task=replace(attempt.train_task, micro_batch=limit_value))
+    return replace(attempt, settings=merge_settings(attempt.settings, extra_settings))

@@ -48,26 +48,27 @@ def predict_target(
     """
     plan = plan_prediction(RunJob(run.request(), options, mmf_paths, run), checkpoint, target, features)
     inputs = preflight.check_prediction(plan, target, features)
-    first = replace(plan.first_attempt, may_query_hub=inputs.may_query_hub or options.trust)
+    first_attempt = replace(plan.first_attempt, may_query_hub=inputs.may_query_hub or options.trust)
     if export is not None:
-        first = replace(
-            first, task=ExportTask(str(target.annotation_file.path), export_dir=str(export), int8=int8)
+        first_attempt = replace(
+            first_attempt,
+            task=ExportTask(str(target.annotation_file.path), export_dir=str(export), int8=int8),
         )
 
-    with shared_read_lock(mmf_paths.dataset.root), attempts.writable_run(run) as place:
+    with shared_read_lock(mmf_paths.dataset.root), attempts.writable_run(run) as writable:
         begin()
         try:
-            worker = partial(attempts.run_worker, place, plan=plan, display=display)
-            done = attempts.run_with_retries(place, first, worker, retry=options.retry)
-            events = attempts.read_attempt_events(done)
-            told = (event for event in events if event["kind"] in ("run_started", "predict_started"))
-            began = {key: value for event in told for key, value in event.items()}
-            if began.get("sha256", target.annotation_file.sha256) != target.annotation_file.sha256:
+            worker = partial(attempts.run_worker, writable, plan=plan, display=display)
+            attempt = attempts.run_with_retries(writable, first_attempt, worker, retry=options.retry)
+            events = attempts.read_attempt_events(attempt)
+            start_events = (event for event in events if event["kind"] in ("run_started", "predict_started"))
+            start_values = {key: value for event in start_events for key, value in event.items()}
+            if start_values.get("sha256", target.annotation_file.sha256) != target.annotation_file.sha256:
                 hint = "run the same command again"
                 raise DatasetError(
                     f"{target.annotation_file.path}: it was changed while it was in use", hint=hint
                 )
-            return _read_probas(done, target), began
+            return _read_probas(attempt, target), start_values
         except DataError as error:
             if target.is_user_data:  # MMF read annotations that were made of the user's file
                 error.args = (str(error).replace(str(target.annotation_file.path), str(target.source)),)
@@ -79,9 +80,9 @@ def _read_probas(attempt: AttemptRequest, target: PredictionTarget) -> list[floa
     try:
         return read_mmf_probabilities(attempt.folder.raw_predictions, [str(row.id) for row in target.rows])
     except DataError as error:
-        end = AttemptOutcome("data", str(error), error.hint)
-        end.record(attempt)
-        raise outcome_error(end, attempt) from None
+        outcome = AttemptOutcome("data", str(error), error.hint)
+        outcome.record(attempt)
+        raise outcome_error(outcome, attempt) from None
 
 
 def start_model_process(
@@ -101,7 +102,7 @@ def start_model_process(
         hint = "`mmfw predict --memes TABLE --features LMDB` predicts memes whose features are there"
         raise UsageError(f"run {run.id} reads region features, which nothing makes of new images", hint=hint)
     inputs = preflight.check_prediction(plan, target, None)
-    first = replace(
+    attempt = replace(
         plan.first_attempt,
         task=ServeTask(str(target.annotation_file.path)),
         attempt_dir=str(Run(scratch).create_attempt().path),
@@ -109,4 +110,4 @@ def start_model_process(
         image_cache_dir=None,
     )
     with shared_read_lock(mmf_paths.dataset.root):
-        return ModelProcess(first, *attempts.prepare_worker(first, plan))
+        return ModelProcess(attempt, *attempts.prepare_worker(attempt, plan))

@@ -39,70 +39,70 @@ def check_training(plan: Plan) -> tuple[VerifiedInputs, int | None]:
     where the configuration cannot be used, or would not train one update, and DataError where something is
     missing or broken.
     """
-    request, asked, config = plan.request, plan.first_attempt, plan.config
-    ours, run_type = request.mmfw_settings, str(asked.settings["run_type"])
+    request, attempt, config = plan.request, plan.first_attempt, plan.config
+    settings, run_type = request.mmfw_settings, str(attempt.settings["run_type"])
     if "train" not in run_type:
         raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
     training = config["training"]
-    if not (ours.epochs or training["max_epochs"] or training["max_updates"]):
+    if not (settings.epochs or training["max_epochs"] or training["max_updates"]):
         message = "training.max_updates: without it, and training.max_epochs, no run ends"
         raise UsageError(message, hint="set one")
-    if not asked.settings["training"].get("batch_size_per_device"):
-        require_divisible_batch(config, asked.train_task.nproc * asked.train_task.nnodes)
+    if not attempt.settings["training"].get("batch_size_per_device"):
+        require_divisible_batch(config, attempt.train_task.nproc * attempt.train_task.nnodes)
     inputs = verify_inputs(
-        Path(asked.mmf_root),
+        Path(attempt.mmf_root),
         plan.job.mmf_paths,
         config,
         slots=("train", "val"),
-        allow_missing=bool(ours.allow_missing),
+        allow_missing=bool(settings.allow_missing),
         offline=request.offline or plan.job.options.dry_run,
         record=not plan.job.options.dry_run,
         hint_arguments=_hint_arguments(plan),
     )
-    total = _total_updates(ours.epochs, config, inputs)
+    total = _total_updates(settings.epochs, config, inputs)
     _require_updates_left(plan, total)
     return inputs, total
 
 
 def _require_updates_left(plan: Plan, total: int | None) -> None:
     """Refuse a checkpoint that leaves no update: at the total, or where a validation has ended training."""
-    asked, config = plan.first_attempt, plan.config
+    first, config = plan.first_attempt, plan.config
     reset, training = config["checkpoint"].get("reset") or {}, config["training"]
-    if asked.checkpoint is None or asked.train_task.only_weights or reset.get("all") or reset.get("counts"):
+    if first.checkpoint is None or first.train_task.only_weights or reset.get("all") or reset.get("counts"):
         return
-    checkpoint, patience = Path(asked.checkpoint), training["early_stop.patience"]
-    counted, run = read_checkpoint_progress(checkpoint), run_containing(checkpoint)
-    if counted is None:
+    checkpoint, patience = Path(first.checkpoint), training["early_stop.patience"]
+    progress, run = read_checkpoint_progress(checkpoint), run_containing(checkpoint)
+    if progress is None:
         return
-    is_to_finish = (  # was stopped after its last update, but before it was done
-        counted.update == total
+    is_unfinished = (  # was stopped after its last update, but before it was done
+        progress.update == total
         and run is not None
-        and plan.request.start != asked.checkpoint
+        and plan.request.start != first.checkpoint
         and AttemptOutcome.load(run.outcome_file) != AttemptOutcome("ok")
     )
-    if total is not None and counted.update >= total and not is_to_finish:
-        hint = f"name a total above {counted.update} with --updates"
+    if total is not None and progress.update >= total and not is_unfinished:
+        hint = f"name a total above {progress.update} with --updates"
         for preset in _preset_arguments(plan.request):
-            where = [
+            path_arguments = [
                 *data_dir_arguments(plan.job.mmf_paths.data_dir),
                 "--save-dir",
                 plan.job.mmf_paths.save_dir,
             ]
-            begin = format_command("mmfw", "train", preset, "--init", checkpoint, *where)
-            hint += f", or begin again with these weights: `{begin}`"
-        message = f"{checkpoint}: it is at update {counted.update}, and the run's total is {total}"
+            command = format_command("mmfw", "train", preset, "--init", checkpoint, *path_arguments)
+            hint += f", or begin again with these weights: `{command}`"
+        message = f"{checkpoint}: it is at update {progress.update}, and the run's total is {total}"
         raise UsageError(message, hint=hint)
     if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
         return
-    if counted.update <= counted.best_update + patience or AttemptOutcome.load(
+    if progress.update <= progress.best_update + patience or AttemptOutcome.load(
         run.outcome_file
     ) != AttemptOutcome("ok"):
         return
     summary = RunRecord.read(run).summary
     if (summary.updates or 0) < (summary.max_updates or 0):
         raise UsageError(
-            f"{checkpoint}: training has stopped early at update {counted.update}, as no validation after "
-            f"update {counted.best_update} was better",
+            f"{checkpoint}: training has stopped early at update {progress.update}, as no validation after "
+            f"update {progress.best_update} was better",
             hint="training.early_stop.enabled=False trains on",
         )
 
@@ -114,12 +114,12 @@ def _total_updates(epochs: int | None, config: Settings, inputs: VerifiedInputs)
     """
     training = config["training"]
     total, epochs = training["max_updates"], epochs or training["max_epochs"]  # MMF, too, lets epochs win
-    rows_an_update = [training["batch_size"], training["update_frequency"] or 1]
+    rows_per_update = [training["batch_size"], training["update_frequency"] or 1]
     # An interpolation may stand for anything.
-    if isinstance(epochs, int) and all(isinstance(number, int) and number > 0 for number in rows_an_update):
-        read = inputs.splits_read.get("train")  # None where there are several annotation files
+    if isinstance(epochs, int) and all(isinstance(number, int) and number > 0 for number in rows_per_update):
+        data = inputs.splits_read.get("train")  # None where there are several annotation files
         files = list_dataset_paths(config["dataset"], "annotations", ["train"])
-        rows = sum(len(AnnotationFile(file).lines) for file in files) if read is None else read["rows"]
+        rows = sum(len(AnnotationFile(file).lines) for file in files) if data is None else data["rows"]
         batches = math.ceil(rows / training["batch_size"])
         total = epochs * math.ceil(batches / (training["update_frequency"] or 1))
     return total if isinstance(total, int) else None
@@ -154,12 +154,12 @@ def _require_user_features(mmf_paths: MmfPaths, target: PredictionTarget, lmdb: 
     keys = read_image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
     missing = rows_without_features(rows, keys)
     if missing:
-        shown = summarize_list([row.display_id for row in missing])
-        add = format_command("mmfw", "features", "add", "FOLDER", *data_dir_arguments(mmf_paths.data_dir))
+        listing = summarize_list([row.display_id for row in missing])
+        command = format_command("mmfw", "features", "add", "FOLDER", *data_dir_arguments(mmf_paths.data_dir))
         raise DatasetError(
             f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
-            f"{len(rows)} images ({shown})",
-            hint=f"a preset such as mmbt_grid reads none, or `{add}` takes those that MMF's extraction "
+            f"{len(rows)} images ({listing})",
+            hint=f"a preset such as mmbt_grid reads none, or `{command}` takes those that MMF's extraction "
             "scripts write, and --features names another LMDB",
         )
     for image, key in find_mismatched_features(rows, keys).items():
@@ -177,32 +177,32 @@ def find_preset_inputs(
 
     Raises UsageError where there is no such preset, or its configuration cannot be put together.
     """
-    found: dict[InputFiles, list[str]] = {}
+    presets_by_input: dict[InputFiles, list[str]] = {}
     with Progress("looking at presets", len(preset_names), "file") as progress:
         for name in preset_names:
             config = resolve_config(mmf.root, mmf_paths, presets.load(name), overrides)
-            for each in list_config_inputs(mmf.root, mmf_paths, config):
-                found.setdefault(each, []).append(name)
+            for files in list_config_inputs(mmf.root, mmf_paths, config):
+                presets_by_input.setdefault(files, []).append(name)
             progress.advance(1)
-    return found
+    return presets_by_input
 
 
 def find_run_inputs(
     mmf: MmfInstall, request: RunRequest, mmf_paths: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[InputFiles, list[str]]:
     """What training a run again, with more overrides, would need → its preset, as one would type it."""
-    asked = replace(request, settings=merge_settings(request.preset_settings, request.settings))
+    config_spec = replace(request, settings=merge_settings(request.preset_settings, request.settings))
     config = resolve_config(
-        mmf.root, mmf_paths, asked, overrides, checked_settings=request.settings_to_validate
+        mmf.root, mmf_paths, config_spec, overrides, checked_settings=request.settings_to_validate
     )
-    return {each: _preset_arguments(request) for each in list_config_inputs(mmf.root, mmf_paths, config)}
+    return {files: _preset_arguments(request) for files in list_config_inputs(mmf.root, mmf_paths, config)}
 
 
 def file_overrides(request: RunRequest) -> list[str]:
     """The overrides by which another command finds the files of a run that its preset alone does not name."""
-    chosen = request.user_settings.items()
+    items = request.user_settings.items()
     return [
-        f"{key}={format_override_value(value)}" for key, value in chosen if key.startswith(_FILE_KEY_PREFIXES)
+        f"{key}={format_override_value(value)}" for key, value in items if key.startswith(_FILE_KEY_PREFIXES)
     ]
 
 
@@ -215,6 +215,6 @@ def _preset_arguments(request: RunRequest) -> list[str]:
 
 def _hint_arguments(plan: Plan) -> list[str]:
     """By which preset and overrides the files of this run are found."""
-    words = [*(_preset_arguments(plan.request) or ["PRESET"]), *file_overrides(plan.request)]
-    typed = [word for word in plan.job.options.overrides if word.startswith("checkpoint.")]
-    return list(dict.fromkeys([*words, *typed]))
+    arguments = [*(_preset_arguments(plan.request) or ["PRESET"]), *file_overrides(plan.request)]
+    overrides = [override for override in plan.job.options.overrides if override.startswith("checkpoint.")]
+    return list(dict.fromkeys([*arguments, *overrides]))

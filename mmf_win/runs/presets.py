@@ -99,17 +99,17 @@ def _find_preset_file(name: str) -> Path:
     shipped = presets_dir() / f"{name}.yaml"
     if shipped.parent == presets_dir() and shipped.is_file():
         return shipped
-    own = expand_home(name)
-    if own.is_file():
-        return own.absolute()
-    if (own / "request.json").is_file():
+    path = expand_home(name)
+    if path.is_file():
+        return path.absolute()
+    if (path / "request.json").is_file():
         resume = format_command("mmfw", "train", "--resume", name)
         raise UsageError(f"{name} is a run, not a preset", hint=f"`{resume}`")
-    if own.is_dir():
+    if path.is_dir():
         raise UsageError(f"{name} is a folder, not a preset", hint=LIST_HINT)
-    is_file = own.suffix in (".yaml", ".yml")
-    missing = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"
-    raise UsageError(missing, hint=suggestion_hint(own.stem, names(), 0.4) + LIST_HINT)
+    is_file = path.suffix in (".yaml", ".yml")
+    message = f"{name}: there is no such file" if is_file else f"there is no preset named {name}"
+    raise UsageError(message, hint=suggestion_hint(path.stem, names(), 0.4) + LIST_HINT)
 
 
 def _read_preset(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, Any]:
@@ -119,41 +119,45 @@ def _read_preset(path: Path, extended_by: tuple[Path, ...] = ()) -> dict[str, An
     values = _load_yaml(path)
     if not isinstance(values, dict):
         raise UsageError(f"{path}: a preset is a mapping of keys")
-    own = {str(key): value for key, value in values.items()}
-    for key, value in own.items():
+    preset = {str(key): value for key, value in values.items()}
+    for key, value in preset.items():
         if key not in _KEY_TYPES:
-            raise UsageError(f"{path}: unknown key '{key}'", hint=_unknown_key_hint(path, own, key))
+            raise UsageError(f"{path}: unknown key '{key}'", hint=_unknown_key_hint(path, preset, key))
         if not isinstance(value, (_KEY_TYPES[key], NoneType)):
             raise UsageError(f"{path}: '{key}' must be {_TYPE_NAMES[_KEY_TYPES[key]]}")
     for key in ("settings", "published"):
-        own[key] = own.get(key) or {}
-    if MMFW_GROUP in own["settings"]:
+        preset[key] = preset.get(key) or {}
+    if MMFW_GROUP in preset["settings"]:
         message = f"{path}: '{MMFW_GROUP}' in 'settings' is no group of MMF's keys"
         raise UsageError(message, hint="options set those")
-    dotted = next((key for key in own["settings"] if "." in str(key)), None)
-    if dotted is not None:
-        raise UsageError(f"{path}: 'settings' is a tree; write {dotted} as nested keys")
-    flat = next((k for k in _MMF_GROUPS if not isinstance(own["settings"].get(k, {}), (dict, list))), None)
-    if flat is not None:
-        raise UsageError(f"{path}: '{flat}' in 'settings' must be a mapping of keys")
-    config = own.get("config")
+    dotted_key = next((key for key in preset["settings"] if "." in str(key)), None)
+    if dotted_key is not None:
+        raise UsageError(f"{path}: 'settings' is a tree; write {dotted_key} as nested keys")
+    group = next(
+        (k for k in _MMF_GROUPS if not isinstance(preset["settings"].get(k, {}), (dict, list))), None
+    )
+    if group is not None:
+        raise UsageError(f"{path}: '{group}' in 'settings' must be a mapping of keys")
+    config = preset.get("config")
     if config and (path.parent / config).is_file():
-        own["config"] = str((path.parent / config).absolute())
-    env = own["settings"].get("env")
-    code = env.get("user_dir") if isinstance(env, dict) else None
-    if isinstance(code, str) and code and (path.parent / code).exists():
-        env["user_dir"] = escape_interpolation((path.parent / code).absolute())
-    if "extends" not in own:
-        return own
-    other = str(own["extends"])
-    beside = path.parent / other
-    base = _read_preset(beside if beside.is_file() else _find_preset_file(other), (*extended_by, path))
-    own = {key: value for key, value in own.items() if value not in (None, {})}
+        preset["config"] = str((path.parent / config).absolute())
+    env = preset["settings"].get("env")
+    user_dir = env.get("user_dir") if isinstance(env, dict) else None
+    if isinstance(user_dir, str) and user_dir and (path.parent / user_dir).exists():
+        env["user_dir"] = escape_interpolation((path.parent / user_dir).absolute())
+    if "extends" not in preset:
+        return preset
+    base_name = str(preset["extends"])
+    base_path = path.parent / base_name
+    base = _read_preset(
+        base_path if base_path.is_file() else _find_preset_file(base_name), (*extended_by, path)
+    )
+    preset = {key: value for key, value in preset.items() if value not in (None, {})}
     try:
-        settings = merge_settings(base["settings"], own.get("settings", {}))
+        settings = merge_settings(base["settings"], preset.get("settings", {}))
     except TypeError as error:
-        raise UsageError(f"{path}: 'settings' do not fit those of {other}: {error}") from None
-    return {**base, **own, "settings": settings}
+        raise UsageError(f"{path}: 'settings' do not fit those of {base_name}: {error}") from None
+    return {**base, **preset, "settings": settings}
 
 
 def _unknown_key_hint(path: Path, values: Mapping[str, Any], key: str) -> str:

@@ -64,8 +64,8 @@ class TrainingProfile:
         costs = [self._data_cost(), self._fixed_work_cost(shares)]
         costs += [self._periodic_cost("checkpoints", self.checkpoint_interval, shares)]
         costs += [self._periodic_cost("validations", self.evaluation_interval, shares)]
-        if found := [cost for cost in costs if cost is not None]:
-            return max(found)[1]
+        if removable := [cost for cost in costs if cost is not None]:
+            return max(removable)[1]
         if self.gpu_busy is not None and self.gpu_busy < _MAX_IDLE_GPU_SHARE:
             return f"the GPU works {_format_percent(self.gpu_busy)} of the time"
         model = (
@@ -102,11 +102,11 @@ class TrainingProfile:
         text = f"{name} take {_format_percent(share)} of the time, {seconds:.1f} s each"
         least = interval * (share / (1 - share)) * (1 - _TARGET_PERIODIC_SHARE) / _TARGET_PERIODIC_SHARE
         step = 10 ** int(math.log10(least))
-        better = step * math.ceil(least / step)
-        if self.max_updates and better > self.max_updates / _MIN_INTERVALS:
+        suggested = step * math.ceil(least / step)
+        if self.max_updates and suggested > self.max_updates / _MIN_INTERVALS:
             return share, text
         key = "checkpoint_interval" if name == "checkpoints" else "evaluation_interval"
-        return share, f"{text}: training.{key}={better}"
+        return share, f"{text}: training.{key}={suggested}"
 
 
 def _format_percent(share: float) -> str:

@@ -43,28 +43,29 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
         MmfwError: its class says why the training failed.
     """
     plan = training.prepare_plan(job)
-    place = job.mmf_paths.save_dir / "profiles"
-    disk = next(each for each in (place, *place.parents) if each.exists())  # whose speed checkpoints have
-    with TemporaryDirectory(prefix=".mmfw-profile-", dir=disk, ignore_cleanup_errors=True) as scratch:
+    profiles_dir = job.mmf_paths.save_dir / "profiles"
+    # On the disk of the save dir, since the speed of checkpoints is measured.
+    parent = next(folder for folder in (profiles_dir, *profiles_dir.parents) if folder.exists())
+    with TemporaryDirectory(prefix=".mmfw-profile-", dir=parent, ignore_cleanup_errors=True) as scratch:
         task = ProfileTask(**vars(plan.first_attempt.train_task), updates=updates)
-        first = replace(
+        first_attempt = replace(
             plan.first_attempt,
             task=task,
             settings=merge_settings(plan.first_attempt.settings, _short_training_settings(updates)),
         )
-        here = replace(job, mmf_paths=replace(job.mmf_paths, save_dir=Path(scratch)))
+        scratch_job = replace(job, mmf_paths=replace(job.mmf_paths, save_dir=Path(scratch)))
         try:
-            trained = training.execute_plan(replace(plan, job=here, first_attempt=first), display)
+            run = training.execute_plan(replace(plan, job=scratch_job, first_attempt=first_attempt), display)
         except (StoppedByUserError, KeyboardInterrupt):
             raise StoppedByUserError("interrupted; nothing is kept") from None
         except MmfwError as error:
             if error.log is not None and error.log.is_file():
-                kept = Path(shutil.move(error.log, create_timestamped_dir(place)))
-                error.hint = "; ".join(filter(None, (error.hint, f"the whole output is in {kept}")))
+                log = Path(shutil.move(error.log, create_timestamped_dir(profiles_dir)))
+                error.hint = "; ".join(filter(None, (error.hint, f"the whole output is in {log}")))
             raise
-        *_, profiled = (event for event in read_events(trained.events) if event["kind"] == "profiled")
-        written = trained.attempt(profiled["attempt"]).trace
-        trace = Path(shutil.move(written, create_timestamped_dir(place)))
+        *_, profiled = (event for event in read_events(run.events) if event["kind"] == "profiled")
+        trace_file = run.attempt(profiled["attempt"]).trace
+        trace = Path(shutil.move(trace_file, create_timestamped_dir(profiles_dir)))
     config = {key: plan.config["training"][key] for key in _TRAINING_KEYS}
     return convert_to(
         {**profiled, **config, "max_updates": plan.first_attempt.train_task.total_updates}, TrainingProfile
@@ -82,29 +83,29 @@ def job_from_preset_or_run(
         data_dir: MMF's data folder; None for the one that the run used, or the default.
         save_dir: where runs are; None for the default.
     """
-    places = MmfPaths.resolve(data_dir, save_dir)
+    mmf_paths = MmfPaths.resolve(data_dir, save_dir)
     if preset_or_run is not None and (
         preset_or_run in presets.names() or expand_home(preset_or_run).is_file()
     ):
-        start = training.job_from_preset(
-            preset_or_run, options, places
+        job = training.job_from_preset(
+            preset_or_run, options, mmf_paths
         )  # even where a run has the preset's name
-        return start.request.preset, start
-    run = lookup.find_run(places.save_dir, preset_or_run)
+        return job.request.preset, job
+    run = lookup.find_run(mmf_paths.save_dir, preset_or_run)
     return run.id, job_from_run(run, options, data_dir, save_dir)
 
 
 def job_from_run(run: Run, options: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> RunJob:
     """Return the training of a run from its beginning; see :func:`job_from_preset_or_run`."""
-    start = training.job_from_request(run.request(), options, data_dir, save_dir)
-    if (weights := start.request.init or start.request.start) is None:
-        return start
+    job = training.job_from_request(run.request(), options, data_dir, save_dir)
+    if (weights := job.request.init or job.request.start) is None:
+        return job
     if not Path(weights).is_file():
         _log.warning("run %s began with %s, which is no file here; this begins without it", run.id, weights)
-        return start
-    request = replace(start.request, start=None)  # of which the counts are left out
+        return job
+    request = replace(job.request, start=None)  # of which the counts are left out
     checkpoint = checkpoints.require_intact(weights).path
-    return replace(start, request=request, checkpoint=checkpoint, only_weights=True)
+    return replace(job, request=request, checkpoint=checkpoint, only_weights=True)
 
 
 def _short_training_settings(updates: int) -> Settings:

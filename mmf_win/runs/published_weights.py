@@ -59,10 +59,10 @@ def fetch(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: b
     mmf = require_mmf()
     published = find_weights(preset, mmf, mmf_paths)
     if published is None:
-        lacking = f"preset {preset.name} has no published weights"
+        message = f"preset {preset.name} has no published weights"
         if preset.zoo is not None:
-            lacking = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
-        raise UsageError(lacking, hint=presets.LIST_HINT)
+            message = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
+        raise UsageError(message, hint=presets.LIST_HINT)
     # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
     mirror = replace(Mirror.from_source(source), offline=preset.offline or offline)
     [finding] = fetch_inputs([published], mmf_paths, mirror)
@@ -70,8 +70,8 @@ def fetch(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: b
         raise DataError("; ".join(finding.problems) or f"{published.title}: {finding.state}")
     files = published.files()
     if len(files) != 1:
-        found = ", ".join(path.name for path in files)
-        raise DataError(f"{published.folder}: one file of weights is expected, not {found}")
+        names = ", ".join(path.name for path in files)
+        raise DataError(f"{published.folder}: one file of weights is expected, not {names}")
     return files[0]
 
 

@@ -97,10 +97,10 @@ class RunRequest(ConfigSpec):
     @property
     def user_settings(self) -> dict[str, Any]:
         """Key → value of the settings that are not the preset's."""
-        of_preset = dict(iter_leaves(self.preset_settings))
-        none = object()
-        known = iter_leaves(self.settings)
-        return {key: value for key, value in known if key and of_preset.get(key, none) != value}
+        preset_values = dict(iter_leaves(self.preset_settings))
+        missing = object()
+        leaves = iter_leaves(self.settings)
+        return {key: value for key, value in leaves if key and preset_values.get(key, missing) != value}
 
     @property
     def settings_to_validate(self) -> Settings:
@@ -111,11 +111,11 @@ class RunRequest(ConfigSpec):
         """
         if not self.mmf:
             return self.mmf_settings
-        checked: Settings = {}
+        settings: Settings = {}
         for key, value in self.user_settings.items():
-            set_nested_value(checked, key, value)
-        checked.pop(MMFW_GROUP, None)
-        return checked
+            set_nested_value(settings, key, value)
+        settings.pop(MMFW_GROUP, None)
+        return settings
 
     def merged_with(self, overrides: Settings) -> RunRequest:
         """This request with changes over its settings; what says the same in another way gives way."""
@@ -174,19 +174,19 @@ class CommandOptions(MmfwSettings):
     @property
     def settings(self) -> Settings:
         """The settings that the options choose; those that are not given are not in them."""
-        ours = {each.name: getattr(self, each.name) for each in fields(MmfwSettings)}
+        mmfw_settings = {option.name: getattr(self, option.name) for option in fields(MmfwSettings)}
         training = {"seed": self.seed, "max_updates": self.updates}
         if self.batch_size is not None:
-            ours["auto_batch"] = self.batch_size == "auto"
+            mmfw_settings["auto_batch"] = self.batch_size == "auto"
             training["batch_size"] = None if self.batch_size == "auto" else self.batch_size
-        ours |= {"allow_missing": self.allow_missing or None}
+        mmfw_settings |= {"allow_missing": self.allow_missing or None}
         if self.teacher is not None:  # it may be empty, as an unset variable of the shell is
-            ours["teacher"] = escape_interpolation(str(expand_home(self.teacher).absolute()))
-        chosen = {"training": _drop_unset(training), MMFW_GROUP: _drop_unset(ours)}
+            mmfw_settings["teacher"] = escape_interpolation(str(expand_home(self.teacher).absolute()))
+        values = {"training": _drop_unset(training), MMFW_GROUP: _drop_unset(mmfw_settings)}
         if self.updates or self.epochs:
-            chosen["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
-            chosen[MMFW_GROUP] |= {"updates": self.updates, "epochs": self.epochs}
-        return _drop_unset(chosen)
+            values["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
+            values[MMFW_GROUP] |= {"updates": self.updates, "epochs": self.epochs}
+        return _drop_unset(values)
 
 
 def drop_start_settings(settings: Settings) -> Settings:

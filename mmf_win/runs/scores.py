@@ -75,8 +75,8 @@ class RunScores:
     @property
     def scored_by_split(self) -> dict[str, ScoredPrediction]:
         """Those of ``newest`` that have an AUROC, but for memes of the user's own."""
-        scored = ((split, each) for split, each in self.newest_by_split.items() if each.auroc is not None)
-        return {split: each for split, each in scored if not user_annotations_path(each.csv).is_file()}
+        scored = ((split, item) for split, item in self.newest_by_split.items() if item.auroc is not None)
+        return {split: item for split, item in scored if not user_annotations_path(item.csv).is_file()}
 
 
 def read_scores(run: Run, events: Sequence[Event], published_sha256: str | None = None) -> RunScores:
@@ -84,20 +84,20 @@ def read_scores(run: Run, events: Sequence[Event], published_sha256: str | None 
     saves = [event for event in events if event["kind"] == "checkpoint"]
     names = {event.get("sha256"): f"update {event.get('update')}" for event in saves}
     best = next((event for event in reversed(saves) if event.get("best") and "sha256" in event), None)
-    counted = UNKNOWN
+    scored = UNKNOWN
     if best is not None or published_sha256 is not None:
-        counted = names[published_sha256 if best is None else best["sha256"]] = BEST
+        scored = names[published_sha256 if best is None else best["sha256"]] = BEST
     elif saves and None not in names:
-        counted = names[saves[-1]["sha256"]]
-    made = _find_predictions(run, names)
-    newest = {each.split: each for each in reversed(made) if each.checkpoint == counted}
-    return RunScores(_find_best_validation(events, best), names, counted, made, newest)
+        scored = names[saves[-1]["sha256"]]
+    predictions = _find_predictions(run, names)
+    newest = {item.split: item for item in reversed(predictions) if item.checkpoint == scored}
+    return RunScores(_find_best_validation(events, best), names, scored, predictions, newest)
 
 
 def common_split(splits: Iterable[Iterable[str]]) -> str | None:
     """The split that most of the runs have, each with its ``splits``; a test set before another."""
-    counted = Counter(split for of_run in splits for split in set(of_run))
-    return max(counted, key=lambda split: (counted[split], is_test_split(split), split), default=None)
+    counts = Counter(split for run_splits in splits for split in set(run_splits))
+    return max(counts, key=lambda split: (counts[split], is_test_split(split), split), default=None)
 
 
 def is_test_split(split: str) -> bool:
@@ -115,10 +115,10 @@ def _find_best_validation(events: Sequence[Event], best_save: Event | None) -> E
     if best_save is None:
         return max(scored, key=lambda event: val_auroc(event) or 0.0, default=None)
     # The final validation is of the best checkpoint, and may be all that is left of it after a kill.
-    later = [event for event in scored if event.get("final") and event.get("t", 0) >= best_save.get("t", 0)]
-    when = (best_save.get("update"), best_save.get("attempt"))
-    own = [e for e in scored if not e.get("final") and (e.get("update"), e.get("attempt")) == when]
-    return next(reversed([*later, *own]), None)
+    final = [event for event in scored if event.get("final") and event.get("t", 0) >= best_save.get("t", 0)]
+    position = (best_save.get("update"), best_save.get("attempt"))
+    at_save = [e for e in scored if not e.get("final") and (e.get("update"), e.get("attempt")) == position]
+    return next(reversed([*final, *at_save]), None)
 
 
 def _find_predictions(run: Run, checkpoint_names: Mapping[str | None, str]) -> list[ScoredPrediction]:
@@ -126,23 +126,23 @@ def _find_predictions(run: Run, checkpoint_names: Mapping[str | None, str]) -> l
     name = re.compile(
         f"hateful_memes_{re.escape(run.path.parent.name)}_(.*)_({_TIMESTAMP_PATTERN})", re.DOTALL
     )
-    found: list[tuple[float, str, ScoredPrediction]] = []
+    predictions: list[tuple[float, str, ScoredPrediction]] = []
     for csv in run.reports.glob("*.csv"):
         if (match := name.fullmatch(csv.stem)) is None:
             continue
         split, stamp = match.groups()
-        auroc = on = sha256 = None
+        auroc = coverage = sha256 = None
         created = csv.stat().st_mtime  # the name has a local time
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             record = read_json(csv.with_suffix(".metrics.json"))
             created = float(record.get("created", created))
-            on = Coverage.from_json(record)
-            auroc = _share_or_none(record["auroc"]) if on else None
+            coverage = Coverage.from_json(record)
+            auroc = _share_or_none(record["auroc"]) if coverage else None
             [member] = record["members"]
             sha256 = str(member["checkpoint_sha256"])
-        by = UNKNOWN if sha256 is None else checkpoint_names.get(sha256, UNKNOWN)
-        found.append((created, stamp, ScoredPrediction(csv, split, by, auroc, on)))
-    return [each for *_, each in sorted(found, key=lambda each: each[:2], reverse=True)]
+        checkpoint = UNKNOWN if sha256 is None else checkpoint_names.get(sha256, UNKNOWN)
+        predictions.append((created, stamp, ScoredPrediction(csv, split, checkpoint, auroc, coverage)))
+    return [entry for *_, entry in sorted(predictions, key=lambda entry: entry[:2], reverse=True)]
 
 
 def _share_or_none(value: object) -> float | None:

@@ -18,11 +18,11 @@ def group_by_config(trainings: Iterable[tuple[_T, Hashable, Hashable]]) -> list[
             have; None where it is not known, or does not matter.
     """
     groups: dict[tuple[Hashable, int], list[_T]] = {}
-    before: Counter[tuple[Hashable, Hashable]] = Counter()
-    for training, alike, seed in trainings:
-        again = 0 if seed is None else before[alike, seed]
-        before[alike, seed] += 1
-        groups.setdefault((alike, again), []).append(training)
+    counts: Counter[tuple[Hashable, Hashable]] = Counter()
+    for training, config, seed in trainings:
+        repeat = 0 if seed is None else counts[config, seed]
+        counts[config, seed] += 1
+        groups.setdefault((config, repeat), []).append(training)
     return list(groups.values())
 
 

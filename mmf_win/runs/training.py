@@ -68,8 +68,8 @@ def job_from_preset(
     elif init is not None:
         weights = checkpoints.require_intact(init).path
         init = str(weights)
-    request, alone = replace(request, init=init), weights is not None
-    return RunJob(request, options, mmf_paths, name=name, checkpoint=weights, only_weights=alone)
+    request, only_weights = replace(request, init=init), weights is not None
+    return RunJob(request, options, mmf_paths, name=name, checkpoint=weights, only_weights=only_weights)
 
 
 def job_from_request(
@@ -79,11 +79,11 @@ def job_from_request(
 
     The run then remembers ``data_dir``, MMF's data folder; None is for the one that it used.
     """
-    places = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
-    splits = choose_splits(places.dataset)
+    mmf_paths = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
+    splits = choose_splits(mmf_paths.dataset)
     if data_dir is not None:
-        request = replace(request, data_dir=str(places.data_dir), splits=splits)
-    return RunJob(request, options, places)
+        request = replace(request, data_dir=str(mmf_paths.data_dir), splits=splits)
+    return RunJob(request, options, mmf_paths)
 
 
 def job_to_resume(
@@ -110,69 +110,69 @@ def job_to_resume(
         places: with ``data_dir``, or its default.
     """
     preset = None if preset_name is None else presets.load(preset_name)
-    found = _find_run_to_resume(resume_spec, preset, mmf_paths.save_dir)
-    if found is not None:
-        run, checkpoint = found
+    match = _find_run_to_resume(resume_spec, preset, mmf_paths.save_dir)
+    if match is not None:
+        run, checkpoint = match
         checkpoints.require_no_foreign_best(run)
         if name is not None:
             raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
         _require_seed_kept(options, checkpoint, run.request().training_number("seed"))
-        start = job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
-        begun = [event for event in read_run_events(run) if event["kind"] == "train_started"]
-        now = options.settings.get(MMFW_GROUP, {}).get("precision")
-        if begun and now not in (None, before := begun[-1].get("precision", "fp32")):
-            _log.info("this run goes on in %s; so far it was %s", now, before)
-        return replace(start, run=run, checkpoint=checkpoint)
-    file = checkpoints.require_intact(resume_spec)
-    checkpoint = file.path
+        job = job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
+        start_events = [event for event in read_run_events(run) if event["kind"] == "train_started"]
+        precision = options.settings.get(MMFW_GROUP, {}).get("precision")
+        if start_events and precision not in (None, previous := start_events[-1].get("precision", "fp32")):
+            _log.info("this run goes on in %s; so far it was %s", precision, previous)
+        return replace(job, run=run, checkpoint=checkpoint)
+    checked_file = checkpoints.require_intact(resume_spec)
+    checkpoint = checked_file.path
     _require_seed_kept(options, checkpoint)
     owner = lookup.run_containing(checkpoint)
     if owner is not None:
         published_weights.require_trained(owner, checkpoint)
-        checkpoints.warn_if_foreign(owner, file)
+        checkpoints.warn_if_foreign(owner, checked_file)
     if preset is not None:
-        start = RunJob(_request_from_preset(preset, mmf_paths), options, mmf_paths)
+        job = RunJob(_request_from_preset(preset, mmf_paths), options, mmf_paths)
     elif owner is not None:
         request = replace(owner.request(), init=None, created=time.time())
-        start = job_from_request(request, options, data_dir, mmf_paths.save_dir)
+        job = job_from_request(request, options, data_dir, mmf_paths.save_dir)
     else:
         raise UsageError(
             f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
             hint="name the preset that it was trained with: mmfw train PRESET --resume PATH",
         )
-    request = replace(start.request, start=str(checkpoint))
-    return replace(start, request=request, name=name, checkpoint=checkpoint)
+    request = replace(job.request, start=str(checkpoint))
+    return replace(job, request=request, name=name, checkpoint=checkpoint)
 
 
 def _find_run_to_resume(resume_spec: str, preset: Preset | None, save_dir: Path) -> tuple[Run, Path] | None:
     """The run to resume in its folder, and from which of its checkpoints; None for a checkpoint's file."""
-    newest, path = resume_spec in ("best", "last"), expand_home(resume_spec)
-    if not newest and (path.is_file() or (path.suffix in _CHECKPOINT_SUFFIXES and not path.is_dir())):
+    is_newest, path = resume_spec in ("best", "last"), expand_home(resume_spec)
+    if not is_newest and (path.is_file() or (path.suffix in _CHECKPOINT_SUFFIXES and not path.is_dir())):
         return None
 
     def checkpoint_to_resume(run: Run) -> tuple[Run, Path] | None:
-        if newest and run.request().published_weights:
+        if is_newest and run.request().published_weights:
             return None
         published_weights.require_trained(run)
         require_not_training(run)
         checkpoints.require_no_blocking_folders(run)
-        return run, checkpoints.select_checkpoint(run, resume_spec if newest else "last").path
+        return run, checkpoints.select_checkpoint(run, resume_spec if is_newest else "last").path
 
     return lookup.first_usable_run(
-        save_dir, None if newest else resume_spec, checkpoint_to_resume, preset.name if preset else None
+        save_dir, None if is_newest else resume_spec, checkpoint_to_resume, preset.name if preset else None
     )
 
 
 def _require_seed_kept(options: CommandOptions, checkpoint: Path, run_seed: int | None = None) -> None:
     """Refuse a seed, other than the run's, beside a checkpoint whose random state would take its place."""
     seed = options.settings.get("training", {}).get("seed")
-    typed = [f"--seed {seed}"] if seed not in (None, run_seed) else []
-    typed += [word for word in options.overrides if word.startswith("training.seed=")]
-    resets = ("checkpoint.reset.all=", "checkpoint.reset.counts=")
-    if not typed or any(word.startswith(resets) for word in options.overrides):
+    seed_arguments = [f"--seed {seed}"] if seed not in (None, run_seed) else []
+    seed_arguments += [override for override in options.overrides if override.startswith("training.seed=")]
+    reset_prefixes = ("checkpoint.reset.all=", "checkpoint.reset.counts=")
+    if not seed_arguments or any(override.startswith(reset_prefixes) for override in options.overrides):
         return
-    if (counted := read_checkpoint_progress(checkpoint)) is not None and counted.has_state:
-        message = f"{typed[0]}: what is resumed goes on with the random state of {checkpoint}"
+    if (progress := read_checkpoint_progress(checkpoint)) is not None and progress.has_state:
+        message = f"{seed_arguments[0]}: what is resumed goes on with the random state of {checkpoint}"
         raise UsageError(message, hint="leave it out")
 
 
@@ -184,21 +184,21 @@ def prepare_plan(job: RunJob) -> Plan:
     """Compose the configuration of a training, and check what it reads. Raises MmfError where it fails."""
     plan = plan_training(job)
     inputs, total = preflight.check_training(plan)
-    request, first, version = (
+    request, attempt, version = (
         plan.request,
         plan.first_attempt,
         read_version(Path(plan.first_attempt.mmf_root)),
     )
     if request.mmfw_settings.teacher or request.mmfw_settings.teacher_weight:
-        request, first = distillation.attach_teacher(request, first, plan.config, inputs)
+        request, attempt = distillation.attach_teacher(request, attempt, plan.config, inputs)
     if request.mmfw_settings.epochs and total is not None:
-        in_updates = {"training": {"max_updates": total, "max_epochs": None}}
-        first = replace(first, settings=merge_settings(first.settings, in_updates))
+        total_settings = {"training": {"max_updates": total, "max_epochs": None}}
+        attempt = replace(attempt, settings=merge_settings(attempt.settings, total_settings))
     if request.mmf and request.mmf != version:
         _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, version)
-    task = replace(first.train_task, splits_read=dict(inputs.splits_read), total_updates=total)
-    first = replace(first, task=task, may_query_hub=inputs.may_query_hub or job.options.trust)
-    return replace(plan, request=replace(request, mmf=version), first_attempt=first, inputs=inputs)
+    task = replace(attempt.train_task, splits_read=dict(inputs.splits_read), total_updates=total)
+    attempt = replace(attempt, task=task, may_query_hub=inputs.may_query_hub or job.options.trust)
+    return replace(plan, request=replace(request, mmf=version), first_attempt=attempt, inputs=inputs)
 
 
 def train(job: RunJob, display: DisplayFactory, on_start: Callable[[Run], None] = lambda _: None) -> Run:
@@ -206,14 +206,14 @@ def train(job: RunJob, display: DisplayFactory, on_start: Callable[[Run], None] 
 
     Raises an MmfwError whose class says how it ended.
     """
-    with nullcontext() if job.run is None else training_lock(job.run) as lock:
+    with nullcontext() if job.run is None else training_lock(job.run) as lock_fd:
         plan = prepare_plan(job)
-        for each in annotation_checks.check_annotations(
+        for result in annotation_checks.check_annotations(
             job.mmf_paths.dataset, plan.config["dataset"], plan.inputs
         ):
-            if each.verdict != "ok":
-                _log.warning("%s; %s", each.text, each.advice)
-        return execute_plan(plan, display, lock, on_start)
+            if result.verdict != "ok":
+                _log.warning("%s; %s", result.text, result.advice)
+        return execute_plan(plan, display, lock_fd, on_start)
 
 
 def execute_plan(
@@ -223,42 +223,42 @@ def execute_plan(
     on_start: Callable[[Run], None] = lambda _: None,
 ) -> Run:
     """Train what is prepared, as :func:`train` does; ``lock`` is that of the run that is resumed."""
-    start, request, inputs = plan.job, plan.request, plan.inputs
-    run, places, checkpoint = start.run, start.mmf_paths, start.checkpoint
+    job, request, inputs = plan.job, plan.request, plan.inputs
+    run, mmf_paths, checkpoint = job.run, job.mmf_paths, job.checkpoint
     with ExitStack() as stack:
-        stack.enter_context(shared_read_lock(places.dataset.root))
+        stack.enter_context(shared_read_lock(mmf_paths.dataset.root))
         if run is not None and checkpoint is not None:
-            aside = checkpoints.preserve_last_checkpoint(run, checkpoint)
-            _log.info("resuming run %s from %s%s", run.id, checkpoint.name, aside)
+            preserved = checkpoints.preserve_last_checkpoint(run, checkpoint)
+            _log.info("resuming run %s from %s%s", run.id, checkpoint.name, preserved)
             for name in changed_splits(run, inputs.splits_read):
                 _log.warning(
                     "%s is not what it was when this run trained: its scores are not comparable", name
                 )
         origin = run or (request.start and lookup.run_containing(Path(request.start)))
         total = plan.first_attempt.train_task.total_updates
-        before = training_progress(read_events(origin.events))[1] if origin else None
-        if total and before not in (None, total):
-            text = "the total is %d updates instead of %d, so learning-rate schedule and result change"
-            _log.warning(text, total, before)
+        previous_total = training_progress(read_events(origin.events))[1] if origin else None
+        if total and previous_total not in (None, total):
+            message = "the total is %d updates instead of %d, so learning-rate schedule and result change"
+            _log.warning(message, total, previous_total)
         if run is None:
-            run = Run.create(places.save_dir, start.name or request.preset)
+            run = Run.create(mmf_paths.save_dir, job.name or request.preset)
             lock_fd = stack.enter_context(training_lock(run))
-            if request.start and (counted := read_checkpoint_progress(Path(request.start))):
-                _log.info("run %s starts from %s, update %d", run.id, request.start, counted.update)
+            if request.start and (progress := read_checkpoint_progress(Path(request.start))):
+                _log.info("run %s starts from %s, update %d", run.id, request.start, progress.update)
 
         def run_attempt(attempt: AttemptRequest) -> AttemptOutcome:
             annotations = inputs.write_filtered_annotations(attempt.folder.path / "annotations")
             attempt = replace(attempt, settings=merge_settings(attempt.settings, annotations))
-            end = run_worker(run, attempt, plan, display, lock_fd=lock_fd)
-            if end.kind in ("ok", "interrupted"):
+            outcome = run_worker(run, attempt, plan, display, lock_fd=lock_fd)
+            if outcome.kind in ("ok", "interrupted"):
                 micro_batch_store.remember(read_attempt_events(attempt))
-            return end
+            return outcome
 
         if not run.request_file.exists():
             run.save_request(request)
         on_start(run)
         # Another attempt would have to begin on all machines.
         run_with_retries(
-            run, plan.first_attempt, run_attempt, retry=start.options.retry and start.options.nnodes == 1
+            run, plan.first_attempt, run_attempt, retry=job.options.retry and job.options.nnodes == 1
         )
     return run

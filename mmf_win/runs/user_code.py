@@ -40,15 +40,15 @@ def resolve_user_dir(user_dir: str | None, options: CommandOptions, owner_name: 
     """
     if not user_dir:  # and where it is empty, an interpolation must not find another in the worker
         return user_dir
-    folder, of_environment = _absolute_path(user_dir), os.environ.get("MMF_USER_DIR")
+    folder, environment_dir = _absolute_path(user_dir), os.environ.get("MMF_USER_DIR")
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
         message = f"{owner_name} needs code of its own (env.user_dir), and there is no {folder}"
         raise UsageError(message, hint="name its folder with env.user_dir=FOLDER")
     if str(folder) in _load_trusted_folders():
         return str(folder)
-    by_user = any(override.startswith("env.user_dir=") for override in options.overrides)
-    by_user |= bool(of_environment) and folder == _absolute_path(str(of_environment))
-    if not (by_user or options.trust):
+    is_named_by_user = any(override.startswith("env.user_dir=") for override in options.overrides)
+    is_named_by_user |= bool(environment_dir) and folder == _absolute_path(str(environment_dir))
+    if not (is_named_by_user or options.trust):
         message = f"{folder}: {owner_name} names code (env.user_dir), which would be run"
         raise DataError(message, hint="if you trust it, give --trust, which is remembered")
     if not options.dry_run:
