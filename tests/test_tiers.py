@@ -60,12 +60,12 @@ GUARANTEES = {
     "old `models/model_N": "test_a_save_is_one_write_and_old_ones_are_removed",
     "the weights": "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights",
     "the best score": "test_the_best_is_remembered_when_a_run_goes_on",
-    "the settings": "test_a_run_is_resumed_as_it_was_asked_for",
+    "the settings": "test_resumed_run_keeps_its_request",
     "the state of the random generators": (
         "test_a_run_stopped_within_an_epoch_and_at_its_end_ends_with_the_same_weights"
     ),
     "the order of the rows": "test_the_order_goes_on_within_an_epoch_also_with_other_batches",
-    "CUDA ran out in a forward or backward pass": "test_attempts_shrink_until_one_fits_and_each_is_told",
+    "CUDA ran out in a forward or backward pass": "test_micro_batch_is_reduced_until_it_fits",
     "CUDA ran out in a validation": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
     "CUDA ran out in `mmfw predict`": "test_memory_that_runs_out_in_validation_leaves_training_as_it_is",
     "the computer's memory ran out": "test_a_killed_data_loader_worker_means_fewer_of_them",
@@ -73,7 +73,7 @@ GUARANTEES = {
     "a disk, a quota or the size of a file": (
         "test_a_disk_that_fills_up_during_a_write_leaves_the_old_file_and_no_part"
     ),
-    "CUDA ran out before the first batch": "test_each_shortage_has_its_own_remedy",
+    "CUDA ran out before the first batch": "test_reduced_limit_depends_on_the_outcome",
     "a loss or a weight that is not a number": (
         "test_a_loss_that_is_no_number_stops_the_run_before_it_reaches_the_weights"
     ),

@@ -1,7 +1,7 @@
-"""A run on disk: its folder, events, checkpoints and results.
+"""Runs on disk: their folders, events, checkpoints and results.
 
-In a notebook, ``mmf_win.runs.frame()`` is a table of all runs, ``find()`` the newest of them, which shows its
-page, and ``events()`` a table of what happened in it.
+In a notebook, ``mmf_win.runs.runs_dataframe()`` returns a table of all runs, ``find_run()`` the newest run,
+which displays its report, and ``events_dataframe()`` a table of the events of a run.
 """
 
 from mmf_win.runs.notebook import events_dataframe, find_run, runs_dataframe

@@ -1,4 +1,4 @@
-"""Runs the attempts of a run: a fresh worker each, until one does not fail for lack of memory."""
+"""Attempts of a run: each uses a fresh worker; after out-of-memory the next one has smaller limits."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from mmf_win.upstream import default_settings
 _log = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 6
-#: The seconds between two looks at a GPU whose memory is to become free.
+#: Seconds between two checks for free GPU memory.
 GPU_POLL_SECONDS = 0.5
 _GPU_WAIT_SECONDS = 20.0
-_GPU_SLACK_BYTES = 512 << 20  # bytes of a GPU that come and go with its other uses
+_GPU_SLACK_BYTES = 512 << 20  # tolerated, since other programs use the GPU, too
 
 _RETRY_MESSAGES = {
-    "workers": "memory ran out with %d DataLoader workers; trying %d",
-    "eval_batch": "out of GPU memory evaluating a micro-batch of %d; trying %d, with metrics on the CPU",
-    "micro_batch": "out of GPU memory with a micro-batch of %d; trying %d, which does not change the batch",
+    "workers": "out of memory with %d DataLoader workers; retrying with %d",
+    "eval_batch": "out of GPU memory evaluating a micro-batch of %d; retrying with %d and metrics on the CPU",
+    "micro_batch": "out of GPU memory with a micro-batch of %d; retrying with %d (the batch stays the same)",
 }
 
-#: Makes what shows an attempt's events while it runs; it is entered when the worker starts.
+#: Creates the display of an attempt's events, which is entered when the worker starts.
 DisplayFactory = Callable[[], AbstractContextManager[Callable[[Event], None]]]
 
 #: The command that starts a worker, without the path of its request.
@@ -54,11 +54,20 @@ def run_with_retries(
     *,
     retry: bool = True,
 ) -> AttemptRequest:
-    """Attempt something until it succeeds, fails for another reason than memory, or cannot get smaller.
+    """Run attempts until one succeeds, fails for a reason other than memory, or no limit can be reduced.
 
-    Each attempt gets a folder of its own in the run's, and ``attempt`` runs it to its end. Without ``retry``
-    there is but one. What the one that succeeded did is returned; else the class of an MmfwError tells how
-    the last one ended.
+    Args:
+        run: The run (or temporary folder) in which each attempt gets its own folder.
+        first_attempt: The request of the first attempt; its ``attempt_dir`` is ignored.
+        run_attempt: Runs one attempt to its end and returns its outcome.
+        retry: Retry after out-of-memory; otherwise there is only one attempt.
+
+    Returns:
+        The request of the successful attempt.
+
+    Raises:
+        MmfwError: The last attempt failed; the class gives the exit code.
+        AssertionError: Never, since the last attempt returns or raises.
     """
     attempt = first_attempt
     free_bytes = machine.free_gpu_memory() if retry else []
@@ -74,7 +83,8 @@ def run_with_retries(
                 choose_reduction(attempt, outcome, start_event) if retry and number < _MAX_ATTEMPTS else None
             )
             if reduction is None or start_event is None:
-                raise outcome_error(outcome, attempt)
+                error = outcome_error(outcome, attempt)
+                raise error
             failed, (limit_name, old_value, new_value) = attempt, reduction
             failed.write_event("attempt_failed", next={limit_name: new_value})
             attempt = next_attempt(
@@ -86,17 +96,21 @@ def run_with_retries(
                 _log.info("training from %s", origin)
             _wait_for_gpu_memory(free_bytes)
         except KeyboardInterrupt:
-            raise outcome_error(
-                AttemptOutcome("interrupted", "stopped between two attempts"), attempt
-            ) from None
+            error = outcome_error(AttemptOutcome("interrupted", "stopped between two attempts"), attempt)
+            raise error from None
     raise AssertionError("the last attempt returns or raises")
 
 
 @contextmanager
 def writable_run(run: Run) -> Iterator[Run]:
-    """Yield the run whose folder the attempts of a prediction go to.
+    """Yield the run whose folder receives the attempts of a prediction.
 
-    For a run that this user may only read, that is a temporary folder. It stays after an error, for its log.
+    If the user may only read ``run``, this is a temporary folder instead. It is removed at the end, but kept
+    after an error because it contains the log.
+
+    Raises:
+        OSError: The run's folder is not usable, for another reason than permissions.
+        MmfwError: The prediction in the block failed.
     """
     writable = run
     try:
@@ -117,22 +131,22 @@ def writable_run(run: Run) -> Iterator[Run]:
 
 
 def read_attempt_events(attempt: AttemptRequest) -> list[Event]:
-    """What happened in one attempt."""
+    """Return the events of one attempt."""
     return [
         event for event in read_events(attempt.events) if event.get("attempt") == attempt.folder.path.name
     ]
 
 
 def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict[str, str]]:
-    """The command that starts a worker, and its environment; what it is to do is saved for it."""
+    """Save the request of an attempt; return the command and the environment of its worker."""
     run, folder = Run(attempt.run_dir), attempt.folder
-    write_bytes(folder.reserve_file, os.urandom(16 << 10))  # a block for each file that it may need
+    write_bytes(folder.reserve_file, os.urandom(16 << 10))  # space for its last files on a full disk
     # MMF writes its configuration there too; a prediction must not overwrite that of the training.
     save_dir, logs = (
         (run.checkpoints, run.logs) if attempt.is_training else (folder.raw_predictions, folder.logs)
     )
     save_dir.mkdir(exist_ok=True)
-    attempt.save()  # last, as the outcome of this attempt is the run's from here on
+    attempt.save()  # last: from here on, the run's outcome is that of this attempt
     environment = default_settings.worker_environment(
         plan.job.mmf_paths,
         save_dir,
@@ -150,12 +164,20 @@ def prepare_worker(attempt: AttemptRequest, plan: Plan) -> tuple[list[str], dict
 def run_worker(
     run: Run, attempt: AttemptRequest, plan: Plan, display: DisplayFactory, *, lock_fd: int | None = None
 ) -> AttemptOutcome:
-    """Run one worker to its end, and say how it ended; the attempt's folder says so too.
+    """Run one worker to its end and return its outcome, which is also saved in the attempt's folder.
 
-    For a training, ``lock`` is the descriptor of the run's lock, and the run remembers the plan's request.
+    Args:
+        run: The run; a training saves the plan's request in it as soon as the training has started.
+        attempt: The request of the attempt.
+        plan: The plan that the attempt belongs to.
+        display: Shows the events of the attempt.
+        lock_fd: Descriptor of the run's training lock, which the worker inherits; ``None`` for predictions.
+
+    Returns:
+        The outcome.
 
     Raises:
-        Interrupted: the user asked for a stop in the last moment of what is no training.
+        StoppedByUserError: A stop was requested, but the attempt had just succeeded and saves no checkpoint.
     """
     folder = attempt.folder
     command, environment = prepare_worker(attempt, plan)
@@ -168,13 +190,13 @@ def run_worker(
     stopping = f"\n{'saving' if saves else 'stopping'}… press Ctrl+C again to end at once"
 
     def poll_events() -> bool:
-        """Whether there is a new event; a checkpoint that is being written counts as one."""
+        """Show new events; return whether there were any or a checkpoint is being written."""
         nonlocal saving
         events = list(reader.poll())
         for event in events:
             saving = event["kind"] == "saving"
             if event["kind"] == "train_started":
-                # No sooner: what MMF refuses must not stay with a run that went well so far.
+                # Not earlier: a run must not store settings that MMF refuses.
                 run.save_request(plan.request)
             show(event)
         return bool(events) or saving
@@ -193,14 +215,17 @@ def run_worker(
         )
     outcome = determine_outcome(attempt, child_exit, memory_ran_out=count_oom_kills() != initial_oom_kills)
     if child_exit.stop_requested and outcome.kind == "ok":
-        if not saves:  # the next split, or what else follows, must not begin
+        if not saves:  # the caller must not continue, for example with the next split
             raise StoppedByUserError("stopped")
-        _log.info("run %s had just ended, and is complete", run.id)
+        _log.info("run %s had already finished", run.id)
     return outcome
 
 
 def _find_saved_checkpoint(run: Run, events: list[Event], failed_attempt: AttemptRequest) -> Path | None:
-    """The newest intact checkpoint, if the attempt saved one; an older file may be further than its start."""
+    """Return the newest intact checkpoint if the attempt saved one, else ``None``.
+
+    Without a save, an older file may be ahead of the update at which the attempt started.
+    """
     if not failed_attempt.discards_weights and any(event["kind"] == "checkpoint" for event in events):
         with suppress(CheckpointError):
             return checkpoints.select_checkpoint(run, "last").path
@@ -208,9 +233,10 @@ def _find_saved_checkpoint(run: Run, events: list[Event], failed_attempt: Attemp
 
 
 def _wait_for_gpu_memory(initial_free_bytes: list[int]) -> None:
-    """Wait, but not for long, until each GPU has the memory back that the dead worker had of it.
+    """Wait, up to a timeout, until each GPU has as much free memory as before the worker that failed.
 
-    ``before`` are the free bytes of each GPU before there was a worker; nothing where nobody knows them.
+    Args:
+        initial_free_bytes: Free bytes of each GPU before the first worker; empty if unknown.
     """
 
     def is_free() -> bool:
@@ -219,7 +245,7 @@ def _wait_for_gpu_memory(initial_free_bytes: list[int]) -> None:
 
     if not initial_free_bytes or is_free():
         return
-    _log.info("waiting until the GPU's memory is free again …")
+    _log.info("waiting for free GPU memory …")
     deadline = time.monotonic() + _GPU_WAIT_SECONDS
     while time.monotonic() < deadline and not is_free():
         time.sleep(GPU_POLL_SECONDS)

@@ -1,7 +1,8 @@
-"""The checkpoints of a run: which are intact, which to use, and how the bytes of one are kept.
+"""Checkpoints of a run: verifying, selecting and pinning them.
 
-A training replaces ``best.ckpt`` while another command predicts with it; a score must name the weights that
-it was measured with. So they are pinned, whatever happens to the file's name. Needs no torch.
+A training replaces ``best.ckpt`` while another command may predict with it, and a score must name the weights
+that it was measured with. Therefore a checkpoint in use is pinned: its bytes are kept under a second name.
+This module needs no torch.
 """
 
 from __future__ import annotations
@@ -37,23 +38,23 @@ from mmf_win.upstream.checkpoint_files import (
 
 _log = logging.getLogger(__name__)
 
-#: The problem of a file that is whole, but not the run's own.
-FOREIGN_PROBLEM = "it is whole, but this run has not saved it, by its record of hashes"
+#: Problem of an intact checkpoint that does not belong to the run.
+FOREIGN_PROBLEM = "intact, but not written by this run (hash not in events.jsonl)"
 
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
-    """One name of a checkpoint.
+    """One file name of a checkpoint.
 
     Attributes:
-        name: its place in the run's folder of checkpoints, with ``/``.
-        path: the file.
-        update, epoch: when it was saved; None where it holds weights alone, or cannot be read.
-        auroc: what this run's validation gave at that update, 0 to 1.
-        size: bytes.
-        written: seconds since the epoch.
-        same_as: other names of the same bytes, which take no space of their own.
-        problem: why it does not open, or :data:`FOREIGN_PROBLEM`; None when it is intact.
+        name: Path relative to the run's checkpoint folder, with ``/``.
+        path: Absolute path.
+        update, epoch: Position in the training; ``None`` if the file has only weights or cannot be read.
+        auroc: Validation AUROC of this run at that update, 0 to 1.
+        size: Size in bytes.
+        written: Modification time in seconds since the epoch.
+        same_as: Other names (hard links) of the same file; they take no space of their own.
+        problem: Reason why the file is damaged, or :data:`FOREIGN_PROBLEM`; ``None`` if it is usable.
     """
 
     name: str
@@ -68,12 +69,13 @@ class SavedCheckpoint:
 
 
 class CheckedFile(NamedTuple):
-    """A checkpoint that was read, from its first byte to its last.
+    """A checkpoint file that was read completely.
 
     Attributes:
-        problem: why it is not an intact checkpoint; None if it is.
-        sha256: the hash of an intact one, in hexadecimal digits.
-        state: what tells it from other files, and from later states of its own, by any of its names.
+        path: The file.
+        problem: Reason why it is not an intact checkpoint; ``None`` if it is.
+        sha256: SHA-256 of an intact file, in hexadecimal.
+        file_stamp: Device, inode, size and modification time, which identify this state under any name.
     """
 
     path: Path
@@ -83,7 +85,7 @@ class CheckedFile(NamedTuple):
 
     @classmethod
     def read(cls, path: Path, advance: AdvanceCallback) -> CheckedFile:
-        """Read a checkpoint, of which every byte is checked."""
+        """Read a checkpoint and check every byte."""
         stamp, digest = _file_stamp(path) if path.is_file() else (), hashlib.sha256()
         problem = torch_file.find_problem(path, advance, digest.update)
         return cls(path, problem, digest.hexdigest(), stamp)
@@ -95,20 +97,22 @@ def _file_stamp(path: Path) -> tuple[int, ...]:
 
 
 def check_file(path: Path) -> CheckedFile:
-    """Read a checkpoint, and show how far that is."""
+    """Read and check a checkpoint, showing progress."""
     with Progress(f"checking {path.name}", path.stat().st_size if path.is_file() else 0) as progress:
         return CheckedFile.read(path, progress.advance)
 
 
 def select_checkpoint(run: Run, checkpoint_spec: str) -> CheckedFile:
-    """The checkpoint that ``best``, ``last`` or a path stands for.
+    """Return the checkpoint that ``best``, ``last`` or a path refers to.
 
-    A broken ``last``, or one that is not the run's own, falls back to the newest intact one, and ``best`` to
-    ``last`` in a run too short to have a best; a note names what is passed over. Raises CheckpointError where
-    there is none, or the only ones are broken.
+    A damaged or foreign ``last`` falls back to the newest intact checkpoint; ``best`` falls back to ``last``,
+    for example in a run too short to have a best one. A warning names the skipped files.
+
+    Raises:
+        CheckpointError: There is no checkpoint, or none is usable.
     """
     if checkpoint_spec not in ("best", "last"):
-        file = require_intact(checkpoint_spec, "give best, last, or the file of an intact checkpoint")
+        file = require_intact(checkpoint_spec, "give best, last or the path of an intact checkpoint")
         warn_if_foreign(run, file)
         return file
     rejected: list[tuple[Path, str]] = []
@@ -123,16 +127,17 @@ def select_checkpoint(run: Run, checkpoint_spec: str) -> CheckedFile:
         rejected.append((path, problem))
     if rejected:
         rejected_path, reason = rejected[0]
-        raise CheckpointError(f"{rejected_path}: {reason}", hint="no other checkpoint of this run is intact")
-    hint = f"training makes one; see {run.log} for how the run went"
+        raise CheckpointError(f"{rejected_path}: {reason}", hint="this run has no other intact checkpoint")
+    hint = f"see {run.log} for the output of the training"
     raise CheckpointError("has no checkpoint", hint=hint, prefix=f"run {run.id}")
 
 
 def _foreign_problem(run: Run, file: CheckedFile, events: Sequence[Event]) -> str | None:
-    """Why an intact checkpoint is not the run's own, by the hashes in its events; None where it may be.
+    """Return why an intact checkpoint does not belong to the run, or ``None`` if it may belong to it.
 
-    Nobody knows where a hash is missing, as of earlier versions, or the worker died before it told one. A run
-    that was copied while it trained lacks events of checkpoints, whose configuration names the run.
+    The hashes in the run's events decide. A checkpoint is accepted if a hash is missing: earlier versions did
+    not record it, and a worker may be killed between saving and recording. A run that was copied during its
+    training lacks the last events; a checkpoint is then accepted if its configuration names this run.
     """
     saved = [event for event in events if event["kind"] == "checkpoint"]
     hashes = {event.get("sha256") for event in saved}
@@ -149,22 +154,23 @@ def _foreign_problem(run: Run, file: CheckedFile, events: Sequence[Event]) -> st
         return None
     suffix = "/".join(("", *run.checkpoints.parts[-4 if is_task_folder(run.path.parent.parent) else -3 :]))
     if progress.update not in updates and PureWindowsPath(progress.save_dir).as_posix().endswith(suffix):
-        message = "%s: intact at update %d; the run's record is older and lacks it"
+        message = "%s: intact at update %d, but missing from the events of the run"
         _log.warning(message, file.path, progress.update)
         return None
     return FOREIGN_PROBLEM
 
 
 def warn_if_foreign(run: Run, file: CheckedFile) -> None:
-    """Say so where a checkpoint that is used as the run's is not its own."""
+    """Log a warning if a checkpoint that is used for a run was not written by it."""
     if problem := _foreign_problem(run, file, read_events(run.events)):
         _log.warning("%s: %s (%s)", file.path, problem, run.id)
 
 
 def require_no_foreign_best(run: Run) -> None:
-    """Refuse to train with another run's ``best.ckpt``, which MMF would take as the run's own in the end.
+    """Refuse to train with a foreign ``best.ckpt``, which MMF would load at the end as the run's own.
 
-    The hint of the CheckpointError names a file that is the run's own, if there is one.
+    Raises:
+        CheckpointError: The file is foreign; the hint names a copy of the run's own best, if there is one.
     """
     best, events = run.checkpoints / "best.ckpt", read_events(run.events)
     if (problem := _foreign_problem(run, check_file(best), events)) is None:
@@ -174,25 +180,27 @@ def require_no_foreign_best(run: Run) -> None:
         path for path in find_numbered_checkpoints(run.checkpoints) if file_digest(path).hex() in hashes[-1:]
     )
     copy = next(matches, None)
-    advice = f"put a copy of {copy} in its place" if copy else "the next validation makes the best anew"
+    advice = f"put a copy of {copy} in its place" if copy else "the next validation saves a new one"
     raise CheckpointError(f"{best}: {problem}", hint=f"move it away; {advice}")
 
 
 def require_no_blocking_folders(run: Run) -> None:
-    """Raise CheckpointError where a folder has the name under which the run would save a checkpoint."""
+    """Raise ``CheckpointError`` if a folder has the name under which the run would save a checkpoint."""
     for path in filter(Path.is_dir, _candidates(run, "last", read_events(run.events))):
-        raise CheckpointError(f"{path}: it is a folder", hint="move it away: a checkpoint is saved there")
+        raise CheckpointError(
+            f"{path}: not a file but a folder", hint="move it away; the run saves a checkpoint here"
+        )
 
 
 def can_resume(run: Run) -> bool:
-    """Whether the run has an intact checkpoint of its own."""
+    """Return whether the run has an intact checkpoint of its own."""
     events = read_events(run.events)
     files = map(check_file, _candidates(run, "last", events))
     return any((file.problem or _foreign_problem(run, file, events)) is None for file in files)
 
 
-def require_intact(name: str, hint: str = "give the file of an intact checkpoint") -> CheckedFile:
-    """The intact checkpoint that a user names by its file; else a CheckpointError with ``hint``."""
+def require_intact(name: str, hint: str = "give the path of an intact checkpoint") -> CheckedFile:
+    """Return the checkpoint that a user named by its path; raise ``CheckpointError`` if it is not intact."""
     file = check_file(expand_home(name).absolute())
     if file.problem:
         raise CheckpointError(f"{file.path}: {file.problem}", hint=hint)
@@ -200,7 +208,12 @@ def require_intact(name: str, hint: str = "give the file of an intact checkpoint
 
 
 def preserve_last_checkpoint(run: Run, checkpoint: Path) -> str:
-    """Keep the last checkpoint of a run that goes on from an earlier one, and say what is set aside."""
+    """Keep the last checkpoint of a run that is resumed from an earlier one.
+
+    Returns:
+        Text for the progress message: the update, and the file that keeps the last checkpoint. Empty if
+        there is no later checkpoint.
+    """
     last = run.checkpoints / "current.ckpt"
     resumed, previous = read_checkpoint_progress(checkpoint), read_checkpoint_progress(last)
     if resumed is None or previous is None or previous.update <= resumed.update:
@@ -211,15 +224,11 @@ def preserve_last_checkpoint(run: Run, checkpoint: Path) -> str:
     kept = next(path for path in names if not path.exists() or path.samefile(last))
     if not kept.exists():
         link_or_copy(last, kept)
-    later = previous.update - resumed.update
-    updates = "the update" if later == 1 else f"the {later} updates"
-    return (
-        f", update {resumed.update}; {updates} after it {'is' if later == 1 else 'are'} set aside as {kept}"
-    )
+    return f", update {resumed.update}; the checkpoint of update {previous.update} is kept as {kept}"
 
 
 def _candidates(run: Run, checkpoint_spec: str, events: Sequence[Event]) -> list[Path]:
-    """Existing files, the preferred one first; none that a resume from an earlier one has set aside."""
+    """Return the existing checkpoint files, the preferred one first, without superseded ones."""
     folder, superseded = run.checkpoints, superseded_updates(events)
     current, best = folder / "current.ckpt", folder / "best.ckpt"
     last = [
@@ -235,12 +244,12 @@ def _candidates(run: Run, checkpoint_spec: str, events: Sequence[Event]) -> list
 
 
 def list_checkpoints(run: Run) -> list[SavedCheckpoint]:
-    """Every checkpoint of a run, each read from its first byte to its last; links are read once.
+    """Return every checkpoint of a run, checked completely, with one entry per file name.
 
-    One that is removed meanwhile, in a run that is being trained, is left out.
+    Hard links to the same file are read once. A file that a training removes during the check is not listed.
     """
     folder, stats = run.checkpoints, {}
-    # The files with the commonest names first.
+    # The well-known names come first.
     models = (*find_numbered_checkpoints(folder), *sorted(find_superseded_checkpoints(folder)))
     for path in (*sorted(folder.glob("*.ckpt")), *models, *sorted(folder.glob("*_final.pth"))):
         with suppress(FileNotFoundError):
@@ -248,7 +257,7 @@ def list_checkpoints(run: Run) -> list[SavedCheckpoint]:
     names: defaultdict[tuple[int, int], list[Path]] = defaultdict(list)
     for path, stat in stats.items():
         names[stat.st_dev, stat.st_ino].append(path)
-    # The final validation is of the best checkpoint, whatever the update.
+    # The final validation uses the best checkpoint, whatever its update says.
     events = read_events(run.events)
     scored = ((event, val_auroc(event)) for event in events if not event.get("final"))
     scores = {event.get("update"): score for event, score in scored if score is not None}
@@ -277,12 +286,12 @@ def list_checkpoints(run: Run) -> list[SavedCheckpoint]:
 
 @dataclass
 class PinnedCheckpoint:
-    """A checkpoint that keeps its bytes, or whose change is noticed.
+    """A checkpoint whose bytes are kept while it is in use, or whose replacement is detected.
 
     Attributes:
-        original: the file that the user named or that stands for ``best`` or ``last``.
-        path: what to read instead: a second name of the same bytes, or ``original`` where there is none.
-        hashed: the hash of the bytes, where they were read already.
+        original: The file that the user named, or that ``best`` or ``last`` refers to.
+        path: The file to read: a second name of the same bytes, or ``original`` if there is none.
+        known_sha256: SHA-256 of the bytes if they were read before.
     """
 
     original: Path
@@ -291,7 +300,7 @@ class PinnedCheckpoint:
 
     @contextmanager
     def restore_name_in_errors(self) -> Iterator[None]:
-        """Let an error of a worker, which knows the pin only, name the original file."""
+        """Replace the path of the pin by the original path in errors of the block."""
         try:
             yield
         except MmfwError as error:
@@ -304,13 +313,13 @@ class PinnedCheckpoint:
             raise
 
     def require_unchanged(self) -> None:
-        """Raise CheckpointError if the file was replaced since it was pinned, and had no second name."""
+        """Raise ``CheckpointError`` if a file without a second name was replaced since it was pinned."""
         if self.path == self.original and self._hash() != self.sha256():
-            message = f"{self.original}: it was replaced while it was in use"
-            raise CheckpointError(message, hint="run the same command again when no training writes it")
+            message = f"{self.original}: replaced while in use"
+            raise CheckpointError(message, hint="run the same command again after the training")
 
     def sha256(self) -> str:
-        """Return the hash of the bytes, in hexadecimal digits."""
+        """Return the SHA-256 of the bytes, in hexadecimal."""
         self.known_sha256 = self.known_sha256 or self._hash()
         return self.known_sha256
 
@@ -322,21 +331,24 @@ class PinnedCheckpoint:
 def pin_checkpoint(
     run: Run, checkpoint: Path, *, use_link: bool = True, checked_file: CheckedFile | None = None
 ) -> Iterator[PinnedCheckpoint]:
-    """Pin a checkpoint in the folder of a run, which is not removed meanwhile.
+    """Pin a checkpoint in the folder of a run and keep the run from being removed.
 
-    The pin is a hard link, or a copy if the file system has no links. If it cannot be made, since the run may
-    only be read, the file is hashed before and after it is used. A pin that a killed command has left is
-    removed by the next one.
+    The pin is a hard link, or a copy if the file system has no links. If it cannot be created, for example in
+    a read-only run, the file is hashed before and after its use. The next command removes the pins of a
+    killed one.
 
     Args:
-        by_name: whether to make a second name; else the file is hashed before and after.
-        checked: what was read of it before; its hash is taken where the file is the same still.
+        run: The run.
+        checkpoint: The file to pin.
+        use_link: Create a second name; otherwise hash the file before and after its use.
+        checked_file: Result of an earlier check; its hash is used if the file is still the same.
+
+    Yields:
+        The pinned checkpoint.
     """
     if run.pins.is_dir():
-        with (
-            suppress(MmfwError, OSError),
-            file_lock(run.usage_lock_file),
-        ):  # nobody reads, so these are left over
+        # The exclusive lock is free only if no command uses the run, so killed commands left the pins.
+        with suppress(MmfwError, OSError), file_lock(run.usage_lock_file):
             remove_tree(run.pins)
     with usage_lock(run):
         pin, owner_pid = PinnedCheckpoint(checkpoint, checkpoint), os.getpid()
@@ -355,7 +367,7 @@ def pin_checkpoint(
             with pin.restore_name_in_errors():
                 yield pin
         finally:
-            if os.getpid() == owner_pid:  # not a fork, which may end before
+            if os.getpid() == owner_pid:  # not a forked process, which may exit earlier
                 with suppress(OSError):
                     remove_tree(folder)
-                    run.pins.rmdir()  # the last one
+                    run.pins.rmdir()  # fails if there are other pins

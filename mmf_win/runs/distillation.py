@@ -1,4 +1,4 @@
-"""The predictions that a student learns from, checked before it is trained."""
+"""Knowledge distillation: the teacher's predictions, checked before the student is trained."""
 
 from __future__ import annotations
 
@@ -32,37 +32,46 @@ _REQUIRED_LOSS = "cross_entropy"
 def attach_teacher(
     request: RunRequest, first_attempt: AttemptRequest, config: Settings, inputs: VerifiedInputs
 ) -> tuple[RunRequest, AttemptRequest]:
-    """A request that remembers its teacher, and an attempt that has its probability for each training row.
+    """Add the teacher's predictions to an attempt and remember them in the request.
 
-    ``config`` is as :func:`mmf_win.upstream.config.resolve_config` gives it. A note says where the teacher
-    is known to have been trained on these rows.
+    Logs a warning if the teacher is known to have been trained on the same rows.
+
+    Args:
+        request: Request of the run.
+        first_attempt: The attempt to extend.
+        config: Resolved configuration (see :func:`mmf_win.upstream.config.resolve_config`).
+        inputs: Verified inputs of the run.
+
+    Returns:
+        The request with the hash of the prediction file and the weight, and the attempt with the teacher's
+        probability for each training row.
 
     Raises:
-        UsageError: there is a weight and no teacher, or the model has another loss than cross-entropy.
-        DataError: the file is missing, has changed since the run began, or is not of these rows.
+        UsageError: A weight without a teacher, or a model whose loss is not cross-entropy.
+        DataError: The prediction file is missing, changed since the run began, or does not match the rows.
     """
     from omegaconf import OmegaConf
 
     settings = request.mmfw_settings
     if settings.teacher is None:
-        raise UsageError("--teacher-weight is for --teacher FILE", hint="leave it out, or name the file")
+        raise UsageError("--teacher-weight requires --teacher FILE", hint="remove it, or give the file")
     _require_loss(request.model, config["model"])
-    path = Path(OmegaConf.create([settings.teacher])[0])  # any name is kept, as a literal
-    train = inputs.splits_read.get("train", {})  # nothing where there are several annotation files
+    path = Path(OmegaConf.create([settings.teacher])[0])  # the stored path is escaped
+    train = inputs.splits_read.get("train", {})  # empty if there are several annotation files
     split = train.get("split", "train")
-    hint = f"`mmfw predict RUN --split {split}` writes one, and --teacher FILE names it"
+    hint = f"create it with `mmfw predict RUN --split {split}`, then give it with --teacher FILE"
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file of a teacher's predictions", hint=hint)
+        raise DataError(f"{path}: prediction file of the teacher not found", hint=hint)
     sha256 = file_digest(path).hex()
     if settings.teacher_sha256 not in (None, sha256):
-        message = f"{path}: the teacher's predictions are not those that this run began with"
-        raise DataError(message, hint="bring them back, or name the new ones with --teacher")
+        message = f"{path}: the teacher's predictions have changed since this run began"
+        raise DataError(message, hint="restore the file, or give the new one with --teacher")
     record: Any = {}
     with suppress(OSError, ValueError):
         record = read_json(path.with_suffix(".metrics.json"))
     record = record if isinstance(record, dict) else {}
     if train and (predicted_split := record.get("split") or split) != split:
-        raise DataError(f"{path}: it predicts {predicted_split}, and the run trains on {split}", hint=hint)
+        raise DataError(f"{path}: predictions of {predicted_split}, but the run trains on {split}", hint=hint)
     _, rows = inputs.kept_rows.get("train", (path, None))
     if rows is None:
         rows = [
@@ -72,9 +81,9 @@ def attach_teacher(
         ]
     probas = _read_teacher_probas(path, rows, split, hint)
     if train and record.get("annotations_sha256") not in (None, train["sha256"]):
-        _log.warning("the teacher predicted another %s, whose memes have the same ids: %s", split, path)
+        _log.warning("%s: predictions of another version of %s with the same ids", path, split)
     if train and _is_trained_on(record, train["sha256"]):
-        _log.warning("the teacher was trained on these rows, so it is surer of them than of others: %s", path)
+        _log.warning("%s: the teacher was trained on these rows, so it is overconfident on them", path)
     weight = settings.teacher_weight or _DEFAULT_WEIGHT
     request = request.merged_with({MMFW_GROUP: {"teacher_sha256": sha256, "teacher_weight": weight}})
     return request, replace(
@@ -83,7 +92,13 @@ def attach_teacher(
 
 
 def _require_loss(model: str, config: Settings) -> None:
-    """Refuse a model whose losses are not all cross-entropy: those in a list, or the named ones in use."""
+    """Check that all losses of the model are cross-entropy.
+
+    If the losses have names, only those that a head uses count.
+
+    Raises:
+        UsageError: The model has no loss or another one.
+    """
     losses, heads = config.get("losses") or [], config.get("heads")
     if isinstance(losses, dict):
         names = (
@@ -93,18 +108,31 @@ def _require_loss(model: str, config: Settings) -> None:
     types = sorted({str(entry.get("type") if isinstance(entry, dict) else entry) for entry in losses})
     if types != [_REQUIRED_LOSS]:
         description = f"the loss {', '.join(types)}" if types else "none in its configuration"
-        message = f"--teacher is for models with the loss {_REQUIRED_LOSS}, and {model} has {description}"
-        raise UsageError(message, hint=f"model_config.{model}.losses names them")
+        message = f"--teacher requires the loss {_REQUIRED_LOSS}, but {model} has {description}"
+        raise UsageError(message, hint=f"see model_config.{model}.losses")
 
 
 def _read_teacher_probas(path: Path, rows: list[AnnotationRow], split: str, hint: str) -> dict[str, float]:
-    """MMF's id of each row → what the file predicts for it; a DataError where that is not one probability."""
+    """Read the teacher's probability of each training row.
+
+    Args:
+        path: Prediction file.
+        rows: Training rows.
+        split: Name of the split, for errors.
+        hint: Hint of errors.
+
+    Returns:
+        MMF's ID of each row, mapped to the probability.
+
+    Raises:
+        DataError: A probability is missing, duplicated or outside of 0 to 1.
+    """
     predictions = read_predictions(path)
     for line, row in enumerate(predictions, start=2):
         if not 0 <= row.proba <= 1:
             raise DataError(f"{path}:{line}: {row.proba} is not a probability from 0 to 1", hint=hint)
     if duplicates := [name for name, count in Counter(row.id for row in predictions).items() if count > 1]:
-        raise DataError(f"{path}: predicts memes more than once ({summarize_list(duplicates)})", hint=hint)
+        raise DataError(f"{path}: duplicate predictions ({summarize_list(duplicates)})", hint=hint)
     proba_by_id = {row.id: row.proba for row in predictions}
     if missing := [row.display_id for row in rows if row.display_id not in proba_by_id]:
         count = f"{len(missing)} of {len(rows)} memes of {split}"
@@ -113,8 +141,8 @@ def _read_teacher_probas(path: Path, rows: list[AnnotationRow], split: str, hint
 
 
 def _is_trained_on(record: dict[str, Any], sha256: str) -> bool:
-    """Whether a run that made the predictions is here and was trained on the annotations with this hash."""
-    with suppress(OSError, TypeError, KeyError, DataError):  # a record may be anyone's
+    """Return whether a run that made the predictions is known to be trained on annotations with this hash."""
+    with suppress(OSError, TypeError, KeyError, DataError):  # another program may have written the record
         runs = [run_containing(Path(member["checkpoint"])) for member in record["members"]]
         events = [event for run in runs if run for event in read_run_events(run)]
         trained = [event.get("data") or {} for event in events if event["kind"] == "train_started"]

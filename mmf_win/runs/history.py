@@ -1,4 +1,4 @@
-"""What a run's files say about it: its state, how far it came and how well."""
+"""State, progress and scores of runs, as read from their files."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ from mmf_win.upstream.overrides import iter_leaves
 _log = logging.getLogger(__name__)
 
 _REQUEST_KEYS = {"model", "config", "start", "init", "mmf", "published_weights", "splits", "data_dir"}
-# What the user chose, and other columns tell, or is a matter of this machine.
+# User settings that have their own column, or that concern only this machine.
 _KEYS_IN_OTHER_COLUMNS = {"training.seed", "training.max_updates", "training.max_epochs", "env.user_dir"}
 _KEYS_IN_OTHER_COLUMNS |= {f"{MMFW_GROUP}.updates", f"{MMFW_GROUP}.keep", f"{MMFW_GROUP}.teacher_sha256"}
 _COVERAGE_COLUMNS = {"validated_on": "val", "tested_on": "test"}
-# What tells every run from every other, or one place from another, and nothing about the result.
+# Keys that differ between any two runs or machines without affecting the result.
 _UNCOMPARED_KEYS = {f"request.{key}" for key in ("created", "published", "preset_settings")}
 _UNCOMPARED_KEYS |= {f"mmf.{key}" for key in ("env", "config", "config_override", "opts", "overrides")}
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One line about a run.
+    """Summary of a run, one row of the list of runs.
 
     Attributes:
         id: ``<name>/<time>``.
-        path: the run's folder.
-        preset: what was trained.
+        path: Folder of the run.
+        preset: Preset that was trained.
         state: ``done``, ``running``, ``interrupted``, ``killed``, ``failed: <class>``, ``published`` for
-            published weights, which were never trained here, or ``unreadable``, where the rest is not known.
-        updates, max_updates: how far it came, and how far it was to go; None before training began.
-        best_auroc: the validation AUROC of the best checkpoint, 0 to 1.
-        validated_on: what it was measured on; before that, the split that it will be.
-        test_auroc: that of the newest prediction of a test split by the best checkpoint, 0 to 1.
-        test_checkpoint: ``best``; ``update 300`` before there is a best; ``unknown`` where an older version
-            trained or predicted, and left no record of its hash.
-        tested_on: what that was measured on; a list has one split.
-        seed: the random seed that training began with.
-        mmf: the version of MMF that trained it.
-        differs: ``KEY=VALUE`` of what was chosen that not all runs of the list have, the overrides among it.
-        started: seconds since the epoch.
-        seconds: time spent in training, over all attempts.
-        size: bytes on disk; a file with several names, as checkpoints have, counts once.
+            published weights (never trained here), or ``unreadable`` (the other fields are then unknown).
+        updates, max_updates: Completed and total updates; ``None`` before training started.
+        best_auroc: Validation AUROC of the best checkpoint, 0 to 1.
+        validated_on: Coverage of that validation; before the first one, the split that will be used.
+        test_auroc: AUROC of the newest prediction of a test split with the best checkpoint, 0 to 1.
+        test_checkpoint: ``best``; ``update 300`` before there is a best; ``unknown`` if an older version
+            trained or predicted and did not record the hash.
+        tested_on: Coverage of that prediction; a list uses one split.
+        seed: Random seed at the start of training.
+        mmf: Version of MMF that trained the run.
+        differs: User settings as ``KEY=VALUE`` that not all runs of the list share, overrides included.
+        started: Seconds since the epoch.
+        seconds: Training time over all attempts.
+        size: Bytes on disk; hard links of the same file are counted once.
     """
 
     id: str
@@ -81,7 +81,7 @@ class RunSummary:
     size: int = 0
 
     def columns(self) -> dict[str, Any]:
-        """Return the values by their names in JSON and tables, where a Coverage has three: ``val_split`` …"""
+        """Return the values by column name; a ``Coverage`` becomes three columns, such as ``val_split``."""
         columns: dict[str, Any] = {}
         for name, value in vars(self).items():
             slot = _COVERAGE_COLUMNS.get(name)
@@ -92,7 +92,7 @@ class RunSummary:
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the files of a run say, each read once."""
+    """Content of a run's files, each read once."""
 
     run: Run
     request: RunRequest
@@ -102,13 +102,21 @@ class RunRecord:
 
     @classmethod
     def read(cls, run: Run) -> RunRecord:
-        """Read them. Raises DataError or OSError where its request, events, exit or lock cannot be read."""
+        """Read the files of a run.
+
+        Returns:
+            The record.
+
+        Raises:
+            DataError: The request, events or outcome of the run is damaged.
+            OSError: A file or the lock cannot be read.
+        """
         request, events = run.request(), read_run_events(run)
         scores = read_scores(run, events, request.published_sha256)
         return cls(run, request, events, scores, "published" if request.published_weights else run_state(run))
 
     def attempt_outcome(self, attempt: str) -> str | None:
-        """Return how an attempt ended; None if it was killed, or where its record cannot be read."""
+        """Return the kind of an attempt's outcome, or ``None`` if it was killed or its file is damaged."""
         with suppress(DataError):
             outcome = AttemptOutcome.load(self.run.attempt(attempt).outcome_file)
             return outcome.kind if outcome else None
@@ -116,16 +124,23 @@ class RunRecord:
 
     @cached_property
     def summary(self) -> RunSummary:
-        """One line about the run; of what ``differs``, all that was chosen."""
+        """Summary of the run alone; ``differs`` contains all user settings."""
         return _summarize_records([self])[self.run]
 
 
 def summarize_runs(
     save_dir: Path, *, preset: str | None = None, state: str | None = None, limit: int | None = None
 ) -> list[RunSummary]:
-    """One line about each run under ``save_dir``, the newest first; a note says why one cannot be read.
+    """Summarize the runs of a save dir, newest first; log a warning for each unreadable run.
 
-    Only ``limit`` of them, of this preset, in this state: ``failed`` whatever the class.
+    Args:
+        save_dir: Save dir, or folder of a sweep.
+        preset: Only runs of this preset.
+        state: Only runs in this state; ``failed`` includes all classes.
+        limit: Maximum number of runs.
+
+    Returns:
+        One summary per run.
     """
     records: dict[Run, RunRecord | None] = {}
     for run in list_runs(save_dir):
@@ -148,15 +163,15 @@ def summarize_runs(
 
 
 def training_progress(events: Sequence[Event]) -> tuple[int | None, int | None]:
-    """How many updates a training came, and was to go, by its events; None where these do not tell."""
-    # The final validation is of the best checkpoint, which may lie behind.
+    """Return completed and total updates according to the events (``None`` if unknown)."""
+    # The final validation uses the best checkpoint, which may be older.
     counted = [event["update"] for event in events if "update" in event and not event.get("final")]
     limits = [event["max_updates"] for event in events if event.get("max_updates") is not None]
     return counted[-1] if counted else None, limits[-1] if limits else None
 
 
 def _summarize_records(records: Sequence[RunRecord]) -> dict[Run, RunSummary]:
-    """One line about each, with tests of one split, and with what was not chosen for all of them."""
+    """Summarize runs with the test scores of one common split and only the settings that differ."""
     split = common_split(filter(is_test_split, record.scores.scored_by_split) for record in records)
     settings = [_format_user_settings(record.request) for record in records]
     common = set.intersection(*map(set, settings)) if len(records) > 1 else set()
@@ -196,7 +211,7 @@ def _summarize_record(record: RunRecord, test_split: str | None, differs: str | 
 
 
 def _format_user_settings(request: RunRequest) -> list[str]:
-    """What the user chose, as ``KEY=VALUE``."""
+    """Return the user settings of a run as ``KEY=VALUE``."""
     sources = {"init": request.init, "start": request.start}
     values: dict[str, Any] = {name: Path(file).name for name, file in sources.items() if file}
     prefix = f"{MMFW_GROUP}."
@@ -209,9 +224,11 @@ def _format_user_settings(request: RunRequest) -> list[str]:
 
 
 def describe_run(record: RunRecord) -> dict[str, Any]:
-    """All that a run's files say about it: its summary, what was asked for, attempts, scores and predictions.
+    """Return everything that the files of a run record: summary, request, attempts, scores and predictions.
 
-    Raises DataError or OSError where how it ended cannot be read.
+    Raises:
+        DataError: The outcome of the run is damaged.
+        OSError: The outcome of the run cannot be read.
     """
     run, request, events = record.run, record.request, record.events
     request_values = asdict(request)
@@ -247,10 +264,13 @@ def describe_run(record: RunRecord) -> dict[str, Any]:
 
 
 def diff_runs(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
-    """What two runs were asked for differently: key → both values; None stands for a key that is not there.
+    """Return the settings in which two runs differ, as key → values of both; ``None`` for a missing key.
 
-    ``request.`` keys are what mmfw was asked for, ``mmf.`` keys the configuration that MMF made of it, where
-    both runs came so far. Raises as :func:`comparable_config`.
+    Keys starting with ``request.`` are from the run requests. Keys starting with ``mmf.`` are from the
+    configuration that MMF resolved, and are compared only if both runs have one.
+
+    Raises:
+        DataError: The request or configuration of a run cannot be read.
     """
     one, other = comparable_config(first), comparable_config(second)
     resolved = all(any(key.startswith("mmf.") for key in config) for config in (one, other))
@@ -259,12 +279,16 @@ def diff_runs(first: Run, second: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def comparable_config(run: Run) -> dict[str, Any]:
-    """What :func:`diff_runs` compares of a run, by key. Raises DataError where it cannot be read."""
+    """Return the settings of a run that :func:`diff_runs` compares, by key.
+
+    Raises:
+        DataError: The request or configuration cannot be read.
+    """
     values, config = dict(iter_leaves(asdict(run.request()), "request")), run.checkpoints / "config.yaml"
     if config.is_file():
         from omegaconf import OmegaConf
 
-        try:  # references are left as they are
+        try:  # without resolving interpolations
             mmf_config = OmegaConf.to_container(parse_yaml(config.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
             raise DataError(f"{config}: {error}") from None
@@ -273,16 +297,20 @@ def comparable_config(run: Run) -> dict[str, Any]:
         key: value
         for key, value in values.items()
         if ".".join(key.split(".")[:2]) not in _UNCOMPARED_KEYS
-        and not (
-            key.startswith(f"request.settings.{MMFW_GROUP}.") and value in (None, False)
-        )  # as if not there
+        # An unset setting is equal to a missing key.
+        and not (key.startswith(f"request.settings.{MMFW_GROUP}.") and value in (None, False))
     }
 
 
 def run_state(run: Run) -> str:
-    """The state of a trained run; where there are no locks, it does not run.
+    """Return the state of a trained run; on file systems without locks, a run never counts as running.
 
-    Raises DataError or OSError where its exit or its lock cannot be read.
+    Returns:
+        One of the states of :class:`RunSummary`.
+
+    Raises:
+        DataError: The outcome is damaged.
+        OSError: The outcome or the lock cannot be read.
     """
     try:
         if is_locked(run.training_lock_file):
@@ -297,9 +325,11 @@ def run_state(run: Run) -> str:
 
 
 def changed_splits(run: Run, current_data: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The annotation files, by their stems, that are others than at the run's last training and validation.
+    """Return the annotation files (stems) that changed since the run last trained and validated.
 
-    ``now`` has for ``train`` and ``val`` what is read of them now, with its ``sha256``.
+    Args:
+        run: The run.
+        current_data: For ``train`` and ``val``, the annotations in use now, with their ``sha256``.
     """
     changed, events = [], read_run_events(run)
     for slot, kind in (("train", "train_started"), ("val", "val")):
@@ -314,15 +344,22 @@ def changed_splits(run: Run, current_data: Mapping[str, Mapping[str, Any]]) -> l
 
 
 def read_run_events(run: Run) -> list[Event]:
-    """What happened in a run. Raises DataError where nothing can be read, though the file is not empty."""
+    """Read the events of a run.
+
+    Returns:
+        The events.
+
+    Raises:
+        DataError: The file is not empty but contains no event.
+    """
     events = read_events(run.events)
     if not events and run.events.exists() and run.events.stat().st_size:
-        raise DataError(f"{run.events}: there is no event in it")
+        raise DataError(f"{run.events}: contains no events")
     return events
 
 
 def attempt_start_event(events: list[Event]) -> Event | None:
-    """The event that tells how an attempt's training or prediction began, with the micro-batch it came to."""
+    """Return the event that started an attempt's training or prediction, with the final micro-batch."""
     start_event: Event | None = None
     for event in events:
         if event["kind"] in ("train_started", "predict_started"):
@@ -333,7 +370,7 @@ def attempt_start_event(events: list[Event]) -> Event | None:
 
 
 def describe_loaded_weights(event: Event) -> str:
-    """What an event of the kind ``loaded`` tells."""
+    """Describe an event of the kind ``loaded`` in one line."""
     text = f"{event['source']}: {event['copied']:,} of the model's {event['total']:,} tensors"
     missing = event["missing"]
     return f"{text}; not in the file: {summarize_list(missing)}" if missing else text
@@ -344,7 +381,7 @@ def _coverage_columns(coverage: Coverage | None) -> dict[str, Any]:
 
 
 def _training_seconds(events: Sequence[Event]) -> float:
-    """Time between the first and the last event of each attempt, summed."""
+    """Return the time between the first and last event of each attempt, summed over the attempts."""
     times: defaultdict[str | None, list[float]] = defaultdict(list)
     for event in events:
         if "t" in event:

@@ -1,4 +1,4 @@
-"""Micro-batches that fitted into memory; the next similar run starts with one that fitted."""
+"""Micro-batches that fitted into memory; the next similar run starts with the one that fitted."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MAX_ENTRIES = 200
 
 
 def store_path() -> Path:
-    """Where they are kept: a JSON object in mmfw's own folder."""
+    """Return the path of the store, a JSON object in mmfw's own folder."""
     return mmfw_home() / "fits.json"
 
 
 def load() -> dict[str, int]:
-    """What fitted, by what that depends on; a file that cannot be read holds nothing."""
+    """Return the known micro-batches (rows) by what they depend on; empty if the file cannot be read."""
     with suppress(OSError, ValueError):
         micro_batches = read_record(store_path(), dict[str, int])
         if all(rows > 0 for rows in micro_batches.values()):
@@ -30,15 +30,15 @@ def load() -> dict[str, int]:
 
 
 def remember(events: list[Event]) -> None:
-    """Keep what a training succeeded with, by what that depends on; the oldest of very many are dropped.
+    """Store the micro-batch that a successful training used, dropping the oldest entries above the limit.
 
-    Nothing is kept where the whole batch fits, and a search that was stopped changes nothing.
+    Nothing is stored if the whole batch fitted, or if the search for a micro-batch was stopped.
     """
     start = attempt_start_event(events)
     if start is None or start["searching"] or not any(event["kind"] == "train" for event in events):
         return
     fit_key, rows = start["fit"], start["micro_batch"]
-    with suppress(OSError):  # a finished run is worth more than a note about it
+    with suppress(OSError):  # the store is optional, and the run has succeeded
         store_path().parent.mkdir(parents=True, exist_ok=True)
         with file_lock(store_path().with_suffix(".lock"), timeout=5.0):
             previous = load()

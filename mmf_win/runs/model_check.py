@@ -1,4 +1,4 @@
-"""Checks a training before it is begun, in a folder that is removed again."""
+"""Checking a training before it starts, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmf_win.runs.request import CommandOptions
 from mmf_win.upstream.config import MMFW_GROUP, merge_settings
 
 _log = logging.getLogger(__name__)
-_LOG_TAIL_LINES = 15  # lines of the log of a model that cannot be built
+_LOG_TAIL_LINES = 15  # shown if the model cannot be built
 
 
 def check_model(
@@ -31,13 +31,24 @@ def check_model(
     save_dir: Path | None,
     display: DisplayFactory,
 ) -> tuple[str, list[CheckResult]]:
-    """Check the training of a preset, or of a run from its beginning; its name, and what was found.
+    """Check the training of a preset, or of a run from its beginning, without keeping any files.
 
-    Nothing stays. The class of an MmfwError says why the model could not be built; see
-    :func:`mmf_win.runs.profiling.job_from_preset_or_run` for the arguments.
+    Args:
+        preset_or_run: Preset or run; ``None`` for the newest run.
+        options: Options of the command.
+        data_dir: Data dir of MMF; ``None`` for that of the run or the default.
+        save_dir: Save dir; ``None`` for the default.
+        display: Shows the progress.
+
+    Returns:
+        The name of the preset or run, and the results of the checks.
+
+    Raises:
+        StoppedByUserError: The user interrupted the check.
+        MmfwError: The model cannot be built; the class gives the exit code.
     """
     name, job = job_from_preset_or_run(preset_or_run, options, data_dir, save_dir)
-    # Labels can be learnt by heart, and a teacher's probabilities cannot.
+    # A working model can memorize the labels of a few rows, but not a teacher's probabilities.
     request = job.request.merged_with({MMFW_GROUP: {"teacher": None, "teacher_weight": None}})
     plan = training.prepare_plan(replace(job, request=request))
     with TemporaryDirectory(prefix="mmfw-check-", ignore_cleanup_errors=True) as scratch:
@@ -53,7 +64,7 @@ def check_model(
         except (StoppedByUserError, KeyboardInterrupt):
             raise StoppedByUserError("interrupted; nothing is kept") from None
         except MmfwError as error:
-            is_model_error = not isinstance(error, DataError)  # which names the file
+            is_model_error = not isinstance(error, DataError)  # a DataError names its file
             if is_model_error and error.log is not None and error.log.is_file():
                 lines = error.log.read_text(encoding="utf-8", errors="replace").splitlines()
                 _log.info("the end of its output:\n%s", "\n".join(lines[-_LOG_TAIL_LINES:]))

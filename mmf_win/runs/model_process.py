@@ -1,4 +1,4 @@
-"""Holds a child that stays warm and answers; :mod:`mmf_win.protocol.serving` has the child's side."""
+"""A model process that answers requests; :mod:`mmf_win.protocol.serving` is the child's side."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from mmf_win.runs.outcomes import determine_outcome, outcome_error
 from mmf_win.supervise import ChildExit, ProcessTree, count_oom_kills
 
 _POLL_SECONDS = 0.1  # on Windows, Ctrl+C does not interrupt a longer wait
-_EXIT_TIMEOUT_SECONDS = 10.0  # in which a child that has closed its connection says how it ended
-_LOG_TAIL_BYTES = 2000  # bytes of a log
+_EXIT_TIMEOUT_SECONDS = 10.0  # for a child that closed its connection to save its outcome
+_LOG_TAIL_BYTES = 2000
 
 
 class ModelProcess:
-    """A child that has loaded its model, until it is closed; it ends with this process, too.
-
-    Raises an MmfwError that tells how the child ended where it did so before it could answer.
+    """A child process that has loaded its model and answers until it is closed, or this process ends.
 
     Args:
-        asked: says where its files lie.
-        command: starts it.
-        environment: what it has.
+        attempt: Request of the attempt; names the files of the process.
+        command: Command that starts the process.
+        environment: Environment variables of the process.
+
+    Raises:
+        MmfwError: The process ended before it could answer.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class ModelProcess:
                 env=environment,
             )
         try:
-            with suppress(OSError):  # it has died at this moment
+            with suppress(OSError):  # the process has just died
                 if address := self._wait_for_address():
                     self._connection = Client(address)
                     return
@@ -63,7 +64,15 @@ class ModelProcess:
         return None
 
     def predict_rows(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The answer to one request; EOFError or OSError where the child has died."""
+        """Send rows to the process and return its answer.
+
+        Raises:
+            EOFError: The process has died.
+            OSError: The process has died.
+
+        Returns:
+            The answer (see :mod:`mmf_win.protocol.serving`).
+        """
         self._connection.send_bytes(json_bytes(rows))
         while not self._connection.poll(_POLL_SECONDS):
             pass
@@ -71,8 +80,8 @@ class ModelProcess:
         return answer
 
     def exit_error(self) -> MmfwError:
-        """What the death of the child is to the user, with the end of its log, which will be gone."""
-        self._attempt.folder.path.mkdir(parents=True, exist_ok=True)  # somebody may have cleaned up
+        """Return the error for a process that has died, with the end of its log, which will be removed."""
+        self._attempt.folder.path.mkdir(parents=True, exist_ok=True)  # it may have been removed
         try:
             self._child.has_exited(_EXIT_TIMEOUT_SECONDS)
         finally:
@@ -83,13 +92,13 @@ class ModelProcess:
         )
         log = self._attempt.log
         tail = read_tail(log, _LOG_TAIL_BYTES).decode(errors="replace").strip() if log.exists() else ""
-        output_hint = f"the end of its output:\n{tail}" if tail else "it has printed nothing"
+        output_hint = f"the end of its output:\n{tail}" if tail else "it printed nothing"
         error = outcome_error(outcome, self._attempt, output_hint)
         error.log = None
         return error
 
     def close(self) -> None:
-        """End the child."""
+        """End the process."""
         with suppress(OSError):
             self._connection.close()
         self._child.close()

@@ -1,4 +1,4 @@
-"""Runs for notebooks: which there are, which one is meant, and what happened in it."""
+"""Runs for notebooks, as pandas data frames."""
 
 from __future__ import annotations
 
@@ -18,13 +18,18 @@ if TYPE_CHECKING:
 
 
 def runs_dataframe(save_dir: Path | str | None = None) -> pandas.DataFrame:
-    """One row a run, the newest first; the columns are those of ``mmfw runs --json``, ``started`` in UTC.
+    """Return a table with one row per run, newest first.
+
+    The columns are those of ``mmfw runs --json``; ``started`` is in UTC.
 
     Args:
-        save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
+        save_dir: Folder of the runs; ``None`` for ``MMF_SAVE_DIR``, else ``./save``.
+
+    Returns:
+        The table.
 
     Raises:
-        MmfError: pandas is not installed.
+        MmfEnvironmentError: pandas is not installed.
     """
     require_packages("pandas", extra="[notebook]")
     import pandas
@@ -36,36 +41,47 @@ def runs_dataframe(save_dir: Path | str | None = None) -> pandas.DataFrame:
 
 
 def find_run(run: str | None = None, save_dir: Path | str | None = None) -> Run:
-    """A run by its id, its name (the newest of that name) or its folder; without one, the newest.
+    """Return a run given by ID, name (newest run of that name) or folder.
 
-    As the last line of a cell, it shows its page.
+    As the last line of a cell, the run displays its report.
 
     Args:
-        save_dir: where runs are kept; None for ``MMF_SAVE_DIR``, else ``./save``.
+        run: ID, name or folder; ``None`` for the newest run.
+        save_dir: Folder of the runs; ``None`` for ``MMF_SAVE_DIR``, else ``./save``.
+
+    Returns:
+        The run.
 
     Raises:
-        NoRun: there is none.
+        RunNotFoundError: No run matches.
     """
     return lookup.first_usable_run(MmfPaths.resolve(save_dir=save_dir).save_dir, run, lambda item: item)
 
 
 def events_dataframe(run: Run, kind: str = "train") -> pandas.DataFrame:
-    """What happened in a run, one row an event; it may still be training.
+    """Return a table with one row per event of a run, which may still be training.
 
-    ``t`` is in UTC. Of ``train`` there are ``loss``, ``lr`` and more, of ``val`` the ``metrics``, such as
-    ``metrics.auroc``; the other kinds are listed in ``mmf_win/protocol/__init__.py``.
+    The time ``t`` is in UTC. ``train`` events have columns such as ``loss`` and ``lr``, ``val`` events
+    ``metrics.auroc`` and other metrics. ``mmf_win/protocol/__init__.py`` lists all kinds of events.
+
+    Args:
+        run: The run.
+        kind: Kind of the events.
+
+    Returns:
+        The table.
 
     Raises:
-        UsageError: there is no event of this kind.
-        MmfError: pandas is not installed.
+        UsageError: The run has no event of this kind.
+        MmfEnvironmentError: pandas is not installed.
     """
     require_packages("pandas", extra="[notebook]")
     import pandas
 
     events = read_events(run.events)
     if not (matches := [event for event in events if event["kind"] == kind]):
-        kinds = ", ".join(dict.fromkeys(event["kind"] for event in events)) or "none at all"
-        raise UsageError(f"run {run.id} has no event of the kind {kind!r}", hint=f"it has: {kinds}")
+        kinds = ", ".join(dict.fromkeys(event["kind"] for event in events)) or "none"
+        raise UsageError(f"run {run.id} has no events of kind {kind!r}", hint=f"kinds in this run: {kinds}")
     table = pandas.json_normalize(matches).drop(columns=["kind"])
     if "t" in table:
         table["t"] = pandas.to_datetime(table["t"], unit="s", utc=True)

@@ -1,4 +1,4 @@
-"""The ``KEY=VALUE`` overrides that are typed: each holds, or is refused with what to use instead."""
+"""Rules for ``KEY=VALUE`` overrides: those that would have no effect are refused, with a hint."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mmf_win.upstream.overrides import RESERVED_KEYS
 _log = logging.getLogger(__name__)
 
 _DATASET_GROUP = "dataset_config.hateful_memes"
-#: The key that says where annotations are.
+#: Key of the annotation files.
 ANNOTATIONS_KEY = f"{_DATASET_GROUP}.annotations"
 _TOTAL_KEYS = ("training.max_updates", "training.max_epochs")
 _USER_MEMES_KEYS = (ANNOTATIONS_KEY, f"{_DATASET_GROUP}.images")
-# The options that say the same as MMF's keys.
+# Options that set the same values as keys of MMF.
 _KEYS_BY_OPTION = {
     "updates": _TOTAL_KEYS,
     "epochs": _TOTAL_KEYS,
@@ -34,23 +34,23 @@ _KEYS_BY_OPTION = {
     "image": _USER_MEMES_KEYS,
 }
 _TRAINING_HINTS = {
-    "checkpoint.resume": "use mmfw train --resume last",
-    "checkpoint.resume_best": "use mmfw train --resume best",
+    "checkpoint.resume": "use `mmfw train --resume last`",
+    "checkpoint.resume_best": "use `mmfw train --resume best`",
 }
-_RESUME_HINTS = {
-    key: "--resume and --init name the weights; others need a new run: mmfw train PRESET KEY=VALUE"
-    for key in ("checkpoint.resume_file", "checkpoint.resume_zoo", "checkpoint.resume_pretrained")
-}
+_RESUME_HINTS = dict.fromkeys(
+    ("checkpoint.resume_file", "checkpoint.resume_zoo", "checkpoint.resume_pretrained"),
+    "use --resume or --init; for other weights, start a new run with `mmfw train PRESET KEY=VALUE`",
+)
 _PREDICTION_HINTS = {
-    ANNOTATIONS_KEY: "--split NAME predicts a split, and --memes FILE memes of your own",
-    "run_type": "mmfw predict only predicts",
+    ANNOTATIONS_KEY: "use --split NAME for a split, or --memes FILE for your own memes",
+    "run_type": "remove it; `mmfw predict` only predicts",
     **dict.fromkeys(
         ("optimizer", "scheduler", "training.max_updates", "training.max_epochs", "training.early_stop"),
-        "it is for training; a prediction does without",
+        "remove it; it only affects training",
     ),
-    "evaluation.predict": "mmfw predict always does",
-    "evaluation.predict_file_format": "predictions are written as CSV",
-    "evaluation.reporter": "predictions are written as CSV",
+    "evaluation.predict": "remove it; `mmfw predict` always predicts",
+    "evaluation.predict_file_format": "remove it; predictions are written as CSV",
+    "evaluation.reporter": "remove it; predictions are written as CSV",
     "checkpoint": "use --checkpoint best, last or PATH",
 }
 _OPTIMIZER_RESETS = ("checkpoint.reset.optimizer=True", "checkpoint.reset.all=True")
@@ -59,30 +59,42 @@ _OPTIMIZER_RESETS = ("checkpoint.reset.optimizer=True", "checkpoint.reset.all=Tr
 def split_arguments(
     arguments: Sequence[str], max_names: int | None = None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names that come first, at most so many where ``names`` says so, and the overrides after them.
+    """Split arguments into leading names and overrides.
 
-    Raises UsageError where a word after the names is no ``KEY=VALUE``, or sets what mmfw sets itself.
+    Args:
+        arguments: Positional arguments of a command.
+        max_names: Maximum number of names; ``None`` for no limit.
+
+    Returns:
+        The names and the overrides.
+
+    Raises:
+        UsageError: An argument after the names is not ``KEY=VALUE``, or sets a key that mmfw sets itself.
     """
     names = tuple(takewhile(lambda text: "=" not in text or Path(text).exists(), arguments[:max_names]))
     overrides = tuple(arguments[len(names) :])
     for override in overrides:
         if "=" not in override or not override_key(override):
-            hint = "names come first, and then overrides, for example training.num_workers=2"
-            raise UsageError(f"{override}: not a KEY=VALUE of MMF", hint=hint)
+            hint = "give names first, then overrides such as training.num_workers=2"
+            raise UsageError(f"{override}: not a KEY=VALUE override", hint=hint)
     _require_not_reserved(overrides, RESERVED_KEYS)
     last_override = {override_key(override): override for override in overrides}
     for key, count in Counter(map(override_key, overrides)).items():
         if count > 1:
-            _log.warning("%s is given %d times; the last one holds: %s", key, count, last_override[key])
+            _log.warning("%s is set %d times, using the last one: %s", key, count, last_override[key])
     return names, overrides
 
 
 def require_trainable(command_options: CommandOptions, *, resumes: bool, seeds: Sequence[int] = ()) -> None:
-    """Refuse overrides that training would undo, by UsageError.
+    """Check that no override is one that training would replace.
 
     Args:
-        resumes: an option names the checkpoint or the weights that training begins from.
-        seeds: those of the trainings of a sweep.
+        command_options: Options of the command.
+        resumes: An option names the checkpoint or the weights that training starts from.
+        seeds: Seeds of the trainings of a sweep.
+
+    Raises:
+        UsageError: An override cannot be used for training.
     """
     overrides = command_options.overrides
     _require_not_reserved(overrides, _TRAINING_HINTS | (_RESUME_HINTS if resumes else {}))
@@ -92,23 +104,26 @@ def require_trainable(command_options: CommandOptions, *, resumes: bool, seeds: 
     for override in overrides:
         key, _, value = override.partition("=")
         if key == "run_type" and "train" not in value:
-            hint = "use mmfw predict for predictions and scores"
-            raise UsageError(f"{override}: mmfw train trains", hint=hint)
+            hint = "use `mmfw predict` for predictions and scores"
+            raise UsageError(f"{override}: does not include training", hint=hint)
 
 
 def require_optimizer_kept(overrides: Sequence[str]) -> None:
-    """Refuse overrides of the optimizer beside a checkpoint that brings its own, unless it starts afresh.
+    """Check that no override changes the optimizer of a resumed run, unless the optimizer is reset.
 
-    MMF makes the optimizer as the overrides say, and then puts back what the checkpoint has of it, its
-    learning rate included. Raises UsageError.
+    MMF creates the optimizer from the overrides and then restores its state from the checkpoint, including
+    the learning rate, so the overrides would have no effect.
+
+    Raises:
+        UsageError: An override sets a key of the optimizer.
     """
-    lowered = [override.lower() for override in overrides]  # true is True, too
+    lowered = [override.lower() for override in overrides]  # true and True are equal
     if any(reset.lower() in lowered for reset in _OPTIMIZER_RESETS):
         return
     for override in overrides:
         if _find_matching_key(override, {"optimizer"}):
-            hint = f"{_OPTIMIZER_RESETS[0]} beside it starts the optimizer afresh, with this value"
-            raise UsageError(f"{override}: a run that resumes has the optimizer of its checkpoint", hint=hint)
+            hint = f"add {_OPTIMIZER_RESETS[0]} to reset the optimizer"
+            raise UsageError(f"{override} has no effect: the optimizer comes from the checkpoint", hint=hint)
 
 
 def require_predictable(
@@ -118,18 +133,22 @@ def require_predictable(
     memes: Sequence[Path] = (),
     image: Sequence[Path] = (),
 ) -> None:
-    """Refuse overrides that a prediction would undo, as :func:`require_trainable` does for training."""
+    """Check that no override is one that prediction would replace.
+
+    Raises:
+        UsageError: An override cannot be used for prediction, or conflicts with an option.
+    """
     _require_not_reserved(command_options.overrides, _PREDICTION_HINTS)
     _require_no_conflict(command_options, features=features, memes=memes, image=image)
 
 
 def override_key(override: str) -> str:
-    """The part of ``KEY=VALUE`` before the first ``=``."""
+    """Return the part of ``KEY=VALUE`` before the first ``=``."""
     return override.partition("=")[0]
 
 
 def _find_matching_key(override: str, keys: Collection[str]) -> str | None:
-    """The key among ``keys`` that an override sets, or the group among them that it sets a part of."""
+    """Return the key that an override sets, or the group of which it sets a part; ``None`` for others."""
     parts = re.sub(r"\[[^\]]*\]", "", override_key(override)).split(".")
     prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((key for key in prefixes if key in keys), None)
@@ -145,11 +164,11 @@ def _require_no_conflict(command_options: CommandOptions, **others: object) -> N
     options = {**vars(command_options), **others}
     for override in command_options.overrides:
         for name, keys in _KEYS_BY_OPTION.items():
-            value = options.get(name)  # which may be the seed 0
+            value = options.get(name)  # may be 0, for example the seed
             if (
                 value not in (None, (), "auto")
                 and value is not False
                 and _find_matching_key(override, keys) is not None
             ):
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} and {override} both name the same; give one of them")
+                raise UsageError(f"{option} and {override} set the same value; use one")

@@ -1,7 +1,7 @@
-"""Plans the attempts of a run: what the first one does, and what the next one does after memory ran out.
+"""Planning the attempts of a run: the first one, and the next one after out-of-memory.
 
-That includes the processes that train together: how many, on which machines, and whether they can.
-The order in which attempts shrink is in :func:`choose_reduction`.
+This includes the number of processes that train together, on one or several machines.
+:func:`choose_reduction` defines the order in which limits are reduced.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunJob:
-    """The beginning of a training or a prediction.
+    """Start of a training or prediction, before it is planned.
 
     Attributes:
-        request: what the run was asked for so far, without the options of this command.
-        options: what this command asks for.
-        places: MMF's folders.
-        run: the run to resume in its folder, or that predicts; None for a new one.
-        name: the new run's; None for that of the preset.
-        checkpoint: the file to start from; None for the weights that MMF begins with.
-        weights_alone: of the checkpoint, take only the weights, and begin at update 0.
+        request: Request of the run so far, without the options of this command.
+        options: Options of this command.
+        mmf_paths: Folders of MMF.
+        run: Run to resume in its folder, or to predict with; ``None`` for a new run.
+        name: Name of a new run; ``None`` for that of the preset.
+        checkpoint: File to start from; ``None`` for MMF's initial weights.
+        only_weights: Load only the weights of the checkpoint and start at update 0.
     """
 
     request: RunRequest
@@ -60,14 +60,15 @@ class RunJob:
 
 @dataclass(frozen=True)
 class Plan:
-    """The work of a training or a prediction, planned from its beginning.
+    """A planned training or prediction.
 
     Attributes:
-        start: where it begins.
-        request: what the run is asked for, with the options and overrides of the command.
-        first: the first attempt; its settings are all that MMF gets.
-        config: the configuration that MMF makes of them; see :func:`mmf_win.upstream.config.resolve_config`.
-        inputs: what a training reads, checked.
+        job: The start of the training or prediction.
+        request: Request of the run, with the options and overrides of the command.
+        first_attempt: The first attempt; its settings are complete.
+        config: Configuration that MMF resolves from them (see
+            :func:`mmf_win.upstream.config.resolve_config`).
+        inputs: Verified inputs of a training.
     """
 
     job: RunJob
@@ -78,14 +79,22 @@ class Plan:
 
 
 def plan_training(job: RunJob) -> Plan:
-    """Plan a training, which is not checked yet. Raises as :func:`plan_attempt`."""
+    """Plan a training without checking its inputs.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: The configuration cannot be composed (see :func:`plan_attempt`).
+        DataError: The user code is not trusted.
+    """
     options, mmf, process_fields = job.options, require_mmf_for(job.request), plan_processes(job.options)
     request = job.request.merged_with(options.settings)
     mmfw_settings = request.mmfw_settings
-    # In fp16, updates overflow now and then, and are left out; an anomaly of each would end the training.
+    # In fp16, overflowing updates are skipped; anomaly detection would end the training at the first one.
     detect_anomaly = options.detect_anomaly and mmfw_settings.precision != "fp16"
     if options.detect_anomaly and not detect_anomaly:
-        _log.warning("anomalies are not looked for: in fp16, updates overflow now and then, and are left out")
+        _log.warning("--detect-anomaly is ignored in fp16, where overflowing updates are skipped")
     # MMF loads the test set before it trains, and fails without one.
     has_test = job.mmf_paths.dataset.annotation_file(request.splits["test"]).is_file()
     splits = request.splits if has_test else {**request.splits, "test": request.splits["val"]}
@@ -93,7 +102,7 @@ def plan_training(job: RunJob) -> Plan:
         default_settings.common_settings(request.model, splits, mmf.version, process_fields["nproc"]),
         default_settings.training_settings(mmfw_settings.updates),
         request.mmf_settings,
-        {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # for 1.0.0rc10 by a patch
+        {"training": {"detect_anomaly": True}} if detect_anomaly else {},  # in 1.0.0rc10, added by a patch
         default_settings.resume_settings(job.checkpoint) if job.checkpoint else {},
     )
     task = TrainTask(
@@ -107,9 +116,20 @@ def plan_training(job: RunJob) -> Plan:
 
 
 def plan_prediction(job: RunJob, checkpoint: Path, target: PredictionTarget, features: Path | None) -> Plan:
-    """Plan a prediction; ``features`` is an LMDB of region features to read instead of the dataset's.
+    """Plan a prediction.
 
-    Raises as :func:`plan_attempt`.
+    Args:
+        job: The run and the options of the command.
+        checkpoint: Checkpoint to predict with.
+        target: Memes to predict.
+        features: LMDB with region features to use instead of the dataset's, or ``None``.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: The configuration cannot be composed (see :func:`plan_attempt`).
+        DataError: The user code is not trusted.
     """
     mmf, request = require_mmf_for(job.request), job.request.merged_with(job.options.settings)
     job = replace(job, checkpoint=checkpoint)
@@ -126,16 +146,27 @@ def plan_prediction(job: RunJob, checkpoint: Path, target: PredictionTarget, fea
 def plan_attempt(
     task: AttemptTask, mmf: MmfInstall, job: RunJob, request: RunRequest, base_settings: Settings
 ) -> Plan:
-    """Merge the command's overrides over the settings in ``tree``.
+    """Merge the command's overrides into the settings and resolve MMF's configuration.
 
-    Raises UsageError where the configuration cannot be put together, and as
-    :func:`mmf_win.runs.user_code.resolve_user_dir`.
+    Args:
+        task: Task of the attempt.
+        mmf: Installation of MMF.
+        job: The run and the options of the command.
+        request: Request of the run, merged with the options.
+        base_settings: Settings of the attempt without the overrides.
+
+    Returns:
+        The plan with its first attempt.
+
+    Raises:
+        UsageError: A path is not valid UTF-8, or the configuration cannot be composed.
+        DataError: The user code is not trusted (see :func:`mmf_win.runs.user_code.resolve_user_dir`).
     """
     options, mmf_paths, checkpoint = job.options, job.mmf_paths, job.checkpoint
     require_creatable_folders(mmf_paths)
     for path in (mmf_paths.data_dir, mmf_paths.save_dir, mmf_paths.cache_dir, checkpoint):
         if not is_valid_unicode(str(path)):
-            raise UsageError(f"{path}: this path is not in UTF-8, and MMF takes no other", hint="rename it")
+            raise UsageError(f"{path}: the path is not valid UTF-8, which MMF requires", hint="rename it")
     base_settings = default_settings.add_hooks(base_settings, mmf.version, request.mmfw_settings.precision)
     config_spec = replace(request, settings=base_settings)
     config = resolve_config(
@@ -164,7 +195,12 @@ def plan_attempt(
 
 
 def require_mmf_for(request: RunRequest) -> MmfInstall:
-    """The MMF that runs, or an MmfError; a UsageError where it lacks the configuration that is asked for."""
+    """Return the MMF installation for a run.
+
+    Raises:
+        MmfEnvironmentError: MMF is missing or cannot be used.
+        UsageError: MMF lacks the configuration that the preset names.
+    """
     mmf = require_mmf()
     _warn_about_environment(mmf)
     if request.config is not None:
@@ -177,37 +213,42 @@ def require_mmf_for(request: RunRequest) -> MmfInstall:
 
 @cache
 def _warn_about_environment(mmf: MmfInstall) -> None:
-    """Say once, however many predictions follow, what is not as usual: MMF, and variables of Python."""
+    """Log warnings about changed files of MMF and harmful variables, once per installation."""
     if ignored := [name for name in default_settings.HARMFUL_VARIABLES if os.environ.get(name)]:
-        _log.warning("ignoring %s, which would break or slow the training", ", ".join(ignored))
+        _log.warning("ignoring %s, which would break or slow down the training", ", ".join(ignored))
     if changed := find_changed_files(mmf):
         _log.warning("changed or missing files of MMF: %d", len(changed))
 
 
 def plan_processes(options: CommandOptions) -> dict[str, Any]:
-    """What an :class:`~mmf_win.protocol.AttemptRequest` says of them.
+    """Determine the processes of a training from the options.
 
-    Raises UsageError where they cannot begin.
+    Returns:
+        The fields ``nproc``, ``nnodes``, ``node_rank`` and ``rdzv`` of
+        :class:`~mmf_win.protocol.attempt.TrainTask`.
+
+    Raises:
+        UsageError: The processes cannot be started.
     """
     gpus = 0 if options.cpu else machine.count_gpus()
     nproc = max(1, gpus) if options.nproc == "auto" else int(options.nproc or 1)
     if gpus and nproc > gpus:
-        available = "there is 1 GPU" if gpus == 1 else f"there are {gpus} GPUs"
-        raise UsageError(
-            f"--nproc {nproc}: {available}", hint="--nproc auto takes all; --cpu trains on the CPU"
-        )
+        available = "only 1 GPU is available" if gpus == 1 else f"only {gpus} GPUs are available"
+        raise UsageError(f"--nproc {nproc}: {available}", hint="use --nproc auto for all, or --cpu")
     if gpus > 1 and options.nproc is None:
-        _log.info("training on 1 of %d GPUs; --nproc auto takes all", gpus)
+        _log.info("training on 1 of %d GPUs; --nproc auto uses all", gpus)
     if options.nnodes == 1 and (options.rdzv, options.node_rank) != (None, None):
-        raise UsageError("--rdzv and --node-rank are for several machines", hint="--nnodes says how many")
+        raise UsageError(
+            "--rdzv and --node-rank require several machines", hint="give their number with --nnodes"
+        )
     if options.nnodes > 1:
         host, _, port = (options.rdzv or "").rpartition(":")
         if options.node_rank is None or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
-            raise UsageError("several machines need --rdzv HOST:PORT of the first one, and --node-rank N")
+            raise UsageError("--nnodes requires --rdzv HOST:PORT of node 0, and --node-rank N")
         if options.node_rank >= options.nnodes:
-            raise UsageError(f"--node-rank {options.node_rank}: it is from 0 to {options.nnodes - 1}")
+            raise UsageError(f"--node-rank {options.node_rank}: must be from 0 to {options.nnodes - 1}")
     if ignored := default_settings.launcher_variables(os.environ):
-        _log.warning("ignoring %s of the environment: mmfw starts its processes itself", ", ".join(ignored))
+        _log.warning("ignoring the variables %s: mmfw starts its processes itself", ", ".join(ignored))
     return {
         "nproc": nproc,
         "nnodes": options.nnodes,
@@ -217,27 +258,37 @@ def plan_processes(options: CommandOptions) -> dict[str, Any]:
 
 
 def require_divisible_batch(config: Settings, process_count: int) -> None:
-    """Raise UsageError where a batch cannot be divided among ``count`` processes."""
+    """Check that a batch can be divided evenly among ``process_count`` processes.
+
+    Raises:
+        UsageError: The batch cannot be divided.
+    """
     batch = config["training"]["batch_size"]
     if not isinstance(batch, int) or batch % process_count == 0:
         return
     divisors = [str(number) for number in range(1, batch + 1) if batch % number == 0]
     raise UsageError(
         f"a batch of {batch} rows cannot be divided evenly among {process_count} processes",
-        hint=f"as many as divide it: {', '.join(divisors)}; or another --batch-size",
+        hint=f"use {', '.join(divisors)} processes, or another --batch-size",
     )
 
 
 def choose_reduction(
     failed_attempt: AttemptRequest, outcome: AttemptOutcome, start_event: Event | None
 ) -> tuple[str, int, int] | None:
-    """What the next attempt has less of, as name, old and new number.
+    """Choose the limit to reduce for the next attempt after out-of-memory.
 
-    When the host's memory was at its end, half the ``workers`` of the DataLoader, down to none. When the
-    memory of a GPU was in validation or prediction, a smaller ``eval_batch``; else a smaller ``micro_batch``,
-    while an update keeps its rows. None when neither is the cause, or nothing smaller is left.
+    After host memory ran out, the ``workers`` of the DataLoader are halved, down to 0. After GPU memory ran
+    out, ``eval_batch`` (validation, prediction) or else ``micro_batch`` is reduced; an update keeps its rows.
 
-    ``started`` is the event that tells what the failed one really had; without it, not even the model fitted.
+    Args:
+        failed_attempt: The attempt that failed.
+        outcome: Its outcome.
+        start_event: Event with its actual limits; ``None`` if not even the model fitted.
+
+    Returns:
+        Name, old value and new value of the limit, or ``None`` if memory was not the reason or nothing can be
+        reduced.
     """
     if start_event is None:
         return None
@@ -255,10 +306,16 @@ def choose_reduction(
 
 
 def smaller_micro_batch(batch_rows: int, failed_rows: int) -> int | None:
-    """The rows at which a batch is cut into twice as many parts as with ``failed``; None at one row.
+    """Return the micro-batch that splits a batch into twice as many parts as ``failed_rows`` did.
 
-    A batch is cut into parts that are as equal as can be, so a limit of 23 rows would divide 31 as one of 16
-    does.
+    Parts are as equal as possible, so limits of 23 and 16 rows both split 31 rows in two.
+
+    Args:
+        batch_rows: Rows of the batch.
+        failed_rows: Micro-batch that did not fit.
+
+    Returns:
+        Rows of the next micro-batch, or ``None`` if ``failed_rows`` is 1.
     """
     parts = 2 * math.ceil(batch_rows / failed_rows)
     return math.ceil(batch_rows / parts) if failed_rows > 1 else None
@@ -271,18 +328,22 @@ def next_attempt(
     start_event: Event,
     checkpoint: Path | None,
 ) -> AttemptRequest:
-    """The attempt after one for which memory did not suffice.
+    """Return the request of the attempt that follows one that ran out of memory.
 
     Args:
-        failed: what was asked of that one.
-        name, number: what this one has less of, as :func:`choose_reduction` says, and how many of it.
-        started: the event that tells with which seed that one began.
-        saved: the newest intact checkpoint, if that one saved any; else this one begins where that one did.
+        failed_attempt: Request of the failed attempt.
+        limit_name: Limit to reduce (see :func:`choose_reduction`).
+        limit_value: New value of the limit.
+        start_event: Start event of the failed attempt, with its seed.
+        checkpoint: Newest intact checkpoint if the failed attempt saved one; else the start stays the same.
+
+    Returns:
+        The request of the next attempt.
     """
     attempt = failed_attempt
     extra_settings: Settings = {}
     if checkpoint is not None:
-        # What says where a run starts must not send a later attempt back there.
+        # The settings of the start must not apply again.
         settings = merge_settings(
             drop_start_settings(failed_attempt.settings), default_settings.resume_settings(checkpoint)
         )
@@ -296,7 +357,7 @@ def next_attempt(
         extra_settings = merge_settings(extra_settings, {"training": {"num_workers": limit_value}})
     elif limit_name == "eval_batch":
         attempt = replace(attempt, eval_batch=limit_value)
-        # It keeps the scores of a full set off the GPU; where MMF has no such key, a hook does.
+        # It keeps the scores of a whole split off the GPU. A hook does so in MMF versions without the key.
         if has_key(read_version(Path(failed_attempt.mmf_root)), "evaluation.use_cpu"):
             extra_settings["evaluation"] = {"use_cpu": True}
     else:

@@ -1,4 +1,4 @@
-"""Predicts memes with a checkpoint of a run, in fresh workers, or in one that stays warm."""
+"""Predicting memes with a checkpoint of a run, in workers or in a model process."""
 
 from __future__ import annotations
 
@@ -37,14 +37,25 @@ def predict_target(
 ) -> tuple[list[float], Event]:
     """Predict memes with a checkpoint of a run.
 
-    Return their probabilities, and what the worker said as it began: its versions and precision. Raises an
-    MmfwError whose class says how it ended.
-
     Args:
-        options: what the user chose, which wins over the run's settings.
-        features: an LMDB of region features to read instead of the dataset's.
-        begin: called before the worker starts, once all that it reads is checked.
-        export: an empty folder into which the model is exported afterwards; with ``int8``, also quantized.
+        run: The run.
+        mmf_paths: Folders of MMF.
+        options: Options of the command, which override the run's settings.
+        checkpoint: Checkpoint to predict with.
+        target: Memes to predict.
+        features: LMDB with region features to use instead of the dataset's, or ``None``.
+        display: Shows the progress.
+        begin: Called before the worker starts, after all inputs were checked.
+        export: Empty folder into which the model is exported after the prediction, or ``None``.
+        int8: Also export a quantized model.
+
+    Returns:
+        The probability of each row, and the worker's merged start events with versions and precision.
+
+    Raises:
+        DatasetError: The annotations changed during the prediction.
+        DataError: An input is missing or damaged.
+        MmfwError: The worker failed; the class gives the exit code.
     """
     plan = plan_prediction(RunJob(run.request(), options, mmf_paths, run), checkpoint, target, features)
     inputs = preflight.check_prediction(plan, target, features)
@@ -65,18 +76,16 @@ def predict_target(
             start_values = {key: value for event in start_events for key, value in event.items()}
             if start_values.get("sha256", target.annotation_file.sha256) != target.annotation_file.sha256:
                 hint = "run the same command again"
-                raise DatasetError(
-                    f"{target.annotation_file.path}: it was changed while it was in use", hint=hint
-                )
+                raise DatasetError(f"{target.annotation_file.path}: changed while in use", hint=hint)
             return _read_probas(attempt, target), start_values
         except DataError as error:
-            if target.is_user_data:  # MMF read annotations that were made of the user's file
+            if target.is_user_data:  # MMF read annotations generated from the user's file
                 error.args = (str(error).replace(str(target.annotation_file.path), str(target.source)),)
             raise
 
 
 def _read_probas(attempt: AttemptRequest, target: PredictionTarget) -> list[float]:
-    """The probabilities that MMF wrote; a DataError where they are not those of these memes."""
+    """Return the probabilities that MMF wrote; raise an error if they do not match the rows."""
     try:
         return read_mmf_probabilities(attempt.folder.raw_predictions, [str(row.id) for row in target.rows])
     except DataError as error:
@@ -88,19 +97,33 @@ def _read_probas(attempt: AttemptRequest, target: PredictionTarget) -> list[floa
 def start_model_process(
     run: Run, mmf_paths: MmfPaths, options: CommandOptions, *, checkpoint: Path, scratch: Path
 ) -> ModelProcess:
-    """A worker that has loaded a checkpoint of a run, and answers; its files lie in ``scratch``.
+    """Start a model process with a checkpoint of a run.
 
-    Raises an MmfwError as :func:`predict_target` does, and UsageError where the model reads region features.
+    Args:
+        run: The run.
+        mmf_paths: Folders of MMF.
+        options: Options of the command.
+        checkpoint: Checkpoint to load.
+        scratch: Folder for the files of the process.
+
+    Returns:
+        The process, ready to answer.
+
+    Raises:
+        UsageError: The model needs region features.
+        MmfwError: The process ended before it could answer.
     """
     image = scratch / "grey.ppm"
     image.write_bytes(b"P6 64 64 255\n" + bytes([128]) * (64 * 64 * 3))
     target = PredictionTarget.from_image(image, "", scratch)
-    # One process has the model and its rows, and keeps no images, whose paths will soon mean others.
+    # The rows are loaded in the same process. Images are not cached, since their paths will be reused.
     options = replace(options, overrides=(*options.overrides, "training.num_workers=0"))
     plan = plan_prediction(RunJob(run.request(), options, mmf_paths, run), checkpoint, target, None)
     if plan.config["dataset"].get("use_features"):
-        hint = "`mmfw predict --memes TABLE --features LMDB` predicts memes whose features are there"
-        raise UsageError(f"run {run.id} reads region features, which nothing makes of new images", hint=hint)
+        hint = "predict memes with features by `mmfw predict --memes TABLE --features LMDB`"
+        raise UsageError(
+            f"run {run.id} needs region features, which mmfw cannot extract from images", hint=hint
+        )
     inputs = preflight.check_prediction(plan, target, None)
     attempt = replace(
         plan.first_attempt,

@@ -1,4 +1,4 @@
-"""What runs and presets read; that of a run is checked before it starts."""
+"""Finding the inputs of runs and presets, and checking them before a run starts."""
 
 from __future__ import annotations
 
@@ -33,20 +33,25 @@ _FILE_KEY_PREFIXES = ("checkpoint.", "dataset_config.", "env.", "model_config.")
 
 
 def check_training(plan: Plan) -> tuple[VerifiedInputs, int | None]:
-    """Check what training reads.
+    """Check the configuration and the inputs of a training.
 
-    Returned are that, and after how many updates training ends; None where only MMF knows. Raises UsageError
-    where the configuration cannot be used, or would not train one update, and DataError where something is
-    missing or broken.
+    Returns:
+        The verified inputs, and the total number of updates (``None`` if only MMF can compute it).
+
+    Raises:
+        UsageError: The configuration is invalid, or would not train a single update.
+        DataError: An input is missing or damaged.
     """
     request, attempt, config = plan.request, plan.first_attempt, plan.config
     settings, run_type = request.mmfw_settings, str(attempt.settings["run_type"])
     if "train" not in run_type:
-        raise UsageError(f"preset {request.preset}: run_type {run_type} does not train", hint="leave it out")
+        raise UsageError(
+            f"preset {request.preset}: run_type {run_type} does not train", hint="remove run_type"
+        )
     training = config["training"]
     if not (settings.epochs or training["max_epochs"] or training["max_updates"]):
-        message = "training.max_updates: without it, and training.max_epochs, no run ends"
-        raise UsageError(message, hint="set one")
+        message = "neither training.max_updates nor training.max_epochs is set"
+        raise UsageError(message, hint="set one of them")
     if not attempt.settings["training"].get("batch_size_per_device"):
         require_divisible_batch(config, attempt.train_task.nproc * attempt.train_task.nnodes)
     inputs = verify_inputs(
@@ -65,7 +70,13 @@ def check_training(plan: Plan) -> tuple[VerifiedInputs, int | None]:
 
 
 def _require_updates_left(plan: Plan, total: int | None) -> None:
-    """Refuse a checkpoint that leaves no update: at the total, or where a validation has ended training."""
+    """Check that a checkpoint leaves an update to train.
+
+    It does not at the total number of updates, or after a validation that ended the training early.
+
+    Raises:
+        UsageError: There is no update left to train.
+    """
     first, config = plan.first_attempt, plan.config
     reset, training = config["checkpoint"].get("reset") or {}, config["training"]
     if first.checkpoint is None or first.train_task.only_weights or reset.get("all") or reset.get("counts"):
@@ -74,14 +85,14 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     progress, run = read_checkpoint_progress(checkpoint), run_containing(checkpoint)
     if progress is None:
         return
-    is_unfinished = (  # was stopped after its last update, but before it was done
+    is_unfinished = (  # stopped after its last update, but before its end
         progress.update == total
         and run is not None
         and plan.request.start != first.checkpoint
         and AttemptOutcome.load(run.outcome_file) != AttemptOutcome("ok")
     )
     if total is not None and progress.update >= total and not is_unfinished:
-        hint = f"name a total above {progress.update} with --updates"
+        hint = f"give a total above {progress.update} with --updates"
         for preset in _preset_arguments(plan.request):
             path_arguments = [
                 *data_dir_arguments(plan.job.mmf_paths.data_dir),
@@ -89,8 +100,8 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
                 plan.job.mmf_paths.save_dir,
             ]
             command = format_command("mmfw", "train", preset, "--init", checkpoint, *path_arguments)
-            hint += f", or begin again with these weights: `{command}`"
-        message = f"{checkpoint}: it is at update {progress.update}, and the run's total is {total}"
+            hint += f", or start over with these weights: `{command}`"
+        message = f"{checkpoint} is at update {progress.update}; the run is already complete (total: {total})"
         raise UsageError(message, hint=hint)
     if run is None or not training["early_stop.enabled"] or not isinstance(patience, int):
         return
@@ -101,23 +112,24 @@ def _require_updates_left(plan: Plan, total: int | None) -> None:
     summary = RunRecord.read(run).summary
     if (summary.updates or 0) < (summary.max_updates or 0):
         raise UsageError(
-            f"{checkpoint}: training has stopped early at update {progress.update}, as no validation after "
+            f"{checkpoint}: training stopped early at update {progress.update}, since no validation after "
             f"update {progress.best_update} was better",
-            hint="training.early_stop.enabled=False trains on",
+            hint="to continue, set training.early_stop.enabled=False",
         )
 
 
 def _total_updates(epochs: int | None, config: Settings, inputs: VerifiedInputs) -> int | None:
-    """After how many updates training ends.
+    """Return the number of updates at which training ends, or ``None`` if only MMF can compute it.
 
-    MMF counts epochs in a way of its own in each version, and its learning-rate schedules know only updates.
+    MMF counts epochs differently in each version, and its learning-rate schedules use only updates.
     """
     training = config["training"]
-    total, epochs = training["max_updates"], epochs or training["max_epochs"]  # MMF, too, lets epochs win
+    # Epochs take precedence, as in MMF.
+    total, epochs = training["max_updates"], epochs or training["max_epochs"]
     rows_per_update = [training["batch_size"], training["update_frequency"] or 1]
-    # An interpolation may stand for anything.
+    # Interpolations are not resolved.
     if isinstance(epochs, int) and all(isinstance(number, int) and number > 0 for number in rows_per_update):
-        data = inputs.splits_read.get("train")  # None where there are several annotation files
+        data = inputs.splits_read.get("train")  # None if there are several annotation files
         files = list_dataset_paths(config["dataset"], "annotations", ["train"])
         rows = sum(len(AnnotationFile(file).lines) for file in files) if data is None else data["rows"]
         batches = math.ceil(rows / training["batch_size"])
@@ -126,14 +138,23 @@ def _total_updates(epochs: int | None, config: Settings, inputs: VerifiedInputs)
 
 
 def check_prediction(plan: Plan, target: PredictionTarget, features: Path | None) -> VerifiedInputs:
-    """Check what a prediction reads; ``features`` is the LMDB that the user named for the memes.
+    """Check the inputs of a prediction.
 
-    Raises DataError where something is missing or broken.
+    Args:
+        plan: Plan of the prediction.
+        target: Memes to predict.
+        features: LMDB with region features given by the user, or ``None``.
+
+    Returns:
+        The verified inputs.
+
+    Raises:
+        DataError: An input is missing or damaged.
     """
     config = plan.config
     if features and not config["dataset"].get("use_features"):
         preset = plan.request.preset
-        _log.warning("%s reads no region features, so those of %s are not used", preset, features)
+        _log.warning("%s does not use region features, ignoring %s", preset, features)
     if target.is_user_data and config["dataset"].get("use_features"):
         lmdb = list_dataset_paths(config["dataset"], "features", ["test"])[0]
         _require_user_features(plan.job.mmf_paths, target, lmdb)
@@ -149,7 +170,11 @@ def check_prediction(plan: Plan, target: PredictionTarget, features: Path | None
 
 
 def _require_user_features(mmf_paths: MmfPaths, target: PredictionTarget, lmdb: Path) -> None:
-    """Raise DatasetError for own memes whose images have no region features, or those of another image."""
+    """Check that each image of user data has region features, and not those of another image.
+
+    Raises:
+        DatasetError: Features are missing, or MMF would use those of another image.
+    """
     rows = target.rows
     keys = read_image_keys(lmdb) if (lmdb / "data.mdb").is_file() else frozenset()
     missing = rows_without_features(rows, keys)
@@ -157,28 +182,38 @@ def _require_user_features(mmf_paths: MmfPaths, target: PredictionTarget, lmdb: 
         listing = summarize_list([row.display_id for row in missing])
         command = format_command("mmfw", "features", "add", "FOLDER", *data_dir_arguments(mmf_paths.data_dir))
         raise DatasetError(
-            f"{target.source}: the preset reads region features, and {lmdb} has none of {len(missing)} of "
+            f"{target.source}: the preset needs region features, but {lmdb} has none for {len(missing)} of "
             f"{len(rows)} images ({listing})",
-            hint=f"a preset such as mmbt_grid reads none, or `{command}` takes those that MMF's extraction "
-            "scripts write, and --features names another LMDB",
+            hint="use a preset without region features such as mmbt_grid, add the output of MMF's extraction "
+            f"scripts with `{command}`, or give another LMDB with --features",
         )
     for image, key in find_mismatched_features(rows, keys).items():
         raise DatasetError(
-            f"{target.source}: MMF would take the region features {key} of another image for {image}",
-            hint="MMF finds features by the number at the end of an image's name, else by the name up to "
-            "its first dot, whatever the folder: rename the image and its features",
+            f"{target.source}: MMF would use the region features {key} of another image for {image}",
+            hint="rename the image and its features; MMF finds features by the number at the end of the "
+            "image's name, else by the name up to its first dot, in any folder",
         )
 
 
 def find_preset_inputs(
     mmf: MmfInstall, preset_names: Sequence[str], mmf_paths: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[InputFiles, list[str]]:
-    """What presets, by their names or files, need with these overrides → which of them need it.
+    """Return the inputs of presets, mapped to the presets that need them.
 
-    Raises UsageError where there is no such preset, or its configuration cannot be put together.
+    Args:
+        mmf: Installation of MMF.
+        preset_names: Names or files of the presets.
+        mmf_paths: Folders of MMF.
+        overrides: Overrides applied to each preset.
+
+    Returns:
+        Input files → names of the presets.
+
+    Raises:
+        UsageError: A preset does not exist, or its configuration cannot be composed.
     """
     presets_by_input: dict[InputFiles, list[str]] = {}
-    with Progress("looking at presets", len(preset_names), "file") as progress:
+    with Progress("reading presets", len(preset_names), "file") as progress:
         for name in preset_names:
             config = resolve_config(mmf.root, mmf_paths, presets.load(name), overrides)
             for files in list_config_inputs(mmf.root, mmf_paths, config):
@@ -190,7 +225,7 @@ def find_preset_inputs(
 def find_run_inputs(
     mmf: MmfInstall, request: RunRequest, mmf_paths: MmfPaths, overrides: Sequence[str] = ()
 ) -> dict[InputFiles, list[str]]:
-    """What training a run again, with more overrides, would need → its preset, as one would type it."""
+    """Return the inputs for training a run again with overrides → the arguments that name its preset."""
     config_spec = replace(request, settings=merge_settings(request.preset_settings, request.settings))
     config = resolve_config(
         mmf.root, mmf_paths, config_spec, overrides, checked_settings=request.settings_to_validate
@@ -199,7 +234,7 @@ def find_run_inputs(
 
 
 def file_overrides(request: RunRequest) -> list[str]:
-    """The overrides by which another command finds the files of a run that its preset alone does not name."""
+    """Return the overrides that another command needs, besides the preset, to find the files of a run."""
     items = request.user_settings.items()
     return [
         f"{key}={format_override_value(value)}" for key, value in items if key.startswith(_FILE_KEY_PREFIXES)
@@ -207,14 +242,14 @@ def file_overrides(request: RunRequest) -> list[str]:
 
 
 def _preset_arguments(request: RunRequest) -> list[str]:
-    """The run's preset if one can name it: the user's own may be gone."""
+    """Return the preset of a run as an argument, or nothing if the file of a user's preset is missing."""
     if request.preset_file is not None and Path(request.preset_file).is_file():
         return [request.preset_file]
     return [request.preset] if request.preset in presets.names() else []
 
 
 def _hint_arguments(plan: Plan) -> list[str]:
-    """By which preset and overrides the files of this run are found."""
+    """Return the preset and the overrides that identify the files of this run in hints."""
     arguments = [*(_preset_arguments(plan.request) or ["PRESET"]), *file_overrides(plan.request)]
     overrides = [override for override in plan.job.options.overrides if override.startswith("checkpoint.")]
     return list(dict.fromkeys([*arguments, *overrides]))

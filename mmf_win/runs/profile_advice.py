@@ -1,4 +1,4 @@
-"""Where the time of a training goes, and what would save most of it."""
+"""Distribution of the training time, and advice on the largest removable cost."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 from mmf_win.protocol.data_wait import DataWaitStats
 
-_MIN_FIXED_SHARE = 0.3  # from which share of the time on work that does not depend on the rows is named
-_MIN_PERIODIC_SHARE = 0.1  # the same for checkpoints, and for validations
-_TARGET_PERIODIC_SHARE = 0.05  # what a better interval leaves of it
-_MIN_INTERVALS = 5  # a training saves and validates at least so often, whatever that costs
+_MIN_FIXED_SHARE = 0.3  # minimum share for advice on work that does not depend on the rows
+_MIN_PERIODIC_SHARE = 0.1  # minimum share for advice on checkpoints, or on validations
+_TARGET_PERIODIC_SHARE = 0.05  # share that the suggested interval leaves
+_MIN_INTERVALS = 5  # minimum number of checkpoints and validations of a training
 _MAX_IDLE_GPU_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class TrainingProfile:
-    """What was measured of a training; all times are seconds.
+    """Measurements of a training; all times are in seconds.
 
     Attributes:
-        spent: phase → its part of an update.
-        waiting: how long an update waits for its rows.
-        checkpoint, validation: what one takes.
-        gpu_busy: the share of the traced updates in which a GPU worked; None where that is not known.
-        images_once: whether images are decoded in the first epoch and kept for the others.
-        table: torch's own, of the traced updates.
-        batch_size: rows of an update.
-        checkpoint_interval, evaluation_interval: updates, in the training that was profiled.
-        max_updates: its total; None where that is not known.
+        spent: Time per update, by phase.
+        waiting: Time that an update waits for its rows.
+        checkpoint, validation: Time of one checkpoint and of one validation.
+        gpu_busy: Share of the traced updates during which a GPU worked, 0 to 1; ``None`` if unknown.
+        images_once: Images are decoded in the first epoch and cached for the others.
+        table: Torch's table of the traced updates.
+        batch_size: Rows per update.
+        checkpoint_interval, evaluation_interval: Intervals of the profiled training, in updates.
+        max_updates: Total number of updates; ``None`` if unknown.
     """
 
     spent: dict[str, float]
@@ -43,9 +43,9 @@ class TrainingProfile:
     max_updates: int | None
 
     def seconds_by_phase(self) -> dict[str, float]:
-        """Return the seconds of an update by phase, with its part of the checkpoints and validations.
+        """Return the seconds per update by phase, including the share of checkpoints and validations.
 
-        MMF also saves after a validation, which counts as part of it.
+        MMF saves a checkpoint after each validation, which is counted as part of the validation.
         """
         return {
             **self.spent,
@@ -54,12 +54,12 @@ class TrainingProfile:
         }
 
     def shares_by_phase(self) -> dict[str, float]:
-        """Return the share of each phase in the time of the training, from 0 to 1."""
+        """Return the share of each phase in the training time, 0 to 1."""
         seconds = self.seconds_by_phase()
         return {phase: spent / sum(seconds.values()) for phase, spent in seconds.items()}
 
     def largest_cost(self) -> str:
-        """Return a sentence that names the largest removable cost and, if any, the override that helps."""
+        """Return a sentence about the largest removable cost, with the override that reduces it, if any."""
         shares = self.shares_by_phase()
         costs = [self._data_cost(), self._fixed_work_cost(shares)]
         costs += [self._periodic_cost("checkpoints", self.checkpoint_interval, shares)]
@@ -67,7 +67,7 @@ class TrainingProfile:
         if removable := [cost for cost in costs if cost is not None]:
             return max(removable)[1]
         if self.gpu_busy is not None and self.gpu_busy < _MAX_IDLE_GPU_SHARE:
-            return f"the GPU works {_format_percent(self.gpu_busy)} of the time"
+            return f"the GPU is busy {_format_percent(self.gpu_busy)} of the time"
         model = (
             f"{phase} {_format_percent(shares[phase])}" for phase in ("forward", "backward", "optimizer")
         )
@@ -80,7 +80,7 @@ class TrainingProfile:
         share = waiting.waited / sum(self.seconds_by_phase().values())
         text = f"the model waits for data {_format_percent(share)} of the time"
         if waiting.cpu is not None:
-            text += ", mostly for the disk" if waiting.is_io_bound else ", mostly for the processor"
+            text += ", mostly for the disk" if waiting.is_io_bound else ", mostly for the CPU"
         if self.images_once:
             text += " (less once all images are decoded)"
         if (workers := waiting.recommend_workers()) is not None:
@@ -91,8 +91,11 @@ class TrainingProfile:
         share = sum(shares.get(phase, 0.0) for phase in ("optimizer", "logging", "other"))
         if share < _MIN_FIXED_SHARE:
             return None
-        text = f"{_format_percent(share)} of the time is spent once an update, whatever its rows"
-        return share, f"{text}; a larger batch is another training: training.batch_size={2 * self.batch_size}"
+        text = f"{_format_percent(share)} of the time is a fixed cost per update"
+        return (
+            share,
+            f"{text}; a larger batch changes the training: training.batch_size={2 * self.batch_size}",
+        )
 
     def _periodic_cost(self, name: str, interval: int, shares: dict[str, float]) -> tuple[float, str] | None:
         share = shares[name]

@@ -1,4 +1,4 @@
-"""Profiles the training of a preset or a run: trains a little of it in a folder that is removed again."""
+"""Profiling a few updates of the training of a preset or a run, in a temporary folder."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ _TRAINING_KEYS = ("batch_size", "checkpoint_interval", "evaluation_interval")
 
 
 def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[TrainingProfile, Path]:
-    """Train some updates from the beginning, and measure them.
+    """Profile a few updates of a training from its beginning.
 
-    A validation comes after half of them and at the end, and MMF saves after each, and in the end once more.
-    Nothing is kept but the trace or, where the training fails, its log.
+    There is a validation after half of the updates and one at the end. MMF saves a checkpoint after each, and
+    one more at the end. Only the trace is kept, or the log if the training fails.
 
     Args:
-        start: the training; nothing of its run is changed.
-        updates: their number, at least 6.
-        display: shows the progress.
+        job: The training; its run is not changed.
+        updates: Number of updates, at least 6.
+        display: Shows the progress.
 
     Returns:
-        What was measured, and torch's trace in a new folder ``profiles/<time>`` of the save dir.
+        The measurements, and the path of torch's trace in a new folder ``profiles/<time>`` of the save dir.
 
     Raises:
-        MmfwError: its class says why the training failed.
+        StoppedByUserError: The user interrupted the training.
+        MmfwError: The training failed; the class gives the exit code.
     """
     plan = training.prepare_plan(job)
     profiles_dir = job.mmf_paths.save_dir / "profiles"
@@ -61,7 +62,7 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
         except MmfwError as error:
             if error.log is not None and error.log.is_file():
                 log = Path(shutil.move(error.log, create_timestamped_dir(profiles_dir)))
-                error.hint = "; ".join(filter(None, (error.hint, f"the whole output is in {log}")))
+                error.hint = "; ".join(filter(None, (error.hint, f"see {log} for the full output")))
             raise
         *_, profiled = (event for event in read_events(run.events) if event["kind"] == "profiled")
         trace_file = run.attempt(profiled["attempt"]).trace
@@ -75,41 +76,43 @@ def run_profile(job: RunJob, updates: int, *, display: DisplayFactory) -> tuple[
 def job_from_preset_or_run(
     preset_or_run: str | None, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> tuple[str, RunJob]:
-    """Return the training of a preset, or that of a run from its beginning, and its name.
+    """Return the name and the training of a preset, or of a run from its beginning.
 
     Args:
-        wanted: a preset, or else a run; None for the newest run.
-        options: the command's options.
-        data_dir: MMF's data folder; None for the one that the run used, or the default.
-        save_dir: where runs are; None for the default.
+        preset_or_run: Preset, or else run; ``None`` for the newest run.
+        options: Options of the command.
+        data_dir: Data dir of MMF; ``None`` for that of the run or the default.
+        save_dir: Save dir; ``None`` for the default.
+
+    Returns:
+        The name of the preset or the ID of the run, and the training.
     """
     mmf_paths = MmfPaths.resolve(data_dir, save_dir)
     if preset_or_run is not None and (
         preset_or_run in presets.names() or expand_home(preset_or_run).is_file()
     ):
-        job = training.job_from_preset(
-            preset_or_run, options, mmf_paths
-        )  # even where a run has the preset's name
+        # The name of a preset takes precedence over that of a run.
+        job = training.job_from_preset(preset_or_run, options, mmf_paths)
         return job.request.preset, job
     run = lookup.find_run(mmf_paths.save_dir, preset_or_run)
     return run.id, job_from_run(run, options, data_dir, save_dir)
 
 
 def job_from_run(run: Run, options: CommandOptions, data_dir: Path | None, save_dir: Path | None) -> RunJob:
-    """Return the training of a run from its beginning; see :func:`job_from_preset_or_run`."""
+    """Return the training of a run from its beginning (see :func:`job_from_preset_or_run`)."""
     job = training.job_from_request(run.request(), options, data_dir, save_dir)
     if (weights := job.request.init or job.request.start) is None:
         return job
     if not Path(weights).is_file():
-        _log.warning("run %s began with %s, which is no file here; this begins without it", run.id, weights)
+        _log.warning("run %s started with %s, which does not exist; profiling without it", run.id, weights)
         return job
-    request = replace(job.request, start=None)  # of which the counts are left out
+    request = replace(job.request, start=None)  # not resumed, so its update counts are ignored
     checkpoint = checkpoints.require_intact(weights).path
     return replace(job, request=request, checkpoint=checkpoint, only_weights=True)
 
 
 def _short_training_settings(updates: int) -> Settings:
-    """Return MMF's keys for a training of so few updates."""
+    """Return the MMF settings for a training of ``updates`` updates."""
     training = {
         "max_updates": updates,
         "max_epochs": None,

@@ -1,4 +1,4 @@
-"""The fine-tuned weights that MMF's zoo publishes for a preset, and runs of them that were never trained."""
+"""Fine-tuned weights published in MMF's zoo, and untrained runs that hold them."""
 
 from __future__ import annotations
 
@@ -30,9 +30,11 @@ _log = logging.getLogger(__name__)
 
 
 def find_weights(preset: Preset, mmf: MmfInstall, mmf_paths: MmfPaths) -> ArchiveInput | None:
-    """The published weights of a preset; None where it has none in the zoo of this MMF.
+    """Return the published weights of a preset, or ``None`` if the zoo of this MMF has none.
 
-    Raises UsageError where the zoo that the user chose is none, MmfError where MMF's own cannot be read.
+    Raises:
+        UsageError: The zoo file given by the user is invalid.
+        MmfEnvironmentError: MMF's own zoo file cannot be read.
     """
     if preset.zoo is None:
         return None
@@ -43,18 +45,21 @@ def find_weights(preset: Preset, mmf: MmfInstall, mmf_paths: MmfPaths) -> Archiv
 
 
 def fetch(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: bool = False) -> Path:
-    """The file of a preset's published weights, downloaded if it is missing and verified.
-
-    A preset, too, may say that nothing may be downloaded.
+    """Return the file of a preset's published weights, downloaded if it is missing, and verified.
 
     Args:
-        source: a folder or a mirror to look in first.
-        offline: nothing may be downloaded.
+        preset: The preset; it may forbid downloads, too.
+        mmf_paths: Folders of MMF.
+        source: Folder or mirror to search first, or ``None``.
+        offline: Forbid downloads.
+
+    Returns:
+        The file.
 
     Raises:
-        UsageError: the preset has no published weights, or ``source`` has no copy of them.
-        MmfError: they cannot be downloaded.
-        DataError: what came is not what it should be.
+        UsageError: The preset has no published weights, or ``source`` has no copy of them.
+        MmfEnvironmentError: The weights cannot be downloaded.
+        DataError: The weights are damaged or unexpected.
     """
     mmf = require_mmf()
     published = find_weights(preset, mmf, mmf_paths)
@@ -63,7 +68,7 @@ def fetch(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: b
         if preset.zoo is not None:
             message = f"the zoo of MMF {mmf.version} has no {preset.zoo}"
         raise UsageError(message, hint=presets.LIST_HINT)
-    # An explicit wish to have them is enough for a download, but not for a preset that forbids it.
+    # The user asked for the weights, so they may be downloaded unless the preset forbids it.
     mirror = replace(Mirror.from_source(source), offline=preset.offline or offline)
     [finding] = fetch_inputs([published], mmf_paths, mirror)
     if not finding.is_usable:
@@ -71,20 +76,28 @@ def fetch(preset: Preset, mmf_paths: MmfPaths, source: str | None, *, offline: b
     files = published.files()
     if len(files) != 1:
         names = ", ".join(path.name for path in files)
-        raise DataError(f"{published.folder}: one file of weights is expected, not {names}")
+        raise DataError(f"{published.folder}: expected one file of weights, found {names}")
     return files[0]
 
 
 def get_or_create_run(
     preset_name: str, mmf_paths: MmfPaths, source: str | None = None, *, without_dataset: bool = False
 ) -> Run:
-    """The run of a preset's published weights, which was never trained; made when it is first asked for.
-
-    Raises as :func:`fetch`, and where the dataset is not there.
+    """Return the run with a preset's published weights, creating it on first use; it was never trained.
 
     Args:
-        preset_name: a preset's name or file.
-        without_dataset: the dataset need not be there, since own memes are predicted.
+        preset_name: Name or file of the preset.
+        mmf_paths: Folders of MMF.
+        source: Folder or mirror to search first, or ``None``.
+        without_dataset: The dataset may be missing, because user data is predicted.
+
+    Returns:
+        The run.
+
+    Raises:
+        DatasetError: The dataset is missing.
+        InUseError: The dataset is being installed.
+        MmfwError: The weights are not available (see :func:`fetch`).
     """
     preset = presets.load(preset_name)
     try:  # before a long download
@@ -95,7 +108,7 @@ def get_or_create_run(
         splits = {"train": "train", "val": "dev_unseen", "test": "test_unseen"}
     splits |= find_paper_splits(mmf_paths.dataset)
     weights = fetch(preset, mmf_paths, source)
-    manifest = Manifest.load(weights.parent)  # by which it was verified just now, if there could be one
+    manifest = Manifest.load(weights.parent)  # which verified it just now, if it exists
     entry = manifest.files.get(weights.name) if manifest else None
     sha256 = entry.sha256 if entry else file_digest(weights).hex()
     request = replace(
@@ -110,27 +123,32 @@ def get_or_create_run(
     if not best.is_file() or (not best.samefile(weights) and file_digest(best).hex() != sha256):
         run.checkpoints.mkdir(exist_ok=True)
         link_or_copy(weights, best)
-    if not run.request_file.exists():  # a folder without it is no run
+    if not run.request_file.exists():  # a folder without it is not a run
         run.save_request(request)
     _log.info("published weights %s: run %s", preset.zoo, run.id)
     return run
 
 
 def require_trained(run: Run, checkpoint: Path | None = None) -> None:
-    """Refuse, by a UsageError, to resume published weights: their run was never trained.
+    """Check that a run was trained; a run of published weights cannot be resumed.
 
-    ``checkpoint`` is the file of it that was named; None for the run itself.
+    Args:
+        run: The run.
+        checkpoint: Checkpoint of the run that the user named; ``None`` if the run itself was named.
+
+    Raises:
+        UsageError: The run has published weights.
     """
     request = run.request()
     if request.published_weights:
         preset = request.preset_file or request.preset
         train = format_command("mmfw", "train", preset, "--init", checkpoint or "published")
-        message = f"run {run.id} holds published weights, and was never trained, so it cannot be resumed"
-        raise UsageError(message, hint=f"`{train}` trains on from them")
+        message = f"run {run.id} cannot be resumed: it has published weights and was never trained"
+        raise UsageError(message, hint=f"train from them with `{train}`")
 
 
 def _find_existing_run(save_dir: Path, name: str, request: RunRequest) -> Run | None:
-    """The newest run of the same weights, configuration and data."""
+    """Return the newest run with the same weights, configuration and data, or ``None``."""
     for run in lookup.iter_matching_runs(save_dir, name):
         with suppress(DataError):
             if replace(run.request(), created=request.created) == request:

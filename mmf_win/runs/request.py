@@ -1,4 +1,4 @@
-"""What a run was asked for, and what one command asks for."""
+"""Run requests, which are saved, and the options of a single command."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from mmf_win.records import convert_to
 from mmf_win.upstream.config import MMFW_GROUP, ConfigSpec, Settings, merge_settings, set_nested_value
 from mmf_win.upstream.overrides import escape_interpolation, iter_leaves
 
-# What starts a run must not steer where it resumes from.
+# Settings of the start; they must not affect where a run resumes.
 _START_KEY_PREFIXES = ("resume", "reset", "zoo_config_override")
 _TOTAL_KEYS = {"max_updates", "max_epochs"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class MmfwSettings:
-    """The group ``mmfw`` of a run's settings: what MMF has no key for; None for what nobody chose.
+    """Settings in the ``mmfw`` group, for which MMF has no key; ``None`` if not set.
 
     Attributes:
-        updates: the total of ``--updates``, which also says how often a run validates and saves.
-        epochs: the total as passes over the training rows.
-        precision: what the model calculates with; by default what MMF's configuration says.
-        fast: take ways that change results by more than floating-point noise.
-        auto_batch: look for the largest micro-batch that fits into memory.
-        keep: how many older checkpoints stay beside the best and the current one.
-        allow_missing: leave out rows without features or image.
-        teacher: the absolute path of a prediction file that training learns from, too.
-        teacher_weight: the teacher's share of the training loss.
-        teacher_sha256: the hash of that file when training began.
+        updates: Total updates (``--updates``); also determines how often a run validates and saves.
+        epochs: Total passes over the training rows.
+        precision: Precision of the model; by default that of MMF's configuration.
+        fast: Allow optimizations that change results by more than floating-point noise.
+        auto_batch: Search for the largest micro-batch that fits into memory.
+        keep: Number of older checkpoints to keep in addition to the best and the current one.
+        allow_missing: Exclude rows with missing features or images.
+        teacher: Absolute path of the teacher's prediction file for distillation.
+        teacher_weight: Weight of the teacher in the training loss, 0 to 1.
+        teacher_sha256: SHA-256 of that file when training began.
     """
 
     updates: int | None = None
@@ -50,24 +50,24 @@ class MmfwSettings:
 
 @dataclass(frozen=True)
 class RunRequest(ConfigSpec):
-    """What a run was asked for; saved as ``<run>/request.json``.
+    """Request of a run, saved as ``<run>/request.json``.
 
-    ``settings`` are all that differ from MMF's defaults: those of the preset, and merged over them the
-    options and overrides of each command that trained the run.
+    ``settings`` contain everything that differs from MMF's defaults: the settings of the preset, and merged
+    into them the options and overrides of each command that trained the run.
 
     Attributes:
-        preset: the preset's name.
-        preset_settings: the part of ``settings`` that came from there.
-        splits: for each of ``train``, ``val`` and ``test``, the annotation file's stem.
-        data_dir: MMF's data folder.
-        preset_file: where the user's own preset lay; None for one of mmfw's.
-        start: the checkpoint of another run that this one started from.
-        init: the weights that training began with: a file, or a key of MMF's zoo.
-        published_weights: for a run that was never trained, the key of its weights in MMF's zoo.
-        published_sha256: the hash of these weights.
-        mmf: version of the MMF that trained it.
-        published: what the paper reports for the preset.
-        created: seconds since the epoch.
+        preset: Name of the preset.
+        preset_settings: The part of ``settings`` that came from the preset.
+        splits: Stem of the annotation file for each of ``train``, ``val`` and ``test``.
+        data_dir: Data dir of MMF.
+        preset_file: Path of a user's preset; ``None`` for one of mmfw's.
+        start: Checkpoint of another run that this run started from.
+        init: Initial weights: a file, or a key of MMF's zoo.
+        published_weights: Key of published weights in MMF's zoo, for a run that was never trained.
+        published_sha256: SHA-256 of these weights.
+        mmf: Version of MMF that trained the run.
+        published: Results of the paper for the preset.
+        created: Seconds since the epoch.
     """
 
     preset: str = ""
@@ -85,18 +85,22 @@ class RunRequest(ConfigSpec):
 
     @property
     def mmfw_settings(self) -> MmfwSettings:
-        """What MMF has no key for. Raises ValueError where a value is not of its type."""
+        """Settings in the ``mmfw`` group.
+
+        Raises:
+            ValueError: A value has the wrong type.
+        """
         return convert_to(self.settings.get(MMFW_GROUP, {}), MmfwSettings)
 
     def training_number(self, name: str) -> int | None:
-        """What was chosen of ``training``, such as ``seed`` or ``max_updates``, where that is a number."""
+        """Return a value of ``training``, such as ``seed``, or ``None`` if it is not an integer."""
         training = self.settings.get("training")
         value = training.get(name) if isinstance(training, dict) else None
         return value if isinstance(value, int) else None
 
     @property
     def user_settings(self) -> dict[str, Any]:
-        """Key → value of the settings that are not the preset's."""
+        """Settings that differ from the preset, by dotted key."""
         preset_values = dict(iter_leaves(self.preset_settings))
         missing = object()
         leaves = iter_leaves(self.settings)
@@ -104,10 +108,10 @@ class RunRequest(ConfigSpec):
 
     @property
     def settings_to_validate(self) -> Settings:
-        """The settings that MMF must know.
+        """Settings that MMF must accept.
 
-        Of a run that was trained, these are what the user chose: what MMF drops of its preset must not keep
-        it from going on.
+        For a trained run, these are only the user settings, so it can be resumed even if another version of
+        MMF has dropped a key of its preset.
         """
         if not self.mmf:
             return self.mmf_settings
@@ -118,7 +122,7 @@ class RunRequest(ConfigSpec):
         return settings
 
     def merged_with(self, overrides: Settings) -> RunRequest:
-        """This request with changes over its settings; what says the same in another way gives way."""
+        """Return a copy with ``overrides`` merged in; conflicting spellings of the same setting are reset."""
         training, settings = overrides.get("training") or {}, self.settings
         if "fp16" in training:
             settings = merge_settings(settings, {MMFW_GROUP: {"precision": None}})
@@ -126,9 +130,8 @@ class RunRequest(ConfigSpec):
             settings = merge_settings(settings, {MMFW_GROUP: {"epochs": None}})
         if "teacher" in overrides.get(MMFW_GROUP, {}):
             settings = merge_settings(settings, {MMFW_GROUP: {"teacher_sha256": None}})
-        by_option = "auto_batch" in overrides.get(
-            MMFW_GROUP, {}
-        )  # beside an override, MMF decides which holds
+        # If both batch sizes are overrides, MMF decides.
+        by_option = "auto_batch" in overrides.get(MMFW_GROUP, {})
         if by_option and "batch_size" in training and "batch_size_per_device" in settings.get("training", {}):
             settings = merge_settings(settings, {"training": {"batch_size_per_device": None}})
         return replace(self, settings=merge_settings(settings, overrides))
@@ -136,24 +139,26 @@ class RunRequest(ConfigSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandOptions(MmfwSettings):
-    """Options of one command.
+    """Options of a single command.
 
-    ``settings`` are merged over those of the run, which remembers them. The attributes of this class but
-    ``seed`` and ``batch_size`` hold for the command alone, but for the overrides.
+    ``settings`` are merged into those of the run, which stores them. Of the attributes of this class, the run
+    stores only ``seed``, ``batch_size`` and ``overrides``; the others apply to this command only.
 
     Attributes:
-        seed: the random seed; None for what the run has already.
-        batch_size: rows an update, over all GPUs; ``auto`` leaves them, and looks for the micro-batch.
-        overrides: ``KEY=VALUE``, as typed.
-        detect_anomaly: autograd's anomaly detection, which makes training slower.
-        trust: load the checkpoint even if it holds classes that torch refuses, and run code of others.
-        retry: try again with less, when memory runs out.
-        use_known_fits: begin with the micro-batch that fitted before.
-        stop_timeout: seconds without progress after which a worker that was asked to stop is killed.
-        dry_run: nothing may be written or downloaded.
-        cpu: use no GPU.
-        nproc: how many processes of this machine train together; ``auto`` for one a GPU; None for one.
-        nnodes: on how many machines, of which this is number ``node_rank``; they meet at ``rdzv``.
+        seed: Random seed; ``None`` for that of the run.
+        batch_size: Rows per update over all GPUs; ``auto`` keeps them and searches for the micro-batch.
+        overrides: ``KEY=VALUE`` arguments as given.
+        detect_anomaly: Use autograd's anomaly detection, which slows down training.
+        trust: Load checkpoints with classes that torch refuses, and run third-party code.
+        retry: Retry with smaller limits after out-of-memory.
+        use_known_fits: Start with the micro-batch that fitted before.
+        stop_timeout: Seconds without progress after which a worker that was asked to stop is killed.
+        dry_run: Write and download nothing.
+        cpu: Use no GPU.
+        nproc: Number of processes on this machine; ``auto`` for one per GPU; ``None`` for one.
+        nnodes: Number of machines.
+        node_rank: Rank of this machine, from 0.
+        rdzv: Rendezvous endpoint of several machines, as ``HOST:PORT``.
     """
 
     seed: int | None = None
@@ -173,24 +178,24 @@ class CommandOptions(MmfwSettings):
 
     @property
     def settings(self) -> Settings:
-        """The settings that the options choose; those that are not given are not in them."""
+        """Settings of the options that were given."""
         mmfw_settings = {option.name: getattr(self, option.name) for option in fields(MmfwSettings)}
         training = {"seed": self.seed, "max_updates": self.updates}
         if self.batch_size is not None:
             mmfw_settings["auto_batch"] = self.batch_size == "auto"
             training["batch_size"] = None if self.batch_size == "auto" else self.batch_size
         mmfw_settings |= {"allow_missing": self.allow_missing or None}
-        if self.teacher is not None:  # it may be empty, as an unset variable of the shell is
+        if self.teacher is not None:  # may be empty, as an unset variable of the shell
             mmfw_settings["teacher"] = escape_interpolation(str(expand_home(self.teacher).absolute()))
         values = {"training": _drop_unset(training), MMFW_GROUP: _drop_unset(mmfw_settings)}
         if self.updates or self.epochs:
-            values["training"]["max_epochs"] = None  # else MMF would count epochs instead, or in its own way
+            values["training"]["max_epochs"] = None  # otherwise MMF would count epochs, in its own way
             values[MMFW_GROUP] |= {"updates": self.updates, "epochs": self.epochs}
         return _drop_unset(values)
 
 
 def drop_start_settings(settings: Settings) -> Settings:
-    """The settings without those that hold for the start alone; a run keeps no others."""
+    """Return the settings without those that apply only to the start, which a run does not store."""
     checkpoint = settings.get("checkpoint")
     if not isinstance(checkpoint, dict):
         return settings
@@ -204,5 +209,5 @@ def _drop_unset(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def format_override_value(value: Any) -> str:
-    """A value as one types it after ``KEY=``."""
+    """Return a value as it is written after ``KEY=``."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

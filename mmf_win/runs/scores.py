@@ -1,7 +1,7 @@
-"""The scores of a run, each with the split and the checkpoint that it is of.
+"""Scores of a run, each with its split and checkpoint.
 
-A table or a test is of one split and, for each run, of one checkpoint: what ``best`` stands for now. That is
-known by the SHA-256 that the worker told when it saved it, so that nothing is hashed here.
+A table or test uses one split and one checkpoint of each run: the current ``best``. It is identified by the
+SHA-256 that the worker recorded when it saved the checkpoint, so nothing needs to be hashed here.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ class ScoredPrediction:
     """A prediction file of a run.
 
     Attributes:
-        split: the annotation file's stem, or what stands for own memes in names.
-        checkpoint: what predicted: ``best`` as it is now, ``update 300``, or ``unknown``, where the run has
-            no record of its hash.
-        auroc: 0 to 1; None without labels.
-        on: what it was measured on; None where no record tells.
+        csv: The file.
+        split: Stem of the annotation file, or the name that stands for user data.
+        checkpoint: Checkpoint that was used: the current ``best``, ``update 300``, or ``unknown`` if the run
+            has no record of its hash.
+        auroc: AUROC from 0 to 1; ``None`` without labels.
+        coverage: Split and rows of the score; ``None`` if not recorded.
     """
 
     csv: Path
@@ -45,15 +46,15 @@ class ScoredPrediction:
 
 @dataclass(frozen=True)
 class RunScores:
-    """What was measured of a run.
+    """Scores of a run.
 
     Attributes:
-        validation: the event of the validation of the best checkpoint, or the one with the best AUROC where
-            nothing tells which checkpoint that is.
-        names: what :class:`ScoredPrediction` calls the checkpoints, by their hashes.
-        counted: the one that tables and tests take: ``best``, the last until there is one, or ``unknown``.
-        made: all predictions of the run, the newest first.
-        newest: by their splits, the newest predictions by the checkpoint that is counted.
+        validation: Validation event of the best checkpoint; if that is unknown, the one with the best AUROC.
+        checkpoint_names: Names of the checkpoints (see :class:`ScoredPrediction`), by SHA-256.
+        scored_checkpoint: Checkpoint that tables and tests use: ``best``, the last one before there is a
+            best, or ``unknown``.
+        predictions: All predictions of the run, newest first.
+        newest_by_split: Newest prediction with ``scored_checkpoint``, by split.
     """
 
     validation: Event | None = None
@@ -64,23 +65,32 @@ class RunScores:
 
     @property
     def best_auroc(self) -> float | None:
-        """The validation AUROC of the best checkpoint."""
+        """Validation AUROC of the best checkpoint."""
         return None if self.validation is None else val_auroc(self.validation)
 
     @property
     def validated_on(self) -> Coverage | None:
-        """The validation split, and how many of its rows were used; None where the event does not say."""
+        """Validation split and the number of its rows used, or ``None`` if the event does not record them."""
         return Coverage.from_json(self.validation and self.validation.get("data"))
 
     @property
     def scored_by_split(self) -> dict[str, ScoredPrediction]:
-        """Those of ``newest`` that have an AUROC, but for memes of the user's own."""
+        """Predictions of ``newest_by_split`` that have an AUROC, without those of user data."""
         scored = ((split, item) for split, item in self.newest_by_split.items() if item.auroc is not None)
         return {split: item for split, item in scored if not user_annotations_path(item.csv).is_file()}
 
 
 def read_scores(run: Run, events: Sequence[Event], published_sha256: str | None = None) -> RunScores:
-    """The scores of a run; ``published`` is the hash of its weights where it was never trained."""
+    """Read the scores of a run.
+
+    Args:
+        run: The run.
+        events: Its events.
+        published_sha256: SHA-256 of its weights if it was never trained.
+
+    Returns:
+        The scores.
+    """
     saves = [event for event in events if event["kind"] == "checkpoint"]
     names = {event.get("sha256"): f"update {event.get('update')}" for event in saves}
     best = next((event for event in reversed(saves) if event.get("best") and "sha256" in event), None)
@@ -95,18 +105,18 @@ def read_scores(run: Run, events: Sequence[Event], published_sha256: str | None 
 
 
 def common_split(splits: Iterable[Iterable[str]]) -> str | None:
-    """The split that most of the runs have, each with its ``splits``; a test set before another."""
+    """Return the split that most runs have, preferring test splits; ``None`` if there is no split."""
     counts = Counter(split for run_splits in splits for split in set(run_splits))
     return max(counts, key=lambda split: (counts[split], is_test_split(split), split), default=None)
 
 
 def is_test_split(split: str) -> bool:
-    """Whether a split is a test set, by its name."""
+    """Return whether a split is a test split, judging by its name."""
     return f"{split}_".startswith("test_")
 
 
 def val_auroc(event: Event) -> float | None:
-    """The validation AUROC that an event reports, if it does."""
+    """Return the validation AUROC that an event reports, or ``None``."""
     return _share_or_none((event.get("metrics") or {}).get("auroc")) if event["kind"] == "val" else None
 
 
@@ -114,7 +124,7 @@ def _find_best_validation(events: Sequence[Event], best_save: Event | None) -> E
     scored = [event for event in events if val_auroc(event) is not None]
     if best_save is None:
         return max(scored, key=lambda event: val_auroc(event) or 0.0, default=None)
-    # The final validation is of the best checkpoint, and may be all that is left of it after a kill.
+    # The final validation uses the best checkpoint; after a kill, it may be the only one with an event.
     final = [event for event in scored if event.get("final") and event.get("t", 0) >= best_save.get("t", 0)]
     position = (best_save.get("update"), best_save.get("attempt"))
     at_save = [e for e in scored if not e.get("final") and (e.get("update"), e.get("attempt")) == position]
@@ -122,7 +132,7 @@ def _find_best_validation(events: Sequence[Event], best_save: Event | None) -> E
 
 
 def _find_predictions(run: Run, checkpoint_names: Mapping[str | None, str]) -> list[ScoredPrediction]:
-    # As Run.new_report names them; the split is the stem of an annotation file.
+    # Named by Run.reserve_prediction_file; the split is the stem of an annotation file.
     name = re.compile(
         f"hateful_memes_{re.escape(run.path.parent.name)}_(.*)_({_TIMESTAMP_PATTERN})", re.DOTALL
     )
@@ -132,7 +142,7 @@ def _find_predictions(run: Run, checkpoint_names: Mapping[str | None, str]) -> l
             continue
         split, stamp = match.groups()
         auroc = coverage = sha256 = None
-        created = csv.stat().st_mtime  # the name has a local time
+        created = csv.stat().st_mtime  # the time in the name is local
         with suppress(OSError, ValueError, TypeError, LookupError, AttributeError):
             record = read_json(csv.with_suffix(".metrics.json"))
             created = float(record.get("created", created))

@@ -1,4 +1,4 @@
-"""Trainings that differ in their seed alone: which belong together, and what they come to."""
+"""Groups of trainings that differ only in their seed, and statistics over them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ _T = TypeVar("_T")
 
 
 def group_by_config(trainings: Iterable[tuple[_T, Hashable, Hashable]]) -> list[list[_T]]:
-    """Those that are alike together, in the order in which they come.
+    """Group trainings that differ only in their seed, in input order.
 
     Args:
-        trainings: each with what its result depends on beside the seed, and the seed, which no two of a group
-            have; None where it is not known, or does not matter.
+        trainings: For each training, the training, its configuration without the seed, and its seed. A seed
+            occurs once per group; ``None`` if it is unknown or irrelevant.
+
+    Returns:
+        The groups.
     """
     groups: dict[tuple[Hashable, int], list[_T]] = {}
     counts: Counter[tuple[Hashable, Hashable]] = Counter()
@@ -27,6 +30,10 @@ def group_by_config(trainings: Iterable[tuple[_T, Hashable, Hashable]]) -> list[
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float | None, float | None, int]:
-    """Mean, standard deviation where there are two or more values, and how many there are."""
+    """Return the mean, the standard deviation and the number of values.
+
+    Returns:
+        Mean (``None`` without values), sample standard deviation (``None`` below two values), and count.
+    """
     deviation = statistics.stdev(values) if len(values) > 1 else None
     return (statistics.mean(values) if values else None, deviation, len(values))

@@ -1,4 +1,4 @@
-"""What a run predicts: a split of the dataset, or memes of the user's own."""
+"""Prediction targets: a split of the dataset, or memes given by the user."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class PredictionTarget:
     """Memes to predict.
 
     Attributes:
-        name: the split's, or what stands for it in the names of files.
-        file: the annotation file that MMF reads.
-        table: the user's table of own memes; None for a split.
+        name: Name of the split, or the name that stands for user data in file names.
+        annotation_file: Annotation file that MMF reads.
+        user_file: Table or image given by the user; ``None`` for a split.
     """
 
     name: str
@@ -33,17 +33,26 @@ class PredictionTarget:
 
     @classmethod
     def from_split(cls, mmf_paths: MmfPaths, split: str) -> PredictionTarget:
-        """A split on disk. Raises DatasetError where it is not there, or without memes."""
+        """Return the target for a split of the dataset.
+
+        Raises:
+            DatasetError: The split does not exist, or contains no memes.
+        """
         file = AnnotationFile(require_split(mmf_paths.dataset, split))
         if not file.lines:
-            raise DatasetError(f"{file.path}: there are no memes in it")
+            raise DatasetError(f"{file.path}: contains no memes")
         return cls(split, file)
 
     @classmethod
     def from_table(cls, table: Path, scratch: Path) -> PredictionTarget:
-        """The memes of a user's table; the annotations that MMF reads are written to ``scratch``.
+        """Return the target for a user's table of memes.
 
-        Raises DatasetError where the table cannot be used, or images are missing.
+        Args:
+            table: The table.
+            scratch: Folder into which the annotations for MMF are written.
+
+        Raises:
+            DatasetError: The table is invalid, or images are missing.
         """
         return cls._from_rows(
             table, resolve_image_paths(assign_custom_ids(read_table(table)), table), scratch
@@ -51,16 +60,30 @@ class PredictionTarget:
 
     @classmethod
     def from_image(cls, image: Path, text: str, scratch: Path) -> PredictionTarget:
-        """One image and its text; a DatasetError where the image is none, a UsageError where the text is."""
+        """Return the target for one image and its text.
+
+        Args:
+            image: The image.
+            text: The text.
+            scratch: Folder into which the annotations for MMF are written.
+
+        Returns:
+            The target.
+
+        Raises:
+            DatasetError: The image does not exist.
+            UnreadableImageError: The file is not an image.
+            UsageError: The text is not valid Unicode.
+        """
         if not image.is_file():
-            raise DatasetError(f"{image}: there is no such image")
+            raise DatasetError(f"{image}: file not found")
         if not is_valid_unicode(text):
-            raise UsageError("the text holds half of a surrogate pair, which is no letter")
+            raise UsageError("the text contains an unpaired surrogate")
         try:
             open_image(image)
-        except Exception as error:  # Pillow raises whatever a broken file leads it to
-            hint = "--image takes a picture, and --memes a table of memes"
-            raise UnreadableImageError(f"{image}: cannot be read as a picture ({error})", hint=hint) from None
+        except Exception as error:  # Pillow raises many types of exceptions for damaged files
+            hint = "give an image with --image, or a table of memes with --memes"
+            raise UnreadableImageError(f"{image}: not a readable image ({error})", hint=hint) from None
         return cls._from_rows(
             image, [AnnotationRow(1, image.absolute().as_posix(), text, None, 1, image.name)], scratch
         )
@@ -75,33 +98,37 @@ class PredictionTarget:
 
     @property
     def is_user_data(self) -> bool:
-        """Whether these are memes of the user's own."""
+        """True for user data, False for a split of the dataset."""
         return self.user_file is not None
 
     @property
     def title(self) -> str:
-        """What the user calls them."""
+        """Name of the split, or of the user's file."""
         return self.name if self.user_file is None else self.user_file.name
 
     @property
     def source(self) -> Path:
-        """The file that the user knows."""
+        """The user's file, or the annotation file of a split."""
         return self.user_file or self.annotation_file.path
 
     @cached_property
     def sha256(self) -> str:
-        """The hash of that file."""
+        """SHA-256 of the source."""
         return self.annotation_file.sha256 if self.user_file is None else file_digest(self.user_file).hex()
 
     @property
     def rows(self) -> list[AnnotationRow]:
-        """The memes. Raises DatasetError where the annotations cannot be used."""
+        """The memes.
+
+        Raises:
+            DatasetError: The annotations are invalid.
+        """
         return self.annotation_file.rows
 
     @property
     def settings(self) -> Settings:
-        """MMF's keys that name these memes, in place of the run's own splits, which need not be there."""
-        if self.is_user_data:  # their images are named by absolute paths
+        """MMF settings that replace the run's own splits, which may be missing, with these memes."""
+        if self.is_user_data:  # with absolute paths of the images
             return default_settings.settings_for_all_splits(
                 annotations=self.annotation_file.path, images=self.annotation_file.path.parent
             )

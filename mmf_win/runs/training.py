@@ -1,4 +1,4 @@
-"""Starts and resumes the training of runs."""
+"""Starting and resuming the training of runs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from mmf_win.upstream.versions import read_version
 
 _log = logging.getLogger(__name__)
 
-#: What stands for a preset's published weights.
+#: Value of ``init`` for the published weights of a preset.
 PUBLISHED = "published"
 
 _CHECKPOINT_SUFFIXES = (".ckpt", ".pth", ".pt")
@@ -51,14 +51,21 @@ def job_from_preset(
     init: str | None = None,
     source: str | None = None,
 ) -> RunJob:
-    """A training of a preset from update 0; an MmfwError where it, the dataset or the weights cannot be used.
+    """Return a new training of a preset.
 
     Args:
-        preset_name: the preset, or its file.
-        name: the folder's name; None for the preset's.
-        init: the weights to begin with: :data:`PUBLISHED_SCORES`, or a file; None for those that MMF begins
-            with.
-        source: where to look first for published weights.
+        preset_name: Name or file of the preset.
+        options: Options of the command.
+        mmf_paths: Folders of MMF.
+        name: Name of the run folder; ``None`` for the name of the preset.
+        init: Initial weights: :data:`PUBLISHED` or a file; ``None`` for MMF's initial weights.
+        source: Folder or mirror to search first for published weights, or ``None``.
+
+    Returns:
+        The training.
+
+    Raises:
+        MmfwError: The preset, the dataset or the weights cannot be used.
     """
     preset, weights = presets.load(preset_name), None
     request = _request_from_preset(preset, mmf_paths)
@@ -75,9 +82,19 @@ def job_from_preset(
 def job_from_request(
     request: RunRequest, options: CommandOptions, data_dir: Path | None, save_dir: Path | None
 ) -> RunJob:
-    """A training as a run was trained, from update 0; an MmfwError where the dataset cannot be read.
+    """Return a new training with the request of a run.
 
-    The run then remembers ``data_dir``, MMF's data folder; None is for the one that it used.
+    Args:
+        request: Request of the run.
+        options: Options of the command.
+        data_dir: Data dir of MMF, which the run then stores; ``None`` for that of the request.
+        save_dir: Save dir; ``None`` for the default.
+
+    Returns:
+        The training.
+
+    Raises:
+        MmfwError: The dataset cannot be read.
     """
     mmf_paths = MmfPaths.resolve(data_dir or Path(request.data_dir), save_dir)
     splits = choose_splits(mmf_paths.dataset)
@@ -94,20 +111,26 @@ def job_to_resume(
     data_dir: Path | None,
     mmf_paths: MmfPaths,
 ) -> RunJob:
-    """A training that goes on.
+    """Return a training that resumes a run, or that starts from a checkpoint file.
 
-    ``best`` and ``last`` resume the newest run (of the preset, if one is named) in its folder; a run's id,
-    name or folder resumes that run, from its last checkpoint. A file starts a new run from that checkpoint,
-    with the configuration of the run that it belongs to unless a preset is named.
-
-    Raises an MmfwError where there is nothing to resume, or it cannot be read.
+    ``best`` and ``last`` resume the newest run (of the preset, if one is given) in its folder. The ID, name
+    or folder of a run resumes that run from its last checkpoint. A file starts a new run from that
+    checkpoint, with the configuration of the run that contains the file, unless a preset is given.
 
     Args:
-        wanted: ``best``, ``last``, a checkpoint's path, or a run's id, name or folder.
-        preset_name: the preset, or its file.
-        name: the new run's folder, when ``wanted`` is a file; None for the preset's name.
-        data_dir: as for :func:`job_from_request`.
-        places: with ``data_dir``, or its default.
+        resume_spec: ``best``, ``last``, the path of a checkpoint, or the ID, name or folder of a run.
+        preset_name: Name or file of the preset, or ``None``.
+        options: Options of the command.
+        name: Name of the new run if ``resume_spec`` is a file; ``None`` for the name of the preset.
+        data_dir: Data dir of MMF, as for :func:`job_from_request`.
+        mmf_paths: Folders of MMF, with ``data_dir`` or its default.
+
+    Returns:
+        The training.
+
+    Raises:
+        UsageError: The options do not fit the run, or the configuration of the checkpoint is unknown.
+        MmfwError: There is nothing to resume, or it cannot be read.
     """
     preset = None if preset_name is None else presets.load(preset_name)
     match = _find_run_to_resume(resume_spec, preset, mmf_paths.save_dir)
@@ -115,13 +138,13 @@ def job_to_resume(
         run, checkpoint = match
         checkpoints.require_no_foreign_best(run)
         if name is not None:
-            raise UsageError(f"run {run.id} is resumed in its own folder, so it cannot be named {name}")
+            raise UsageError(f"run {run.id} is resumed in its own folder and cannot be named {name}")
         _require_seed_kept(options, checkpoint, run.request().training_number("seed"))
         job = job_from_request(run.request(), options, data_dir, mmf_paths.save_dir)
         start_events = [event for event in read_run_events(run) if event["kind"] == "train_started"]
         precision = options.settings.get(MMFW_GROUP, {}).get("precision")
         if start_events and precision not in (None, previous := start_events[-1].get("precision", "fp32")):
-            _log.info("this run goes on in %s; so far it was %s", precision, previous)
+            _log.info("resuming in %s (trained in %s so far)", precision, previous)
         return replace(job, run=run, checkpoint=checkpoint)
     checked_file = checkpoints.require_intact(resume_spec)
     checkpoint = checked_file.path
@@ -137,15 +160,15 @@ def job_to_resume(
         job = job_from_request(request, options, data_dir, mmf_paths.save_dir)
     else:
         raise UsageError(
-            f"{checkpoint} does not lie in a run's folder, so its configuration is not known",
-            hint="name the preset that it was trained with: mmfw train PRESET --resume PATH",
+            f"{checkpoint} is not in the folder of a run, so its configuration is unknown",
+            hint="give its preset, as in `mmfw train PRESET --resume PATH`",
         )
     request = replace(job.request, start=str(checkpoint))
     return replace(job, request=request, name=name, checkpoint=checkpoint)
 
 
 def _find_run_to_resume(resume_spec: str, preset: Preset | None, save_dir: Path) -> tuple[Run, Path] | None:
-    """The run to resume in its folder, and from which of its checkpoints; None for a checkpoint's file."""
+    """Return the run to resume in its folder and the checkpoint, or ``None`` for the file of a checkpoint."""
     is_newest, path = resume_spec in ("best", "last"), expand_home(resume_spec)
     if not is_newest and (path.is_file() or (path.suffix in _CHECKPOINT_SUFFIXES and not path.is_dir())):
         return None
@@ -164,7 +187,11 @@ def _find_run_to_resume(resume_spec: str, preset: Preset | None, save_dir: Path)
 
 
 def _require_seed_kept(options: CommandOptions, checkpoint: Path, run_seed: int | None = None) -> None:
-    """Refuse a seed, other than the run's, beside a checkpoint whose random state would take its place."""
+    """Check that no new seed is given for a checkpoint, since its random state would replace it.
+
+    Raises:
+        UsageError: A seed other than the run's is given.
+    """
     seed = options.settings.get("training", {}).get("seed")
     seed_arguments = [f"--seed {seed}"] if seed not in (None, run_seed) else []
     seed_arguments += [override for override in options.overrides if override.startswith("training.seed=")]
@@ -172,8 +199,8 @@ def _require_seed_kept(options: CommandOptions, checkpoint: Path, run_seed: int 
     if not seed_arguments or any(override.startswith(reset_prefixes) for override in options.overrides):
         return
     if (progress := read_checkpoint_progress(checkpoint)) is not None and progress.has_state:
-        message = f"{seed_arguments[0]}: what is resumed goes on with the random state of {checkpoint}"
-        raise UsageError(message, hint="leave it out")
+        message = f"{seed_arguments[0]} has no effect: the random state comes from {checkpoint}"
+        raise UsageError(message, hint="remove it")
 
 
 def _request_from_preset(preset: Preset, mmf_paths: MmfPaths) -> RunRequest:
@@ -181,7 +208,14 @@ def _request_from_preset(preset: Preset, mmf_paths: MmfPaths) -> RunRequest:
 
 
 def prepare_plan(job: RunJob) -> Plan:
-    """Compose the configuration of a training, and check what it reads. Raises MmfError where it fails."""
+    """Plan a training and check its inputs.
+
+    Returns:
+        The plan.
+
+    Raises:
+        MmfwError: The configuration or an input cannot be used.
+    """
     plan = plan_training(job)
     inputs, total = preflight.check_training(plan)
     request, attempt, version = (
@@ -195,16 +229,25 @@ def prepare_plan(job: RunJob) -> Plan:
         total_settings = {"training": {"max_updates": total, "max_epochs": None}}
         attempt = replace(attempt, settings=merge_settings(attempt.settings, total_settings))
     if request.mmf and request.mmf != version:
-        _log.warning("this run was trained with MMF %s so far, and resumes with %s", request.mmf, version)
+        _log.warning("this run was trained with MMF %s, and is resumed with %s", request.mmf, version)
     task = replace(attempt.train_task, splits_read=dict(inputs.splits_read), total_updates=total)
     attempt = replace(attempt, task=task, may_query_hub=inputs.may_query_hub or job.options.trust)
     return replace(plan, request=replace(request, mmf=version), first_attempt=attempt, inputs=inputs)
 
 
 def train(job: RunJob, display: DisplayFactory, on_start: Callable[[Run], None] = lambda _: None) -> Run:
-    """Train to the end of a run, which is returned; ``begun`` is called with it before its first attempt.
+    """Train a run to its end.
 
-    Raises an MmfwError whose class says how it ended.
+    Args:
+        job: The training.
+        display: Shows the progress.
+        on_start: Called with the run before its first attempt.
+
+    Returns:
+        The run.
+
+    Raises:
+        MmfwError: The training failed or was stopped; the class gives the exit code.
     """
     with nullcontext() if job.run is None else training_lock(job.run) as lock_fd:
         plan = prepare_plan(job)
@@ -222,7 +265,17 @@ def execute_plan(
     lock_fd: int | None = None,
     on_start: Callable[[Run], None] = lambda _: None,
 ) -> Run:
-    """Train what is prepared, as :func:`train` does; ``lock`` is that of the run that is resumed."""
+    """Run a planned training to its end, as :func:`train` does.
+
+    Args:
+        plan: The plan.
+        display: Shows the progress.
+        lock_fd: Descriptor of the training lock of the run that is resumed; ``None`` for a new run.
+        on_start: Called with the run before its first attempt.
+
+    Returns:
+        The run.
+    """
     job, request, inputs = plan.job, plan.request, plan.inputs
     run, mmf_paths, checkpoint = job.run, job.mmf_paths, job.checkpoint
     with ExitStack() as stack:
@@ -231,14 +284,14 @@ def execute_plan(
             preserved = checkpoints.preserve_last_checkpoint(run, checkpoint)
             _log.info("resuming run %s from %s%s", run.id, checkpoint.name, preserved)
             for name in changed_splits(run, inputs.splits_read):
-                _log.warning(
-                    "%s is not what it was when this run trained: its scores are not comparable", name
-                )
+                _log.warning("%s has changed since this run was trained: its scores are not comparable", name)
         origin = run or (request.start and lookup.run_containing(Path(request.start)))
         total = plan.first_attempt.train_task.total_updates
         previous_total = training_progress(read_events(origin.events))[1] if origin else None
         if total and previous_total not in (None, total):
-            message = "the total is %d updates instead of %d, so learning-rate schedule and result change"
+            message = (
+                "the total is %d updates instead of %d: the learning-rate schedule and the result change"
+            )
             _log.warning(message, total, previous_total)
         if run is None:
             run = Run.create(mmf_paths.save_dir, job.name or request.preset)
@@ -257,7 +310,7 @@ def execute_plan(
         if not run.request_file.exists():
             run.save_request(request)
         on_start(run)
-        # Another attempt would have to begin on all machines.
+        # A retry would have to start on all machines.
         run_with_retries(
             run, plan.first_attempt, run_attempt, retry=job.options.retry and job.options.nnodes == 1
         )

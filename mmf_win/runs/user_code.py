@@ -1,6 +1,6 @@
-"""Code of the user's own, which MMF imports from ``env.user_dir``: a run remembers its folder.
+"""User code, which MMF imports from ``env.user_dir``.
 
-A folder that a preset or a run names, and not the user, is trusted once.
+A folder that is named by a preset or a run, and not by the user, must be trusted once.
 """
 
 from __future__ import annotations
@@ -21,36 +21,39 @@ _log = logging.getLogger(__name__)
 
 
 def trusted_folders_path() -> Path:
-    """Where the trusted folders are listed: a JSON list in mmfw's own folder."""
+    """Return the path of the list of trusted folders, a JSON file in mmfw's own folder."""
     return mmfw_home() / "trusted.json"
 
 
 def resolve_user_dir(user_dir: str | None, options: CommandOptions, owner_name: str) -> str | None:
-    """The absolute path of code, for the settings of whoever needs it.
+    """Return the absolute path of the user code.
 
     Args:
-        named: the folder; None where nothing names one, and empty where what names one stands for nothing.
-        options: what this command asks for. A folder that is named there, or by the variable of the
-            environment, is trusted from now on.
-        whose: what the user calls the run or the preset.
+        user_dir: Folder of the code; ``None`` if not set, empty if the setting resolves to nothing.
+        options: Options of the command. A folder in its overrides, or in the environment variable
+            ``MMF_USER_DIR``, is trusted from now on.
+        owner_name: Run or preset as named in errors.
+
+    Returns:
+        The absolute path; ``user_dir`` itself if it is ``None`` or empty.
 
     Raises:
-        UsageError: there is nothing at that path.
-        DataError: it is neither the user who names it, nor trusted.
+        UsageError: The folder does not exist.
+        DataError: The folder is neither given by the user nor trusted.
     """
-    if not user_dir:  # and where it is empty, an interpolation must not find another in the worker
+    if not user_dir:  # kept if empty, or an interpolation might find a folder in the worker
         return user_dir
     folder, environment_dir = _absolute_path(user_dir), os.environ.get("MMF_USER_DIR")
     if not folder.exists() and not folder.with_name(f"{folder.name}.py").exists():
-        message = f"{owner_name} needs code of its own (env.user_dir), and there is no {folder}"
-        raise UsageError(message, hint="name its folder with env.user_dir=FOLDER")
+        message = f"{folder}: user code of {owner_name} not found (env.user_dir)"
+        raise UsageError(message, hint="give its folder with env.user_dir=FOLDER")
     if str(folder) in _load_trusted_folders():
         return str(folder)
     is_named_by_user = any(override.startswith("env.user_dir=") for override in options.overrides)
     is_named_by_user |= bool(environment_dir) and folder == _absolute_path(str(environment_dir))
     if not (is_named_by_user or options.trust):
-        message = f"{folder}: {owner_name} names code (env.user_dir), which would be run"
-        raise DataError(message, hint="if you trust it, give --trust, which is remembered")
+        message = f"{folder}: user code of {owner_name} is not trusted (env.user_dir)"
+        raise DataError(message, hint="if you trust it, add --trust, which is remembered")
     if not options.dry_run:
         path = trusted_folders_path()
         try:
@@ -58,7 +61,9 @@ def resolve_user_dir(user_dir: str | None, options: CommandOptions, owner_name: 
             with file_lock(path.with_suffix(".lock"), timeout=5.0):
                 write_json(path, [*_load_trusted_folders(), str(folder)])
         except OSError as error:
-            _log.warning("%s cannot be written, so %s is asked about again: %s", path, folder, error.strerror)
+            _log.warning(
+                "%s: not writable, so the trust in %s is not remembered: %s", path, folder, error.strerror
+            )
     return str(folder)
 
 

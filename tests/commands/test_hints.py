@@ -188,7 +188,6 @@ NOT_RUN = {
     "export/running: mmfw export": "which run is the user's to know",
     "runs/teacher: --teacher": "which file is the user's to know",
     "runs/teacher: mmfw predict": "which run is the teacher is the user's to know",
-    "runs/training: --resume": "as for mmfw train, beside it",
     "runs/training: mmfw train": "which preset it was is the user's to know",
     "cuda_oom": "a full GPU; the hint names no command",
     "host_oom": "a full memory; --batch-size is tested by itself",

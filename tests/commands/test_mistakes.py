@@ -34,7 +34,7 @@ def here(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 RUN = "save/mmbt/2026-01-01T00-00-00"
 DEFAULTS = "data/datasets/hateful_memes/defaults"
 NO_DATASET = "no Hateful Memes dataset in {here}/save\nhint: `mmfw convert --zip ARCHIVE --data-dir {here}"
-NO_RUN = "{here}/no: there is no run yet\nhint: `mmfw train PRESET --save-dir {here}/no` makes one"
+NO_RUN = "{here}/no: no run yet\nhint: create one with `mmfw train PRESET --save-dir {here}/no`"
 CHECK = ["check-submission", "no.csv", "--data-dir", "data", "--split"]
 
 
@@ -103,7 +103,7 @@ def test_image_refuses_what_is_about_files_of_predictions(
         (["check-submission"], 2, "error: missing argument FILE\nhint: `mmfw check-submission --help`"),
         (["--data-dir", "data", "train", "demo"], 2, "follow the command: mmfw COMMAND --data-dir"),
         (["runs", "list"], 2, "no such command list\nhint: `mmfw runs` alone"),
-        (["predict", "a.b=1", RUN], 2, "names come first"),
+        (["predict", "a.b=1", RUN], 2, "give names first"),
         ([*CHECK, "test_seen"], 3, "no.csv: No such file"),
         ([*CHECK, "dev_seen,test_seen"], 3, "give --split once for each"),
         (["check-submission", "data", "--data-dir", "data", "--split", "train"], 2, "data"),

@@ -140,7 +140,9 @@ def test_a_damaged_checkpoint_cannot_be_repaired_and_nothing_is_deleted(
     mmfw("repair", code=3)
     told = mmfw.err
     assert "current.ckpt: it is cut off" in told
-    assert "the newest intact one is best.ckpt" in told and "mmfw train --resume last --save-dir" in told
+    assert (
+        "the newest intact checkpoint is best.ckpt" in told and "mmfw train --resume last --save-dir" in told
+    )
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
     hostile_archives.truncate_file(folder / "best.ckpt")
     assert "no intact checkpoint" in mmfw("repair", "runs", code=3)

@@ -75,7 +75,7 @@ def test_what_is_damaged_is_named_with_the_command_that_repairs_it(world: MmfPat
     assert mmfw.out.count(" damaged ") == 5
     for finding in found.values():
         assert f"{finding['what']}: {finding['problems'][0]}" in mmfw.err
-    assert "the newest intact one is best.ckpt" in mmfw.err
+    assert "the newest intact checkpoint is best.ckpt" in mmfw.err
     assert "5 of 5 are damaged" in mmfw.err
     assert "hint: `mmfw repair dataset features mmf`\n" in mmfw.err
 

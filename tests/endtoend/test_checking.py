@@ -305,7 +305,7 @@ def test_a_run_is_checked_with_what_it_began_with_but_for_its_teacher(tool: Tool
     assert str(weights) in next(each for each in found["findings"] if each["check"] == "weights")["text"]
     weights.unlink()
     assert english.run_for_exit_code("check", "student", "--trust") == 0
-    assert f"began with {weights}, which is no file here" in english.errors
+    assert f"started with {weights}, which does not exist" in english.errors
 
 
 def test_a_model_that_cannot_be_built_is_told_with_the_end_of_its_output(tool: Tool) -> None:

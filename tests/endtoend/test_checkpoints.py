@@ -116,7 +116,7 @@ def test_a_run_that_stopped_early_says_where_and_resumes_only_to_train_on(tool: 
         tool.run_for_exit_code("train", "--resume", "last", "--dry-run", "training.early_stop.patience=null")
         == 2
     )
-    assert tool("train", "--resume", "last", hint.split()[1], "--updates", "8")["updates"] == 8
+    assert tool("train", "--resume", "last", hint.split()[-1], "--updates", "8")["updates"] == 8
     assert start_updates(tool.run_of(result)) == [0, 6]
 
 
@@ -146,7 +146,7 @@ def test_what_a_resume_from_the_best_leaves_behind_is_kept_until_the_run_is_furt
     before = file_digest(run.checkpoints / "current.ckpt")
     set_faults({"at": "stepped", "do": "stop", "update": 3})
     assert tool.run_for_exit_code("train", "--resume", "best", "--updates", "5") == 130
-    assert f"best.ckpt, update 1; the 3 updates after it are set aside as {left_behind}" in tool.errors
+    assert f"best.ckpt, update 1; the checkpoint of update 4 is kept as {left_behind}" in tool.errors
     assert {name for name in files(run) if name.startswith("models")} == {
         f"models/model_{update}.ckpt" for update in (2, 3, "4_aside_1")
     }
@@ -171,7 +171,7 @@ def test_what_one_resume_from_the_best_has_set_aside_survives_the_next(tool: Too
         head = run.checkpoints / "models" / f"model_{update}_aside_1.ckpt"
         heads[head] = file_digest(run.checkpoints / "current.ckpt")
         tool("train", "--resume", "best", "--updates", str(then))
-        assert f"set aside as {head}" in tool.errors
+        assert f"is kept as {head}" in tool.errors
     assert {head: file_digest(head) for head in heads} == heads
 
 
@@ -188,9 +188,9 @@ def test_another_runs_best_is_named_and_no_run_goes_on_with_it(tool: Tool) -> No
     assert {name: file_digest(run.checkpoints / name) for name in files(run)} == before
     for words in (("predict", "--checkpoint", str(best)), ("train", "--resume", str(best), "--dry-run")):
         assert tool.run_for_exit_code(*words) == 0
-        assert f"{best}: it is whole, but this run has not saved it" in tool.errors
+        assert f"{best}: intact, but not written by this run" in tool.errors
     assert tool.run_for_exit_code("verify", run.id) == 3
-    assert "best.ckpt: it is whole" in tool.errors and "a damaged" not in tool.errors
+    assert "best.ckpt: intact, but not written" in tool.errors and "a damaged" not in tool.errors
     assert "move away" in tool.errors and "cut off" not in tool.errors
     best.unlink()
     shutil.copyfile(own, best)
@@ -207,7 +207,7 @@ def test_a_run_that_was_copied_while_it_trained_is_intact_and_resumes(tool: Tool
     copy.events.write_bytes(b"".join(lines[:ends]))
     save = ("--save-dir", str(copy.path.parents[1]))
     assert main(["verify", str(copy.path), *save]) == 0
-    assert "intact at update 2; the run's record is older and lacks it" in tool.read()[1]
+    assert "intact at update 2, but missing from the events of the run" in tool.read()[1]
     assert main(["train", "--resume", "last", "--updates", "4", *save]) == 0
     assert known(copy, "current.ckpt").update == 4
     assert main(["predict", copy.id, "--no-report", *save]) == 0
@@ -282,7 +282,7 @@ def test_a_disk_that_fills_up_to_its_last_byte_is_the_reason_that_is_told_and_li
     assert main([*words, "training.log_interval=1", "training.checkpoint_interval=1"]) == 5
     said = tool.read()[1]
     assert "a checkpoint needs" in said and "0 B are free" in said and "exit.json" not in said
-    assert "free some space" in said and "--resume last" in said and "begins again" not in said
+    assert "free some space" in said and "--resume last" in said and "to start over" not in said
     assert main(["runs", *save, "--json"]) == 0
     assert '"state": "failed: disk"' in tool.read()[0]
     ballast.unlink()

@@ -52,7 +52,7 @@ def test_a_student_keeps_its_teacher_when_it_resumes_and_in_parts(
     assert f"{lessons}: the teacher's predictions are not those" in tool.errors
     lessons.unlink()
     assert tool.run_for_exit_code("train", "--resume", "parts", "--updates", "6") == 3
-    assert f"{lessons}: there is no such file" in tool.errors
+    assert f"{lessons}: prediction file of the teacher not found" in tool.errors
     assert not [e for e in read_events(parts.events) if e.get("attempt") == "4"], "no worker has started"
 
 
@@ -77,7 +77,7 @@ def test_a_teacher_is_named_by_the_option(tool: Tool, lessons: Path) -> None:
     assert tool.run_for_exit_code("train", tool.preset("bert"), f"mmfw.teacher={lessons}") == 2
     assert "--teacher FILE" in tool.errors
     assert tool.run_for_exit_code("train", tool.preset("bert"), "--teacher-weight", "0.5") == 2
-    assert "--teacher-weight is for --teacher" in tool.errors
+    assert "--teacher-weight requires --teacher" in tool.errors
     shown = tool("train", tool.preset("bert"), "--teacher", str(lessons), "--dry-run")
     assert shown["training"] and not tool.save_dir.joinpath("bert").exists()
 

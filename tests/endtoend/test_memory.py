@@ -68,7 +68,7 @@ def test_memory_that_runs_out_in_validation_leaves_training_as_it_is(
     assert "metrics on the CPU" in tool.errors
 
     parts = probabilities(tool("predict", "--no-report"))
-    assert "evaluating a micro-batch of 4; trying 2" in tool.errors
+    assert "evaluating a micro-batch of 4; retrying with 2 " in tool.errors
     set_faults()
     whole = probabilities(tool("predict", "--no-report"))
     assert len(whole) == 5 and parts == pytest.approx(whole, abs=1e-6)
@@ -97,7 +97,7 @@ def test_a_killed_data_loader_worker_means_fewer_of_them(tool: Tool, set_faults:
     run = tool.train(tool.preset("vilbert"), "--updates", "1", "training.num_workers=2")
     assert [event["workers"] for event in read_events_of_kind(run, "train_started")] == [2, 1]
     assert attempt_outcomes(run) == ["host_oom", "ok"]
-    assert "with 2 DataLoader workers; trying 1" in tool.errors
+    assert "with 2 DataLoader workers; retrying with 1" in tool.errors
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Windows and macOS have no /dev/shm")

@@ -98,7 +98,7 @@ def test_annotations_that_change_meanwhile_get_no_score(
         changed.write_text(changed.read_text(encoding="utf-8").replace('"text": "', '"text": "no '), "utf-8")
         here.with_name("here.go").touch()
         assert somebody.gets_the_prompt_back() == 3, somebody.read
-    assert "test_unseen.jsonl: it was changed while it was in use" in " ".join(somebody.read.split())
+    assert "test_unseen.jsonl: changed while in use" in " ".join(somebody.read.split())
     assert [read_json(file)["split"] for file in (tmp_path / "out").glob("*.json")] == ["test_seen"]
     assert len(list((tmp_path / "out").iterdir())) == 2
 

@@ -141,7 +141,7 @@ def test_what_cannot_be_loaded_is_refused_as_by_mmfw_predict(
     features, run = tool.get_trained_run("visual_bert"), tool.get_trained_run("mmbt")
     with monkeypatch.context() as patched:
         patched.setattr("mmf_win.runs.prediction.ModelProcess", None)  # nothing is started
-        with pytest.raises(UsageError, match="reads region features") as raised:
+        with pytest.raises(UsageError, match="needs region features") as raised:
             predictor_of(tool, features.id)
         assert "mmfw predict --memes" in str(raised.value.hint)
         with pytest.raises(RunNotFoundError, match="nope"):

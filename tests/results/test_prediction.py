@@ -83,7 +83,7 @@ def test_of_a_checkpoint_that_is_replaced_meanwhile_no_predictions_stay(small: R
         member.checkpoint.write_bytes(b"others")
         return by(*arguments, **named)
 
-    with pytest.raises(CheckpointError, match=r"best\.ckpt: it was replaced"):
+    with pytest.raises(CheckpointError, match=r"best\.ckpt: replaced while in use"):
         list(
             evaluation.predict_and_score(
                 [member], small.save, PredictionOptions(split=[SPLIT], predict_function=replacing), RunDisplay

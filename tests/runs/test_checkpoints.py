@@ -1,4 +1,4 @@
-"""Choosing a checkpoint by its file alone."""
+"""Selecting and checking checkpoints by their files."""
 
 import os
 import sys
@@ -22,22 +22,20 @@ def run(tmp_path: Path) -> Run:
 
 
 @pytest.mark.parametrize(
-    ("there", "wanted", "chosen"),
+    ("existing", "spec", "expected"),
     [
         (["best", "current"], "best", "best"),
         (["best", "current"], "last", "current"),
         (["current"], "best", "current"),
     ],
 )
-def test_best_and_last_are_files_and_a_run_too_short_to_have_a_best_gives_its_last(
-    run: Run, there: list[str], wanted: str, chosen: str
-) -> None:
-    for name in there:
+def test_best_falls_back_to_last_checkpoint(run: Run, existing: list[str], spec: str, expected: str) -> None:
+    for name in existing:
         write_checkpoint(run.checkpoints / f"{name}.ckpt", 1)
-    assert checkpoints.select_checkpoint(run, wanted).path == run.checkpoints / f"{chosen}.ckpt"
+    assert checkpoints.select_checkpoint(run, spec).path == run.checkpoints / f"{expected}.ckpt"
 
 
-def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
+def test_truncated_last_checkpoint_falls_back_to_newest_intact_one(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken = hostile_archives.truncate_file(write_checkpoint(run.checkpoints / "current.ckpt", 11))
@@ -48,14 +46,14 @@ def test_a_cut_off_current_checkpoint_falls_back_to_the_newest_intact_one(
     assert str(broken) in note and newest.name in note
 
 
-def test_the_last_of_a_run_that_went_back_to_its_best_is_not_what_it_had_set_aside(run: Run) -> None:
+def test_superseded_checkpoint_is_never_the_last_one(run: Run) -> None:
     log = EventLog(run.events, "1")
     best = write_checkpoint(run.checkpoints / "best.ckpt", 20)
     old = write_checkpoint(run.checkpoints / "current.ckpt", 100)
     for kind, update in (("checkpoint", 20), ("checkpoint", 100)):
         log.write(kind, update=update)
     assert checkpoints.select_checkpoint(run, "last").path == old
-    assert "80 updates after it" in checkpoints.preserve_last_checkpoint(run, best)
+    assert "the checkpoint of update 100 is kept as" in checkpoints.preserve_last_checkpoint(run, best)
     kept = run.checkpoints / "models" / "model_100_aside_1.ckpt"
     assert kept.samefile(old)
     checkpoints.preserve_last_checkpoint(run, best)
@@ -74,7 +72,7 @@ def test_the_last_of_a_run_that_went_back_to_its_best_is_not_what_it_had_set_asi
     assert "model_100_aside_2.ckpt" in checkpoints.preserve_last_checkpoint(run, best)
 
 
-def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_recorded_is_not(
+def test_foreign_checkpoint_is_skipped_but_unrecorded_own_one_is_used(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     best = write_checkpoint(run.checkpoints / "best.ckpt", 10)
@@ -95,11 +93,11 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_r
     write_checkpoint(best, 20, epoch=7)
     assert checkpoints.select_checkpoint(run, "best").path == current
     [note] = caplog.messages
-    assert f"{best}: it is whole, but this run has not saved it" in note and "current.ckpt instead" in note
+    assert f"{best}: intact, but not written by this run" in note and "current.ckpt instead" in note
     assert [each.name for each in checkpoints.list_checkpoints(run) if each.problem] == ["best.ckpt"]
-    with pytest.raises(CheckpointError, match=r"best\.ckpt: it is whole") as refused:
+    with pytest.raises(CheckpointError, match=r"best\.ckpt: intact, but not written") as refused:
         checkpoints.require_no_foreign_best(run)
-    assert refused.value.hint == "move it away; the next validation makes the best anew"
+    assert refused.value.hint == "move it away; the next validation saves a new one"
     assert checkpoints.can_resume(run)
     current.unlink()
     assert not checkpoints.can_resume(run)
@@ -109,7 +107,7 @@ def test_a_checkpoint_of_another_run_is_passed_over_and_one_whose_save_was_not_r
     "saved_in",
     ["/home/x/save/mmbt/2026-01-01T00-00-00/checkpoints", "D:\\save\\mmbt\\2026-01-01T00-00-00\\checkpoints"],
 )
-def test_a_run_that_was_copied_while_it_trained_uses_its_checkpoints_and_no_other_runs(
+def test_run_copied_during_training_uses_only_its_own_checkpoints(
     run: Run, saved_in: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = EventLog(run.events, "1")
@@ -126,7 +124,7 @@ def test_a_run_that_was_copied_while_it_trained_uses_its_checkpoints_and_no_othe
     checkpoints.require_no_foreign_best(run)
     assert checkpoints.can_resume(run)
     assert [each.problem for each in checkpoints.list_checkpoints(run)] == [None] * 3
-    lacks = "intact at update {}; the run's record is older and lacks it"
+    lacks = "intact at update {}, but missing from the events of the run"
     assert set(caplog.messages) == {f"{current}: {lacks.format(30)}", f"{best}: {lacks.format(20)}"}
 
     resumed = write_checkpoint(current, 40, save_dir=saved_in)
@@ -140,11 +138,11 @@ def test_a_run_that_was_copied_while_it_trained_uses_its_checkpoints_and_no_othe
         "best.ckpt",
         "models/model_10.ckpt",
     ]
-    with pytest.raises(CheckpointError, match=r"best\.ckpt: it is whole"):
+    with pytest.raises(CheckpointError, match=r"best\.ckpt: intact, but not written"):
         checkpoints.require_no_foreign_best(run)
 
 
-def test_a_checkpoint_of_another_task_whose_run_began_in_the_same_second_is_not_the_runs(
+def test_checkpoint_of_another_task_with_same_timestamp_is_foreign(
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path / "lr_0.1" / "mmbt" / "2026-01-01T00-00-00")
@@ -156,7 +154,7 @@ def test_a_checkpoint_of_another_task_whose_run_began_in_the_same_second_is_not_
     assert not checkpoints.can_resume(run)
 
 
-def test_the_hint_about_a_foreign_best_names_the_copy_of_the_last_best(run: Run) -> None:
+def test_hint_about_foreign_best_names_copy_of_own_best(run: Run) -> None:
     log = EventLog(run.events, "1")
     models = run.checkpoints / "models"
     earlier, last = (write_checkpoint(models / f"model_{update}.ckpt", update) for update in (10, 20))
@@ -170,7 +168,7 @@ def test_the_hint_about_a_foreign_best_names_the_copy_of_the_last_best(run: Run)
     assert str(last) in str(refused.value.hint)
 
 
-def test_without_an_intact_checkpoint_the_error_names_the_run_or_the_first_broken_one(run: Run) -> None:
+def test_error_without_intact_checkpoint_names_run_or_first_damaged_file(run: Run) -> None:
     with pytest.raises(CheckpointError, match="mmbt/2026-01-01T00-00-00 has no checkpoint"):
         checkpoints.select_checkpoint(run, "last")
     hostile_archives.truncate_file(write_checkpoint(run.checkpoints / "current.ckpt", 11))
@@ -179,21 +177,21 @@ def test_without_an_intact_checkpoint_the_error_names_the_run_or_the_first_broke
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 and then nothing"])
-def test_a_file_that_is_no_checkpoint_is_told_apart(tmp_path: Path, content: bytes) -> None:
+def test_file_that_is_not_a_checkpoint_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "my model.ckpt"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="cut off or not a checkpoint"):
         checkpoints.select_checkpoint(Run(tmp_path), str(path))
 
 
-def test_a_checkpoint_with_a_damaged_directory_is_told_apart(tmp_path: Path) -> None:
-    """Its last record is whole, so that a hasty look takes it for a zip file."""
+def test_checkpoint_with_damaged_zip_directory_is_rejected(tmp_path: Path) -> None:
+    """Its last record is intact, so a superficial check takes it for a zip file."""
     path = write_checkpoint(tmp_path / "damaged.ckpt", 1)
     hostile_archives.flip_byte(path, path.read_bytes().index(b"PK\x01\x02"))
     assert checkpoints.check_file(path).problem == "it is cut off or not a checkpoint"
 
 
-def test_another_zip_file_is_no_checkpoint_and_one_of_torch_before_1_6_passes(tmp_path: Path) -> None:
+def test_other_zip_file_is_rejected_and_legacy_torch_file_accepted(tmp_path: Path) -> None:
     path = hostile_archives.write_zip(tmp_path / "photos.zip", {"a.png": b""})
     assert checkpoints.check_file(path).problem == "it is a zip file but not a checkpoint"
     path = tmp_path / "old.pth"
@@ -202,7 +200,7 @@ def test_another_zip_file_is_no_checkpoint_and_one_of_torch_before_1_6_passes(tm
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
-def test_a_pipe_is_refused_and_not_waited_for(run: Run) -> None:
+def test_pipe_is_rejected_without_waiting(run: Run) -> None:
     write_checkpoint(run.checkpoints / "best.ckpt", 1)
     os.mkfifo(run.checkpoints / "current.ckpt")
     assert checkpoints.check_file(run.checkpoints / "current.ckpt").problem == "not a file"
@@ -216,6 +214,6 @@ def test_a_pipe_is_refused_and_not_waited_for(run: Run) -> None:
         file_digest(run.checkpoints / "current.ckpt")
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_checkpoint_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"nowhere\.ckpt: there is no such file"):
         checkpoints.select_checkpoint(Run(tmp_path), str(tmp_path / "nowhere.ckpt"))

@@ -1,4 +1,4 @@
-"""The names in a run's folder, which several processes may want at once."""
+"""Names in a run's folder that several processes reserve concurrently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAMP = "2026-01-01T00-00-00"
 
 
 def predict_fake(folder: Path) -> list[str]:
-    """Takes a prediction's names, all within one second; every other time, while the others have theirs."""
+    """Reserve the names of predictions within one second, every other time while the others hold theirs."""
     paths.timestamp = lambda when=None: STAMP
     run = Run(folder)
     names = []
@@ -34,7 +34,7 @@ def predict_fake(folder: Path) -> list[str]:
 
 
 def begin_fake(folder: Path) -> list[str]:
-    """Makes folders, all within one second."""
+    """Create run folders within one second."""
     paths.timestamp = lambda when=None: STAMP
     names = []
     for _ in range(ROUNDS):
@@ -43,7 +43,7 @@ def begin_fake(folder: Path) -> list[str]:
     return names
 
 
-def test_predictions_begun_in_the_same_second_by_several_processes_have_names_of_their_own(
+def test_concurrent_predictions_get_different_names(
     user_dir: Path,
 ) -> None:
     names = concurrent_processes.run_concurrently(predict_fake, user_dir)
@@ -56,12 +56,12 @@ def test_predictions_begun_in_the_same_second_by_several_processes_have_names_of
     assert len({path.read_text(encoding="utf-8") for path in csvs}) == len(csvs)
 
 
-def test_folders_made_in_the_same_second_by_several_processes_have_names_of_their_own(user_dir: Path) -> None:
+def test_concurrent_run_folders_get_different_names(user_dir: Path) -> None:
     names = concurrent_processes.run_concurrently(begin_fake, user_dir)
     assert len(set(names)) == len(names) == ROUNDS * concurrent_processes.PROCESS_COUNT
 
 
-def test_a_prediction_that_fails_leaves_no_name_behind(tmp_path: Path) -> None:
+def test_failed_prediction_leaves_no_files(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with pytest.raises(ValueError, match="diverged"), run.reserve_prediction_file("test_seen"):
         assert list(run.reports.glob("*.csv")) == [], "nobody may take the name for a prediction"

@@ -36,7 +36,7 @@ def events(run: Run, *entries: dict[str, object]) -> None:
         log.write(**entry)  # type: ignore[arg-type]
 
 
-def test_runs_are_listed_newest_first_whatever_their_names(tmp_path: Path) -> None:
+def test_runs_are_listed_newest_first_regardless_of_name(tmp_path: Path) -> None:
     make(tmp_path, "a/2026-01-02T00-00-00")
     make(tmp_path, "b/2026-01-03T00-00-00")
     make(tmp_path, "c/2026-01-01T00-00-00")
@@ -44,26 +44,26 @@ def test_runs_are_listed_newest_first_whatever_their_names(tmp_path: Path) -> No
     assert [run.path.parent.name for run in lookup.list_runs(tmp_path)] == ["b", "a", "c"]
 
 
-def test_a_run_is_found_by_its_name_id_or_time_and_without_one_the_newest_is_meant(tmp_path: Path) -> None:
+def test_run_is_found_by_name_id_or_time_and_defaults_to_newest(tmp_path: Path) -> None:
     make(tmp_path, "a/2026-01-01T00-00-00")
     newest_of_a = make(tmp_path, "a/2026-01-02T00-00-00")
     newest = make(tmp_path, "b/2026-01-03T00-00-00")
-    for wanted in ("a", "a/2026-01-02T00-00-00", "2026-01-02T00-00-00"):
-        assert lookup.find_run(tmp_path, wanted) == newest_of_a
+    for spec in ("a", "a/2026-01-02T00-00-00", "2026-01-02T00-00-00"):
+        assert lookup.find_run(tmp_path, spec) == newest_of_a
     assert lookup.find_run(tmp_path, None) == newest
     assert lookup.first_usable_run(tmp_path, None, lambda run: run, "mmbt_grid") == newest
 
 
-def test_the_times_of_a_run_are_dates_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_of_run_are_iso_dates_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     events(run, {"kind": "run_started", "t": 1e9})
     print_json(history.describe_run(history.RunRecord.read(run)))
-    told = json.loads(capsys.readouterr().out)
-    assert told["started"] == "1970-01-12T13:46:40+00:00"
-    assert told["attempts"] == [{"attempt": "1", "t": "2001-09-09T01:46:40+00:00"}]
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["started"] == "1970-01-12T13:46:40+00:00"
+    assert shown["attempts"] == [{"attempt": "1", "t": "2001-09-09T01:46:40+00:00"}]
 
 
-def test_a_run_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_found_by_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make(tmp_path, "Память/2026-01-01T00-00-00")
     assert lookup.find_run(tmp_path / "elsewhere", str(run.path)) == run
     run.reports.mkdir()
@@ -72,7 +72,7 @@ def test_a_run_is_found_by_its_folder(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no flock to patch")
-def test_a_run_on_a_fake_disk_without_locks_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_on_fake_disk_without_locks_is_readable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuses(code: int) -> None:
         def flock(*_: object) -> NoReturn:
             raise OSError(code, "refused")
@@ -89,9 +89,9 @@ def test_a_run_on_a_fake_disk_without_locks_is_read(tmp_path: Path, monkeypatch:
         history.run_state(run)
 
 
-@pytest.mark.parametrize("wanted", [None, "a"])
-def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, wanted: str | None
+@pytest.mark.parametrize("spec", [None, "a"])
+def test_newest_usable_run_is_used_and_skipped_runs_are_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, spec: str | None
 ) -> None:
     make(tmp_path, "a/2026-01-01T00-00-00")
     usable = make(tmp_path, "a/2026-01-02T00-00-00")
@@ -104,16 +104,14 @@ def test_the_newest_run_that_will_do_is_taken_and_the_newer_ones_are_named(
         run.request()
         return checkpoints.select_checkpoint(run, "last").path
 
-    assert lookup.first_usable_run(tmp_path, wanted, use) == usable.checkpoints / "best.ckpt"
+    assert lookup.first_usable_run(tmp_path, spec, use) == usable.checkpoints / "best.ckpt"
     assert all(run.id in caplog.text for run in (usable, empty, broken))
     assert f"skipping run {empty.id}: has no checkpoint" in caplog.text and "request.json" in caplog.text
     with pytest.raises(CheckpointError, match="has no checkpoint"):
         lookup.first_usable_run(tmp_path, empty.id, use)
 
 
-def test_a_run_whose_files_cannot_be_opened_is_skipped(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_run_with_unreadable_files_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     usable = make(tmp_path, "a/2026-01-01T00-00-00")
     unreadable = make(tmp_path, "a/2026-01-02T00-00-00")
 
@@ -126,7 +124,7 @@ def test_a_run_whose_files_cannot_be_opened_is_skipped(
     assert f"skipping run {unreadable.id}" in caplog.text and "Permission denied" in caplog.text
 
 
-def test_if_no_run_can_be_used_the_error_is_that_of_the_newest(tmp_path: Path) -> None:
+def test_error_without_usable_run_is_that_of_newest_run(tmp_path: Path) -> None:
     for second in range(3):
         make(tmp_path, f"a/2026-01-01T00-00-0{second}")
 
@@ -137,7 +135,7 @@ def test_if_no_run_can_be_used_the_error_is_that_of_the_newest(tmp_path: Path) -
         lookup.first_usable_run(tmp_path, None, use)
 
 
-def test_a_run_that_is_not_there_is_an_error_with_the_next_step(tmp_path: Path) -> None:
+def test_missing_run_is_an_error_with_hint(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no run yet"):
         lookup.find_run(tmp_path, None)
     with pytest.raises(UsageError, match="no run named x") as caught:
@@ -145,7 +143,7 @@ def test_a_run_that_is_not_there_is_an_error_with_the_next_step(tmp_path: Path) 
     assert "mmfw runs" in str(caught.value.hint)
 
 
-def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
+def test_summary_has_progress_and_score(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     events(
         run,
@@ -161,7 +159,7 @@ def test_a_summary_says_how_far_a_run_came_and_how_well(tmp_path: Path) -> None:
     assert summary.best_auroc == 0.7
 
 
-def test_annotations_that_have_changed_since_a_run_trained_are_named(tmp_path: Path) -> None:
+def test_annotations_changed_since_training_are_reported(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     data = {"split": "train", "rows": 3, "full_rows": 3, "sha256": "1"}
     events(run, {"kind": "train_started", "update": 0, "max_updates": 30, "data": data})
@@ -175,7 +173,7 @@ def test_annotations_that_have_changed_since_a_run_trained_are_named(tmp_path: P
     ("outcome", "state"),
     [("ok", "done"), ("interrupted", "interrupted"), ("cuda_oom", "failed: cuda_oom"), (None, "killed")],
 )
-def test_the_state_of_a_run_that_no_process_holds_comes_from_its_exit(
+def test_state_of_unlocked_run_comes_from_its_outcome(
     tmp_path: Path, outcome: OutcomeKind | None, state: str
 ) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
@@ -184,7 +182,7 @@ def test_the_state_of_a_run_that_no_process_holds_comes_from_its_exit(
     assert history.RunRecord.read(run).summary.state == state
 
 
-def test_the_outcome_of_a_run_is_that_of_its_last_attempt_to_train(tmp_path: Path) -> None:
+def test_outcome_of_run_is_that_of_last_training_attempt(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     AttemptOutcome("nan").save(run.path / "exit.json")  # of an earlier version, whose requests name no kind
     run.attempt(1).path.mkdir(parents=True)
@@ -199,14 +197,12 @@ def test_the_outcome_of_a_run_is_that_of_its_last_attempt_to_train(tmp_path: Pat
             AttemptOutcome(outcome).save(run.attempt(number).outcome_file)  # type: ignore[arg-type]
         states.append(history.run_state(run))
     assert states == ["failed: nan", "interrupted", "interrupted", "killed"]
-    known = history.RunRecord.read(run)
-    assert [known.attempt_outcome(str(number)) for number in (9, 10, 11)] == ["interrupted", "ok", None]
+    record = history.RunRecord.read(run)
+    assert [record.attempt_outcome(str(number)) for number in (9, 10, 11)] == ["interrupted", "ok", None]
 
 
 @pytest.mark.parametrize("damaged", [b"", b"{", b'{"kind": 5}', b"\x00\xff"])
-def test_a_damaged_request_of_an_attempt_does_not_change_the_outcome_of_the_run(
-    tmp_path: Path, damaged: bytes
-) -> None:
+def test_damaged_attempt_request_does_not_change_outcome_of_run(tmp_path: Path, damaged: bytes) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     states = []
     for number, (task, outcome) in enumerate([(TrainTask(), "nan"), (PredictTask("test.jsonl"), "ok")], 1):
@@ -220,10 +216,10 @@ def test_a_damaged_request_of_an_attempt_does_not_change_the_outcome_of_the_run(
     assert states == ["failed: nan", "failed: nan"]
 
 
-def test_the_outcome_that_an_earlier_version_left_in_the_folder_of_the_run_is_the_last_one(
+def test_legacy_outcome_file_takes_precedence(
     tmp_path: Path,
 ) -> None:
-    """Its attempts need not be read, and may be gone or damaged."""
+    """The attempts are not read, and may be missing or damaged."""
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
     AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
@@ -232,7 +228,7 @@ def test_the_outcome_that_an_earlier_version_left_in_the_folder_of_the_run_is_th
     assert history.run_state(run) == "interrupted"
 
 
-def test_an_outcome_of_a_wrong_type_is_named_and_the_run_is_killed_without_it_as_the_hint_says(
+def test_damaged_outcome_is_an_error_and_run_counts_as_killed_without_it(
     tmp_path: Path, mmfw: MmfwRunner
 ) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
@@ -244,7 +240,7 @@ def test_an_outcome_of_a_wrong_type_is_named_and_the_run_is_killed_without_it_as
     assert mmfw.json("runs", "show", str(run.path))["state"] == "killed"
 
 
-def test_names_that_are_no_numbers_are_no_attempts(tmp_path: Path) -> None:
+def test_only_numeric_names_are_attempts(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
     AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path)).save()
@@ -255,22 +251,22 @@ def test_names_that_are_no_numbers_are_no_attempts(tmp_path: Path) -> None:
     assert (history.run_state(run), run.create_attempt().path.name) == ("interrupted", "10")
 
 
-def test_the_time_of_an_attempt_that_ended_before_it_trained_counts(
+def test_duration_includes_attempts_that_failed_before_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     run.attempt(1).path.mkdir(parents=True)
-    asked = AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path))
+    request = AttemptRequest(TrainTask(), "mmbt", "mmf", str(run.attempt(1).path))
     times = iter((1_000.0, 1_005.0))
     monkeypatch.setattr("mmf_win.protocol.attempt.time.time", lambda: next(times))
-    asked.save()
-    asked.write_event("run_started")
-    AttemptOutcome("config").record(asked)
+    request.save()
+    request.write_event("run_started")
+    AttemptOutcome("config").record(request)
     monkeypatch.undo()
     assert history.RunRecord.read(run).summary.seconds == 5.0
 
 
-def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:
+def test_invalid_events_do_not_break_the_list(tmp_path: Path) -> None:
     run = make(tmp_path, "a/2026-01-01T00-00-00")
     lines = [
         '{"kind": "run_started", "attempt": "1"}',
@@ -284,7 +280,7 @@ def test_an_odd_event_spoils_no_list(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege on Windows")
-def test_two_dots_after_a_link_lead_to_where_the_link_leads(tmp_path: Path) -> None:
+def test_parent_of_symbolic_link_is_resolved(tmp_path: Path) -> None:
     near = make(tmp_path, "near/2026-01-01T00-00-00")
     far = make(tmp_path, "far/2026-01-01T00-00-00")
     (near.path.parent / "in").symlink_to(far.path)

@@ -1,4 +1,4 @@
-"""Which run a folder or a file belongs to."""
+"""Finding the run that a folder or file belongs to."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPORT = "reports/test.csv"
 
 @pytest.mark.parametrize("name", ["mmbt", "attempts"])
 @pytest.mark.parametrize("file", [REPORT, "attempts/1/raw/test.csv", "attempts/1/test.csv"])
-def test_a_file_below_an_attempt_belongs_to_the_run(tmp_path: Path, name: str, file: str) -> None:
+def test_file_in_attempt_folder_belongs_to_run(tmp_path: Path, name: str, file: str) -> None:
     run = Run(tmp_path / name / "2026-01-01T00-00-00")
     for folder in (run.path, run.path / "attempts" / "1"):
         folder.mkdir(parents=True)
@@ -24,7 +24,7 @@ def test_a_file_below_an_attempt_belongs_to_the_run(tmp_path: Path, name: str, f
     assert run_containing(tmp_path / REPORT) is None
 
 
-def test_the_folder_of_an_attempt_is_no_run(tmp_path: Path) -> None:
+def test_attempt_folder_is_not_a_run(tmp_path: Path) -> None:
     run = Run(tmp_path / "mmbt" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True)
     run.request_file.write_text("{}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Which run and which prediction is the newest, whatever their names say."""
+"""Order of runs and predictions, independent of their names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR = 3600.0
 
 
 def make(save: Path, run_id: str, created: float) -> Run:
-    """Make a run with a folder of any name."""
+    """Create a run in a folder with any name."""
     run = Run(save / run_id)
     run.path.mkdir(parents=True)
     request = RunRequest(preset="mmbt", model="mmbt", splits=RUN_SPLITS, data_dir="data", created=created)
@@ -33,7 +33,7 @@ def make(save: Path, run_id: str, created: float) -> Run:
 
 
 def without_time(run: Run, modified: float, **changes: object) -> None:
-    """Let the request of a run have no time of creation that can be used."""
+    """Remove the creation time from the request of a run and set its modification time."""
     values = json.loads(run.request_file.read_bytes())
     del values["created"]
     run.request_file.write_text(json.dumps({**values, **changes}), encoding="utf-8")
@@ -49,9 +49,7 @@ def without_time(run: Run, modified: float, **changes: object) -> None:
         pytest.param("a/2099-01-01T00-00-00", "b/2026-10-25T02-00-00", id="copied under another name"),
     ],
 )
-def test_the_run_that_was_created_last_is_the_newest(
-    tmp_path: Path, mmfw: MmfwRunner, first: str, then: str
-) -> None:
+def test_run_created_last_is_newest(tmp_path: Path, mmfw: MmfwRunner, first: str, then: str) -> None:
     older, newer = make(tmp_path, first, OCTOBER_25), make(tmp_path, then, OCTOBER_25 + HOUR / 2)
     assert lookup.list_runs(tmp_path) == [newer, older]
     assert lookup.find_run(tmp_path, None) == newer
@@ -61,7 +59,7 @@ def test_the_run_that_was_created_last_is_the_newest(
         assert lookup.find_run(tmp_path, "a") == newer
 
 
-def test_runs_in_two_time_zones_are_ordered_by_their_creation(
+def test_runs_in_two_time_zones_are_ordered_by_creation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not hasattr(time, "tzset"):
@@ -82,7 +80,7 @@ def test_runs_in_two_time_zones_are_ordered_by_their_creation(
 
 
 @pytest.mark.parametrize("created", [{}, *({"created": bad} for bad in ("yesterday", -1, 1e300, 10**400))])
-def test_without_a_readable_time_of_creation_that_of_the_file_counts_and_a_note_says_so(
+def test_invalid_creation_time_falls_back_to_modification_time_with_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, created: dict[str, object]
 ) -> None:
     oldest, newest = make(tmp_path, "a/1", OCTOBER_25), make(tmp_path, "a/2", OCTOBER_25 + 2 * HOUR)
@@ -90,12 +88,12 @@ def test_without_a_readable_time_of_creation_that_of_the_file_counts_and_a_note_
     without_time(between, OCTOBER_25 + HOUR, **created)
     assert lookup.list_runs(tmp_path) == [newest, between, oldest]
     assert lookup.first_usable_run(tmp_path, "a/3", lambda run: run) == between
-    assert f"{between.request_file}: no time of creation" in caplog.text
+    assert f"{between.request_file}: no creation time" in caplog.text
     if not created:
         assert between.request().created == OCTOBER_25 + HOUR
 
 
-def test_a_run_of_the_future_is_mentioned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_creation_time_in_the_future_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make(tmp_path, "a/now", time.time())
     ahead = make(tmp_path, "a/ahead", time.time() + HOUR)
     assert lookup.find_run(tmp_path, None) == ahead
@@ -104,7 +102,7 @@ def test_a_run_of_the_future_is_mentioned(tmp_path: Path, caplog: pytest.LogCapt
     assert lookup.find_run(tmp_path, "a/now") and not caplog.text
 
 
-def test_the_newest_prediction_is_the_one_that_was_made_last(tmp_path: Path) -> None:
+def test_newest_prediction_is_the_one_created_last(tmp_path: Path) -> None:
     run = make(tmp_path, "a/1", OCTOBER_25)
     run.reports.mkdir()
     for stamp, created in (("2026-10-25T02-30-00", 0.0), ("2026-10-25T02-00-00", HOUR / 2)):
@@ -117,7 +115,7 @@ def test_the_newest_prediction_is_the_one_that_was_made_last(tmp_path: Path) -> 
     assert read_scores(run, []).newest_by_split["test_seen"] == newest
 
 
-def test_files_that_are_no_requests_keep_no_run_from_being_found(tmp_path: Path) -> None:
+def test_invalid_request_files_do_not_hide_other_runs(tmp_path: Path) -> None:
     run = make(tmp_path, "a/1", time.time())
     for number, content in enumerate(('["x"]', '"x"', "[" * 100_000, "")):
         broken = make(tmp_path, f"b/{number}", 0.0)
@@ -129,7 +127,7 @@ def test_files_that_are_no_requests_keep_no_run_from_being_found(tmp_path: Path)
     assert [each.state for each in history.summarize_runs(tmp_path)] == ["killed", *["unreadable"] * 4]
 
 
-def test_runs_of_a_sweep_are_found_by_their_names_in_its_folder(tmp_path: Path) -> None:
+def test_runs_of_sweep_are_found_by_name_in_its_folder(tmp_path: Path) -> None:
     (tmp_path / SPECIFICATION_FILE).touch()
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / PARAMETERS_FILE).touch()

@@ -1,4 +1,4 @@
-"""What each outcome of an attempt is to the user."""
+"""Errors and hints for each outcome of an attempt."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def training(run: Run) -> AttemptRequest:
 
 
 def only_run(folder: Path) -> Run:
-    """Return a run in a save folder of its own, where it is the newest."""
+    """Return the only run of a save folder."""
     run = Run(folder / "save" / "mmbt" / "2026-01-01T00-00-00")
     run.path.mkdir(parents=True, exist_ok=True)
     return run
@@ -56,16 +56,14 @@ def test_each_outcome_has_its_exit_code_and_names_the_log(
 
 
 @pytest.mark.parametrize("outcome", ["disk", "nan", "killed", "interrupted"])
-def test_a_run_that_failed_before_it_saved_begins_again(tmp_path: Path, outcome: OutcomeKind) -> None:
+def test_hint_without_saved_state_is_to_start_over(tmp_path: Path, outcome: OutcomeKind) -> None:
     hint = str(outcome_error(AttemptOutcome(outcome, "why"), training(only_run(tmp_path))).hint)
     assert "the same command" in hint
     assert "--resume" not in hint and "checkpoint" not in hint
 
 
 @pytest.mark.parametrize("outcome", ["interrupted", "killed"])
-def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
-    tmp_path: Path, outcome: OutcomeKind
-) -> None:
+def test_hint_names_older_run_by_id(tmp_path: Path, outcome: OutcomeKind) -> None:
     older, newest = (Run(tmp_path / "mmbt" / f"2026-01-0{day}T00-00-00") for day in (1, 2))
     for run in (older, newest):
         write_checkpoint(run.checkpoints / "current.ckpt", 3)
@@ -77,7 +75,7 @@ def test_an_older_run_that_was_resumed_is_named_since_the_newest_is_another(
     assert "--resume last " in hints[1]
 
 
-def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_names_its_place(
+def test_error_keeps_own_hint_and_internal_error_names_location(
     tmp_path: Path,
 ) -> None:
     error = outcome_error(AttemptOutcome("data", "why", "see {folder}"), training(only_run(tmp_path)))
@@ -86,13 +84,19 @@ def test_an_error_has_its_own_hint_with_its_braces_and_one_of_no_known_class_nam
     assert str(outcome_error(end, training(only_run(tmp_path)))) == "ValueError: x (at base_trainer.py:253)"
 
 
-def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_saved(tmp_path: Path) -> None:
+def test_hint_for_file_size_limit_depends_on_checkpoint(tmp_path: Path) -> None:
     end = AttemptOutcome("disk", "File too large", "see ulimit -f")
     before = outcome_error(end, training(only_run(tmp_path))).hint
     write_checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
     after = outcome_error(end, training(only_run(tmp_path))).hint
-    assert before is not None and before.startswith("see ulimit -f; the same command begins again; ")
-    assert after is not None and "--resume last" in after and "the last intact checkpoint; " in after
+    assert before is not None and before.startswith(
+        "see ulimit -f; run the same command again to start over; "
+    )
+    assert (
+        after is not None
+        and "--resume last" in after
+        and "the last intact checkpoint with `mmfw train" in after
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_where_a_file_may_not_grow_the_hint_tells_how_to_go_on_from_what_is_save
         (ChildExit(1, stop_requested=False, killed=False), True, "internal"),
     ],
 )
-def test_a_worker_that_could_not_say_how_it_ended(
+def test_outcome_is_determined_from_exit_code(
     tmp_path: Path, ended: ChildExit, memory_ran_out: bool, outcome: OutcomeKind
 ) -> None:
     request = training(only_run(tmp_path))
@@ -124,7 +128,7 @@ def test_a_worker_that_could_not_say_how_it_ended(
     assert AttemptOutcome.load(only_run(tmp_path).outcome_file) is not None, "the run remembers it"
 
 
-def test_an_exit_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
+def test_outcome_that_cannot_be_saved_is_still_returned(tmp_path: Path) -> None:
     request = training(only_run(tmp_path))
     request.folder.outcome_file.mkdir(parents=True)
     request.folder.reserve_file.touch()
@@ -144,7 +148,7 @@ def test_an_exit_that_cannot_be_written_hides_no_error(tmp_path: Path) -> None:
         ("MemoryError\n" + "an earlier worker's, long before\n" * 20, "internal"),
     ],
 )
-def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
+def test_out_of_memory_is_recognized_in_end_of_log(
     tmp_path: Path, last_words: str, outcome: OutcomeKind
 ) -> None:
     request = training(only_run(tmp_path))
@@ -157,7 +161,7 @@ def test_a_worker_that_dies_for_want_of_memory_is_known_by_its_last_words(
     assert end is not None and end.kind == outcome, "as a page has it"
 
 
-def test_a_prediction_on_a_full_disk_says_to_free_space_and_to_begin_again(tmp_path: Path) -> None:
+def test_hint_for_prediction_on_full_disk_is_to_free_space_and_start_over(tmp_path: Path) -> None:
     request = replace(training(only_run(tmp_path)), task=PredictTask(""))
     write_checkpoint(only_run(tmp_path).checkpoints / "current.ckpt", 3)
     hint = str(outcome_error(AttemptOutcome("disk", "the disk is full"), request).hint)
@@ -165,9 +169,7 @@ def test_a_prediction_on_a_full_disk_says_to_free_space_and_to_begin_again(tmp_p
 
 
 @pytest.mark.parametrize("outcome", ["cuda_oom", "host_oom"])
-def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhile(
-    tmp_path: Path, outcome: OutcomeKind
-) -> None:
+def test_out_of_memory_after_stop_request_counts_as_interrupted(tmp_path: Path, outcome: OutcomeKind) -> None:
     request = training(only_run(tmp_path))
     request.folder.path.mkdir(parents=True)
     request.save()
@@ -178,10 +180,11 @@ def test_who_asked_for_a_stop_gets_no_other_attempt_when_memory_runs_out_meanwhi
     assert end is not None and end.kind == "interrupted", "the run remembers it"
 
 
-def test_the_hint_says_where_the_output_is_for_whom_it_is(tmp_path: Path) -> None:
+def test_hint_names_output_location_by_task(tmp_path: Path) -> None:
     request, end = training(only_run(tmp_path)), AttemptOutcome("internal", "why")
-    assert outcome_error(end, request).hint == f"the whole output is in {request.log}"
+    assert outcome_error(end, request).hint == f"see {request.log} for the full output"
     assert (
-        outcome_error(end, replace(request, task=CheckTask())).hint == "`mmfw train` keeps the whole output"
+        outcome_error(end, replace(request, task=CheckTask())).hint
+        == "run `mmfw train` to keep the full output"
     )
-    assert outcome_error(end, request, "it has printed nothing").hint == "it has printed nothing"
+    assert outcome_error(end, request, "it printed nothing").hint == "it printed nothing"

@@ -1,4 +1,4 @@
-"""Whose code a run imports, and from where: found in every place that may name it; needs no torch."""
+"""Trust in user code and the places that may name it; needs no torch."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ pytestmark = pytest.mark.usefixtures("mmfw_home")
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """An MMF of which there is nothing but what every configuration is made of."""
+    """Return a minimal MMF with only its default configuration."""
     return write_minimal_mmf(tmp_path / "an MMF")
 
 
 @pytest.fixture
 def code_of(root: Path, mmf_paths: MmfPaths) -> Any:
-    """A function that says which folder a run's settings get, as whoever starts it asks for it."""
+    """Return a function that resolves the user code of a run's settings."""
 
-    def code_of(named: Any = None, *typed: str, trust: bool = False, **beside: Any) -> str | None:
+    def code_of(named: Any = None, *typed: str, trust: bool = False, **settings_of_preset: Any) -> str | None:
         settings = {"env": named if isinstance(named, dict) else {"user_dir": named}} if named else {}
-        parts = ConfigSpec("mine", settings={**settings, **beside})
-        once = CommandOptions(overrides=typed, trust=trust)
-        found = config.resolve_config(root, mmf_paths, parts, typed)["user_dir"]
-        return user_code.resolve_user_dir(found, once, "run r")
+        parts = ConfigSpec("mine", settings={**settings, **settings_of_preset})
+        options = CommandOptions(overrides=typed, trust=trust)
+        user_dir = config.resolve_config(root, mmf_paths, parts, typed)["user_dir"]
+        return user_code.resolve_user_dir(user_dir, options, "run r")
 
     return code_of
 
 
-def test_code_that_a_preset_names_is_trusted_once(code_of: Any, user_dir: Path) -> None:
+def test_user_code_of_preset_must_be_trusted_once(code_of: Any, user_dir: Path) -> None:
     (user_dir / "code").mkdir()
     (user_dir / "other").mkdir()
     named = str(user_dir / "code")
@@ -57,7 +57,7 @@ def test_code_that_a_preset_names_is_trusted_once(code_of: Any, user_dir: Path) 
         code_of(named)
 
 
-def test_folders_that_two_commands_trust_at_the_same_time_are_both_trusted(
+def test_concurrently_trusted_folders_are_both_stored(
     code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = (str(user_dir / name) for name in ("one", "other"))
@@ -73,7 +73,7 @@ def test_folders_that_two_commands_trust_at_the_same_time_are_both_trusted(
     assert (code_of(one), code_of(other)) == (one, other)
 
 
-def test_a_folder_is_not_remembered_beside_another_command_that_writes(
+def test_folder_is_not_stored_while_list_is_locked(
     code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (user_dir / "code").mkdir()
@@ -81,39 +81,39 @@ def test_a_folder_is_not_remembered_beside_another_command_that_writes(
     user_code.trusted_folders_path().parent.mkdir()
     with file_lock(user_code.trusted_folders_path().with_suffix(".lock")):
         code_of(str(user_dir / "code"), trust=True)
-    assert "is asked about again: another process holds this lock" in caplog.text
+    assert "is not remembered: another process holds this lock" in caplog.text
     assert not user_code.trusted_folders_path().exists()
 
 
 @pytest.mark.parametrize("name", ["code", "code, [1]=2"])
 @pytest.mark.parametrize("by", ["override", "environment"])
-def test_what_the_user_names_is_trusted_and_found_from_another_folder(
+def test_user_dir_given_by_user_is_trusted_and_made_absolute(
     code_of: Any, by: str, name: str, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / name).mkdir()
     monkeypatch.chdir(user_dir)
     if by == "override":
-        found = code_of(None, f"env.user_dir={name}")
+        resolved = code_of(None, f"env.user_dir={name}")
     else:
         monkeypatch.setenv("MMF_USER_DIR", name)
-        found = code_of()
+        resolved = code_of()
         monkeypatch.delenv("MMF_USER_DIR")
-    assert found == str(user_dir / name)
+    assert resolved == str(user_dir / name)
     monkeypatch.chdir(user_dir.parent)
-    assert code_of(found) == found
+    assert code_of(resolved) == resolved
     user_code.trusted_folders_path().unlink()
     with pytest.raises(DataError):  # a run's settings come from elsewhere, where its folder does
-        code_of(found)
+        code_of(resolved)
 
 
-def test_a_dry_run_trusts_nothing_later(user_dir: Path) -> None:
+def test_dry_run_does_not_store_trust(user_dir: Path) -> None:
     (user_dir / "code").mkdir()
-    once = CommandOptions(overrides=[f"env.user_dir={user_dir / 'code'}"], dry_run=True)
-    assert user_code.resolve_user_dir(str(user_dir / "code"), once, "run r") == str(user_dir / "code")
+    options = CommandOptions(overrides=[f"env.user_dir={user_dir / 'code'}"], dry_run=True)
+    assert user_code.resolve_user_dir(str(user_dir / "code"), options, "run r") == str(user_dir / "code")
     assert not user_code.trusted_folders_path().exists()
 
 
-def test_code_that_is_gone_is_told_with_whose_it_is_and_the_way_out(code_of: Any, user_dir: Path) -> None:
+def test_missing_user_code_is_an_error_with_owner_and_hint(code_of: Any, user_dir: Path) -> None:
     with pytest.raises(UsageError) as caught:
         code_of(str(user_dir / "gone"))
     assert str(user_dir / "gone") in str(caught.value) and "run r" in str(caught.value)
@@ -121,7 +121,7 @@ def test_code_that_is_gone_is_told_with_whose_it_is_and_the_way_out(code_of: Any
     assert code_of(str(user_dir / "gone"), f"env.user_dir={user_dir}") == str(user_dir)
 
 
-def test_a_relative_folder_in_a_preset_lies_beside_it_or_where_the_user_is(user_dir: Path) -> None:
+def test_relative_user_dir_is_resolved_next_to_preset_or_in_working_dir(user_dir: Path) -> None:
     text = "{model: mine, settings: {env: {user_dir: code}}}"
     (user_dir / "mine.yaml").write_text(text, encoding="utf-8")
     assert presets.load(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == "code"
@@ -129,13 +129,13 @@ def test_a_relative_folder_in_a_preset_lies_beside_it_or_where_the_user_is(user_
     assert presets.load(str(user_dir / "mine.yaml")).settings["env"]["user_dir"] == str(user_dir / "code")
 
 
-def test_a_hint_names_code_that_the_preset_does_not() -> None:
+def test_file_overrides_include_user_dir_missing_from_preset() -> None:
     settings = {"env": {"user_dir": "here"}}
     assert file_overrides(RunRequest("mine", settings=settings)) == ["env.user_dir=here"]
     assert file_overrides(RunRequest("mine", settings=settings, preset_settings=settings)) == []
 
 
-def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
+def test_worker_gets_resolved_user_dir_without_interpolation(
     code_of: Any, user_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (user_dir / "code").mkdir()
@@ -150,7 +150,7 @@ def test_the_worker_gets_the_folder_that_was_asked_about_and_no_interpolation(
 
 
 @pytest.mark.parametrize("env", [5, "text", ["code"], "${beside}", "${oc.create:'{user_dir: code}'}"])
-def test_an_env_that_is_no_group_of_keys_is_refused(env: object, root: Path, mmf_paths: MmfPaths) -> None:
+def test_env_that_is_not_a_mapping_is_rejected(env: object, root: Path, mmf_paths: MmfPaths) -> None:
     parts = ConfigSpec("mine", settings={"env": env, "beside": {"user_dir": "code"}})
     with pytest.raises(UsageError, match=r"^(the configuration of mine cannot be put together: )?env: "):
         config.resolve_config(root, mmf_paths, parts)

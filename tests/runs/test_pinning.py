@@ -27,12 +27,12 @@ def run(tmp_path: Path) -> Run:
 
 
 def replace_best(run: Run) -> None:
-    """Do what training does after a validation that is the best so far."""
+    """Replace the best checkpoint as training does."""
     write_bytes(run.checkpoints / "best.ckpt", NEW)
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_pin_keeps_the_bytes_and_is_gone_afterwards(
+def test_pin_keeps_bytes_and_is_removed_afterwards(
     run: Run, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     if not links:
@@ -47,41 +47,39 @@ def test_a_pin_keeps_the_bytes_and_is_gone_afterwards(
 
 
 def refuse(*_: object) -> None:
-    """Fail as a file system without links, or a folder that may only be read."""
+    """Fail like a file system without links, or a read-only folder."""
     raise PermissionError(1, "Operation not permitted")
 
 
 @pytest.fixture
 def unpinned(run: Run, monkeypatch: pytest.MonkeyPatch) -> Iterator[PinnedCheckpoint]:
-    """A checkpoint of a run that may only be read, by a stand-in for the system."""
+    """Yield a checkpoint of a run that cannot be pinned, as in a read-only folder."""
     monkeypatch.setattr("mmf_win.runs.checkpoints.link_or_copy", refuse)
     with pin_checkpoint(run, run.checkpoints / "best.ckpt") as pin:
         assert pin.path == pin.original
         yield pin
 
 
-def test_without_a_pin_a_file_that_stays_is_accepted(unpinned: PinnedCheckpoint) -> None:
+def test_unchanged_file_without_pin_is_accepted(unpinned: PinnedCheckpoint) -> None:
     unpinned.require_unchanged()
     assert unpinned.sha256() == hashlib.sha256(OLD).hexdigest()
 
 
-def test_without_a_pin_a_file_that_was_replaced_is_refused_by_its_name(
-    run: Run, unpinned: PinnedCheckpoint
-) -> None:
+def test_replaced_file_without_pin_is_rejected_by_original_name(run: Run, unpinned: PinnedCheckpoint) -> None:
     replace_best(run)
-    with pytest.raises(CheckpointError, match=r"best\.ckpt: it was replaced"):
+    with pytest.raises(CheckpointError, match=r"best\.ckpt: replaced while in use"):
         unpinned.require_unchanged()
     assert unpinned.sha256() == hashlib.sha256(OLD).hexdigest()
 
 
-def test_an_error_names_the_file_that_the_user_knows(run: Run) -> None:
+def test_errors_name_original_file_instead_of_pin(run: Run) -> None:
     best = run.checkpoints / "best.ckpt"
     with pytest.raises(CheckpointError) as caught, pin_checkpoint(run, best) as pin:
         raise CheckpointError(f"{pin.path}: it is damaged", hint=f"look at {pin.path}")
     assert (str(caught.value), caught.value.hint) == (f"{best}: it is damaged", f"look at {best}")
 
 
-def test_pins_of_a_killed_command_are_removed_by_the_next_one_but_not_those_in_use(run: Run) -> None:
+def test_pins_of_killed_command_are_removed_but_not_those_in_use(run: Run) -> None:
     left_over = run.pins / "of a killed one" / "best.ckpt"
     left_over.parent.mkdir(parents=True)
     left_over.write_bytes(OLD)
@@ -95,7 +93,7 @@ def test_pins_of_a_killed_command_are_removed_by_the_next_one_but_not_those_in_u
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows lets only administrators make symbolic links")
 @pytest.mark.parametrize("absolute", [True, False])
-def test_the_file_that_a_symbolic_link_leads_to_is_pinned(run: Run, absolute: bool) -> None:
+def test_target_of_symbolic_link_is_pinned(run: Run, absolute: bool) -> None:
     best, target = run.checkpoints / "best.ckpt", run.checkpoints / "models" / "model_5.ckpt"
     target.parent.mkdir()
     best.rename(target)
@@ -105,7 +103,7 @@ def test_the_file_that_a_symbolic_link_leads_to_is_pinned(run: Run, absolute: bo
         assert pin.path.read_bytes() == OLD and not pin.path.is_symlink()
 
 
-def test_a_run_that_was_removed_is_not_made_again(run: Run) -> None:
+def test_removed_run_is_not_recreated(run: Run) -> None:
     remove_tree(run.path)
     with pytest.raises(FileNotFoundError), pin_checkpoint(run, run.checkpoints / "best.ckpt"):
         pass
@@ -113,9 +111,7 @@ def test_a_run_that_was_removed_is_not_made_again(run: Run) -> None:
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_the_hash_that_was_read_with_a_checkpoint_is_taken_unless_it_was_replaced_since(
-    run: Run, is_replaced: bool
-) -> None:
+def test_known_hash_is_used_unless_file_was_replaced(run: Run, is_replaced: bool) -> None:
     best = write_checkpoint(run.checkpoints / "best.ckpt", 3)
     checked = check_file(best)
     assert checked.sha256 == hashlib.sha256(best.read_bytes()).hexdigest()

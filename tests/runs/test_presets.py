@@ -1,4 +1,4 @@
-"""What presets say, what is said of wrong ones, and which published number belongs to which split."""
+"""Presets, errors of invalid ones, and published scores by split."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def write(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_a_published_preset_is_complete(name: str) -> None:
+def test_published_preset_is_complete(name: str) -> None:
     preset = presets.load(name)
     assert preset.name == name and preset.title and preset.model
     assert preset.config is not None and preset.config.endswith(".yaml")
@@ -35,7 +35,7 @@ def test_a_published_preset_is_complete(name: str) -> None:
             assert 50 < (number[0] if isinstance(number, list) else number) < 100
 
 
-def test_a_preset_of_the_users_own_extends_one_of_mmfws_or_a_file_beside_it(tmp_path: Path) -> None:
+def test_user_preset_extends_shipped_preset_or_adjacent_file(tmp_path: Path) -> None:
     path = write(tmp_path / "моё 实验.yaml", "extends: mmbt_grid\nsettings: {training: {batch_size: 8}}\n")
     preset = presets.load(str(path))
     assert (preset.name, preset.model) == ("моё 实验", "mmbt")
@@ -45,7 +45,7 @@ def test_a_preset_of_the_users_own_extends_one_of_mmfws_or_a_file_beside_it(tmp_
     assert presets.load(str(own)).settings == {"training": {"batch_size": 8, "seed": 2}}
 
 
-def test_a_config_beside_the_preset_is_found_and_an_empty_settings_key_is_no_settings(tmp_path: Path) -> None:
+def test_config_is_found_next_to_preset_and_empty_settings_are_accepted(tmp_path: Path) -> None:
     config = write(tmp_path / "mmf.yaml", "training: {batch_size: 4}\n")
     own = presets.load(str(write(tmp_path / "own.yaml", "model: mmbt\nconfig: mmf.yaml\nsettings:\n")))
     assert (own.config, own.settings) == (str(config), {})
@@ -55,33 +55,33 @@ def test_a_config_beside_the_preset_is_found_and_an_empty_settings_key_is_no_set
     ("text", "message"),
     [
         ("models: mmbt\n", "unknown key 'models'"),
-        ("title: x\n", "needs the key 'model'"),
-        ("- 1\n", "a preset is a mapping"),
+        ("title: x\n", "key 'model' is missing"),
+        ("- 1\n", "a preset must be a mapping"),
         ("model: [\n", "not valid YAML"),
         ("5\n", "a mapping of keys is expected|Invalid"),
         ("title: x${\n", "not valid YAML"),
         ("model: mmbt\nsettings: 5\n", "'settings' must be a mapping"),
-        ("model: [mmbt]\n", "'model' must be a text"),
-        ("model: mmbt\nconfig: [a]\n", "'config' must be a text"),
+        ("model: [mmbt]\n", "'model' must be a string"),
+        ("model: mmbt\nconfig: [a]\n", "'config' must be a string"),
         ("model: mmbt\nsettings: {training: fast}\n", "'training' in 'settings' must be a mapping"),
-        ("extends: demo\nsettings: {training: [1]}\n", "do not fit"),
+        ("extends: demo\nsettings: {training: [1]}\n", "cannot be merged"),
         ("extends: wrong.yaml\n", "extends itself"),
         ("model: mmbt\nsettings: {training.max_updates: 3}\n", "write training.max_updates as nested keys"),
     ],
 )
-def test_a_wrong_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_preset_is_an_error_naming_the_file(tmp_path: Path, text: str, message: str) -> None:
     path = write(tmp_path / "wrong.yaml", text)
     with pytest.raises(UsageError, match=message) as caught:
         presets.load(str(path))
     assert "wrong.yaml" in str(caught.value)
 
 
-def test_a_missing_file_is_named() -> None:
-    with pytest.raises(UsageError, match=r"nowhere\.yaml: there is no such file"):
+def test_missing_preset_file_is_named() -> None:
+    with pytest.raises(UsageError, match=r"nowhere\.yaml: file not found"):
         presets.load("nowhere.yaml")
 
 
-def test_a_configuration_of_mmfs_own_is_named_by_the_lines_that_the_hint_says(tmp_path: Path) -> None:
+def test_hint_for_mmf_configuration_gives_a_valid_preset(tmp_path: Path) -> None:
     config = write(tmp_path / "of mmf.yaml", "includes: []\nmodel_config: {mmbt: {}}\n")
     with pytest.raises(UsageError) as caught:
         presets.load(str(config))
@@ -91,7 +91,7 @@ def test_a_configuration_of_mmfs_own_is_named_by_the_lines_that_the_hint_says(tm
     assert (preset.model, preset.config) == ("mmbt", str(config))
 
 
-def test_the_list_of_presets_names_the_split_of_each_number(mmfw: MmfwRunner) -> None:
+def test_list_of_presets_names_split_of_each_score(mmfw: MmfwRunner) -> None:
     mmfw("train", "--list")
     header, *rows = mmfw.out.splitlines()
     for column in ("dev_seen acc", "dev_seen AUROC", "test_seen acc", "test_seen AUROC"):
@@ -99,13 +99,13 @@ def test_the_list_of_presets_names_the_split_of_each_number(mmfw: MmfwRunner) ->
     [row] = [row for row in rows if row.startswith("vilbert_cc ")]
     assert row.split()[-5:-1] == ["61.40", "70.07", "61.10±1.56", "70.03±1.77"]
     assert "dev_seen and test_seen" in mmfw.err
-    presets_told = {told["name"]: told["published"] for told in mmfw.json("train", "--list")}
-    assert presets_told["vilbert_cc"]["dev_seen"] == {"accuracy": 61.4, "auroc": 70.07}
-    assert presets_told["vilbert_cc"]["test_seen"]["auroc"] == [70.03, 1.77]
-    assert presets_told["demo"] == {}
+    published = {preset["name"]: preset["published"] for preset in mmfw.json("train", "--list")}
+    assert published["vilbert_cc"]["dev_seen"] == {"accuracy": 61.4, "auroc": 70.07}
+    assert published["vilbert_cc"]["test_seen"]["auroc"] == [70.03, 1.77]
+    assert published["demo"] == {}
 
 
-def test_the_papers_splits_are_the_seen_ones_and_those_of_the_first_phase() -> None:
+def test_published_scores_apply_to_seen_and_phase_1_splits() -> None:
     for split in ("dev_seen", "dev"):
         assert find_published_score(NUMBERS, split, "auroc") == PublishedScore(
             pytest.approx(0.6857), None, split, 500
@@ -116,12 +116,12 @@ def test_the_papers_splits_are_the_seen_ones_and_those_of_the_first_phase() -> N
 
 
 @pytest.mark.parametrize("split", ["dev_unseen", "test_unseen", "train", "mine", "val", ""])
-def test_no_other_split_has_any(split: str) -> None:
+def test_other_splits_have_no_published_score(split: str) -> None:
     assert find_published_score(NUMBERS, split, "auroc") is None
     assert split in missing_score_reason(split) and "dev_seen and test_seen" in missing_score_reason(split)
 
 
-def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_dir: Path) -> None:
+def test_user_datasets_have_no_published_scores(user_dir: Path) -> None:
     tables = {f"{split}.csv": f"img,text,label\n{split}.png,hello,1\n".encode() for split in ("train", "dev")}
     images = {f"{split}.png": memes.image(n) for n, split in enumerate(("train", "dev"))}
     sets = {
@@ -129,21 +129,21 @@ def test_nothing_is_published_of_own_sets_whatever_their_splits_are_called(user_
         "released": memes.dataset_files(),
         "first": memes.dataset_files(memes.PHASE_1_SPLITS),
     }
-    found = {}
+    has_scores = {}
     for name, files in sets.items():
         places = MmfPaths.resolve(user_dir / f"data {name}")
         convert(memes.write_tree(files, user_dir / name), places)
         preset = presets.load("mmbt_grid")
-        found[name] = presets.build_request(preset, {"val": "dev"}, places).published == preset.published
-    assert found == {"own": False, "released": True, "first": True}
+        has_scores[name] = presets.build_request(preset, {"val": "dev"}, places).published == preset.published
+    assert has_scores == {"own": False, "released": True, "first": True}
 
 
 @pytest.mark.parametrize("numbers", [{}, {"test": {}}, {"test": {"auroc": None}}, NUMBERS])
-def test_what_the_paper_does_not_report_is_not_there(numbers: dict[str, object]) -> None:
+def test_metric_missing_from_paper_is_none(numbers: dict[str, object]) -> None:
     assert find_published_score(numbers, "test_seen", "accuracy") is None
 
 
 @pytest.mark.parametrize("number", [-1, 101, 10**40, float("inf"), float("nan"), "1", None])
-def test_what_is_no_percentage_is_as_if_it_were_not_there(number: object) -> None:
+def test_invalid_percentage_is_ignored(number: object) -> None:
     for value in (number, [50.0, number]):
         assert find_published_score({"test": {"auroc": value}}, "test_seen", "auroc") is None

@@ -1,4 +1,4 @@
-"""Which processes may train together is known before any of them starts; GPUs are faked."""
+"""Planning of training processes, with fake GPUs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mmf_win.runs.request import CommandOptions
     ],
     ids=str,
 )
-def test_as_many_processes_train_as_there_are_gpus_fake_nvml(
+def test_process_count_follows_gpus_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], visible: str | None, count: int
 ) -> None:
     if visible is not None:
@@ -37,7 +37,7 @@ def test_as_many_processes_train_as_there_are_gpus_fake_nvml(
 
 @pytest.mark.usefixtures("nvml")
 @pytest.mark.parametrize(("nproc", "visible"), [(3, None), (2, "1")])
-def test_more_processes_than_gpus_are_refused_fake_nvml(
+def test_more_processes_than_gpus_are_rejected_fake_nvml(
     monkeypatch: pytest.MonkeyPatch, nproc: int, visible: str | None
 ) -> None:
     if visible is not None:
@@ -48,7 +48,7 @@ def test_more_processes_than_gpus_are_refused_fake_nvml(
 
 
 @pytest.mark.usefixtures("nvml")
-def test_who_uses_one_of_two_gpus_unasked_is_told_fake_nvml(caplog: pytest.LogCaptureFixture) -> None:
+def test_unused_gpus_are_logged_fake_nvml(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     plan_processes(CommandOptions(nproc=1))
     assert not caplog.messages
@@ -69,12 +69,12 @@ def test_who_uses_one_of_two_gpus_unasked_is_told_fake_nvml(caplog: pytest.LogCa
     ],
     ids=str,
 )
-def test_machines_that_could_not_meet_are_refused(asked: dict[str, Any]) -> None:
+def test_incomplete_rendezvous_options_are_rejected(asked: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         plan_processes(CommandOptions(**asked))
 
 
-def test_a_batch_that_cannot_be_divided_is_refused_with_what_divides_it() -> None:
+def test_indivisible_batch_is_rejected_with_its_divisors() -> None:
     require_divisible_batch({"training": {"batch_size": 32}}, 4)
     with pytest.raises(UsageError, match="32 rows") as refused:
         require_divisible_batch({"training": {"batch_size": 32}}, 3)

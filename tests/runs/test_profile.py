@@ -1,4 +1,4 @@
-"""What a profile says, from figures measured on two processors with a bottleneck planted each time."""
+"""Advice from training profiles with measured values of known bottlenecks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ WAITS = "the model waits for data 57 % of the time"
 def profiled(
     data: float = 0.01, cpu: float | None = 0.01, workers: int = 0, **changes: Any
 ) -> TrainingProfile:
-    """Return a profile in which the model itself takes the time, but for the changes.
+    """Return a profile dominated by the model, with changes.
 
     Args:
-        data: seconds for which an update waits for its rows.
-        cpu: how long a processor works in them.
-        workers: of the DataLoader.
-        changes: other figures.
+        data: Seconds that an update waits for its rows.
+        cpu: CPU seconds used to load them.
+        workers: Number of DataLoader workers.
+        changes: Other values.
     """
     spent = {**MODEL, "data": data}
     waiting = DataWaitStats(data, sum(spent.values()), workers, 1, 2, data, cpu)
@@ -45,7 +45,7 @@ def profiled(
         (profiled(), "the model itself takes the time: forward 25 %, backward 51 %, optimizer 17 %"),
         (
             profiled(data=0.25, cpu=0.25, images_once=True),
-            f"{WAITS}, mostly for the processor (less once all images are decoded): training.num_workers=1",
+            f"{WAITS}, mostly for the CPU (less once all images are decoded): training.num_workers=1",
         ),
         (profiled(data=0.25, cpu=0.01), f"{WAITS}, mostly for the disk: training.num_workers=2"),
         (profiled(data=0.25, cpu=None, workers=2), f"{WAITS}; more DataLoader workers would not help"),
@@ -59,29 +59,27 @@ def profiled(
         ),
         (
             profiled(spent={**MODEL, "forward": 0.018, "backward": 0.04}, batch_size=2),
-            "38 % of the time is spent once an update, whatever its rows; a larger batch is another "
-            "training: training.batch_size=4",
+            "38 % of the time is a fixed cost per update; a larger batch changes the training: "
+            "training.batch_size=4",
         ),
     ],
 )
-def test_what_takes_the_time_is_named_with_the_setting_that_helps(
-    profile: TrainingProfile, verdict: str
-) -> None:
+def test_largest_cost_names_the_setting_that_reduces_it(profile: TrainingProfile, verdict: str) -> None:
     assert profile.largest_cost() == verdict
 
 
-def test_logging_and_what_belongs_to_no_phase_are_spent_once_an_update() -> None:
-    said = profiled(spent={**MODEL, "logging": 0.2}).largest_cost()
-    assert said.startswith("61 % of the time is spent once an update, whatever its rows")
+def test_logging_and_other_time_are_fixed_costs() -> None:
+    advice = profiled(spent={**MODEL, "logging": 0.2}).largest_cost()
+    assert advice.startswith("61 % of the time is a fixed cost per update")
 
 
-def test_the_suggested_interval_leaves_little_of_what_took_the_time() -> None:
+def test_suggested_interval_reduces_share_to_the_target() -> None:
     often = profiled(evaluation_interval=1)
     interval = int(often.largest_cost().partition("training.evaluation_interval=")[2])
     assert replace(often, evaluation_interval=interval).shares_by_phase()["validations"] <= 0.05
 
 
-def test_no_interval_is_suggested_that_leaves_a_training_with_few_checkpoints() -> None:
+def test_suggested_interval_leaves_enough_checkpoints() -> None:
     profile = profiled(checkpoint=3.2, checkpoint_interval=20, max_updates=2000)
     assert profile.largest_cost().endswith("training.checkpoint_interval=400")
     assert replace(profile, max_updates=1999).largest_cost().endswith("3.2 s each")
@@ -92,18 +90,18 @@ def test_no_interval_is_suggested_that_leaves_a_training_with_few_checkpoints() 
     ("interval", "named"),
     [(1, "checkpoints take 30 % of the time"), (10, "the model waits for data 56 % of the time")],
 )
-def test_the_largest_of_several_costs_is_named(interval: int, named: str) -> None:
+def test_largest_of_several_costs_is_named(interval: int, named: str) -> None:
     both = profiled(data=0.25 if interval > 1 else 0.12, checkpoint_interval=interval, checkpoint=0.13)
     assert both.largest_cost().startswith(named)
 
 
 @pytest.mark.parametrize(("busy", "named"), [(0.31, True), (0.5, False), (None, False)])
-def test_a_gpu_that_has_little_to_do_is_named_where_nothing_says_why(busy: float | None, named: bool) -> None:
-    assert (profiled(gpu_busy=busy).largest_cost() == "the GPU works 31 % of the time") == named
+def test_idle_gpu_is_named_if_no_cost_explains_it(busy: float | None, named: bool) -> None:
+    assert (profiled(gpu_busy=busy).largest_cost() == "the GPU is busy 31 % of the time") == named
     assert profiled(gpu_busy=busy, data=0.25).largest_cost().startswith(WAITS)
 
 
-def test_the_shares_are_those_of_the_training_with_its_own_intervals() -> None:
+def test_shares_use_intervals_of_the_training() -> None:
     shares = profiled(
         checkpoint=2.0, checkpoint_interval=10, validation=3.0, evaluation_interval=20
     ).shares_by_phase()

@@ -1,4 +1,4 @@
-"""Getting published weights, and what is refused; the files hold no model, so nothing is predicted here."""
+"""Fetching published weights; the files contain no model, so nothing is predicted."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class Shop:
     """A dataset, and a zoo that publishes weights for the preset mmbt_grid.
 
     Attributes:
-        server: serves the archive.
-        places: MMF's folders.
-        folder: for files of a test's own.
+        server: Serves the archive.
+        places: Folders of MMF.
+        folder: Folder for other files of a test.
     """
 
     server: WebServer
@@ -46,12 +46,12 @@ class Shop:
     folder: Path
 
     def write_zoo(self) -> None:
-        """Name the archive that is on the server now, with its hash."""
+        """Write zoo files with the hash of the archive that the server has now."""
         keys = (key.replace(".", "__") for key in (KEY, *PRETRAINED))
         zoo.write_zoo_files(self.folder, self.server, **dict.fromkeys(keys, (ARCHIVE, ARCHIVE)))
 
     def archive(self, update: int) -> bytes:
-        """An archive as MMF's zoo has them, of a checkpoint of this update."""
+        """Return an archive like those of MMF's zoo, with a checkpoint of this update."""
         path = write_checkpoint(self.folder / "model.pth", update)
         return tar_gz({"model.pth": path.read_bytes(), "config.yaml": b"model_config: {mmbt: {}}\n"})
 
@@ -76,7 +76,7 @@ def own_preset(shop: Shop, text: str) -> str:
     return str(path)
 
 
-def test_the_second_call_reuses_the_run_and_downloads_nothing(shop: Shop) -> None:
+def test_second_call_reuses_run_without_download(shop: Shop) -> None:
     run = published_weights.get_or_create_run("mmbt_grid", shop.places)
     request = run.request()
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
@@ -89,7 +89,7 @@ def test_the_second_call_reuses_the_run_and_downloads_nothing(shop: Shop) -> Non
     assert shop.server.requests == []
 
 
-def test_weights_that_the_zoo_has_replaced_get_a_run_of_their_own(shop: Shop) -> None:
+def test_replaced_weights_get_a_new_run(shop: Shop) -> None:
     first = published_weights.get_or_create_run("mmbt_grid", shop.places)
     shop.server.files[ARCHIVE] = shop.archive(8)
     shop.write_zoo()
@@ -99,7 +99,7 @@ def test_weights_that_the_zoo_has_replaced_get_a_run_of_their_own(shop: Shop) ->
     assert file_digest(first.checkpoints / "best.ckpt").hex() == first.request().published_sha256
 
 
-def test_a_runs_checkpoint_that_was_damaged_is_replaced(shop: Shop) -> None:
+def test_damaged_checkpoint_of_run_is_replaced(shop: Shop) -> None:
     best = published_weights.get_or_create_run("mmbt_grid", shop.places).checkpoints / "best.ckpt"
     whole = best.read_bytes()
     best.unlink()
@@ -108,7 +108,7 @@ def test_a_runs_checkpoint_that_was_damaged_is_replaced(shop: Shop) -> None:
     assert best.read_bytes() == whole
 
 
-def test_an_archive_of_another_hash_is_refused_and_makes_no_run(shop: Shop) -> None:
+def test_archive_with_wrong_hash_is_rejected_without_run(shop: Shop) -> None:
     shop.server.files[ARCHIVE] = shop.archive(8)
     with pytest.raises(MmfEnvironmentError, match="SHA-256"):
         published_weights.get_or_create_run("mmbt_grid", shop.places)
@@ -116,7 +116,7 @@ def test_an_archive_of_another_hash_is_refused_and_makes_no_run(shop: Shop) -> N
     assert not list((shop.places.data_dir / "models").rglob("*.pth"))
 
 
-def test_a_folder_is_a_source_as_the_hint_of_a_failed_download_says(shop: Shop) -> None:
+def test_folder_given_as_source_replaces_failed_download(shop: Shop) -> None:
     stick = shop.folder / "usb stick"
     stick.mkdir()
     (stick / ARCHIVE).write_bytes(shop.server.files.pop(ARCHIVE))
@@ -129,7 +129,7 @@ def test_a_folder_is_a_source_as_the_hint_of_a_failed_download_says(shop: Shop) 
     )
 
 
-def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
+def test_offline_preset_downloads_nothing(shop: Shop) -> None:
     preset = own_preset(shop, "extends: mmbt_grid\noffline: true\n")
     with pytest.raises(MmfEnvironmentError, match="may be downloaded") as missing:
         published_weights.get_or_create_run(preset, shop.places)
@@ -143,7 +143,7 @@ def test_a_preset_that_forbids_downloads_asks_nobody(shop: Shop) -> None:
     assert shop.server.requests == []
 
 
-def test_what_is_broken_is_repaired_by_the_command_that_verify_names(shop: Shop, mmfw: MmfwRunner) -> None:
+def test_damaged_weights_are_repaired_by_command_from_verify(shop: Shop, mmfw: MmfwRunner) -> None:
     published_weights.get_or_create_run("mmbt_grid", shop.places)
     weights = shop.places.data_dir / "models" / KEY / "model.pth"
     whole = weights.read_bytes()
@@ -154,14 +154,14 @@ def test_what_is_broken_is_repaired_by_the_command_that_verify_names(shop: Shop,
     assert weights.read_bytes() == whole
 
 
-def test_a_preset_without_published_weights_is_refused(shop: Shop) -> None:
+def test_preset_without_published_weights_is_rejected(shop: Shop) -> None:
     with pytest.raises(UsageError, match="demo"):
         published_weights.get_or_create_run("demo", shop.places)
     with pytest.raises(UsageError, match=r"concat_bert\.hateful_memes"):
         published_weights.get_or_create_run("concat_bert", shop.places)
 
 
-def test_without_a_dataset_nothing_is_downloaded_but_to_score_own_memes(shop: Shop) -> None:
+def test_missing_dataset_prevents_download_except_for_user_data(shop: Shop) -> None:
     shutil.rmtree(shop.places.dataset.root)
     with pytest.raises(DatasetError):
         published_weights.get_or_create_run("mmbt_grid", shop.places)
@@ -170,7 +170,7 @@ def test_without_a_dataset_nothing_is_downloaded_but_to_score_own_memes(shop: Sh
     assert (run.checkpoints / "best.ckpt").is_file()
 
 
-def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:
+def test_phase_1_uses_other_names_for_splits_of_paper(shop: Shop) -> None:
     annotations = shop.places.dataset.annotations
     for new, old in (("dev_seen", "dev"), ("test_seen", "test")):
         (annotations / f"{new}.jsonl").rename(annotations / f"{old}.jsonl")
@@ -192,26 +192,26 @@ def test_phase_1_has_the_papers_splits_under_other_names(shop: Shop) -> None:
         ["train", "--init", "published"],
     ],
 )
-def test_what_contradicts_itself_is_refused_before_a_fetch(
+def test_conflicting_options_are_rejected_before_download(
     shop: Shop, words: list[str], mmfw: MmfwRunner
 ) -> None:
     mmfw(*words, code=2)
     assert shop.server.requests == [] and not shop.places.save_dir.exists()
 
 
-def test_a_split_that_is_not_there_is_named_before_anything_is_fetched(shop: Shop, mmfw: MmfwRunner) -> None:
+def test_missing_split_is_rejected_before_download(shop: Shop, mmfw: MmfwRunner) -> None:
     assert "test_hidden" in mmfw("predict", "--published", "mmbt_grid", "--split", "test_hidden", code=3)
     assert shop.server.requests == []
 
 
-def test_a_run_of_published_weights_is_not_the_newest_to_resume(shop: Shop, mmfw: MmfwRunner) -> None:
+def test_run_of_published_weights_cannot_be_resumed(shop: Shop, mmfw: MmfwRunner) -> None:
     run = published_weights.get_or_create_run("mmbt_grid", shop.places)
     assert run_state(run) == "killed", "it ended no training"
-    assert "there is no run" in mmfw("train", "--resume", "last", code=2)
+    assert "no run yet" in mmfw("train", "--resume", "last", code=2)
     assert "mmfw train mmbt_grid --init published" in mmfw("train", "--resume", run.id, code=2)
 
 
-def test_every_published_baseline_names_weights_of_the_zoo() -> None:
+def test_every_published_baseline_has_weights_in_the_zoo() -> None:
     roots = [find_mmf().root, *([] if NEWEST_MMF is None else [Path(NEWEST_MMF)])]
     named = [preset for preset in map(presets.load, presets.names()) if preset.published]
     assert len({preset.zoo for preset in named}) == len(named) == 11
@@ -223,7 +223,7 @@ def test_every_published_baseline_names_weights_of_the_zoo() -> None:
             assert entry.folder.name == preset.zoo, "it is a group, whose default may change"
 
 
-def test_the_list_says_which_presets_have_weights_in_the_installed_mmf(
+def test_list_shows_presets_with_weights_in_installed_mmf(
     shop: Shop, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed = {preset["name"]: preset for preset in mmfw.json("train", "--list")}

@@ -1,4 +1,4 @@
-"""What a run was asked for, over the life of a run, and what an attempt gets of it."""
+"""Run requests over the life of a run, and the settings of an attempt."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def over(earlier: RunRequest, **now: Any) -> RunRequest:
     return earlier.merged_with(CommandOptions(**now).settings)
 
 
-def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_request(tmp_path: Path) -> None:
     run = Run.create(tmp_path, "mmbt_grid")
-    asked = make_run_request(model="mmbt", splits=RUN_SPLITS, updates=500, seed=3, keep=2)
-    run.save_request(asked)
-    assert run.request() == asked
+    request = make_run_request(model="mmbt", splits=RUN_SPLITS, updates=500, seed=3, keep=2)
+    run.save_request(request)
+    assert run.request() == request
     resumed = over(run.request(), updates=900)
     assert (
         resumed.training_number("max_updates"),
@@ -36,14 +36,14 @@ def test_a_run_is_resumed_as_it_was_asked_for(tmp_path: Path) -> None:
     ) == (900, 3, 2)
 
 
-def test_later_settings_win_key_by_key_and_a_list_as_a_whole() -> None:
+def test_later_settings_override_single_keys_and_whole_lists() -> None:
     before = make_run_request(settings={"a": {"b": 1, "c": 1}, "d": [1, 2]}, overrides=["a.c=2"])
     after = before.merged_with({"a": {"b": 3}, "d": [4]})
     assert after.settings == {"a": {"b": 3, "c": 2}, "d": [4]}
     assert after.user_settings == {"a.b": 3, "a.c": 2, "d": [4]}, "but for what is the preset's"
 
 
-def test_the_last_word_about_the_precision_holds() -> None:
+def test_last_precision_wins() -> None:
     of_mmf = make_run_request(overrides=["training.fp16=True"])
     half = over(of_mmf, precision="bf16")
     assert half.mmfw_settings.precision == "bf16", "and it wins over the key of MMF in an attempt"
@@ -51,13 +51,13 @@ def test_the_last_word_about_the_precision_holds() -> None:
     assert half.merged_with({"training": {"seed": 1}}).mmfw_settings.precision == "bf16"
 
 
-def test_rows_a_device_give_way_to_rows_of_all_devices() -> None:
+def test_batch_size_resets_batch_size_per_device() -> None:
     after = over(make_run_request(overrides=["training.batch_size_per_device=2"]), batch_size=4)
     assert after.settings["training"] == {"batch_size": 4, "batch_size_per_device": None}
     assert "batch_size_per_device" not in over(make_run_request(), batch_size=4).settings["training"]
 
 
-def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
+def test_new_total_replaces_old_one_in_any_spelling() -> None:
     after = over(make_run_request(updates=100), epochs=3)
     assert (after.mmfw_settings.updates, after.mmfw_settings.epochs) == (None, 3)
     again = after.merged_with({"training": {"max_updates": 9}})
@@ -68,7 +68,7 @@ def test_a_new_total_replaces_the_old_one_however_it_was_given() -> None:
     assert (updates.training_number("max_updates"), updates.mmfw_settings) == (5, MmfwSettings(updates=5))
 
 
-def test_only_options_that_were_given_are_set() -> None:
+def test_only_given_options_become_settings() -> None:
     def options(**given: Any) -> Any:
         return CommandOptions(**given).settings
 
@@ -79,15 +79,15 @@ def test_only_options_that_were_given_are_set() -> None:
     assert options(updates=5)["training"] == {"max_updates": 5, "max_epochs": None}, "a preset's give way"
 
 
-def test_what_was_chosen_for_one_command_is_no_setting() -> None:
-    once = CommandOptions(overrides=["a=1"], trust=True, retry=False, detect_anomaly=True, seed=1)
-    assert (once.trust, once.retry, once.detect_anomaly) == (True, False, True)
-    assert once.settings == {"training": {"seed": 1}}
-    assert once.overrides == ["a=1"]
+def test_single_command_options_are_not_settings() -> None:
+    options = CommandOptions(overrides=["a=1"], trust=True, retry=False, detect_anomaly=True, seed=1)
+    assert (options.trust, options.retry, options.detect_anomaly) == (True, False, True)
+    assert options.settings == {"training": {"seed": 1}}
+    assert options.overrides == ["a=1"]
 
 
-def test_what_started_a_run_is_not_saved(tmp_path: Path) -> None:
-    """Else it would steer how the run goes on, or with which weights it is predicted."""
+def test_start_settings_are_not_saved(tmp_path: Path) -> None:
+    """They must not affect how a run resumes, or which weights predict."""
     run = Run.create(tmp_path, "mmbt")
     steering = ["resume_file=other.ckpt", "resume_zoo=x", "reset.all=True", "zoo_config_override=True"]
     overrides = [*(f"checkpoint.{word}" for word in steering), "checkpoint.monitor=m", "run_type=train"]
@@ -103,36 +103,35 @@ def test_what_started_a_run_is_not_saved(tmp_path: Path) -> None:
         json.dumps({"model": "mmbt", "splits": RUN_SPLITS, "overrides": ["a=1"]}),
     ],
 )
-def test_a_file_that_is_no_request_is_named(tmp_path: Path, content: str) -> None:
+def test_invalid_request_file_is_named(tmp_path: Path, content: str) -> None:
     run = Run.create(tmp_path, "mmbt")
     run.request_file.write_text(content, encoding="utf-8")
     with pytest.raises(DataError, match=r"request\.json"):
         run.request()
 
 
-def test_an_override_of_mmfs_own_precision_takes_the_place_of_the_runs_in_attempt_and_request(
-    tmp_path: Path, mmf_paths: MmfPaths
-) -> None:
+def test_precision_override_replaces_that_of_run(tmp_path: Path, mmf_paths: MmfPaths) -> None:
     root = write_minimal_mmf(tmp_path / "mmf", "1.0.0rc12", "training: {fp16: false, seed: 1}\n")
     mmf, of_run = (
         MmfInstall(root, "1.0.0rc12", "path"),
         make_run_request(model="mmbt", precision="bf16", mmf="1.0.0rc12"),
     )
     for word, precision in (("training.seed=3", "bf16"), ("training.fp16=true", None)):
-        once = CommandOptions(overrides=[word])
-        plan = plan_attempt("train", mmf, RunJob(of_run, once, mmf_paths), of_run, {"training": {}})
+        options = CommandOptions(overrides=[word])
+        plan = plan_attempt("train", mmf, RunJob(of_run, options, mmf_paths), of_run, {"training": {}})
         assert plan.first_attempt.precision == plan.request.mmfw_settings.precision == precision
         assert plan.first_attempt.settings["training"]["fp16"] is (precision is None)
 
 
-def test_what_starts_a_run_is_in_the_attempt_though_no_run_keeps_it(
-    tmp_path: Path, mmf_paths: MmfPaths
-) -> None:
+def test_start_settings_are_in_the_attempt(tmp_path: Path, mmf_paths: MmfPaths) -> None:
     root = write_minimal_mmf(
         tmp_path / "mmf", extra_defaults="checkpoint: {reset: {all: false}, resume_zoo: null}\n"
     )
-    once, mmf = CommandOptions(overrides=["checkpoint.reset.all=true"]), MmfInstall(root, "1.0.0rc10", "path")
+    options, mmf = (
+        CommandOptions(overrides=["checkpoint.reset.all=true"]),
+        MmfInstall(root, "1.0.0rc10", "path"),
+    )
     of_run = make_run_request(model="mmbt")
-    plan = plan_attempt("train", mmf, RunJob(of_run, once, mmf_paths), of_run, {})
+    plan = plan_attempt("train", mmf, RunJob(of_run, options, mmf_paths), of_run, {})
     assert plan.first_attempt.settings["checkpoint"] == {"reset": {"all": True}}
     assert plan.config["checkpoint"]["reset"]["all"] is True

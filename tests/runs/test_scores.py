@@ -1,4 +1,4 @@
-"""Each score has its split and its checkpoint: a table is of one split, and of the best of each run."""
+"""Scores with their split and checkpoint, in tables of one split and the best checkpoints."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def trained(save: Path, name: str, **asked: Any) -> Run:
 def saved(
     run: Run, update: int, auroc: float, *, best: bool = False, attempt: str = "1", **hashed: str
 ) -> None:
-    """The run came to an update, whose checkpoint has its number and its attempt as the hash."""
+    """Record a validation and a checkpoint, whose hash consists of its update and attempt."""
     log = EventLog(run.events, attempt)
     log.write("val", update=update, metrics={"auroc": auroc}, final=False)
     log.write("checkpoint", update=update, best=best, sha256=f"{update} of {attempt}")
 
 
 def predicted(run: Run, split: str, sha256: str, auroc: float, rows: int = 8) -> Path:
-    """A prediction, newer than those before."""
+    """Add a prediction that is newer than the existing ones."""
     number = len(list(run.reports.glob("*.csv")))
     made = run.reports / f"hateful_memes_{run.path.parent.name}_{split}_2026-01-01T00-00-{number:02}.csv"
     made.touch()
@@ -47,7 +47,7 @@ def predicted(run: Run, split: str, sha256: str, auroc: float, rows: int = 8) ->
 
 
 def listed(mmfw: MmfwRunner, save: Path) -> dict[str, tuple[Any, ...]]:
-    """Of each run its scores in the list, which are the same in each form."""
+    """Return the scores of each run in the list, after checking that all formats agree."""
     keys = ("best_auroc", "test_auroc", "test_split", "test_checkpoint")
     found = mmfw.json("runs", "--save-dir", save)
     rows = csv.DictReader(io.StringIO(mmfw("runs", "--save-dir", save, "--format", "csv")))
@@ -58,7 +58,7 @@ def listed(mmfw: MmfwRunner, save: Path) -> dict[str, tuple[Any, ...]]:
 
 @pytest.fixture
 def run(user_dir: Path) -> Run:
-    """A run that was best at update 10, and whose last checkpoint predicted after its best."""
+    """Return a run that was best at update 10, with predictions of its best and last checkpoint."""
     run = trained(user_dir, "a")
     saved(run, 10, 0.9, best=True)
     saved(run, 20, 0.8)
@@ -70,14 +70,12 @@ def run(user_dir: Path) -> Run:
 
 
 @pytest.mark.parametrize("record", [[], 1, {"members": 1}])
-def test_a_record_of_another_type_tells_nothing(mmfw: MmfwRunner, run: Run, record: object) -> None:
+def test_record_of_wrong_type_is_ignored(mmfw: MmfwRunner, run: Run, record: object) -> None:
     write_json(predicted(run, "dev_seen", "10 of 1", 0.4).with_suffix(".metrics.json"), record)
     assert listed(mmfw, run.path.parents[1]) == {"a": (0.9, 0.7, "test_seen", "best")}
 
 
-def test_a_score_is_of_the_best_checkpoint_and_others_are_shown_by_their_names(
-    mmfw: MmfwRunner, run: Run
-) -> None:
+def test_score_is_of_best_checkpoint_and_others_are_named(mmfw: MmfwRunner, run: Run) -> None:
     save = run.path.parents[1]
     assert listed(mmfw, save) == {"a": (0.9, 0.7, "test_seen", "best")}
     text = mmfw("runs", "--save-dir", save)
@@ -104,7 +102,7 @@ def test_a_score_is_of_the_best_checkpoint_and_others_are_shown_by_their_names(
     assert scores["dev_seen_by"] == ["best, 8 rows of dev_seen", "best, 4 of 8 rows of dev_seen"]
 
 
-def test_a_new_best_leaves_the_old_ones_score_behind(mmfw: MmfwRunner, run: Run) -> None:
+def test_new_best_checkpoint_resets_test_score(mmfw: MmfwRunner, run: Run) -> None:
     save = run.path.parents[1]
     saved(run, 30, 0.95, best=True, attempt="2")
     assert listed(mmfw, save) == {"a": (0.95, None, None, None)}
@@ -116,13 +114,13 @@ def test_a_new_best_leaves_the_old_ones_score_behind(mmfw: MmfwRunner, run: Run)
     assert best_checkpoint_metrics(load_task_scores(task)[0]) == {"auroc": 0.95, "test_seen_auroc": 0.3}
 
 
-def test_the_best_auroc_is_that_of_the_best_checkpoint(mmfw: MmfwRunner, run: Run) -> None:
-    """Not the highest: what a run is best by may be another metric."""
+def test_best_auroc_is_that_of_best_checkpoint(mmfw: MmfwRunner, run: Run) -> None:
+    """It need not be the highest, because another metric may select the best checkpoint."""
     saved(run, 30, 0.6, best=True)
     assert listed(mmfw, run.path.parents[1])["a"][0] == 0.6
 
 
-def test_a_list_is_of_one_test_split(mmfw: MmfwRunner, run: Run) -> None:
+def test_list_uses_one_test_split(mmfw: MmfwRunner, run: Run) -> None:
     save = run.path.parents[1]
     for name in ("b", "c"):
         other = trained(save, name)
@@ -134,7 +132,7 @@ def test_a_list_is_of_one_test_split(mmfw: MmfwRunner, run: Run) -> None:
     assert scores["b"] == (0.6, 0.55, "test_unseen", "best")
 
 
-def test_of_older_records_the_checkpoint_is_unknown_and_said_to_be(mmfw: MmfwRunner, user_dir: Path) -> None:
+def test_checkpoint_of_legacy_records_is_unknown(mmfw: MmfwRunner, user_dir: Path) -> None:
     old = trained(user_dir, "a")
     EventLog(old.events, "1").write("val", update=10, metrics={"auroc": 0.9}, final=False)
     EventLog(old.events, "1").write("checkpoint", update=10)
@@ -153,7 +151,7 @@ def test_of_older_records_the_checkpoint_is_unknown_and_said_to_be(mmfw: MmfwRun
     assert listed(mmfw, user_dir)["a"] == (0.95, None, None, None)
 
 
-def test_published_weights_are_the_best_of_their_run_and_the_last_until_there_is_a_best(
+def test_published_weights_count_as_best_and_last_is_used_before_a_best(
     mmfw: MmfwRunner, user_dir: Path
 ) -> None:
     published = trained(user_dir, "a", published_weights="x", published_sha256="weights")

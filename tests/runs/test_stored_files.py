@@ -1,7 +1,7 @@
-"""What earlier versions left on a disk is read as it always was; see tests/worlds/stored_files.py.
+"""Files of earlier versions are read as before; see tests/worlds/stored_files.py.
 
-``tests/worlds/stored/expected.json`` has what each command printed. To record it anew, after a change that is
-meant to change an output::
+``tests/worlds/stored/expected.json`` contains the output of each command. To record it again after an
+intended change::
 
     MMFW_RECORD_RESULTS=1 python -m pytest tests/runs/test_stored_files.py
 """
@@ -46,7 +46,7 @@ _OF_THIS_DISK = {"size", "bytes", "verified", "written"}
 
 @pytest.fixture
 def stored(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> StoredFiles:
-    """The files in a folder of a user, and their environment."""
+    """Return the files in a user's folder, with their environment."""
     monkeypatch.setenv("MMFW_HOME", str(user_dir / "home"))
     monkeypatch.setenv("MMF_CACHE_DIR", str(user_dir / "world" / "cache"))
     return stored_files.build(user_dir)
@@ -54,12 +54,12 @@ def stored(user_dir: Path, monkeypatch: pytest.MonkeyPatch) -> StoredFiles:
 
 @pytest.fixture(scope="module")
 def untouched(tmp_path_factory: pytest.TempPathFactory) -> StoredFiles:
-    """The files for tests that only read them."""
+    """Return the files for tests that only read them."""
     return stored_files.build(tmp_path_factory.mktemp("stored"))
 
 
 def commands(stored: StoredFiles) -> Iterator[list[str]]:
-    """Yield the commands that read all that is there."""
+    """Yield commands that read all of the files."""
     save = ["--save-dir", str(stored.save)]
     requests = (path for path in stored.save.rglob("request.json") if "attempts" not in path.parts)
     yield ["runs", *save]
@@ -83,24 +83,24 @@ def commands(stored: StoredFiles) -> Iterator[list[str]]:
 
 
 def outputs(stored: StoredFiles, mmfw: MmfwRunner) -> dict[str, Any]:
-    """Return what the commands print as JSON, without what depends on this disk."""
-    found = {}
+    """Return the JSON output of the commands, without values that depend on this disk."""
+    results = {}
     for words in commands(stored):
         mmfw(*words, "--json")
         name = json.loads(stored.normalize_text(json.dumps(" ".join(words))))
-        found[name] = settled(json.loads(stored.normalize_text(mmfw.out)))
-    return found
+        results[name] = settled(json.loads(stored.normalize_text(mmfw.out)))
+    return results
 
 
 def settled(value: Any) -> Any:
-    """Return a value of JSON without sizes and times of files, which are new and not the real ones."""
+    """Return a JSON value without sizes and times of files."""
     if isinstance(value, dict):
         return {key: "…" if key in _OF_THIS_DISK else settled(inner) for key, inner in value.items()}
     return [settled(inner) for inner in value] if isinstance(value, list) else value
 
 
 def expect(name: str, found: Any) -> None:
-    """Compare something with what was recorded under a name, or record it where that is asked for."""
+    """Compare a value with the recorded one, or record it if requested."""
     recorded = json.loads(EXPECTED.read_text(encoding="utf-8")) if EXPECTED.exists() else {}
     if RECORD:
         recorded[name] = found
@@ -109,22 +109,18 @@ def expect(name: str, found: Any) -> None:
     assert found == recorded[name]
 
 
-def test_every_command_prints_what_it_printed(stored: StoredFiles, mmfw: MmfwRunner) -> None:
+def test_commands_print_recorded_output(stored: StoredFiles, mmfw: MmfwRunner) -> None:
     expect("intact", outputs(stored, mmfw))
 
 
-def test_fields_of_a_later_version_and_a_torn_last_line_change_nothing(
-    stored: StoredFiles, mmfw: MmfwRunner
-) -> None:
+def test_unknown_fields_and_truncated_last_lines_are_ignored(stored: StoredFiles, mmfw: MmfwRunner) -> None:
     stored.add_unknown_fields()
     stored.tear_last_lines()
     expect("intact", outputs(stored, mmfw))
 
 
-def test_an_event_with_a_value_that_is_no_number_is_read_without_it(
-    stored: StoredFiles, mmfw: MmfwRunner
-) -> None:
-    """MMF's versions before 1.0.0rc12, and mmfw's first ones, wrote such values."""
+def test_non_finite_values_of_events_are_dropped(stored: StoredFiles, mmfw: MmfwRunner) -> None:
+    """MMF before 1.0.0rc12 and early versions of mmfw wrote such values."""
     stored.insert_event(
         "text", '{"t": 1795897748.1, "kind": "train", "attempt": "1", "update": 2, "loss": NaN}'
     )
@@ -136,22 +132,22 @@ def test_an_event_with_a_value_that_is_no_number_is_read_without_it(
     expect("not a number", settled(json.loads(stored.normalize_text(json.dumps(shown)))))
 
 
-def test_names_of_files_that_are_no_utf_8_are_kept(stored: StoredFiles, mmfw: MmfwRunner) -> None:
+def test_file_names_that_are_not_utf_8_are_kept(stored: StoredFiles, mmfw: MmfwRunner) -> None:
     run = stored.run_folder("begun")
     stored.update_record(
         run / "request.json", init=f"/weights/{_NAME}.ckpt", preset_file=f"/presets/{_NAME}.yaml"
     )
     note = next(iter((stored.run_folder("mmbt") / "tracking").glob("*.json")))
     stored.update_record(note, error=f"{_NAME}: no such file")
-    found = {}
+    results = {}
     for words in (["runs"], ["runs", "show", str(run)], ["track", "status"]):
         mmfw(*words, "--save-dir", stored.save, "--json")
-        found[words[0]] = settled(json.loads(stored.normalize_text(mmfw.out)))
-    expect("names", found)
+        results[words[0]] = settled(json.loads(stored.normalize_text(mmfw.out)))
+    expect("names", results)
 
 
 def docstring_of_the_protocol() -> str:
-    """Return the docstring that tells the kinds of events, wherever its module is."""
+    """Return the docstring that lists the kinds of events, from whichever module has it."""
     texts = [ast.get_docstring(tree) or "" for tree in syntax_trees()]
     [text] = (text for text in texts if "run_started" in text and "attempt_failed" in text)
     return text
@@ -159,7 +155,7 @@ def docstring_of_the_protocol() -> str:
 
 @cache
 def syntax_trees() -> list[ast.Module]:
-    """Return the modules of the package."""
+    """Return the syntax trees of the package's modules."""
     paths = sorted((ROOT / "mmf_win").rglob("*.py"))
     return [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
 
@@ -186,7 +182,7 @@ def events(stored: StoredFiles) -> list[dict[str, Any]]:
     return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def test_the_files_have_every_kind_of_event(untouched: StoredFiles) -> None:
+def test_stored_files_contain_every_kind_of_event(untouched: StoredFiles) -> None:
     text = docstring_of_the_protocol()
     table = text[text.index("    run_started") : text.index("attempt_failed")] + "attempt_failed  "
     kinds = set(re.findall(r"^ {4}(\w+)(?=  )", table, re.MULTILINE)) | {"attempt_failed", "predict_started"}
@@ -199,10 +195,10 @@ def records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
     def read(pattern: str) -> list[dict[str, Any]]:
         return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(stored.root.glob(pattern))]
 
-    told = events(stored)
+    stored_events = events(stored)
     requests = [each for each in read("save/**/request.json") if "preset" in each]
     notes = read("data*/**/SHA256SUMS.json")
-    profiled = [each for each in told if each["kind"] == "profiled"]
+    profiled = [each for each in stored_events if each["kind"] == "profiled"]
     return {
         "RunRequest": requests,
         "MmfwSettings": [each["settings"].get("mmfw", {}) for each in requests],
@@ -213,7 +209,9 @@ def records(stored: StoredFiles) -> dict[str, list[dict[str, Any]]]:
         "SplitSummary": [split for each in notes for split in each["result"]["splits"].values()],
         "MmfInstall": read("home/mmf/*.json"),
         "DataWaitStats": [each["waiting"] for each in profiled],
-        "CheckResult": [without(each, "t", "kind", "attempt") for each in told if each["kind"] == "checked"],
+        "CheckResult": [
+            without(each, "t", "kind", "attempt") for each in stored_events if each["kind"] == "checked"
+        ],
     }
 
 
@@ -223,8 +221,8 @@ def without(record: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", sorted(SAVED))
-def test_the_files_have_every_field_of_a_saved_class(untouched: StoredFiles, name: str) -> None:
+def test_stored_files_contain_every_field_of_saved_class(untouched: StoredFiles, name: str) -> None:
     found, fields = records(untouched)[name], fields_of(name) - ELSEWHERE.get(name, set())
     assert set().union(*found) == fields
-    told = {key for each in found for key, value in each.items() if value}
-    assert fields - told == SAVED[name], "of these no file has a value"
+    keys_with_value = {key for each in found for key, value in each.items() if value}
+    assert fields - keys_with_value == SAVED[name], "of these no file has a value"

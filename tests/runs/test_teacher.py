@@ -1,4 +1,4 @@
-"""What is refused of a teacher's predictions before a student is trained."""
+"""Checks of a teacher's predictions before a student is trained."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSSES = [{"type": "cross_entropy"}]
 
 @pytest.fixture
 def train(tmp_path: Path) -> Path:
-    """The annotations of two memes, one of which has a name of its own."""
+    """Return the annotations of two memes, one of which has a custom ID."""
     path = tmp_path / "train.jsonl"
     rows = [{"id": "00007", "own_id": None}, {"id": 8, "own_id": "b"}]
     rows = [{**row, "img": "img/1.png", "text": "", "label": 0} for row in rows]
@@ -54,7 +54,7 @@ def write(folder: Path, *rows: str) -> Path:
     return path
 
 
-def test_probabilities_by_the_ids_of_mmf(train: Path, tmp_path: Path) -> None:
+def test_teacher_probabilities_use_ids_of_mmf(train: Path, tmp_path: Path) -> None:
     path = write(tmp_path, "b,0.25,0", "7,0.75,1", "9,0.5,0")
     request, probas = check(asked(path), train)
     assert probas == {"7": 0.75, "8": 0.25}
@@ -62,13 +62,13 @@ def test_probabilities_by_the_ids_of_mmf(train: Path, tmp_path: Path) -> None:
     assert check(request, train)[0] == request, "a resumed run finds the file as it was"
     assert request.merged_with(CommandOptions(teacher=path).settings).mmfw_settings.teacher_weight == 0.7
     write(tmp_path, "b,0.25,0", "7,0.5,1")
-    with pytest.raises(DataError, match="not those that this run began with"):
+    with pytest.raises(DataError, match="have changed since this run began"):
         check(request, train)
     assert check(request.merged_with(CommandOptions(teacher=path).settings), train)[1]["7"] == 0.5, (
         "named anew"
     )
     path.unlink()
-    with pytest.raises(DataError, match=r"учитель \$\{x\}.csv: there is no such file"):
+    with pytest.raises(DataError, match=r"учитель \$\{x\}.csv: prediction file of the teacher not found"):
         check(request, train)
 
 
@@ -76,39 +76,39 @@ def test_probabilities_by_the_ids_of_mmf(train: Path, tmp_path: Path) -> None:
     ("rows", "message"),
     [
         (["7,0.5,0"], r"no prediction for 1 of 2 memes of train \(b\)"),
-        (["7,0.5,0", "b,0.5,0", "7,0.5,0"], r"more than once \(7\)"),
+        (["7,0.5,0", "b,0.5,0", "7,0.5,0"], r"duplicate predictions \(7\)"),
         (["7,0.5,0", "b,1.5,0"], "csv:3: 1.5 is not a probability"),
         (["7,0.5,0", "b,nan,0"], "first id b, line 3"),
         (["7,0.5,0", "b,,0"], "not a prediction file"),
     ],
 )
-def test_a_file_that_does_not_predict_each_row_once(
+def test_predictions_must_cover_each_row_once(
     train: Path, tmp_path: Path, rows: list[str], message: str
 ) -> None:
     with pytest.raises(DataError, match=message):
         check(asked(write(tmp_path, *rows)), train)
 
 
-def test_predictions_of_another_split_with_the_same_ids(train: Path, tmp_path: Path) -> None:
+def test_predictions_of_another_split_are_rejected(train: Path, tmp_path: Path) -> None:
     path = write(tmp_path, "7,0.5,0", "b,0.5,0")
     path.with_suffix(".metrics.json").write_text('{"split": "dev_seen"}', encoding="utf-8")
-    with pytest.raises(DataError, match="it predicts dev_seen, and the run trains on train"):
+    with pytest.raises(DataError, match="predictions of dev_seen, but the run trains on train"):
         check(asked(path), train)
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_a_note_where_the_teacher_predicted_other_memes_with_the_same_ids(
+def test_warning_if_teacher_predicted_other_memes_with_same_ids(
     train: Path, tmp_path: Path, same: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path, "7,0.5,0", "b,0.5,0")
     record = {"split": None, "annotations_sha256": file_digest(train).hex() if same else "other"}
     path.with_suffix(".metrics.json").write_text(json.dumps(record), encoding="utf-8")
     check(asked(path), train)
-    assert ("another train" in caplog.text) is not same
+    assert ("another version of train" in caplog.text) is not same
 
 
 @pytest.mark.parametrize("seen", [True, False])
-def test_a_note_where_the_teacher_was_trained_on_these_rows(
+def test_warning_if_teacher_was_trained_on_these_rows(
     train: Path, tmp_path: Path, seen: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = Run.create(tmp_path / "save", "big")
@@ -131,19 +131,19 @@ def test_a_note_where_the_teacher_was_trained_on_these_rows(
         (None, "none in its configuration"),
     ],
 )
-def test_a_model_with_another_loss(train: Path, tmp_path: Path, losses: object, has: str) -> None:
+def test_model_with_another_loss_is_rejected(train: Path, tmp_path: Path, losses: object, has: str) -> None:
     request = asked(write(tmp_path, "7,0.5,0", "b,0.5,0"))
     with pytest.raises(UsageError, match=f"mmbt has {has}"):
         check(request, train, losses)
     assert check(request, train, {"used": "cross_entropy", "unused": "bce"})[1]
 
 
-def test_a_weight_without_a_teacher(train: Path) -> None:
-    with pytest.raises(UsageError, match="--teacher-weight is for --teacher"):
+def test_weight_without_teacher_is_rejected(train: Path) -> None:
+    with pytest.raises(UsageError, match="--teacher-weight requires --teacher"):
         check(replace(RunRequest(), settings=CommandOptions(teacher_weight=0.5).settings), train)
 
 
-def test_an_empty_name_of_a_teacher_does_not_train_without_one() -> None:
+def test_empty_teacher_path_is_not_ignored() -> None:
     chosen = CommandOptions(teacher="").settings
     assert RunRequest().merged_with(chosen).mmfw_settings.teacher == str(Path.cwd()), (
         "the folder, which is refused"

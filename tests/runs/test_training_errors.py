@@ -1,4 +1,4 @@
-"""What ``mmfw train`` and ``mmfw predict`` refuse before a worker starts; nothing of it needs torch."""
+"""Errors of ``mmfw train`` and ``mmfw predict`` before a worker starts; needs no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.worlds.torch_files import write_checkpoint
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """A data folder with annotation files and nothing else."""
+    """Return a data folder that contains only annotation files."""
     names = ("train.jsonl", "dev.jsonl", "test.jsonl")
     files = dict.fromkeys(names, b'{"id": 1, "img": "img/00001.png", "text": ""}\n')
     write_tree(files, MmfPaths.resolve(tmp_path / "данные").dataset.annotations)
@@ -37,41 +37,41 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, data: Path) -> Run:
-    """A run that was asked for and never saved a checkpoint."""
+    """Return a run without checkpoints."""
     run = Run.create(tmp_path / "save", "mmbt_grid")
     run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=RUN_SPLITS, data_dir=str(data)))
     return run
 
 
-def test_a_run_without_a_checkpoint(run: Run, mmfw: MmfwRunner) -> None:
+def test_run_without_checkpoint_is_an_error(run: Run, mmfw: MmfwRunner) -> None:
     for words in (["train", "--resume", "last"], ["predict"]):
-        said = mmfw(*words, "--save-dir", run.path.parents[1], code=3)
-        assert f"run {run.id} has no checkpoint" in said
+        error = mmfw(*words, "--save-dir", run.path.parents[1], code=3)
+        assert f"run {run.id} has no checkpoint" in error
 
 
 @pytest.mark.parametrize("name", ["current.ckpt", "models/model_4.ckpt"])
-def test_a_folder_where_a_checkpoint_is_to_be_saved(run: Run, mmfw: MmfwRunner, name: str) -> None:
+def test_folder_with_name_of_checkpoint_is_rejected(run: Run, mmfw: MmfwRunner, name: str) -> None:
     write_checkpoint(run.checkpoints / "best.ckpt", 3)
     folder = run.checkpoints / name
     folder.mkdir(parents=True)
-    assert f"{folder}: it is a folder" in mmfw("train", "--resume", run.path, code=3)
+    assert f"{folder}: not a file but a folder" in mmfw("train", "--resume", run.path, code=3)
     assert f"{folder}: it is a folder" in mmfw("predict", "--checkpoint", folder, run.path, code=3)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are Unicode on Windows and macOS")
 @pytest.mark.parametrize("words", [("train", "mmbt_grid"), ("predict",), ("train", "--resume", "last")])
-def test_a_path_that_is_not_in_utf8(
+def test_path_that_is_not_utf8_is_rejected(
     data: Path, tmp_path: Path, words: tuple[str, ...], mmfw: MmfwRunner
 ) -> None:
     run = Run.create(tmp_path / os.fsdecode(b"\xff"), "mmbt_grid")
     run.save_request(RunRequest(preset="mmbt_grid", model="mmbt", splits=RUN_SPLITS, data_dir=str(data)))
     write_checkpoint(run.checkpoints / "best.ckpt", 3)
     error = mmfw(*words, "--data-dir", data, "--save-dir", run.path.parents[1], code=2)
-    assert "not in UTF-8" in error and str(tmp_path) in error
+    assert "not valid UTF-8" in error and str(tmp_path) in error
     assert [path.name for path in run.path.parent.iterdir()] == [run.path.name]
 
 
-def test_an_unreadable_checkpoint_and_a_split_that_is_not_there(run: Run, mmfw: MmfwRunner) -> None:
+def test_damaged_checkpoint_and_missing_split_are_errors(run: Run, mmfw: MmfwRunner) -> None:
     words = ("predict", "--save-dir", run.path.parents[1])
     write_checkpoint(run.checkpoints / "best.ckpt", 3)
     error = mmfw(*words, "--split", "test_seen", code=3)
@@ -80,7 +80,7 @@ def test_an_unreadable_checkpoint_and_a_split_that_is_not_there(run: Run, mmfw: 
     assert "best.ckpt: it is cut off" in mmfw(*words, code=3)
 
 
-def test_mmf_is_missing(
+def test_missing_mmf_is_an_error(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     def nothing() -> MmfInstall:
@@ -92,7 +92,7 @@ def test_mmf_is_missing(
     assert not save.exists(), "no run folder for a run that never began"
 
 
-def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: MmfwRunner) -> None:
+def test_run_in_training_is_not_resumed(run: Run, mmfw: MmfwRunner) -> None:
     write_checkpoint(run.checkpoints / "current.ckpt", 3)
     with file_lock(run.training_lock_file):
         error = mmfw("train", "--resume", "last", "--save-dir", run.path.parents[1], code=8)
@@ -100,7 +100,7 @@ def test_a_run_that_is_being_trained_is_left_alone(run: Run, mmfw: MmfwRunner) -
     assert not (run.path / "attempts").exists()
 
 
-def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing(
+def test_second_concurrent_training_changes_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     monkeypatch.setattr(
@@ -116,20 +116,18 @@ def test_of_two_trainings_that_begin_at_the_same_time_the_second_changes_nothing
 
 
 @pytest.mark.parametrize(("update", "is_refused"), [(5, True), (4, False), (2, False)])
-def test_a_run_that_stopped_early_is_resumed_from_its_best_but_not_from_its_last(
-    run: Run, update: int, is_refused: bool
-) -> None:
+def test_early_stopped_run_resumes_from_best_but_not_last(run: Run, update: int, is_refused: bool) -> None:
     log = EventLog(run.events, "1")
     log.write("train_started", update=0, max_updates=12)
     log.write("train", update=5)
     AttemptOutcome("ok").save(run.outcome_file)
     start = write_checkpoint(run.checkpoints / "model.ckpt", update, best_update=2)
-    asked = AttemptRequest(
+    attempt = AttemptRequest(
         TrainTask(), "mmbt", "mmf", str(run.path / "attempts" / "2"), checkpoint=str(start)
     )
     early_stop = {"early_stop.enabled": True, "early_stop.patience": 2}
     config = {"checkpoint": {}, "training": early_stop}
     begun = RunJob(run.request(), CommandOptions(), MmfPaths.resolve(run.path, run.path))
-    plan = Plan(begun, run.request(), asked, config)
+    plan = Plan(begun, run.request(), attempt, config)
     with pytest.raises(UsageError, match="stopped early at update 5") if is_refused else nullcontext():
         preflight._require_updates_left(plan, total=12)
