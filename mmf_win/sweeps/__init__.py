@@ -1,6 +1,6 @@
 """Many experiments at once: what to run, where, how far they are, and what came of them.
 
-In a notebook, :func:`frame` is the table of a sweep, and :class:`Examiner` makes one by parsers of your own,
+In a notebook, :func:`sweep_dataframe` is the table of a sweep, and :class:`Examiner` makes one by parsers of your own,
 also of the folders that mlrunner has left.
 """
 

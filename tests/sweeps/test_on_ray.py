@@ -71,7 +71,7 @@ if what == "stop":
 if what == "kill":
     os.kill(int(number), signal.SIGINT)
     wait_until(Path(os.environ["MMFW_STOP_FILE"]).exists)
-    time.sleep(1)  # IMPATIENT_AFTER of mmf_win.signals
+    time.sleep(1)  # FORCE_STOP_AFTER_SECONDS of mmf_win.signals
     os.kill(int(number), signal.SIGINT)
     wait_until(lambda: False)
 if what == "wait":

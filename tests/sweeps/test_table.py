@@ -152,7 +152,7 @@ def test_the_guides_lines_for_a_notebook_run(sweep: SweepFolder, monkeypatch: py
     monkeypatch.chdir(sweep.path.parent)
     names: dict[str, Any] = {}
     exec(code, names)
-    table = names["frame"]("save/sweeps/mmbt_grid")
+    table = names["sweep_dataframe"]("save/sweeps/mmbt_grid")
     assert list(table["lr"]) == [0.5, 0.1, 0.9]
     assert list(table["runs"]) == [3, 3, 3]
     assert {"auroc", "auroc_sd", "loss", "loss_sd"} < set(table.columns)

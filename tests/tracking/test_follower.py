@@ -28,7 +28,7 @@ from mmf_win.tracking import follower, tracker
 from mmf_win.tracking.upload import UploadOptions
 follower.UPLOAD_TIMEOUT_S = 0.1
 fake = tracker.create_tracker("clearml")
-fake.open = lambda about: threading.Event().wait()
+fake.open_run = lambda run_info: threading.Event().wait()
 sys.exit(follower.follow_run(Run(Path(sys.argv[1])), fake, UploadOptions()))
 """
 # A follower of the run named first, whose recording tracker fails at what is named after it.
@@ -40,7 +40,7 @@ from mmf_win.tracking import follower
 from mmf_win.tracking.upload import UploadOptions
 from tests.worlds.recording_tracker import BufferingTracker
 tracker = BufferingTracker()
-tracker.fails = {*sys.argv[2:]}
+tracker.failing_methods = {*sys.argv[2:]}
 code = follower.follow_run(Run(Path(sys.argv[1])), tracker, UploadOptions())
 print(json.dumps([tracker.steps("train/loss"), tracker.states]))
 sys.exit(code)
@@ -82,7 +82,7 @@ def test_a_follower_ends_where_a_fake_tracker_waits_for_ever_and_its_log_says_wh
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         said = process.stderr.read().decode()  # its input stays open: mmfw goes on
-    assert process.returncode and "in wait" in said and "in send" in said
+    assert process.returncode and "in wait" in said and "in upload_new" in said
 
 
 def test_what_a_follower_could_not_send_is_noted_and_the_next_one_sends_it(world: ReportWorld) -> None:

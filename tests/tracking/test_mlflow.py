@@ -140,7 +140,7 @@ def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
     run, proxy = world.add_run(), Proxy(server)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.url)
     script = (
-        "import runpy, sys\nfrom mmf_win.tracking import follower\nfollower.POLL_INTERVAL = 0.1\n"
+        "import runpy, sys\nfrom mmf_win.tracking import follower\nfollower.POLL_INTERVAL_S = 0.1\n"
         "sys.exit(follower.main())"
     )
     command = [sys.executable, "-X", "utf8", "-c", script, "mlflow", str(run.path), "{}"]
