@@ -1,1 +1,1 @@
-"""Sends what becomes of runs to MLflow, ClearML or Weights & Biases; a training knows nothing of it."""
+"""Upload of runs to MLflow, ClearML and Weights & Biases, without effect on the training."""

@@ -1,4 +1,4 @@
-"""Data sets in ClearML: the converted dataset, whose files keep their places there, or an unconverted one."""
+"""ClearML datasets: converted datasets, which keep their folder layout there, and unconverted ones."""
 
 from __future__ import annotations
 
@@ -17,58 +17,79 @@ from mmf_win.tracking.tracker import OFFLINE
 
 
 def download_dataset(id_: str) -> Path:
-    """A local copy of a data set: if it is a converted one, a data folder in which each file is intact.
+    """Return a local copy of a ClearML dataset; a converted one is verified.
+
+    Args:
+        id_: ID of the ClearML dataset.
+
+    Returns:
+        Folder of the copy; for a converted dataset, it is a data folder.
 
     Raises:
-        UsageError: there is none of this id.
-        DatasetError: a file is damaged.
-        MmfError: clearml is missing, or its server does not answer.
+        UsageError: There is no dataset with this ID, or ClearML is offline.
+        DatasetError: A file is damaged.
+        MmfEnvironmentError: clearml is missing, or its server does not answer.
     """
-    with open_connection() as to:
-        if not to.call_api("tasks.get_all", id=[id_], system_tags=["dataset"], search_hidden=True)["tasks"]:
-            raise UsageError(f"{id_}: ClearML has no data set of this id", hint=f"see {to.address_variable}")
+    with open_connection() as tracker:
+        query = {"id": [id_], "system_tags": ["dataset"], "search_hidden": True}
+        if not tracker.call_api("tasks.get_all", **query)["tasks"]:
+            raise UsageError(f"{id_}: no such ClearML dataset", hint=f"check {tracker.address_variable}")
         from clearml import Dataset
 
         copy = Path(Dataset.get(dataset_id=id_, silence_alias_warnings=True).get_local_copy())
-    _require_intact(copy, f"delete {copy}, so that it is got again; else register it again")
+    _require_intact(copy, f"delete {copy} to download it again, or register the dataset again")
     return copy
 
 
 def register_dataset(name: str, paths: DatasetPaths) -> str:
-    """Make a data set of the converted dataset, and return its id.
+    """Create a ClearML dataset from the converted dataset.
+
+    Args:
+        name: Name of the ClearML dataset.
+        paths: Folders of the converted dataset.
+
+    Returns:
+        ID of the ClearML dataset.
 
     Raises:
-        DatasetError: none was converted, or it is damaged.
-        MmfError: clearml is missing, or its server does not answer.
+        DatasetError: There is no converted dataset, or it is damaged.
+        MmfEnvironmentError: clearml is missing, or its server does not answer.
     """
-    if _require_intact(paths.data_dir, "`mmfw repair dataset` repairs it") is None:
-        raise DatasetError(f"{paths.root}: no dataset was converted", hint="`mmfw convert` does that")
-    with open_connection() as to:
-        to.call_api("debug.ping")  # for what follows tries for ever
+    if _require_intact(paths.data_dir, "run `mmfw repair dataset`") is None:
+        raise DatasetError(f"{paths.root}: no converted dataset", hint="run `mmfw convert`")
+    with open_connection() as tracker:
+        tracker.call_api("debug.ping")  # the calls below would retry forever
         from clearml import Dataset
 
-        made = Dataset.create(dataset_name=name, dataset_project=to.project)
+        dataset = Dataset.create(dataset_name=name, dataset_project=tracker.project)
         for part in (paths.annotations, paths.images, *filter(Path.exists, manifest_files(paths.root))):
-            made.add_files(part, local_base_folder=paths.data_dir)
-        made.upload()
-        made.finalize()
-        return str(made.id)
+            dataset.add_files(part, local_base_folder=paths.data_dir)
+        dataset.upload()
+        dataset.finalize()
+        return str(dataset.id)
 
 
 @contextmanager
 def open_connection() -> Iterator[ClearMLTracker]:
-    """A connection. Raises UsageError in the offline mode, and as :meth:`Tracker.asked`."""
-    to = ClearMLTracker()
-    if to.server == OFFLINE:
-        raise UsageError("ClearML's offline mode has no data sets", hint="unset CLEARML_OFFLINE_MODE")
-    to.require_usable()
-    with to.translate_errors():
-        yield to
+    """Connect to ClearML for the duration of the block.
+
+    Yields:
+        The connection.
+
+    Raises:
+        UsageError: ClearML is offline, or its settings are incomplete.
+    """
+    tracker = ClearMLTracker()
+    if tracker.server == OFFLINE:
+        raise UsageError("ClearML's offline mode has no datasets", hint="unset CLEARML_OFFLINE_MODE")
+    tracker.require_usable()
+    with tracker.translate_errors():
+        yield tracker
 
 
-def _require_intact(data_dir: Path, repair: str) -> Manifest | None:
+def _require_intact(data_dir: Path, hint: str) -> Manifest | None:
     paths = DatasetPaths.from_data_dir(data_dir)
     manifest = load_dataset_manifest(paths)
-    if manifest and (wrong := find_damage(manifest, full=True, title="Verifying the dataset")):
-        raise DatasetError(f"{paths.root}: damaged: {summarize_list([*map(str, wrong)])}", hint=repair)
+    if manifest and (damaged := find_damage(manifest, full=True, title="Verifying the dataset")):
+        raise DatasetError(f"{paths.root}: damaged: {summarize_list([*map(str, damaged)])}", hint=hint)
     return manifest

@@ -1,7 +1,7 @@
-"""Follows a run and sends what becomes of it to one tracker, in a process of its own.
+"""Follower: a separate process that uploads a run to one tracker while it trains.
 
-It ends when mmfw, which holds its standard input open, and the worker have ended. Nothing that happens here
-harms the training: it only reads files, at a low priority, and what it cannot send a later command sends.
+It ends when mmfw, which holds its standard input open, and the worker have ended. It cannot harm the
+training: it only reads files, at low priority, and a later command sends what it could not send.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from mmf_win.tracking.upload import SweepInfo, Uploader, UploadOptions, UploadSt
 
 _log = logging.getLogger(__name__)
 
-# Those with public names are shorter in tests.
-#: Seconds from one look at the run to the next.
+# Tests shorten the public ones.
+#: Seconds between two checks of the run.
 POLL_INTERVAL_S, _MAX_POLL_INTERVAL_S = 3.0, 60.0
-#: Seconds that one look may take, beside one for each MiB of a checkpoint.
+#: Seconds that one upload may take, plus one per MiB of a checkpoint.
 UPLOAD_TIMEOUT_S = 120.0
-#: Seconds in which followers may send the rest after Ctrl+C, and to a tracker that does not answer.
+#: Seconds for sending the rest after Ctrl+C, and to a tracker that does not answer.
 CTRL_C_TIMEOUT_S = 5.0
 _CHECKPOINT_INTERVAL_S = 600.0
 _STOP_SOON, _SEND_ALL = b"!", b"."
@@ -49,19 +49,32 @@ _Followers = list[tuple[Run, Tracker, subprocess.Popen[bytes]]]
 def manage_followers(
     trackers: Sequence[Tracker], options: UploadOptions, sweep_of: Callable[[Run], SweepInfo | None]
 ) -> Iterator[Callable[[Run], None]]:
-    """Yield what starts the followers of a run, one a tracker; the end of the block waits for their ends.
+    """Start followers within the block, and wait for them at its end.
 
-    It does so for as long as they send, but for five seconds after Ctrl+C. A note says what is left then, and
-    which command sends it later.
+    The wait lasts until they have sent everything, but only five seconds after Ctrl+C. Warnings name the
+    incomplete uploads, with the command that completes them.
+
+    Args:
+        trackers: Trackers to upload to.
+        options: Optional uploads.
+        sweep_of: Returns the sweep of a run, or ``None``.
+
+    Yields:
+        A function that starts the followers of a run, one per tracker.
+
+    Raises:
+        StoppedByUserError: The block was stopped.
+        KeyboardInterrupt: The block was interrupted.
     """
     started: _Followers = []
 
     def start(run: Run) -> None:
-        for to in trackers:
+        for tracker in trackers:
             try:
-                started.append((run, to, _start_follower(run, to, replace(options, sweep=sweep_of(run)))))
-            except OSError as error:  # of a full disk, perhaps
-                _warn_incomplete(run, to, options, str(error))
+                process = _start_follower(run, tracker, replace(options, sweep=sweep_of(run)))
+                started.append((run, tracker, process))
+            except OSError as error:  # such as a full disk
+                _warn_incomplete(run, tracker, options, str(error))
 
     deadline = float("inf")
     try:
@@ -75,15 +88,15 @@ def manage_followers(
 
 def _start_follower(run: Run, tracker: Tracker, options: UploadOptions) -> subprocess.Popen[bytes]:
     run.tracking.mkdir(exist_ok=True)
-    how: dict[str, Any] = {"start_new_session": True}  # out of reach of the terminal's Ctrl+C
+    popen_options: dict[str, Any] = {"start_new_session": True}  # not stopped by Ctrl+C in the terminal
     if sys.platform == "win32":
         flags = subprocess.CREATE_NO_WINDOW | subprocess.CREATE_NEW_PROCESS_GROUP
-        how = {"creationflags": flags | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
+        popen_options = {"creationflags": flags | subprocess.BELOW_NORMAL_PRIORITY_CLASS}
     command = module_command(
         "mmf_win.tracking.follower", tracker.name, str(run.path), json.dumps(asdict(options))
     )
     with _log_file(run, tracker).open("ab") as log, block_stop_signals():
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **how)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, **popen_options)
 
 
 def _log_file(run: Run, tracker: Tracker) -> Path:
@@ -91,105 +104,104 @@ def _log_file(run: Run, tracker: Tracker) -> Path:
 
 
 def _stop_followers(started: _Followers, options: UploadOptions, deadline: float) -> None:
-    """Tell followers that mmfw ends, wait for them, and say what they leave."""
+    """Tell the followers that mmfw ends, wait for them, and log warnings for incomplete uploads."""
     for _, _, process in started:
         assert process.stdin is not None
         with suppress(OSError):  # it has ended
             process.stdin.write(_SEND_ALL if deadline == float("inf") else _STOP_SOON)
             process.stdin.close()
-    told = time.monotonic() + 1
-    for run, to, process in started:
-        known, until = UploadState.load(run, to), deadline
-        if known.error or not (to.is_reachable or known.id):  # nor will it, most likely
-            until = min(deadline, time.monotonic() + CTRL_C_TIMEOUT_S)
+    log_time = time.monotonic() + 1
+    for run, tracker, process in started:
+        state, give_up_at = UploadState.load(run, tracker), deadline
+        if state.error or not (tracker.is_reachable or state.id):  # it probably still fails
+            give_up_at = min(deadline, time.monotonic() + CTRL_C_TIMEOUT_S)
         try:
-            while process.poll() is None and time.monotonic() < until:
+            while process.poll() is None and time.monotonic() < give_up_at:
                 time.sleep(0.05)
-                if time.monotonic() > told:
-                    told = float("inf")
-                    _log.info("sending the rest to %s; Ctrl+C leaves it for later …", to.name)
-        except KeyboardInterrupt:  # the training has ended, so that is not what is stopped
+                if time.monotonic() > log_time:
+                    log_time = float("inf")
+                    _log.info("sending the rest to %s; press Ctrl+C to skip it …", tracker.name)
+        except KeyboardInterrupt:  # stops only the upload, as the training has ended
             deadline = 0.0
         if process.poll() is None:
             process.kill()
             process.wait()
-            _warn_incomplete(
-                run, to, options, "it had no time to send all" if to.is_reachable else "it does not answer"
-            )
+            reason = "no time to send the rest" if tracker.is_reachable else "server does not answer"
+            _warn_incomplete(run, tracker, options, reason)
         elif process.returncode:
-            _warn_incomplete(run, to, options, UploadState.load(run, to).error or f"see {_log_file(run, to)}")
+            reason = UploadState.load(run, tracker).error or f"see {_log_file(run, tracker)}"
+            _warn_incomplete(run, tracker, options, reason)
 
 
 def _warn_incomplete(run: Run, tracker: Tracker, options: UploadOptions, reason: str) -> None:
-    push = format_command("mmfw", "track", "push", run.path, "--to", tracker.name, *options.arguments)
+    command = format_command("mmfw", "track", "push", run.path, "--to", tracker.name, *options.arguments)
     _log.warning(
-        "%s lacks some of run %s: %s; `%s` sends it %s",
+        "upload to %s incomplete for run %s (%s); run `%s` %s",
         tracker.name,
         run.id,
         reason,
-        push,
+        command,
         retry_advice(reason),
     )
 
 
 def follow_run(run: Run, tracker: Tracker, options: UploadOptions) -> int:
-    """Send what becomes of a run until mmfw and its worker have ended; return 0 if all is sent."""
-    mmfw_ended, is_alone = Event(), Event()
-    said = b""
+    """Upload a run until mmfw and its worker have ended; return 0 if everything was sent."""
+    mmfw_ended, has_lock = Event(), Event()
+    stop_byte = b""
 
     def wait_for_stop() -> None:
-        nonlocal said
-        said = os.read(0, 1)
+        nonlocal stop_byte
+        stop_byte = os.read(0, 1)
         mmfw_ended.set()
-        time.sleep(CTRL_C_TIMEOUT_S + 1)  # by then mmfw has ended it, if it was not ended at once
-        if said == _STOP_SOON:
+        time.sleep(CTRL_C_TIMEOUT_S + 1)  # after Ctrl+C, mmfw kills this process earlier
+        if stop_byte == _STOP_SOON:
             os._exit(_EXIT_INCOMPLETE)
-        if not is_alone.is_set():  # another follower sends this run: it sends this, too
+        if not has_lock.is_set():  # the follower that holds the lock sends everything
             os._exit(0)
 
     Thread(target=wait_for_stop, daemon=True).start()
-    between, sender = POLL_INTERVAL_S, None
-    alone = UploadState.load(run, tracker).upload_lock(
-        run, timeout=float("inf")
-    )  # another one may follow an earlier command
-    with alone, usage_lock(run):
-        is_alone.set()
+    interval, uploader = POLL_INTERVAL_S, None
+    # The follower of an earlier command may still hold the lock.
+    upload_lock = UploadState.load(run, tracker).upload_lock(run, timeout=float("inf"))
+    with upload_lock, usage_lock(run):
+        has_lock.set()
         while True:
-            # A worker outlives only a mmfw that was killed, and so says nothing; another one is no concern.
-            is_over = mmfw_ended.is_set() and (said != b"" or not is_locked(run.training_lock_file))
+            # The run's worker outlives mmfw only if mmfw was killed, which then sent no byte.
+            is_over = mmfw_ended.is_set() and (stop_byte != b"" or not is_locked(run.training_lock_file))
             try:
                 sizes = [file.stat().st_size for file in run.checkpoints.glob("*.ckpt")]
-                # A tracker's package may wait for ever.
-                limit = UPLOAD_TIMEOUT_S + max(sizes, default=0) / (1 << 20)
-                faulthandler.dump_traceback_later(limit, exit=True)
-                sender = sender or Uploader(run, tracker, options)
-                at_end = float("inf") if said == _STOP_SOON else 0.0
-                sender.upload_new(at_end if is_over else _CHECKPOINT_INTERVAL_S)
+                # A tracker's package may hang.
+                timeout = UPLOAD_TIMEOUT_S + max(sizes, default=0) / (1 << 20)
+                faulthandler.dump_traceback_later(timeout, exit=True)
+                uploader = uploader or Uploader(run, tracker, options)
+                final_interval = float("inf") if stop_byte == _STOP_SOON else 0.0
+                uploader.upload_new(final_interval if is_over else _CHECKPOINT_INTERVAL_S)
                 if is_over:
-                    sender.close()
+                    uploader.close()
                     return 0
-                between = POLL_INTERVAL_S
-            except Exception as error:  # of the tracker's package, or of the disk
+                interval = POLL_INTERVAL_S
+            except Exception as error:  # from the tracker's package or the disk
                 _log.warning("%s: %s", type(error).__name__, redact_urls(str(error)))
-                sent, sender = UploadState.load(run, tracker), None
-                sent.error = describe_error(error)
+                state, uploader = UploadState.load(run, tracker), None
+                state.error = describe_error(error)
                 with suppress(OSError):
-                    sent.save(run)
+                    state.save(run)
                 if is_over:
                     return _EXIT_INCOMPLETE
-                between = min(2 * between, _MAX_POLL_INTERVAL_S)
+                interval = min(2 * interval, _MAX_POLL_INTERVAL_S)
             faulthandler.cancel_dump_traceback_later()
-            if mmfw_ended.wait(between):
-                time.sleep(1)  # until the worker has ended, too
+            if mmfw_ended.wait(interval):
+                time.sleep(1)  # until the worker has ended
 
 
 def main() -> int:
-    """Follow what the command line names: a tracker, a run and, as JSON, what is to be sent."""
-    name, run, what = sys.argv[1:]
+    """Follow the run on the command line: the tracker, the run, and the upload options as JSON."""
+    name, run, options = sys.argv[1:]
     if sys.platform != "win32":
         os.nice(10)
     with show_log_messages():
-        return follow_run(Run(Path(run)), create_tracker(name), UploadOptions(**json.loads(what)))
+        return follow_run(Run(Path(run)), create_tracker(name), UploadOptions(**json.loads(options)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a tracker is asked to do, and whether what answers at its address is one."""
+"""Interface of trackers, and the check that a server is one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from mmf_win.upstream.install import require_packages
 _log = logging.getLogger(__name__)
 
 TRACKERS = ("mlflow", "clearml", "wandb")
-#: Which checkpoint is sent.
+#: Checkpoint to upload.
 CheckpointChoice = Literal["best", "last", "none"]
-#: Where runs go if the tracker's own variable names no other experiment or project.
+#: Project or experiment, unless the tracker's own environment variable names another.
 DEFAULT_PROJECT = "hateful-memes"
 OFFLINE = "offline"
-#: The place of sent runs: a server, an offline folder, a store on this machine, or none.
+#: Destination of runs: a server, an offline folder, a store on this machine, or none.
 UploadTarget = Literal["server", "offline", "local", "disabled"]
-_ANSWER_TIMEOUT_S, _MAX_ANSWER_BYTES = 3.0, 1 << 20  # seconds, bytes
+_ANSWER_TIMEOUT_S, _MAX_ANSWER_BYTES = 3.0, 1 << 20
 
 
 @dataclass(frozen=True)
 class MetricPoint:
-    """One value of a series; ``t`` is seconds since the epoch."""
+    """Value of a series; ``t`` is in seconds since the epoch."""
 
     name: str
     value: float
@@ -44,10 +44,16 @@ class MetricPoint:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run, or a sweep: ``key`` are hexadecimal digits that no other has, ``name`` is for people.
+    """Run or sweep to open at a tracker.
 
-    ``created`` is seconds since the epoch; ``lock`` the file that is locked while a sweep is made; ``folder``
-    is for what a tracker keeps of a run; ``id`` is that which a variable or else the note has.
+    Attributes:
+        key: Unique hexadecimal digits.
+        name: Displayed name.
+        created: Time of creation in seconds since the epoch.
+        parent: Sweep of the run.
+        lock: File to lock while a sweep is created; ``None`` for a run.
+        folder: Folder for files of the tracker.
+        id: ID from the environment variable, or else from the upload state.
     """
 
     key: str
@@ -60,12 +66,21 @@ class RunInfo:
 
 
 class Tracker(ABC):
-    """A tracker, in which one run at a time is open; its package is imported as the first one is opened.
+    """Connection to a tracker; one run at a time is open.
 
-    Methods raise whatever the package does. ``server`` is its address, or :data:`OFFLINE`; ``probe`` what to
-    ask there without a key (a path, and what to post), and what the answer, an object in JSON, has of this.
-    ``answers`` is whether it did so. ``upload`` is where runs go, and ``note`` tells people more of it.
-    Where ``confirms`` is False, what a method sends is sure to have arrived only after :meth:`close`.
+    The tracker's package is imported when the first run is opened. Methods may raise any of its exceptions.
+
+    Attributes:
+        name: Name of the tracker and its package.
+        address_variable: Environment variable with the address of the server.
+        id_variable: Environment variable with the ID of the run to use.
+        probe: Request that needs no key: path, body to post, and keys, one of which is in the JSON response.
+        confirms: If False, data is only sure to have arrived after :meth:`close`.
+        server: Address of the server, or :data:`OFFLINE`.
+        project: Project or experiment.
+        is_reachable: Whether the server answered the probe.
+        upload: Destination of the runs.
+        note: Information about the destination for users.
     """
 
     name: ClassVar[str]
@@ -81,107 +96,123 @@ class Tracker(ABC):
 
     @property
     def address(self) -> str:
-        """Where runs go, with nothing secret."""
+        """Server and project, without secrets."""
         return redact_urls(f"{self.server} {self.project}")
 
     @property
     def env_run_id(self) -> str | None:
-        """The id of the run that :attr:`id_variable` names, to use where a command sends exactly one."""
+        """ID of the run in :attr:`id_variable`, for commands that send exactly one run."""
         return os.environ.get(self.id_variable) or None
 
     @property
     def host(self) -> str:
-        """Its server without a user and password, as the beginning of addresses."""
+        """Server without user and password, as the start of URLs."""
         return re.sub("(?<=//).*@", "", self.server).rstrip("/")
 
     def require_settings(self) -> bool:
-        """Return whether its address is that of a web server, once nothing is missing to send there.
+        """Check the settings for uploads.
+
+        Returns:
+            Whether the address is that of a web server.
 
         Raises:
-            MmfError: a package is missing.
-            UsageError: the address can never work, or there is no key for it.
+            MmfEnvironmentError: A package is missing.
+            UsageError: The address can never work, or there is no key for it.
         """
         return self.upload == "server"
 
     def require_usable(self) -> None:
-        """See that its package is there, and that what answers at its address is one.
+        """Check that the tracker's package is installed and that its server is one.
 
-        One that does not answer may do so later; a note says so. One that wants a key is there.
+        A server that does not answer only causes a warning, because it may do so later. A server that
+        demands a key is accepted.
 
         Raises:
-            MmfError: the package is missing.
-            UsageError: something else answers there.
+            MmfEnvironmentError: The package is missing.
+            UsageError: The address is not that of such a server.
         """
         from http.client import HTTPException  # here, as every training imports this module
-        from urllib.error import HTTPError
-        from urllib.request import Request, urlopen
 
         require_packages(self.name, extra=f"[{self.name}]")
         if not self.require_settings():
             return
-        hint = f"set {self.address_variable} to the address of one, http://HOST:PORT or https://HOST"
-        refused = UsageError(f"{self.address} is no server of {self.name}", hint=hint)
+        hint = f"set {self.address_variable} to the server's address, http://HOST:PORT or https://HOST"
+        not_a_server = UsageError(f"{self.address} is not a server of {self.name}", hint=hint)
         if not re.match("https?://[^/]", self.server, re.IGNORECASE):
-            raise refused
-        path, body, keys = self.probe
+            raise not_a_server
         try:
-            try:
-                request = Request(f"{self.host}{path}", body, {"Content-Type": "application/json"})
-                with urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
-                    said = answer.read(_MAX_ANSWER_BYTES)
-            except HTTPError as error:
-                said = error.read(_MAX_ANSWER_BYTES)
-                if b"Invalid Host header" in said:
-                    hint = f"restart it with `mlflow server --allowed-hosts {request.host},localhost:*` "
-                    hint += "and the other names that it is used by"
-                    message = f"the server at {self.host} does not accept the host name {request.host}"
-                    raise UsageError(message, hint=hint) from None
-                if error.code in (401, 403):
-                    return
-                if error.code != 404:
-                    raise
+            content = self._probe_server()
         except OSError as error:
             self.is_reachable, reason = False, getattr(error, "reason", error)
             _log.warning("%s at %s does not answer: %s", self.name, redact_urls(self.server), reason)
             return
-        except (ValueError, HTTPException):  # no address, or no server of the web
-            raise refused from None
+        except (ValueError, HTTPException):  # an invalid address, or not a web server
+            raise not_a_server from None
+        if content is None:
+            return
         with suppress(ValueError, TypeError):
-            if keys & set(json.loads(said)):
+            if self.probe[2] & set(json.loads(content)):
                 return
-        raise refused
+        raise not_a_server
+
+    def _probe_server(self) -> bytes | None:
+        """Return the response to the probe, or ``None`` if the server demands a key."""
+        from urllib.error import HTTPError
+        from urllib.request import Request, urlopen
+
+        path, body, _ = self.probe
+        request = Request(f"{self.host}{path}", body, {"Content-Type": "application/json"})
+        try:
+            with urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
+                return bytes(answer.read(_MAX_ANSWER_BYTES))
+        except HTTPError as error:
+            content = error.read(_MAX_ANSWER_BYTES)
+            if b"Invalid Host header" in content:
+                hint = f"restart it with `mlflow server --allowed-hosts {request.host},localhost:*` "
+                hint += "and all other names that clients use"
+                message = f"the server at {self.host} does not accept the host name {request.host}"
+                raise UsageError(message, hint=hint) from None
+            if error.code in (401, 403):
+                return None
+            if error.code != 404:
+                raise
+            return content
 
     @abstractmethod
     def open_run(self, run_info: RunInfo) -> tuple[str, str]:
-        """Find the run by its key, or make it there; return its id, and where people see it."""
+        """Find or create the run by its key; return its ID and its URL or folder."""
 
     @abstractmethod
     def log_params(self, settings: Mapping[str, str], tags: Mapping[str, str]) -> None:
-        """Its parameters, and what else is known of it: all there are now."""
+        """Set the parameters and tags of the run; both are complete."""
 
     @abstractmethod
     def log_metrics(self, points: Sequence[MetricPoint]) -> None:
-        """More of its scalars."""
+        """Add points to the series of the run."""
 
     @abstractmethod
     def log_artifact(self, path: Path, folder: str) -> None:
-        """A file, in place of the one of the same name; checkpoints are those in ``checkpoints``."""
+        """Upload a file, replacing the one with the same name; checkpoints go to ``checkpoints``."""
 
     @abstractmethod
     def set_status(self, state: str, t: float) -> None:
-        """How it is since ``t``; see :func:`mmf_win.runs.history.run_state`."""
+        """Set the status of the run since ``t``; see :func:`mmf_win.runs.history.run_state`."""
 
-    def close(self) -> None:  # noqa: B027 - most have waited for each answer
-        """See to it that all has arrived."""
+    def close(self) -> None:  # noqa: B027 - most trackers wait for each response
+        """Wait until all data has arrived."""
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
-        """Have what its package raises be one MmfError, and what that prints be no result of a command."""
+        """Convert exceptions of the tracker's package, and print its output to stderr instead of stdout.
+
+        Raises:
+            MmfEnvironmentError: The package raised an exception within the block.
+        """
         try:
             with redirect_stdout(sys.stderr):
                 yield
         except Exception as error:
-            if isinstance(error, MmfwError) or getattr(error, "errno", None):  # of the disk
+            if isinstance(error, MmfwError) or getattr(error, "errno", None):  # a disk error
                 raise
             hint = f"run the same command again {retry_advice(describe_error(error))}"
             raise MmfEnvironmentError(
@@ -190,32 +221,36 @@ class Tracker(ABC):
 
 
 def describe_error(error: Exception) -> str:
-    """What a tracker's package raised, in a few words."""
+    """Summarize an exception of a tracker's package."""
     text = " ".join(redact_urls(str(error)).split())
     if re.search("Max retries exceeded|timed out|[Cc]onnection (refused|reset|aborted)", text):
-        return "it does not answer"
+        return "server does not answer"
     return text[:200] or type(error).__name__
 
 
 def retry_advice(reason: str) -> str:
-    """Return when a command that failed for this reason may work: with time alone, or not."""
-    passes = re.search(r"does not answer|no time|\b(429|50[0234])\b|Service Unavailable", reason)
-    return "later" if passes else "once this is fixed"
+    """Return when to retry a command that failed for this reason: later, or only after a fix."""
+    is_temporary = re.search(r"does not answer|no time|\b(429|50[0234])\b|Service Unavailable", reason)
+    return "later" if is_temporary else "once this is fixed"
 
 
 def require_no_env_run_id(trackers: Iterable[Tracker]) -> None:
-    """Raise UsageError where a variable names one run of a tracker, for commands that send several."""
-    for to in trackers:
-        if to.env_run_id:
-            message = f"{to.id_variable} names one run, and this command sends several or makes a new one"
-            raise UsageError(message, hint=f"unset {to.id_variable}")
+    """Check that no environment variable names a run, for commands that send several.
+
+    Raises:
+        UsageError: A variable names one.
+    """
+    for tracker in trackers:
+        if tracker.env_run_id:
+            message = f"{tracker.id_variable} names one run, but this command sends several or creates one"
+            raise UsageError(message, hint=f"unset {tracker.id_variable}")
 
 
 _CLASS_NAMES = {"mlflow": "MLflowTracker", "clearml": "ClearMLTracker", "wandb": "WandbTracker"}
 
 
 def create_tracker(name: str) -> Tracker:
-    """A tracker by its name. Raises UsageError where nothing says which server is meant."""
+    """Create a tracker by its name."""
     module = import_module(f"mmf_win.tracking.{name}_tracker")
     tracker: Tracker = getattr(module, _CLASS_NAMES[name])()
     return tracker

@@ -1,7 +1,7 @@
-"""Sends what a tracker does not have of a run yet.
+"""Upload of a run's new data to a tracker.
 
-What it has is noted in ``<run>/tracking/<tracker>-<hash of its address>.json`` after it was sent. Where the
-note is lost, all is sent once more, under the same names, updates and times.
+The upload state in ``<run>/tracking/<tracker>-<hash of its address>.json`` is saved after data was sent.
+If it is lost, all data is sent again with the same names, updates and times.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SweepInfo = tuple[str, str, str]
 _CHECKPOINT_FILES = {"best": "best.ckpt", "last": "current.ckpt"}
 _METRICS_SUFFIX = ".metrics.json"
 _START_FIELDS = ("seed", "batch", "micro_batch", "precision", "device", "parameters", "max_updates")
-_MAX_EVENTS_AT_ONCE = 500  # events
+_MAX_EVENTS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
 class UploadOptions:
-    """What is sent beside settings, scalars, predictions and the outcome.
+    """Optional uploads, in addition to settings, scalars, predictions and the outcome.
 
     Attributes:
-        models: which checkpoint.
-        pages: whether the pages in the run's reports are sent, which hold memes.
-        sweep: key, name and lock of the sweep that the run is of; see :class:`RunInfo`.
+        models: Checkpoint to upload.
+        pages: Whether to upload the report pages, which contain memes.
+        sweep: Key, name and lock of the run's sweep; see :class:`RunInfo`.
     """
 
     models: CheckpointChoice = "none"
@@ -51,24 +51,26 @@ class UploadOptions:
 
     @property
     def arguments(self) -> list[str]:
-        """The options that choose it."""
+        """Command-line arguments with the same meaning."""
         models = ["--track-models", self.models] if self.models != "none" else []
         return [*models, *(["--track-page"] if self.pages else [])]
 
 
 @dataclass
 class UploadState:
-    """What a tracker has of a run.
+    """Data of a run that a tracker already has.
 
     Attributes:
-        tracker, address: which one.
-        upload: where it lies; empty in notes of earlier versions, and before anything was sent.
-        id, link: of the run there; None before there is one.
-        events: file of events → how many of them.
-        files: file, or what else may change → what it was like.
-        state: how the run was.
-        models: when a checkpoint was sent last, in seconds since the epoch.
-        error: why the rest could not be sent; None where all is well.
+        tracker: Name of the tracker.
+        address: Address of the tracker.
+        upload: Destination; empty before the first upload, and in files of earlier versions.
+        id: ID of the run at the tracker; ``None`` before it exists.
+        link: URL or folder of the run.
+        events: Number of sent events, by event file.
+        files: Size and time of the sent version, by file; ``settings`` has the hash of the parameters.
+        state: State of the run.
+        models: Time of the last upload of a checkpoint, in seconds since the epoch.
+        error: Reason that the last upload failed, or ``None``.
     """
 
     tracker: str
@@ -84,44 +86,52 @@ class UploadState:
 
     @classmethod
     def load(cls, run: Run, tracker: Tracker) -> UploadState:
-        """What is noted; nothing where that cannot be read."""
+        """Load the upload state; return an empty one if it cannot be read."""
         new = cls(tracker.name, tracker.address)
-        return next((sent for sent in load_upload_states(run) if sent.file_stem == new.file_stem), new)
+        return next((state for state in load_upload_states(run) if state.file_stem == new.file_stem), new)
 
     @property
     def file_stem(self) -> str:
-        """The name of the note, without its suffix."""
+        """Name of the state file, without its suffix."""
         return f"{self.tracker}-{sha256(self.address.encode()).hexdigest()[:8]}"
 
     def save(self, run: Run) -> None:
-        """Note it."""
+        """Write the state file."""
         write_json(run.tracking / f"{self.file_stem}.json", asdict(self))
 
     def upload_lock(self, run: Run, timeout: float = 0.0) -> AbstractContextManager[int]:
-        """Send to it alone: the block raises InUseError where another process does for so many seconds."""
+        """Lock the upload of a run to this tracker.
+
+        Args:
+            run: Run to lock.
+            timeout: Seconds to wait for another process.
+
+        Returns:
+            A context manager that holds the lock; it raises InUseError if another process does.
+        """
         run.tracking.mkdir(exist_ok=True)
-        refused = InUseError(f"another process sends run {run.id} to {self.tracker}")
-        return file_lock(run.tracking / f"{self.file_stem}.lock", timeout, in_use_error=refused)
+        in_use = InUseError(f"another process is sending run {run.id} to {self.tracker}")
+        return file_lock(run.tracking / f"{self.file_stem}.lock", timeout, in_use_error=in_use)
 
 
 def load_upload_states(run: Run) -> list[UploadState]:
-    """What each tracker has of a run."""
-    found = []
+    """Return the upload states of a run, one per tracker."""
+    states = []
     for file in sorted(run.tracking.glob("*.json")):
         with suppress(OSError, ValueError):
-            found.append(read_record(file, UploadState))
-    # Earlier versions noted runs that W&B, which was offline or disabled, did not send: they have no link.
-    return [sent for sent in found if sent.link or sent.id is None]
+            states.append(read_record(file, UploadState))
+    # Earlier versions recorded runs without a link that W&B did not send, being offline or disabled.
+    return [state for state in states if state.link or state.id is None]
 
 
 def event_files(run: Run) -> dict[str, Path]:
-    """The files of events of a run and its predictions, by their names in the notes."""
+    """Return the event files of a run and its predictions, by their names in the upload state."""
     files = (run.events, *sorted(run.path.glob("attempts/*/events.jsonl")))
     return {file.relative_to(run.path).as_posix(): file for file in files}
 
 
 class Uploader:
-    """Sends what is new of a run, again and again; after an error, another one must be made."""
+    """Uploader of a run's new data, to call repeatedly; after an exception, create a new one."""
 
     def __init__(self, run: Run, tracker: Tracker, options: UploadOptions) -> None:
         self.upload_state = UploadState.load(run, tracker)
@@ -130,84 +140,90 @@ class Uploader:
         self._reset()
 
     def _reset(self) -> None:
-        """Read all events anew."""
+        """Start to read all events again."""
         self._readers: dict[str, EventReader] = {}
         self._event_counts: dict[str, int] = {}
         self._resumed_at: list[int] = []
         self._max_update, self._last_time = 0, 0.0
         self._start_event: Event = {}
-        self._update_by_sha256: dict[str, int] = {}  # hash of a checkpoint → its update
+        self._update_by_sha256: dict[str, int] = {}  # of saved checkpoints
         self._best_sha256: str | None = None
 
     def upload_new(self, checkpoint_interval_s: float = 0.0) -> bool:
-        """Send what is new, and return whether anything was.
+        """Upload the new data of the run.
 
         Args:
-            between_models: seconds from one checkpoint to the next.
+            checkpoint_interval_s: Minimum seconds between two uploads of a checkpoint.
+
+        Returns:
+            Whether there was new data.
 
         Raises:
-            Exception: whatever the tracker's package raises.
-            DataError, OSError: a file of the run cannot be read, or no note be written.
+            Exception: Any exception of the tracker's package.
+            DataError: A file of the run is invalid.
+            OSError: A file of the run cannot be read, or the upload state cannot be written.
         """
-        run, sent, request = self._run, self.upload_state, self._run.request()
+        run, uploaded, request = self._run, self.upload_state, self._run.request()
         secrets = [*os.environ.items(), *((key, str(value)) for key, value in iter_leaves(request.settings))]
         self._request, self._scrub = request, make_scrubber(secrets)
-        now = "done" if request.published_weights else run_state(run)
-        new = [*self._read_new_events()]
-        settings, tags = self._run_params(), {"mmfw.outcome": now}
+        outcome = "done" if request.published_weights else run_state(run)
+        new_events = [*self._read_new_events()]
+        settings, tags = self._run_params(), {"mmfw.outcome": outcome}
         if self._resumed_at:
             tags["resumed_at"] = ", ".join(map(str, self._resumed_at))
-        described = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
+        params_hash = sha256(repr((sorted(settings.items()), tags)).encode(errors="replace")).hexdigest()
         files = [
-            due for due in self._iter_upload_files(checkpoint_interval_s) if sent.files.get(due[0]) != due[2]
+            entry
+            for entry in self._iter_upload_files(checkpoint_interval_s)
+            if uploaded.files.get(entry[0]) != entry[2]
         ]
-        is_new = new or files or self._tracker.env_run_id not in (None, sent.id)
-        if not is_new and (described, now) == (sent.files.get("settings"), sent.state):
+        is_new = new_events or files or self._tracker.env_run_id not in (None, uploaded.id)
+        if not is_new and (params_hash, outcome) == (uploaded.files.get("settings"), uploaded.state):
             return False
         if not self._is_open:
             self._open_run()
-            if self.upload_state is not sent:  # nothing of it is there
+            if self.upload_state is not uploaded:  # the tracker has another, empty run
                 self._reset()
                 return self.upload_new(checkpoint_interval_s)
-        if sent.state != "running":
-            self._tracker.set_status("running", time.time())  # an ended run may refuse more
-            sent.state = "running"
-        if described != sent.files.get("settings"):
+        if uploaded.state != "running":
+            self._tracker.set_status("running", time.time())  # an ended run may reject data
+            uploaded.state = "running"
+        if params_hash != uploaded.files.get("settings"):
             self._tracker.log_params(settings, tags)
-            self._record_upload(sent.files, {"settings": described})
-        for first in range(0, len(new), _MAX_EVENTS_AT_ONCE):
-            some = new[first : first + _MAX_EVENTS_AT_ONCE]
-            if points := [point for _, _, points in some for point in points]:
+            self._record_upload(uploaded.files, {"settings": params_hash})
+        for first in range(0, len(new_events), _MAX_EVENTS_AT_ONCE):
+            batch = new_events[first : first + _MAX_EVENTS_AT_ONCE]
+            if points := [point for _, _, points in batch for point in points]:
                 self._tracker.log_metrics(points)
-            self._record_upload(sent.events, {name: count for name, count, _ in some})
-        for name, file, like in files:
+            self._record_upload(uploaded.events, {name: count for name, count, _ in batch})
+        for name, file, stamp in files:
             self._upload_file(name, file)
-            self._record_upload(sent.files, {name: like})
-        if now != sent.state:
-            self._tracker.set_status(now, self._last_time or time.time())
-            sent.state = now
-            self._record_upload(sent.files, {})
+            self._record_upload(uploaded.files, {name: stamp})
+        if outcome != uploaded.state:
+            self._tracker.set_status(outcome, self._last_time or time.time())
+            uploaded.state = outcome
+            self._record_upload(uploaded.files, {})
         return True
 
     def close(self) -> None:
-        """See to it that all has arrived, and note that."""
+        """Wait until all data has arrived, and save the upload state."""
         self._tracker.close()
         if self._is_open:
             self.upload_state.save(self._run)
 
     def _open_run(self) -> None:
-        """Open the run there; what is noted holds if it is the one that was noted."""
+        """Open the run at the tracker; if it is not the recorded one, start with an empty upload state."""
         created, sweep = self._request.created, self._options.sweep
         parent = None if sweep is None else RunInfo(*sweep[:2], created, lock=sweep[2])
-        named = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
-        own = sha256(f"{'/'.join(named)} {created!r}".encode(errors="replace")).hexdigest()[:32]
+        path_parts = self._run.path.parts[-2:] if sweep is None else (sweep[0], *self._run.path.parts[-3:])
+        key = sha256(f"{'/'.join(path_parts)} {created!r}".encode(errors="replace")).hexdigest()[:32]
         id_ = self._tracker.env_run_id or self.upload_state.id
-        about = RunInfo(own, self._run.id, created, parent, folder=self._run.tracking, id=id_)
-        found, link = self._tracker.open_run(about)
+        run_info = RunInfo(key, self._run.id, created, parent, folder=self._run.tracking, id=id_)
+        run_id, link = self._tracker.open_run(run_info)
         self._is_open = True
-        if found != self.upload_state.id:
+        if run_id != self.upload_state.id:
             self.upload_state = UploadState(
-                self.upload_state.tracker, self.upload_state.address, self._tracker.upload, found, link
+                self.upload_state.tracker, self.upload_state.address, self._tracker.upload, run_id, link
             )
             self.upload_state.save(self._run)
 
@@ -218,7 +234,7 @@ class Uploader:
             self.upload_state.save(self._run)
 
     def _read_new_events(self) -> Iterator[tuple[str, int, list[MetricPoint]]]:
-        """Of each event that was not sent: its file, how many are there with it, and the points in it."""
+        """Yield for each unsent event: its file, the number of events up to it, and its points."""
         for name, file in event_files(self._run).items():
             for event in self._readers.setdefault(name, EventReader(file, keep_mmf_names=True)).poll():
                 self._event_counts[name] = self._event_counts.get(name, 0) + 1
@@ -227,10 +243,13 @@ class Uploader:
                     yield name, self._event_counts[name], points
 
     def _event_points(self, event: Event, file: str) -> Iterator[MetricPoint]:
-        """The points in the next event of a file; what it tells besides is remembered.
+        """Yield the points of the next event of a file, and remember its other data.
 
-        After a resume from a checkpoint that lies behind the last point, training is another branch, whose
-        series end in ``/2``, ``/3`` and so on, since no tracker takes points back.
+        If training resumes from a checkpoint before the last point, its further points form a new branch,
+        whose series end in ``/2``, ``/3`` and so on, because trackers cannot remove points.
+
+        Yields:
+            The points.
         """
         kind, update, t = event["kind"], event.get("update"), event.get("t", 0.0)
         values: dict[str, Any] = series_values(event)
@@ -249,31 +268,32 @@ class Uploader:
             sha256 = event.get("sha256", "")
             self._update_by_sha256[sha256] = update
             self._best_sha256 = sha256 if event.get("best") else self._best_sha256
-        elif kind in ("train", "val") and not event.get("final"):  # that one's checkpoint may lie behind
+        # The final validation may be of an earlier checkpoint.
+        elif kind in ("train", "val") and not event.get("final"):
             self._max_update = max(self._max_update, update)
         branch = f"/{len(self._resumed_at) + 1}" if self._resumed_at and kind != "predict" else ""
         for name, value in values.items():
             yield MetricPoint(name + branch, float(value), update, t)
 
     def _iter_upload_files(self, checkpoint_interval_s: float) -> Iterator[tuple[str, Path, str]]:
-        """Name, place and stamp of each file that is to be there."""
+        """Yield the name, path and stamp of each file to upload."""
         run, wanted = self._run, self._options.models
-        found = [
+        files = [
             run.request_file,
             run.checkpoints / "config.yaml",
             *sorted(run.reports.glob(f"*{_METRICS_SUFFIX}")),
         ]
-        found += [file.with_name(file.name.removesuffix(_METRICS_SUFFIX) + ".csv") for file in found[2:]]
-        found += sorted(run.reports.glob("*.html")) if self._options.pages else []
+        files += [file.with_name(file.name.removesuffix(_METRICS_SUFFIX) + ".csv") for file in files[2:]]
+        files += sorted(run.reports.glob("*.html")) if self._options.pages else []
         if wanted != "none" and time.time() >= self.upload_state.models + checkpoint_interval_s:
-            found.append(run.checkpoints / _CHECKPOINT_FILES[wanted])
-        for file in found:
+            files.append(run.checkpoints / _CHECKPOINT_FILES[wanted])
+        for file in files:
             with suppress(FileNotFoundError):
                 stat = file.stat()
                 yield file.relative_to(run.path).as_posix(), file, f"{stat.st_size} {stat.st_mtime_ns}"
 
     def _upload_file(self, name: str, file: Path) -> None:
-        """Send a file as it is now, whatever takes its place meanwhile."""
+        """Upload a file in its current version, even if it is replaced during the upload."""
         staged = self._run.tracking / f"{self.upload_state.file_stem}.staged"
         if staged.exists():  # left by a follower that was killed
             remove_tree(staged)
@@ -296,7 +316,7 @@ class Uploader:
             remove_tree(staged)
 
     def _score_points(self, file: Path) -> Iterator[MetricPoint]:
-        """The scores of a prediction, at the update of its checkpoint; none of a record that is odd."""
+        """Yield the scores of a prediction, at the update of its checkpoint; none from an invalid record."""
         try:
             record = read_json(file)
             sha256, t = record["members"][0]["checkpoint_sha256"], float(record["created"])
@@ -310,11 +330,11 @@ class Uploader:
                 yield MetricPoint(f"{split}/{by}{name}", value, update, t)
 
     def _run_params(self) -> dict[str, str]:
-        """What the run was asked for and how it began, for people, with secrets masked."""
+        """Return the run's settings and start parameters as text, with secrets masked."""
         request = self._request
-        told = {name: getattr(request, name) for name in ("preset", "model", "mmf", "init", "start")}
-        told |= {f"split.{slot}": split for slot, split in request.splits.items()}
-        told |= {key: value for key, value in iter_leaves(request.settings) if key}
-        told |= {name: self._start_event[name] for name in _START_FIELDS if name in self._start_event}
-        shown = {key: format_override_value(value) for key, value in told.items() if value is not None}
-        return {key: "<secret>" if is_secret(key) else self._scrub(value) for key, value in shown.items()}
+        params = {name: getattr(request, name) for name in ("preset", "model", "mmf", "init", "start")}
+        params |= {f"split.{slot}": split for slot, split in request.splits.items()}
+        params |= {key: value for key, value in iter_leaves(request.settings) if key}
+        params |= {name: self._start_event[name] for name in _START_FIELDS if name in self._start_event}
+        texts = {key: format_override_value(value) for key, value in params.items() if value is not None}
+        return {key: "<secret>" if is_secret(key) else self._scrub(value) for key, value in texts.items()}

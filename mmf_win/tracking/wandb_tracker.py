@@ -1,6 +1,6 @@
-"""Sends to Weights & Biases, which https://wandb.ai describes, or with WANDB_MODE=offline to a folder.
+"""Tracker for Weights & Biases (https://wandb.ai), or for a folder with WANDB_MODE=offline.
 
-Offline, each start makes another folder below the run's ``tracking/wandb``; ``wandb sync`` sends them later.
+Offline, each process creates a new folder in the run's ``tracking/wandb``; ``wandb sync`` sends them later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmf_win.errors import UsageError
 from mmf_win.paths import expand_home
 from mmf_win.tracking.tracker import DEFAULT_PROJECT, OFFLINE, MetricPoint, RunInfo, Tracker, UploadTarget
 
-_START_TIMEOUT_S, _FINISH_TIMEOUT_S = 60.0, 1800.0  # seconds
+_START_TIMEOUT_S, _FINISH_TIMEOUT_S = 60.0, 1800.0
 _MODES: dict[str, UploadTarget] = {
     "online": "server",
     "shared": "server",
@@ -27,19 +27,19 @@ _MODES: dict[str, UploadTarget] = {
 }
 _MODES |= {"dryrun": "offline", "disabled": "disabled"}
 _NOTES = {
-    "disabled": "W&B is disabled, so nothing is sent there; set WANDB_MODE=online to send",
-    "offline": "W&B is offline; `wandb sync RUN/tracking/wandb/offline-run-*` sends it later",
+    "disabled": "W&B is disabled, nothing is sent; set WANDB_MODE=online to send runs",
+    "offline": "W&B is offline; run `wandb sync RUN/tracking/wandb/offline-run-*` to send runs later",
 }
 
 
 class WandbTracker(Tracker):
-    """A connection to W&B."""
+    """Connection to W&B."""
 
     _run: Any
     name = "wandb"
     address_variable = "WANDB_BASE_URL"
     id_variable = "WANDB_RUN_ID"
-    confirms = False  # what its own process has not written yet is lost where that is killed
+    confirms = False  # data that W&B's own process has not written is lost if it is killed
     probe = ("/graphql", b'{"query": "{ __typename }"}', {"data", "errors"})
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class WandbTracker(Tracker):
         self.server = OFFLINE if self.upload == "offline" else server
         self.note = _NOTES.get(self.upload, "")
         self.project = os.environ.get("WANDB_PROJECT") or DEFAULT_PROJECT
-        os.environ.setdefault("WANDB_SILENT", "true")  # else it prints, whatever its settings
+        os.environ.setdefault("WANDB_SILENT", "true")  # otherwise it prints despite its settings
         self._run, self._exit_code = None, 0
 
     def require_settings(self) -> bool:
@@ -57,40 +57,41 @@ class WandbTracker(Tracker):
 
         if self._mode not in _MODES:
             hint = "set WANDB_MODE to online, offline or disabled"
-            raise UsageError(f"W&B has no mode {self._mode}", hint=hint)
-        given = map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
+            raise UsageError(f"unknown W&B mode {self._mode}", hint=hint)
+        variables = map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
         if self.upload == "server" and not (
-            any(given) or _read_setting("api_key") or get_netrc_auth(self.server)
+            any(variables) or _read_setting("api_key") or get_netrc_auth(self.server)
         ):
             hint = "run `wandb login`, or set WANDB_API_KEY"
-            raise UsageError(f"there is no W&B API key for {self.host}", hint=hint)
+            raise UsageError(f"no W&B API key for {self.host}", hint=hint)
         return self.upload == "server"
 
     def open_run(self, run_info: RunInfo) -> tuple[str, str]:
         import wandb
 
         self.close()
-        # By itself it sends much of the machine, its user, the code and the command line.
-        off = ("disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
-        how: dict[str, Any] = {**dict.fromkeys(off, True), "host": "", "console": "off", "symlink": False}
-        how |= {
+        # By default it sends details of the machine, the user, the code and the command line.
+        flags = ("disable_code", "disable_git", "x_disable_meta", "x_disable_stats", "x_disable_machine_info")
+        options: dict[str, Any] = {"host": "", "console": "off", "symlink": False}
+        options |= dict.fromkeys(flags, True)
+        options |= {
             "init_timeout": _START_TIMEOUT_S,
             "finish_timeout": _FINISH_TIMEOUT_S,
             "finish_timeout_raises": True,
         }
-        settings = wandb.Settings(x_save_requirements=False, **how)
+        settings = wandb.Settings(x_save_requirements=False, **options)
         for name in () if self.env_run_id else ("WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_LAUNCH"):
-            os.environ.pop(name, None)  # with an agent's, W&B ignores the id
-        named: dict[str, Any] = {
+            os.environ.pop(name, None)  # with those of an agent, W&B ignores the ID
+        names: dict[str, Any] = {
             "id": run_info.id or run_info.key,
             "project": self.project,
             "name": run_info.name,
         }
         group = run_info.parent.name if run_info.parent else None
-        self._run = wandb.init(**named, group=group, resume="allow", dir=run_info.folder, settings=settings)
+        self._run = wandb.init(**names, group=group, resume="allow", dir=run_info.folder, settings=settings)
         if self._run.disabled or self._run.offline != (self.upload == "offline"):
             raise UsageError("W&B is offline or disabled", hint="run `wandb online`, and unset WANDB_MODE")
-        # Its own steps never go back, as updates do after a resume.
+        # W&B's own steps cannot decrease, but updates do after a resume.
         self._run.define_metric("update", hidden=True)
         self._run.define_metric("*", step_metric="update")
         return self._run.id, str(run_info.folder) if self.server == OFFLINE else self._run.url
@@ -100,14 +101,16 @@ class WandbTracker(Tracker):
         self._run.summary.update(dict(tags))
 
     def log_metrics(self, points: Sequence[MetricPoint]) -> None:
-        for (step, t), some in groupby(points, lambda point: (point.step, point.t)):
-            self._run.log({"update": step, "_timestamp": t} | {point.name: point.value for point in some})
+        for (step, t), group in groupby(points, lambda point: (point.step, point.t)):
+            self._run.log({"update": step, "_timestamp": t} | {point.name: point.value for point in group})
 
     def log_artifact(self, path: Path, folder: str) -> None:
+        del folder  # W&B keeps all files in one
         base = escape(str(path.parent))
-        self._run.save(escape(str(path)), base_path=base, policy="now")  # links or copies it at once
+        self._run.save(escape(str(path)), base_path=base, policy="now")  # links or copies it immediately
 
     def set_status(self, state: str, t: float) -> None:
+        del t  # W&B sets the time
         self._exit_code = 0 if state in ("running", "done") else 1
 
     def close(self) -> None:
@@ -117,7 +120,7 @@ class WandbTracker(Tracker):
 
 
 def _read_setting(name: str) -> str | None:
-    """Return what the settings files of W&B say, which ``wandb offline`` and ``wandb login`` write."""
+    """Return a setting from W&B's settings files, which ``wandb offline`` and ``wandb login`` write."""
     config, root = ConfigParser(interpolation=None), expand_home(os.environ.get("WANDB_DIR") or ".")
     system = expand_home(os.environ.get("WANDB_CONFIG_DIR") or "~/.config/wandb")
     with suppress(Error, UnicodeDecodeError):
