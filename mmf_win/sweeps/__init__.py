@@ -1,7 +1,7 @@
-"""Many experiments at once: what to run, where, how far they are, and what came of them.
+"""Sweeps of many experiments: planning, running, progress and results.
 
-In a notebook, :func:`sweep_dataframe` is the table of a sweep, and :class:`Examiner` makes one by parsers of your own,
-also of the folders that mlrunner has left.
+In a notebook, :func:`sweep_dataframe` returns the results of a sweep, and :class:`Examiner` builds a table
+with custom parsers, also from the folders of mlrunner.
 """
 
 from mmf_win.sweeps.examiner import Examiner, Experiment, latest_log

@@ -1,4 +1,4 @@
-"""Works through the tasks of a sweep in slots, beside other drivers that may do the same."""
+"""Driver that runs the tasks of a sweep in slots; several drivers can work on the same sweep."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ from mmf_win.sweeps.task_runner import OnUpdate, Slot, TaskSignals, TaskUpdate
 _log = logging.getLogger(__name__)
 
 _BUSY_POLL_SECONDS, _IDLE_POLL_SECONDS = 0.2, 1.0
-#: The seconds between two looks at the tasks of other drivers.
+#: Seconds between two checks of the tasks of other drivers.
 RESCAN_SECONDS = 10.0
-_STOP_MESSAGE = "\nthe running tasks save and exit, the others stay queued; press Ctrl+C again to end at once"
+_STOP_MESSAGE = "\nrunning tasks save and exit, the others stay queued; press Ctrl+C again to end at once"
 
 
 @dataclass
 class _RunningTask:
-    """A task in a slot; another driver may turn out to have it."""
+    """Task that was handed to a slot.
+
+    Attributes:
+        has_started: The task has sent an update; if it never does, another driver may hold it.
+        is_pruned: The search has decided to stop the task.
+    """
 
     task: Task
     has_started: bool = False
@@ -37,14 +42,15 @@ class _RunningTask:
 
 @dataclass
 class Driver:
-    """Runs tasks until all have ended; those of another driver, which may die, are waited for.
+    """Driver of a sweep; it ends when all tasks have ended, including those of other drivers, which may die.
 
     Attributes:
-        slots: where they run, one at a time in each.
-        execute: runs one to its end, as :meth:`mmf_win.sweeps.task_runner.TaskRunner.run` does.
-        show: shows what is told of the task in a slot, and the task once more as it ends.
-        search: proposes more tasks; None where there is no search.
-        tasks: all that were asked of it, by their keys, as they are.
+        sweep: Folder of the sweep.
+        slots: Slots of this driver; each runs one task at a time.
+        execute: Runs one task to its end, like :meth:`mmf_win.sweeps.task_runner.TaskRunner.run`.
+        show_update: Shows an update of the task in a slot, and the task itself when it ends.
+        search: Source of further tasks; ``None`` without a search.
+        tasks: Current state of all requested tasks, by key.
     """
 
     sweep: SweepFolder
@@ -59,32 +65,32 @@ class Driver:
     _has_ended: bool = False
 
     def run(self, tasks: Sequence[Task]) -> bool:
-        """Run tasks, in this order; return whether the user stopped it."""
+        """Run tasks in the given order and return whether the user stopped them."""
         self._waiting_tasks += tasks
         self.tasks |= {task.key: task for task in tasks}
-        with count_stop_requests() as stops, ThreadPoolExecutor(len(self.slots)) as pool:
+        with count_stop_requests() as count_stops, ThreadPoolExecutor(len(self.slots)) as pool:
             try:
-                next_look, told_to_stop, waiting = 0.0, False, False
-                look = True  # whether there may be something to run
+                next_rescan, is_stopping, is_idle_logged = 0.0, False, False
+                may_have_task = True
                 while True:
-                    if time.monotonic() > next_look or not self._running_tasks:
-                        next_look, look = time.monotonic() + RESCAN_SECONDS, True
-                    if stops() and not told_to_stop:
-                        told_to_stop = True
+                    if time.monotonic() > next_rescan or not self._running_tasks:
+                        next_rescan, may_have_task = time.monotonic() + RESCAN_SECONDS, True
+                    if count_stops() and not is_stopping:
+                        is_stopping = True
                         _log.info(_STOP_MESSAGE)
-                    if look and not stops():
-                        self._fill_slots(pool, stops)
-                    if not self._running_tasks and (told_to_stop or not self._has_foreign_tasks()):
-                        return told_to_stop
-                    if not self._running_tasks and not waiting:
-                        waiting = True
-                        _log.info("waiting for %d tasks that another driver runs", len(self._waiting_tasks))
-                    look = self._handle_next_update()
+                    if may_have_task and not count_stops():
+                        self._fill_slots(pool, count_stops)
+                    if not self._running_tasks and (is_stopping or not self._has_foreign_tasks()):
+                        return is_stopping
+                    if not self._running_tasks and not is_idle_logged:
+                        is_idle_logged = True
+                        _log.info("waiting for %d tasks of another driver", len(self._waiting_tasks))
+                    may_have_task = self._handle_next_update()
             finally:
-                self._has_ended = True  # so what still runs where an error ended this saves and leaves
+                self._has_ended = True  # after an error, running tasks save and exit
 
     def _fill_slots(self, pool: ThreadPoolExecutor, count_stops: Callable[[], int]) -> None:
-        """Give each free slot a task, as long as there are some."""
+        """Start the next tasks in the free slots."""
         for slot in self.slots:
             if slot.number in self._running_tasks:
                 continue
@@ -92,16 +98,19 @@ class Driver:
             if task is None:
                 return
             running = self._running_tasks[slot.number] = _RunningTask(task)
-            tell = partial(self._put_update, slot)
+            put_update = partial(self._put_update, slot)
             future = pool.submit(
-                self.execute, task, slot, tell, partial(self._task_signals, running, count_stops)
+                self.execute, task, slot, put_update, partial(self._task_signals, running, count_stops)
             )
-            future.add_done_callback(tell)  # after all that the task has told
+            future.add_done_callback(put_update)  # queued after the task's own updates
 
     def _next_task(self) -> Task | None:
-        """The next task that nobody runs at this moment; others may die, so theirs keep waiting."""
+        """Return the next task that no other driver runs, or ``None``.
+
+        A task of another driver stays in the queue, because that driver may die.
+        """
         for task in self._waiting_tasks:
-            with suppress(OSError):  # why, is found out when it is to run
+            with suppress(OSError):  # an unreadable lock is reported when the task runs
                 if is_locked(self.sweep.task_folder(task.name).lock):
                     self.tasks[task.key] = replace(task, state="running")
                     continue
@@ -113,13 +122,13 @@ class Driver:
         return proposed
 
     def _has_foreign_tasks(self) -> bool:
-        """Whether tasks are left that other drivers have, or had when they died, as those of a search."""
+        """Return whether tasks of other drivers remain, after queueing the unstarted trials of a search."""
         for task in [] if self._waiting_tasks or self.search is None else self.search.list_unstarted_tasks():
             self._defer_task(task)
         return bool(self._waiting_tasks)
 
     def _defer_task(self, task: Task) -> None:
-        """Leave a task to whoever runs it, and look again later: he may die."""
+        """Queue a task that another driver runs, to check it again later."""
         self._waiting_tasks.append(task)
         self.tasks[task.key] = replace(task, state="running")
 
@@ -127,32 +136,32 @@ class Driver:
         self._updates.put((slot, update))
 
     def _task_signals(self, running: _RunningTask, count_stops: Callable[[], int]) -> TaskSignals:
-        """What is asked of a task, by the user or for a reason of its own."""
+        """Return the stop requests for a running task, and whether it is pruned."""
         return TaskSignals(max(count_stops(), self._has_ended or running.is_pruned), running.is_pruned)
 
     def _handle_next_update(self) -> bool:
-        """Wait a moment for news; return whether a slot has become free."""
+        """Wait briefly for an update and handle it; return whether a slot became free."""
         try:
-            slot, news = self._updates.get(
+            slot, update = self._updates.get(
                 timeout=_BUSY_POLL_SECONDS if self._running_tasks else _IDLE_POLL_SECONDS
             )
         except Empty:
             return False
-        if isinstance(news, Future):
-            self._finish_task(slot, self._running_tasks.pop(slot.number), news)
+        if isinstance(update, Future):
+            self._finish_task(slot, self._running_tasks.pop(slot.number), update)
             return True
         running = self._running_tasks[slot.number]
         running.has_started = True
-        self.show_update(slot, news)
-        if isinstance(news, dict) and self.search is not None and not running.is_pruned:
-            running.is_pruned = self.search.should_prune(running.task, news)
+        self.show_update(slot, update)
+        if isinstance(update, dict) and self.search is not None and not running.is_pruned:
+            running.is_pruned = self.search.should_prune(running.task, update)
         return False
 
     def _finish_task(self, slot: Slot, running: _RunningTask, future: Future[Task]) -> None:
         try:
             task = future.result()
-        except Exception as error:  # of one task; the others go on
-            if isinstance(error, OSError) and error.errno == errno.ENOLCK:  # of the folder: none could run
+        except Exception as error:  # only this task fails
+            if isinstance(error, OSError) and error.errno == errno.ENOLCK:  # no task can run without locks
                 raise
             task = replace(running.task, state="failed", message=f"{type(error).__name__}: {error}")
         if task.state == "running":

@@ -21,12 +21,12 @@ _log = logging.getLogger(__name__)
 
 
 class Experiment(NamedTuple):
-    """What is known of one task.
+    """Data of one task.
 
     Attributes:
-        cache: whatever parsers want to keep.
-        metric: what they found, by the columns of the table.
-        param: the task's parameters; those that begin with ``_`` are about the run and in no table.
+        cache: Values that parsers keep for other parsers.
+        metric: Metrics found by the parsers; each is a column of the table.
+        param: Parameters of the task. Names that begin with ``_`` describe the run and are not in the table.
     """
 
     cache: dict[str, Any]
@@ -34,18 +34,18 @@ class Experiment(NamedTuple):
     param: dict[str, Any]
 
 
-#: Reads a task's folder into its experiment; the last argument is for what all experiments share.
+#: Reads a task's folder into its experiment; the last argument is shared by all experiments.
 Parser: TypeAlias = Callable[[Path, Experiment, dict[str, Any]], object]
 
 
 class Examiner:
-    """Runs parsers over the folders of tasks, and makes a table of what they found.
+    """Examiner of task folders: runs parsers over them and builds a table of the results.
 
-    A task's folder has a file ``param``, a YAML mapping; docs/sweeps.md has an example.
+    A task folder contains a file ``param``, a YAML mapping; docs/sweeps.md has an example.
 
     Attributes:
-        experiments: by the names of their folders.
-        caches: what parsers share.
+        experiments: Experiments by folder name.
+        caches: Values shared by the parsers.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Examiner:
         self._parsers: list[Parser] = []
 
     def add(self, func: Parser) -> Parser:
-        """Have a parser run after those that were added before; also a decorator. Adding it twice is once."""
+        """Register a parser and return it, also as a decorator; registering it again has no effect."""
         if func not in self._parsers:
             self._parsers.append(func)
         return func
@@ -62,27 +62,30 @@ class Examiner:
     def exam(
         self, output: Path | str = "output", regex: str = ".*", verbose: bool = False, workers: int = -1
     ) -> None:
-        """Run the parsers over folders, in the order of their names; those without ``param`` are skipped.
+        """Run the parsers over task folders, sorted by name; folders without ``param`` are skipped.
 
         Args:
-            output: what has the folders.
-            regex: found in the names of those to read.
-            verbose: whether to print their names.
-            workers: how many folders to read at a time, in threads. Parsers then get ``caches`` of their own,
-                which are merged in the order of the folders, so that no two write to the same dictionary.
+            output: Folder that contains the task folders.
+            regex: Pattern to find in the names of the folders to read.
+            verbose: Print the names of these folders.
+            workers: Number of threads; no threads are used unless it is positive. In threads, parsers get a
+                separate ``caches`` for each folder, and these are merged in the order of the folders, so that
+                no two threads write to the same dictionary.
 
         Raises:
-            UsageError: ``output`` is no folder, or ``regex`` is invalid.
-            DataError: a ``param`` is invalid or a parser failed, whose own error is the cause.
+            UsageError: ``output`` is not a folder, or ``regex`` is invalid.
+            DataError: A ``param`` file is invalid, or a parser failed; the parser's exception is the cause.
         """
-        found = self._iter_experiments(Path(output), regex, verbose)
+        experiments = self._iter_experiments(Path(output), regex, verbose)
         if workers <= 0:
-            for path, experiment in found:
+            for path, experiment in experiments:
                 self._run_parsers(path, experiment, self.caches)
             return
         with ThreadPoolExecutor(workers, "mmfw-examiner") as pool:
             try:
-                jobs = [pool.submit(self._run_parsers, path, experiment, {}) for path, experiment in found]
+                jobs = [
+                    pool.submit(self._run_parsers, path, experiment, {}) for path, experiment in experiments
+                ]
                 for job in jobs:
                     caches = wait_for_result(job)
                     self.caches.update(caches)
@@ -90,14 +93,17 @@ class Examiner:
                 pool.shutdown(cancel_futures=True)
 
     def table(self, concise: bool = True, print_tsv: bool = False) -> pandas.DataFrame:
-        """One row an experiment: its parameters, then its metrics, each sorted by name.
+        """Build a table of the experiments.
 
         Args:
-            concise: leave out the parameters that have a single value.
-            print_tsv: also print it, separated by tabs.
+            concise: Omit parameters that have a single value.
+            print_tsv: Also print the table, separated by tabs.
+
+        Returns:
+            One row per experiment: its parameters, then its metrics, each sorted by name.
 
         Raises:
-            MmfError: pandas is not installed.
+            MmfEnvironmentError: pandas is not installed.
         """
         require_packages("pandas", extra="[notebook]")
         import pandas
@@ -108,11 +114,12 @@ class Examiner:
             for name, value in experiment.param.items():
                 if not name.startswith("_") and value not in values[name]:
                     values[name].append(value)
-        params = sorted(name for name, different in values.items() if len(different) > 1 or not concise)
+        params = sorted(name for name, distinct in values.items() if len(distinct) > 1 or not concise)
         metrics = sorted({name for experiment in experiments for name in experiment.metric})
         rows = [
-            [one.param.get(name) for name in params] + [one.metric.get(name) for name in metrics]
-            for one in experiments
+            [experiment.param.get(name) for name in params]
+            + [experiment.metric.get(name) for name in metrics]
+            for experiment in experiments
         ]
         if print_tsv:
             print(*params, *metrics, sep="\t")
@@ -124,11 +131,11 @@ class Examiner:
         import yaml
 
         if not output.is_dir():
-            raise UsageError(f"{output}: there is no such folder")
+            raise UsageError(f"{output}: folder does not exist")
         try:
             pattern = re.compile(regex)
         except re.error as error:
-            raise UsageError(f"the regular expression {regex!r} is invalid: {error}") from None
+            raise UsageError(f"invalid regular expression {regex!r}: {error}") from None
         folders = (path for path in output.iterdir() if path.is_dir() and pattern.search(path.name))
         for path in sorted(folders, key=lambda path: path.name):
             try:
@@ -137,11 +144,11 @@ class Examiner:
                 params = None
             except (yaml.YAMLError, ValueError, RecursionError) as error:
                 raise DataError(f"{path / 'param'}: {' '.join(str(error).split())}") from None
-            if params is None:  # or the task has just begun, and none are written yet
-                _log.warning("%s: there is no task in it: no parameters in a file param", path)
+            if params is None:  # not a task, or one that has just started
+                _log.warning("%s: skipped, there are no parameters in a file param", path)
                 continue
             if not isinstance(params, dict):
-                raise DataError(f"{path / 'param'}: it has no parameters but {params!r:.60}")
+                raise DataError(f"{path / 'param'}: not a mapping of parameters: {params!r:.60}")
             if verbose:
                 print(path.name, flush=True)
             experiment = self.experiments.setdefault(path.name, Experiment({}, {}, {}))
@@ -154,18 +161,21 @@ class Examiner:
                 parser(path, experiment, caches)
             except Exception as error:
                 name = getattr(parser, "__name__", repr(parser))
-                why = f"{type(error).__name__}: {error}".rstrip(": ")
-                raise DataError(f"{path}: the parser {name} failed: {why}") from error
+                reason = f"{type(error).__name__}: {error}".rstrip(": ")
+                raise DataError(f"{path}: parser {name} failed: {reason}") from error
         return caches
 
 
 def latest_log(command: str, path: Path | str, index: int = -1) -> Path | None:
-    """The newest log of one of a task's commands, or another one, as in a list from the oldest to the newest.
+    """Return the newest log of a task's command, or an older one.
 
     Args:
-        command: its name.
-        path: the task's folder.
-        index: which one; None is returned where there are not so many.
+        command: Name of the command.
+        path: Folder of the task.
+        index: Index in the list of logs, the oldest first.
+
+    Returns:
+        The log, or ``None`` if the index is out of range.
     """
     logs = sorted(Path(path).glob(f"log.{command}.*"))
     return logs[index] if -len(logs) <= index < len(logs) else None

@@ -1,4 +1,4 @@
-"""The file of a sweep that is typed: a preset, seeds, and lists of values."""
+"""Specification text for a sweep given on the command line: a preset, seeds and lists of values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmf_win.sweeps.folder import dump_yaml
 from mmf_win.sweeps.specification import Specification, Values
 
 SEED_PARAMETER = "seed"
-#: The parameters over whose values results are averaged.
+#: Parameters over whose values results are averaged.
 SEED_PARAMETERS = (SEED_PARAMETER, "training_seed")
 
 _BRACKET = re.compile(r"[][{}]")
@@ -24,21 +24,25 @@ _CLOSING = {"[": "]", "(": ")", "{": "}"}
 def preset_specification_text(
     preset: str, seeds: Sequence[int], overrides: Sequence[str], options: Sequence[str]
 ) -> str:
-    """The text of a file that trains a preset with every combination.
-
-    Raises UsageError where a list has an empty value.
+    """Return the text of a specification that trains a preset with every combination.
 
     Args:
-        preset: its name or file.
-        seeds: one training of each combination with each; without any, one with a random seed.
+        preset: Name or file of the preset.
+        seeds: Seeds for each combination; if empty, each combination is trained once with a random seed.
         overrides: ``KEY=VALUE,VALUE``; a comma within brackets or quotes is part of a value.
-        options: more words for each training.
+        options: Further arguments of each training.
+
+    Returns:
+        YAML text for :func:`mmf_win.sweeps.specification.parse_specification`.
+
+    Raises:
+        UsageError: A list has an empty value.
     """
-    listed = parse_value_lists(overrides)
+    value_lists = parse_value_lists(overrides)
     default: Values = {}
 
     def literal(word: str) -> str:
-        """A word of the template; one that looks like a placeholder is the value of one instead."""
+        """Quote a word of the template; a word that looks like a placeholder becomes a default value."""
         if not _BRACKET.search(word):
             return shlex.quote(word)
         default[f"_word{len(default)}"] = word
@@ -46,7 +50,7 @@ def preset_specification_text(
 
     words = ["mmfw", "train", *map(literal, [preset, *options])]
     values: dict[str, list[Any]] = {}
-    for (key, choices), name in zip(listed.items(), _short_names(list(listed)), strict=True):
+    for (key, choices), name in zip(value_lists.items(), _short_names(list(value_lists)), strict=True):
         words.append(f"{literal(key)}={{{name}}}")
         values[name] = choices
     if seeds:
@@ -57,57 +61,64 @@ def preset_specification_text(
 
 
 def parse_value_lists(overrides: Sequence[str]) -> dict[str, list[Any]]:
-    """The keys and values of ``KEY=VALUE,VALUE``. Raises UsageError where a list has an empty value."""
-    found = {}
+    """Parse ``KEY=VALUE,VALUE`` arguments.
+
+    Returns:
+        The values by key.
+
+    Raises:
+        UsageError: A list has an empty value.
+    """
+    value_lists = {}
     for key, _, text in (word.partition("=") for word in overrides):
         values = [parse_number_or_text(part) for part in _split_at_commas(text)]
         if "" in values:
-            raise UsageError(f"{key}={text}: there is an empty value in the list", hint=f"{key}=VALUE,VALUE")
-        found[key] = values
-    return found
+            raise UsageError(f"{key}={text}: empty value in the list", hint=f"write {key}=VALUE,VALUE")
+        value_lists[key] = values
+    return value_lists
 
 
 def find_equal_numbers(specification: Specification) -> dict[str, list[str]]:
-    """Return the parameters with a list in which some values are equal as numbers, and those values."""
-    found = {}
+    """Return the parameters with values that are equal as numbers, and those values."""
+    equal_by_name = {}
     for name, values in (item for choice in specification.choices for item in choice.values.items()):
         numbers = [parse_number_or_text(str(value)) for value in values]
-        counts = Counter(each for each in numbers if not isinstance(each, str))
-        if same := [str(value) for value, each in zip(values, numbers, strict=True) if counts[each] > 1]:
-            found[name] = same
-    return found
+        counts = Counter(number for number in numbers if not isinstance(number, str))
+        if equal := [str(value) for value, number in zip(values, numbers, strict=True) if counts[number] > 1]:
+            equal_by_name[name] = equal
+    return equal_by_name
 
 
 def _short_names(keys: Sequence[str]) -> list[str]:
-    """As few of each key's last fields as tell the keys apart, as a parameter's name."""
+    """Return parameter names made of the last fields of each key, as few as keep the names distinct."""
     plain = [re.sub(r"[^\w.]", "_", key) for key in keys]
 
     def shorten(key: str) -> str:
         fields = key.split(".")
         endings = (".".join(fields[-n:]) for n in range(1, len(fields) + 1))
-        own = (end for end in endings if sum(f".{other}".endswith(f".{end}") for other in plain) == 1)
-        return next((end for end in own if end != SEED_PARAMETER), key)
+        unique = (end for end in endings if sum(f".{other}".endswith(f".{end}") for other in plain) == 1)
+        return next((end for end in unique if end != SEED_PARAMETER), key)
 
     return [shorten(key).replace(".", "_") for key in plain]
 
 
 def _split_at_commas(text: str) -> list[str]:
-    """The text at its commas, but for those within brackets and quotes."""
-    parts, awaited = [""], ""
-    for letter in text:
-        if awaited and letter == awaited[-1]:
-            awaited = awaited[:-1]
-        elif not awaited or awaited[-1] not in "'\"":
-            awaited += _CLOSING.get(letter, letter if letter in "'\"" else "")
-        if letter == "," and not awaited:
+    """Split a text at its commas, except those within brackets and quotes."""
+    parts, open_delimiters = [""], ""
+    for char in text:
+        if open_delimiters and char == open_delimiters[-1]:
+            open_delimiters = open_delimiters[:-1]
+        elif not open_delimiters or open_delimiters[-1] not in "'\"":
+            open_delimiters += _CLOSING.get(char, char if char in "'\"" else "")
+        if char == "," and not open_delimiters:
             parts.append("")
         else:
-            parts[-1] += letter
+            parts[-1] += char
     return parts
 
 
 def parse_number_or_text(text: str) -> Any:
-    """A number where MMF would read one, else the text."""
+    """Return the number that MMF would read in a text, or else the text."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

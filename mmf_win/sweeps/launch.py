@@ -1,4 +1,4 @@
-"""Starts a sweep, or what is left of one: reads what is asked for, plans its tasks and runs them."""
+"""Planning and execution of one ``mmfw sweep run`` command."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """What ``mmfw sweep run`` is asked for; see its help.
+    """Options of ``mmfw sweep run``; see its help.
 
     Attributes:
-        words: what to run, and ``KEY=VALUE,VALUE``.
-        count: how many slots.
-        track: options of each training of a preset.
+        words: Preset, file or sweep, and ``KEY=VALUE,VALUE`` overrides.
+        count: Number of slots.
+        track_arguments: Tracking options for each training of a preset.
     """
 
     words: tuple[str, ...]
@@ -74,21 +74,24 @@ class SweepOptions:
 
     @property
     def places(self) -> MmfPaths:
-        """MMF's folders."""
+        """Folders of MMF."""
         return MmfPaths.resolve(self.data_dir, self.save_dir)
 
 
 @dataclass
 class PlannedSweep:
-    """What is asked for, and the tasks that it comes to.
+    """Requested sweep and its tasks.
 
     Attributes:
-        asked: the specification, of the choices that are asked for now.
-        before: the tasks that have begun.
-        tasks: those that were asked for, as they are; once it has run, also those that were found meanwhile.
-        trials: how many tasks a search still proposes; None where nothing is searched for.
-        orphans: parameters that no command uses.
-        data_dir: MMF's data folder, for commands that name none.
+        options: Options of the command.
+        specification: Specification with the choices of this command.
+        folder: Folder of the sweep.
+        started_tasks: Tasks that started before this command.
+        tasks: Requested tasks; after the run also those that a search added.
+        remaining_trials: Number of tasks that a search has yet to propose; ``None`` without a search.
+        unused_parameters: Parameters that no command uses.
+        runner: Runs the tasks.
+        data_dir: MMF's data folder for commands that name none.
     """
 
     options: SweepOptions
@@ -103,83 +106,91 @@ class PlannedSweep:
 
     @property
     def resources(self) -> Sequence[str] | None:
-        """The GPUs of each slot; None for all."""
+        """GPUs of each slot; ``None`` for all."""
         return self.options.resources or self.specification.resource
 
     @property
     def expected_cost(self) -> tuple[int, float, float] | None:
-        """What one more task will take, as :func:`expected_cost` returns it."""
+        """Expected cost of one more task; see :func:`mmf_win.sweeps.table.estimate_cost`."""
         return estimate_cost(
             self.folder, self.started_tasks, _trained_preset(self.specification), self.options.save_dir
         )
 
     @property
     def resume_argv(self) -> list[str]:
-        """The words of the command that runs what is left."""
+        """Command line that runs the remaining tasks."""
         options = self.options
-        again: list[tuple[str, object]] = [("--slots", options.count)]
-        again += [*(("-r", name) for name in options.resources), *(("-c", name) for name in options.commands)]
-        again += [("--on", options.cluster), ("-t", options.title)]
-        again += [("--sample", options.sample), ("--data-dir", self.data_dir)]
-        repeated = [str(word) for option, value in again if value for word in (option, value)]
-        return ["mmfw", "sweep", "run", str(self.folder.path), *repeated]
+        args: list[tuple[str, object]] = [("--slots", options.count)]
+        args += [*(("-r", name) for name in options.resources), *(("-c", name) for name in options.commands)]
+        args += [("--on", options.cluster), ("-t", options.title)]
+        args += [("--sample", options.sample), ("--data-dir", self.data_dir)]
+        argv = [str(word) for option, value in args if value for word in (option, value)]
+        return ["mmfw", "sweep", "run", str(self.folder.path), *argv]
 
 
 def plan_sweep(options: SweepOptions, resume: ResumeCallback) -> PlannedSweep:
-    """Read what is asked for, and plan its tasks; notes say what may not be meant.
-
-    Raises an MmfwError where it cannot run.
+    """Read the specification and plan its tasks; log warnings for likely mistakes.
 
     Args:
-        resume: makes the words that resume a training.
+        options: Options of the command.
+        resume: Returns the command line that resumes a training.
+
+    Returns:
+        The planned sweep.
+
+    Raises:
+        UsageError: The sweep cannot run as requested.
+        InUseError: Tasks that should run again are running.
     """
-    what, title = options.words[0], options.title
-    asked, text, folder = _resolve_specification(options)
-    if readings := specification.find_surprising_readings(text):  # which may be why a plan fails
-        told = ", ".join(f"{word} as {value}" for word, value in readings.items())
-        _log.warning("YAML reads %s; quote a word to keep it as text", told)
+    source, title = options.words[0], options.title
+    spec, text, folder = _resolve_specification(options)
+    if readings := specification.find_surprising_readings(text):  # may explain why the planning fails
+        listed = ", ".join(f"{word} as {value}" for word, value in readings.items())
+        _log.warning("YAML reads %s; quote a word to keep it as text", listed)
     try:
-        planned = plan_tasks(asked, title=title, commands=options.commands, sample=options.sample)
+        planned = plan_tasks(spec, title=title, commands=options.commands, sample=options.sample)
     except UsageError as error:
-        raise UsageError(f"{what}: {error}", hint=error.hint) from None
+        raise UsageError(f"{source}: {error}", hint=error.hint) from None
     if options.debug and not planned.tasks:
-        raise UsageError("there is no task to debug: a search has none before it runs")
+        raise UsageError("no task to debug: a search has no tasks before it runs")
     for resource in options.resources:
         specification.require_resource(resource, "-r ")
-    before, every = load_started_tasks(folder), tuple(asked.template)
-    chosen = options.commands or every
-    tasks = merge_tasks(planned.tasks, before)
+    started, all_commands = load_started_tasks(folder), tuple(spec.template)
+    chosen = options.commands or all_commands
+    tasks = merge_tasks(planned.tasks, started)
     keys = {task.key for task in tasks}
-    trials = [task for task in before if task.trial is not None and not title and task.key not in keys]
-    is_searched = asked.search is not None and not (title or options.debug or options.failed)
-    more = max(0, asked.search.trials - len(trials)) if asked.search is not None and is_searched else None
-    tasks += [task.with_planned_commands(replace(task, commands=every)) for task in trials]
+    trials = [task for task in started if task.trial is not None and not title and task.key not in keys]
+    is_searched = spec.search is not None and not (title or options.debug or options.failed)
+    trials_left = (
+        max(0, spec.search.trials - len(trials)) if spec.search is not None and is_searched else None
+    )
+    tasks += [task.with_planned_commands(replace(task, commands=all_commands)) for task in trials]
     if options.debug:
         tasks = tasks[:1]
     if options.failed:
         tasks = [task for task in tasks if task.state == "failed"]
     if options.force or options.debug:
         if not options.dry_run and any(task.state == "running" for task in tasks):
-            raise _in_use_error(folder)
+            raise InUseError(_in_use_message(folder))
         tasks = [task.with_commands_reset(chosen) for task in tasks]
-    if not options.cluster and any(line.split()[:1] == ["mmfw"] for line in asked.template.values()):
-        require_creatable_folders(options.places)  # one error now instead of one a task
-    names_data = any("--data-dir" in command for command in asked.template.values())
+    if not options.cluster and any(line.split()[:1] == ["mmfw"] for line in spec.template.values()):
+        require_creatable_folders(options.places)  # one error now instead of one per task
+    names_data = any("--data-dir" in command for command in spec.template.values())
     data_dir = None if names_data or options.data_dir is None else options.data_dir.absolute()
     if data_dir is not None and not data_dir.is_dir():
-        raise UsageError(f"{data_dir}: there is no such folder")
+        raise UsageError(f"{data_dir}: folder does not exist")
     runner = TaskRunner(
         sweep=folder,
-        template={name: asked.template[name] for name in chosen},
-        shell=asked.shell,
+        template={name: spec.template[name] for name in chosen},
+        shell=spec.shell,
         resume=resume,
         timestamp=time.strftime("%Y%m%d.%H%M%S"),
         stop_timeout=options.stop_timeout,
         echo_output=options.debug,
     )
-    _warn_about_plan(asked, planned.unused_parameters, title)
+    _warn_about_plan(spec, planned.unused_parameters, title)
     return PlannedSweep(
-        options, asked, folder, before, tasks, more, planned.unused_parameters, runner, data_dir
+        options, spec, folder, started, tasks, trials_left, planned.unused_parameters, runner, data_dir
     )
 
 
@@ -187,88 +198,101 @@ def run_sweep(
     sweep: PlannedSweep,
     make_display: Callable[[int], AbstractContextManager[Callable[[Slot, TaskUpdate], None]]],
 ) -> bool:
-    """Run what is left of a sweep, and return whether the user stopped it.
+    """Run the remaining tasks of a sweep.
 
     Args:
-        show_all: shows so many tasks, as a :class:`Driver` tells of them.
+        sweep: The planned sweep; its ``tasks`` are updated.
+        make_display: Returns a context manager for a number of tasks; it yields a function to show updates.
+
+    Returns:
+        Whether the user stopped the sweep.
     """
     options, folder, force = sweep.options, sweep.folder, sweep.options.force or sweep.options.debug
     execute: Callable[..., Task] = sweep.runner.run
     with ExitStack() as stack:
         if options.cluster:
-            on_cluster = stack.enter_context(ray_backend.connect())
-            slots = on_cluster.make_slots(sweep.resources, options.count, folder, options.places.data_dir)
-            execute = partial(on_cluster.run, sweep.runner)
+            cluster = stack.enter_context(ray_backend.connect())
+            slots = cluster.make_slots(sweep.resources, options.count, folder, options.places.data_dir)
+            execute = partial(cluster.run, sweep.runner)
         else:
             slots = local_slots(sweep.resources, options.count)
         if sweep.data_dir is not None:
-            of_data = {"MMF_DATA_DIR": str(sweep.data_dir)}
-            slots = [replace(slot, environment={**slot.environment, **of_data}) for slot in slots]
+            data_environment = {"MMF_DATA_DIR": str(sweep.data_dir)}
+            slots = [replace(slot, environment={**slot.environment, **data_environment}) for slot in slots]
         if sweep.remaining_trials is not None:
-            require_packages("optuna", extra="[search]")  # before there is a folder
+            require_packages("optuna", extra="[search]")  # before the folder is created
         folder.path.mkdir(parents=True, exist_ok=True)
-        removed = InUseError(f"another mmfw is removing {folder.path}")
-        stack.enter_context(file_lock(folder.drivers_lock, shared=True, in_use_error=removed))
-        known = [*sweep.tasks, *sweep.started_tasks]
-        search = None if sweep.remaining_trials is None else OptunaSearch(sweep.specification, folder, known)
-        # Another command may have added choices meanwhile.
+        removing = InUseError(f"{folder.path} is being removed")
+        stack.enter_context(file_lock(folder.drivers_lock, shared=True, in_use_error=removing))
+        tasks = [*sweep.tasks, *sweep.started_tasks]
+        search = None if sweep.remaining_trials is None else OptunaSearch(sweep.specification, folder, tasks)
+        # Another command may have added choices since the specification was read.
         with file_lock(folder.path / f"{SPECIFICATION_FILE}.lock", timeout=60.0):
             text = _resolve_specification(replace(options, failed=True, dry_run=True))[1]
             write_bytes(folder.specification, text.encode())
         for task in sweep.tasks if force else ():
-            task.reset_record(folder.task_folder(task.name), _in_use_error(folder))
-        wanted = _remaining_tasks(sweep.tasks, sweep.runner.template)
-        for task in () if force else wanted:
+            task.reset_record(folder.task_folder(task.name), InUseError(_in_use_message(folder)))
+        remaining = _remaining_tasks(sweep.tasks, sweep.runner.template)
+        for task in () if force else remaining:
             require_intact_records(folder.task_folder(task.name))
-        with make_display(len(wanted) + (sweep.remaining_trials or 0)) as show:
+        with make_display(len(remaining) + (sweep.remaining_trials or 0)) as show:
             driver = Driver(folder, slots, execute, show, search)
-            stopped = driver.run(wanted)
-        of_others = (
+            stopped = driver.run(remaining)
+        trials = (
             [task for task in load_started_tasks(folder) if task.trial is not None]
             if search is not None
             else []
         )
-        now = {**{task.key: task for task in [*of_others, *sweep.tasks]}, **driver.tasks}
-        sweep.tasks = list(now.values())
+        tasks_by_key = {**{task.key: task for task in [*trials, *sweep.tasks]}, **driver.tasks}
+        sweep.tasks = list(tasks_by_key.values())
     return stopped
 
 
-def _in_use_error(folder: SweepFolder) -> InUseError:
-    return InUseError(f"{folder.path}: another mmfw sweep run still works on it")
+def _in_use_message(folder: SweepFolder) -> str:
+    return f"{folder.path} is in use by another `mmfw sweep run`"
 
 
 def _remaining_tasks(tasks: Sequence[Task], commands: Collection[str]) -> list[Task]:
-    """The tasks that are to be run.
+    """Return the tasks to run.
 
-    One that somebody else runs may be left by him, and is not over before he has noted that.
+    Running tasks are included: another driver may leave them unfinished, and a task is not over before its
+    state was saved.
     """
-    left = [
-        t
-        for t in tasks
-        if t.state == "running" or (t.state != "pruned" and {*t.remaining_commands} & {*commands})
+    remaining = [
+        task
+        for task in tasks
+        if task.state == "running" or (task.state != "pruned" and {*task.remaining_commands} & {*commands})
     ]
-    return [t if t.state == "running" else replace(t, state="queued", message=None) for t in left]
+    return [
+        task if task.state == "running" else replace(task, state="queued", message=None) for task in remaining
+    ]
 
 
 def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, SweepFolder]:
-    """What a preset, a file or an earlier sweep stands for; a file takes no options of a preset.
+    """Load the specification of a preset, a file or an existing sweep.
 
-    Returns what is asked for now, its text with what was asked for before in the same folder, and the folder.
+    Returns:
+        The requested specification, the new text of the file in the sweep's folder, and the folder.
+
+    Raises:
+        UsageError: The source does not exist, or does not fit the options.
     """
-    what, save_dir = options.words[0], options.save_dir
-    path, earlier = expand_home(what), find_sweep_folder(save_dir, what)
-    if what in presets.names() and earlier != path.absolute():
-        earlier = None  # the preset is meant
+    source, save_dir = options.words[0], options.save_dir
+    path, earlier = expand_home(source), find_sweep_folder(save_dir, source)
+    if source in presets.names() and earlier != path.absolute():
+        earlier = None  # the name is that of a preset
     if earlier is not None or (path.is_file() and re.search(r"^template\s*:", read_text(path), re.MULTILINE)):
         return _resolve_from_file(options, path, earlier)
-    if what not in presets.names() and not path.is_file():
-        if lost := next((place for place in (path, save_dir / SWEEPS_DIR / what) if place.is_dir()), None):
-            hint = "run the file that it was made of again, with -o and this folder"
-            raise UsageError(f"{lost}: no sweep, or one that has lost its sweep.yaml", hint=hint)
-        known = [*presets.names(), *(folder.name for folder in list_sweeps(save_dir))]
-        hint = f"{suggestion_hint(path.stem, known)}`mmfw sweep run --help` has examples"
-        raise UsageError(f"{what}: there is no such preset, file or sweep", hint=hint)
-    preset = presets.load(what)
+    if source not in presets.names() and not path.is_file():
+        if incomplete := next(
+            (place for place in (path, save_dir / SWEEPS_DIR / source) if place.is_dir()), None
+        ):
+            hint = "run the original file again, with -o and this folder"
+            raise UsageError(f"{incomplete}: not a sweep (sweep.yaml not found)", hint=hint)
+        candidates = [*presets.names(), *(folder.name for folder in list_sweeps(save_dir))]
+        hint = f"{suggestion_hint(path.stem, candidates)}run `mmfw sweep run --help` for examples"
+        raise UsageError(f"{source}: no such preset, file or sweep", hint=hint)
+    preset = presets.load(source)
     _, overrides = split_arguments(options.words[1:], max_names=0)
     words = ["--updates", str(options.updates)] if options.updates else []
     words += ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
@@ -276,40 +300,39 @@ def _resolve_specification(options: SweepOptions) -> tuple[Specification, str, S
     text = grid.preset_specification_text(
         preset.file or preset.name, options.seeds, overrides, [*words, *options.track_arguments]
     )
-    asked, text = join_specifications(text, folder)
-    for each in (
-        [] if options.failed else _vary_one_at_a_time(overrides)
-    ):  # one error now instead of one a task
-        once = CommandOptions(overrides=each, updates=options.updates, dry_run=options.dry_run)
-        require_trainable(once, resumes=False, seeds=options.seeds)
-        once = replace(once, seed=min(options.seeds, default=None))
-        training.prepare_plan(training.job_from_preset(what, once, options.places))
-    return asked, text, folder
+    spec, text = join_specifications(text, folder)
+    # One error now instead of one per task.
+    for combination in [] if options.failed else _vary_one_at_a_time(overrides):
+        command = CommandOptions(overrides=combination, updates=options.updates, dry_run=options.dry_run)
+        require_trainable(command, resumes=False, seeds=options.seeds)
+        command = replace(command, seed=min(options.seeds, default=None))
+        training.prepare_plan(training.job_from_preset(source, command, options.places))
+    return spec, text, folder
 
 
 def _resolve_from_file(
     options: SweepOptions, path: Path, earlier_sweep: Path | None
 ) -> tuple[Specification, str, SweepFolder]:
-    what, output = options.words[0], options.output
-    of_preset: dict[str, object] = {"--seeds": options.seeds, "--updates": options.updates}
-    of_preset |= {"KEY=VALUE": options.words[1:], "--track": options.track_arguments}
-    if (given := next((name for name, value in of_preset.items() if value), None)) is not None:
-        raise UsageError(f"{given} is for a preset; {what} says which values to combine")
+    source, output = options.words[0], options.output
+    preset_options: dict[str, object] = {"--seeds": options.seeds, "--updates": options.updates}
+    preset_options |= {"KEY=VALUE": options.words[1:], "--track": options.track_arguments}
+    if (preset_option := next((name for name, value in preset_options.items() if value), None)) is not None:
+        raise UsageError(f"{preset_option} requires a preset; {source} lists the values to combine")
     file = path if earlier_sweep is None else earlier_sweep / SPECIFICATION_FILE
     if earlier_sweep is not None and output is not None:
-        raise UsageError(f"{what} is a sweep, which goes on in its own folder, not in {output}")
+        raise UsageError(f"{source} is an existing sweep and cannot continue in {output}")
     text = read_text(file)
     folder = SweepFolder(
         earlier_sweep or output or options.save_dir / SWEEPS_DIR / short_portable_name(path.stem)
     )
-    asked = specification.parse_specification(text, file)
-    if options.data_dir and any("--data-dir" in command for command in asked.template.values()):
-        raise UsageError(f"{file}: its commands have a --data-dir of their own", hint="change it there")
-    return asked, text, folder
+    spec = specification.parse_specification(text, file)
+    if options.data_dir and any("--data-dir" in command for command in spec.template.values()):
+        raise UsageError(f"{file}: its commands already set --data-dir", hint="change it in the file")
+    return spec, text, folder
 
 
 def _vary_one_at_a_time(overrides: Sequence[str]) -> list[list[str]]:
-    """Combinations in which each value of ``KEY=VALUE,VALUE`` is: the first ones, and one other in turn."""
+    """Return the combination of all first values, and one for each other value of ``KEY=VALUE,VALUE``."""
     listed = [
         [f"{key}={value}" for value in values] for key, values in grid.parse_value_lists(overrides).items()
     ]
@@ -318,47 +341,47 @@ def _vary_one_at_a_time(overrides: Sequence[str]) -> list[list[str]]:
     return [first, *others]
 
 
-def _warn_about_plan(sweep_spec: Specification, unused_parameters: Sequence[str], title: str | None) -> None:
-    """Say what may not be meant."""
+def _warn_about_plan(spec: Specification, unused_parameters: Sequence[str], title: str | None) -> None:
+    """Log warnings for likely mistakes in a specification."""
     if unused_parameters:
         _log.warning("no command uses %s; they only name folders", ", ".join(unused_parameters))
-    for name, equal in grid.find_equal_numbers(sweep_spec).items():
-        _log.warning("%s has values that are equal as numbers, each a task: %s", name, ", ".join(equal))
-    alike = sum(choice.title == title for choice in sweep_spec.choices)
-    if title is not None and alike > 1:
-        _log.warning("%d choices have the title %s, and all of them run", alike, title)
-    for name, template in sweep_spec.template.items():
-        elsewhere = template.split()[:2] == ["mmfw", "train"] and "--save-dir" in template
-        if elsewhere and "{_output}" not in template:
-            _log.warning("%s saves its runs elsewhere, where the table does not look for them", name)
+    for name, equal in grid.find_equal_numbers(spec).items():
+        _log.warning("%s has values that are equal as numbers; each is a task: %s", name, ", ".join(equal))
+    count = sum(choice.title == title for choice in spec.choices)
+    if title is not None and count > 1:
+        _log.warning("%d choices have the title %s; all of them run", count, title)
+    for name, template in spec.template.items():
+        is_outside = template.split()[:2] == ["mmfw", "train"] and "--save-dir" in template
+        if is_outside and "{_output}" not in template:
+            _log.warning("%s saves its runs outside the sweep; they do not appear in the table", name)
 
 
 def join_specifications(text: str, folder: SweepFolder) -> tuple[Specification, str]:
     """Join a specification with the one in a sweep's folder.
 
     Args:
-        text: The specification that the command line asks for.
-        folder: The folder of the sweep, which may have a specification already.
+        text: Specification that the command line asks for.
+        folder: Folder of the sweep, which may already contain a specification.
 
     Returns:
         The parsed ``text``, and the new text of the folder's file.
 
     Raises:
-        UsageError: The folder has another sweep.
+        UsageError: The folder contains another sweep.
     """
-    before, asked = load_specification(folder), specification.parse_specification(text, folder.specification)
-    if before is not None:
-        if (before.template, before.default) != (asked.template, asked.default):
-            message = f"{folder.path} has another sweep: {' '.join(before.template.values())}"
+    stored, new = (load_specification(folder), specification.parse_specification(text, folder.specification))
+    if stored is not None:
+        if (stored.template, stored.default) != (new.template, new.default):
+            message = f"{folder.path} contains another sweep: {' '.join(stored.template.values())}"
             raise UsageError(message, hint=specification.OTHER_FOLDER_HINT)
-        new = "" if asked.choices[0] in before.choices else "---\n" + text.partition("\n---\n")[2]
-        text = f"{read_text(folder.specification).rstrip()}\n{new}"
-    return replace(specification.parse_specification(text, folder.specification), choices=asked.choices), text
+        addition = "" if new.choices[0] in stored.choices else "---\n" + text.partition("\n---\n")[2]
+        text = f"{read_text(folder.specification).rstrip()}\n{addition}"
+    return replace(specification.parse_specification(text, folder.specification), choices=new.choices), text
 
 
-def _trained_preset(sweep_spec: Specification) -> str | None:
-    """The preset that the first command trains, if it does."""
-    first = next(iter(sweep_spec.template.values()))
-    values = {**dict.fromkeys(specification.placeholders(first), ""), **sweep_spec.default}
+def _trained_preset(spec: Specification) -> str | None:
+    """Return the preset that the first command trains, or ``None`` if it trains none."""
+    first = next(iter(spec.template.values()))
+    values = {**dict.fromkeys(specification.placeholders(first), ""), **spec.default}
     filled = specification.render_argv(first, values)
     return Path(filled[2]).stem if filled[:2] == ["mmfw", "train"] and len(filled) > 2 else None

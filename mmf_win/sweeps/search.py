@@ -1,4 +1,4 @@
-"""Lets Optuna choose the parameters of further tasks, and stop trainings that fall behind."""
+"""Search by Optuna: proposes the parameters of further tasks, and prunes trainings with poor results."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ from mmf_win.sweeps.table import build_table, objective_value, validation_metric
 _log = logging.getLogger(__name__)
 
 _MAX_TRIALS_WITHOUT_METRIC = 3
-_MAX_REPETITIONS = 50  # of known combinations, one after the other, that end a search
-_RESTORE_HINT = f"put it back from a copy, or begin the search anew: {OTHER_FOLDER_HINT}"
-_REPETITION_ATTR = "repeats"  # marks a trial that is one
+_MAX_REPETITIONS = 50  # consecutive known combinations that end a search
+_RESTORE_HINT = f"restore it from a backup, or start a new search: {OTHER_FOLDER_HINT}"
+_REPETITION_ATTR = "repeats"  # marks a trial that repeats a known combination
 
 
 class OptunaSearch:
-    """The search of a specification that has one; Optuna keeps what it knows in the sweep's folder.
+    """Search of a sweep, with its Optuna study in the sweep's folder.
 
-    Raises UsageError where that has the study of another search, and DataError where it cannot be read.
+    Args:
+        specification: Specification with a search.
+        sweep: Folder of the sweep.
+        tasks: Tasks that have started.
+
+    Raises:
+        UsageError: The folder contains the study of another search.
+        DataError: The study cannot be read, or is missing although trials have run.
     """
 
     def __init__(self, specification: Specification, sweep: SweepFolder, tasks: Sequence[Task]) -> None:
@@ -39,12 +46,12 @@ class OptunaSearch:
 
         assert specification.search is not None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        asked = specification.search
+        search = specification.search
         samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
         pruners: dict[str, Any] = {"none": NopPruner, "median": MedianPruner, "hyperband": HyperbandPruner}
-        self._search, self._specification, self._sweep = asked, specification, sweep
+        self._search, self._specification, self._sweep = search, specification, sweep
         self._tasks_by_key = {task.key: task for task in tasks}
-        self._trials_without_metric = 0  # trials that ended well without the metric
+        self._trials_without_metric = 0  # successful trials without the metric
         self._optuna = optuna
         url = URL.create("sqlite", database=str(sweep.study)).render_as_string()
         try:
@@ -52,46 +59,53 @@ class OptunaSearch:
                 self._study = optuna.create_study(
                     study_name="sweep",
                     storage=optuna.storages.RDBStorage(url),
-                    pruner=pruners[asked.pruner](),
-                    direction=asked.direction,
+                    pruner=pruners[search.pruner](),
+                    direction=search.direction,
                     load_if_exists=True,
                 )
         except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
             raise DataError(f"{sweep.study}: {str(error).splitlines()[0]}", hint=_RESTORE_HINT) from None
-        if self._study.direction.name.lower() != asked.direction:
-            message = f"{sweep.study} is of a search that was to {self._study.direction.name.lower()}"
+        if self._study.direction.name.lower() != search.direction:
+            message = f"{sweep.study} belongs to a search with direction {self._study.direction.name.lower()}"
             raise UsageError(message, hint=OTHER_FOLDER_HINT)
-        # A search that goes on must not draw again what it drew at first.
-        drawn = len(self._study.get_trials(deepcopy=False))
-        if not drawn and any(task.trial is not None for task in tasks):
-            message = f"{sweep.study}: lost, and without it the trials that have run would be run again"
+        # A continued search must not draw the same values again.
+        trial_count = len(self._study.get_trials(deepcopy=False))
+        if not trial_count and any(task.trial is not None for task in tasks):
+            message = f"{sweep.study} is missing; without it, finished trials would run again"
             raise DataError(message, hint=_RESTORE_HINT)
-        seed = None if asked.seed is None else asked.seed + drawn
-        self._study.sampler = samplers[asked.sampler](seed=seed)
+        seed = None if search.seed is None else search.seed + trial_count
+        self._study.sampler = samplers[search.sampler](seed=seed)
 
     def list_unstarted_tasks(self) -> list[Task]:
-        """The tasks of trials that were proposed before, and that nobody has begun.
+        """Return the tasks of proposed trials that no driver has started.
 
-        Trials that have ended while nobody told Optuna are told now.
+        The outcomes of ended trials that were not recorded in the study are recorded now.
+
+        Returns:
+            The tasks, in the order of their trials.
         """
-        found = []
+        unstarted = []
         for trial in self._list_trials():
             if trial.state.is_finished() or trial.params.keys() != self._search.parameters.keys():
-                continue  # a driver may have died while it chose them
+                continue  # a driver died while it chose the values
             task = self._task_from_trial(trial)
-            known = self._tasks_by_key.get(task.key)
-            if known is None:
-                found.append(self._tasks_by_key.setdefault(task.key, task))
-            elif known.trial == trial.number and known.state not in ("queued", "running"):
-                self.record_outcome(known)
-        return found
+            known_task = self._tasks_by_key.get(task.key)
+            if known_task is None:
+                unstarted.append(self._tasks_by_key.setdefault(task.key, task))
+            elif known_task.trial == trial.number and known_task.state not in ("queued", "running"):
+                self.record_outcome(known_task)
+        return unstarted
 
     def propose_task(self) -> Task | None:
-        """The task of the next trial that is no repetition; None where there are enough."""
+        """Return the task of a new trial, or ``None`` if there are enough trials.
+
+        Raises:
+            UsageError: The study does not allow the values of the search.
+        """
         with file_lock(self._sweep.study_lock, math.inf):
             for _ in range(_MAX_REPETITIONS):
-                others = self._list_trials()
-                if len({json.dumps(trial.params, sort_keys=True) for trial in others}) >= self._search.trials:
+                trials = self._list_trials()
+                if len({json.dumps(trial.params, sort_keys=True) for trial in trials}) >= self._search.trials:
                     return None
                 trial = self._study.ask()
                 try:
@@ -100,72 +114,79 @@ class OptunaSearch:
                 except ValueError as error:
                     raise UsageError(f"{self._sweep.study}: {error}", hint=OTHER_FOLDER_HINT) from None
                 task = self._task_from_trial(trial)
-                known = self._tasks_by_key | {
-                    other.key: other for other in map(self._task_from_trial, others)
+                tasks_by_key = self._tasks_by_key | {
+                    other.key: other for other in map(self._task_from_trial, trials)
                 }
-                if task.key not in known:
+                if task.key not in tasks_by_key:
                     self._tasks_by_key[task.key] = task
                     return task
-                trial.set_user_attr(_REPETITION_ATTR, True)
-                folder = self._sweep.task_folder(known[task.key].name)
+                trial.set_user_attr(_REPETITION_ATTR, value=True)
+                folder = self._sweep.task_folder(tasks_by_key[task.key].name)
                 ended = load_task(folder)
                 state = ended.state if ended is not None and ended.key == task.key else "failed"
                 self._finish_trial(trial.number, state, objective_value(self._search, folder))
-        return None  # there is hardly a combination left
+        return None  # almost all combinations are used
 
     def _task_from_trial(self, trial: Any) -> Task:
-        chosen = {name: trial.params[name] for name in self._search.parameters if name in trial.params}
-        return replace(make_task(self._specification, chosen), order=trial.number, trial=trial.number)
+        parameters = {name: trial.params[name] for name in self._search.parameters if name in trial.params}
+        return replace(make_task(self._specification, parameters), order=trial.number, trial=trial.number)
 
     def _list_trials(self) -> list[Any]:
-        """Return the trials that count; a choice of values that was refused or killed leaves others."""
-        asked, tried = self._search.parameters.keys(), {task.trial for task in self._tasks_by_key.values()}
-        found = (trial for trial in self._study.get_trials(deepcopy=False) if trial.params)
-        found = (trial for trial in found if _REPETITION_ATTR not in trial.user_attrs)
-        return [t for t in found if t.params.keys() == asked or t.state.is_finished() or t.number in tried]
+        """Return the valid trials: no repetitions, and none that was aborted while its values were chosen."""
+        names, started = (
+            self._search.parameters.keys(),
+            {task.trial for task in self._tasks_by_key.values()},
+        )
+        trials = (trial for trial in self._study.get_trials(deepcopy=False) if trial.params)
+        trials = (trial for trial in trials if _REPETITION_ATTR not in trial.user_attrs)
+        return [t for t in trials if t.params.keys() == names or t.state.is_finished() or t.number in started]
 
     def should_prune(self, task: Task, event: Event) -> bool:
-        """Whether a task is to be stopped after a validation."""
+        """Return whether a task should be stopped after this validation."""
         value = validation_metrics(event).get(self._search.metric) if event["kind"] == "val" else None
         if value is None or event.get("final") or self._search.pruner == "none":
             return False
-        if (proposed := self._find_trial(task)) is None:
+        if (frozen_trial := self._find_trial(task)) is None:
             return False
-        trial = self._optuna.trial.Trial(self._study, proposed._trial_id)
+        trial = self._optuna.trial.Trial(self._study, frozen_trial._trial_id)
         trial.report(value, event["update"])
         return bool(trial.should_prune())
 
     def record_outcome(self, task: Task) -> None:
-        """Learn how a task ended. Raises UsageError where several ended well, and none has the metric."""
+        """Record the outcome of a task in the study.
+
+        Raises:
+            UsageError: Several trials succeeded, but none has the metric.
+        """
         value = objective_value(self._search, self._sweep.task_folder(task.name))
-        with file_lock(self._sweep.study_lock, math.inf):  # others may see it end, too
+        with file_lock(self._sweep.study_lock, math.inf):  # other drivers may record it at the same time
             trial = self._find_trial(task)
             if trial is not None:
                 self._finish_trial(trial.number, task.state, value)
         self._trials_without_metric += task.state == "success" and value is None
         if self._trials_without_metric >= min(_MAX_TRIALS_WITHOUT_METRIC, self._search.trials):
-            metric = self._search.metric  # which is refused with those that there are, if there are some
-            if not any(metric in line.metrics for line in build_table(self._sweep, metric=metric)):
-                raise UsageError(f"the first {self._trials_without_metric} trials have no {metric}")
+            metric = self._search.metric  # build_table raises if there are other metrics
+            if not any(metric in row.metrics for row in build_table(self._sweep, metric=metric)):
+                raise UsageError(f"the first {self._trials_without_metric} trials have no metric {metric}")
 
     def _find_trial(self, task: Task) -> Any:
-        """The trial of a task; None where it has none, or had it in a study that was lost."""
+        """Return the trial of a task, or ``None`` if the study has none with its values."""
         trials = (trial for trial in self._study.get_trials(deepcopy=False) if trial.number == task.trial)
         return next((trial for trial in trials if self._task_from_trial(trial).key == task.key), None)
 
     def _finish_trial(self, number: int, state: TaskState, value: float | None) -> None:
         if state == "success" and (value is None or not math.isfinite(value)):
-            _log.warning("trial %d has no finite %s, and counts as failed", number, self._search.metric)
+            _log.warning("trial %d has no finite %s and counts as failed", number, self._search.metric)
             state = "failed"
         states = self._optuna.trial.TrialState
-        ended = {"success": states.COMPLETE, "pruned": states.PRUNED}.get(state, states.FAIL)
-        self._study.tell(number, value if state == "success" else None, ended, skip_if_finished=True)
+        trial_state = {"success": states.COMPLETE, "pruned": states.PRUNED}.get(state, states.FAIL)
+        self._study.tell(number, value if state == "success" else None, trial_state, skip_if_finished=True)
 
 
 def _suggest_value(trial: Any, name: str, domain: Any) -> Any:
     if isinstance(domain, list):
         return trial.suggest_categorical(name, domain)
     low, high, log, step = domain["low"], domain["high"], domain.get("log", False), domain.get("step")
-    if all(isinstance(end, int) for end in (low, high, step or 1)):
+    if all(isinstance(bound, int) for bound in (low, high, step or 1)):
         return trial.suggest_int(name, low, high, log=log, step=step or 1)
     return trial.suggest_float(name, low, high, log=log, step=step)

@@ -1,6 +1,6 @@
-"""What came of a sweep: one line a combination, with means and standard deviations over its seeds.
+"""Results of a sweep: metrics per combination, with means and standard deviations over seeds.
 
-Also how far its tasks are, and what one takes.
+Also the progress of its tasks, and their expected cost.
 """
 
 from __future__ import annotations
@@ -32,24 +32,22 @@ from mmf_win.upstream.install import require_packages
 if TYPE_CHECKING:
     import pandas
 
-_MAX_SIZED_TASKS = 20  # tasks whose files are counted
+_MAX_SIZED_TASKS = 20  # tasks whose disk usage is measured
 
 
 @dataclass(frozen=True)
 class ResultRow:
-    """One combination.
+    """Results of one combination.
 
     Attributes:
-        parameters: those that differ within the sweep, but for the seed.
-        runs: how many of its tasks ended well, or have a score so far.
-        tasks: those of them that have trained, as other commands know their runs.
-        metrics: name → seed → value; of the validation of the best checkpoint, and what that checkpoint
-            reached on test sets, ``test_seen_auroc`` of ``test_seen``. What the combinations are ranked by
-            comes first.
-        validated_on: the validation split, and how many of its rows where some are left out; None where that
-            is not known.
-        difference: of the mean metric from the baseline's, over the seeds that both have.
-        p: two-sided p-value of a paired t-test of that; None with fewer than two seeds in common.
+        parameters: Parameters that differ within the sweep, without the seed.
+        run_count: Number of tasks that succeeded or already have a score.
+        task_ids: Names of the tasks with a trained run, as other commands take them.
+        metrics: Metric → seed → value: the validation of the best checkpoint, and that checkpoint's AUROC on
+            test sets (``test_seen_auroc``). The ranking metric comes first.
+        validated_on: Validation split, with the number of rows if some are excluded; ``None`` if unknown.
+        difference: Mean difference to the baseline's metric over common seeds.
+        p_value: Two-sided p-value of a paired t-test of this difference; ``None`` if it cannot be computed.
     """
 
     parameters: dict[str, Any]
@@ -64,69 +62,80 @@ class ResultRow:
 def build_table(
     folder: SweepFolder, *, metric: str | None = None, baseline: Sequence[str] = ()
 ) -> list[ResultRow]:
-    """The combinations of a sweep, the best first; those without the metric come last.
+    """Build the result table of a sweep.
 
     Args:
-        metric: what they are ranked by; None for what the sweep searches by, else the AUROC.
-        baseline: ``PARAMETER=VALUE`` of the one to compare the others with.
+        folder: Folder of the sweep.
+        metric: Ranking metric; ``None`` for the one that the sweep searches by, else the AUROC.
+        baseline: ``PARAMETER=VALUE`` of the combination to compare the others with.
 
-    Raises UsageError where the metric is one of a test set, or not there, or ``baseline`` names not one line.
+    Returns:
+        One row per combination, the best first; rows without the metric come last.
+
+    Raises:
+        UsageError: The metric is that of a test set or does not exist, or not exactly one row matches
+            ``baseline``.
     """
-    asked = load_specification(folder)
-    search = asked.search if asked is not None else None
-    searched = search.metric if search is not None else "auroc"
-    metric = metric or searched
+    specification = load_specification(folder)
+    search = specification.search if specification is not None else None
+    default_metric = search.metric if search is not None else "auroc"
+    metric = metric or default_metric
     require_validation_metric(metric)
     done = [task for task in list_tasks(folder) if task.finished and task.state in ("success", "queued")]
     differing = differing_parameters(done)
-    shown = (
+    items = (
         (task, json.dumps([task.values.get(name) for name in differing]), _seed_label(task)) for task in done
     )
-    found = [_build_row(folder, tasks, differing, metric, search) for tasks in seeds.group_by_config(shown)]
-    found = [line for line in found if line.run_count]
-    known = {name for line in found for name in line.metrics}
-    if known and metric not in known:
-        raise UsageError(f"there is no metric {metric}", hint=f"there are {', '.join(sorted(known))}")
+    rows = [_build_row(folder, tasks, differing, metric, search) for tasks in seeds.group_by_config(items)]
+    rows = [row for row in rows if row.run_count]
+    metrics = {name for row in rows for name in row.metrics}
+    if metrics and metric not in metrics:
+        raise UsageError(f"no metric {metric}", hint=f"choose one of {', '.join(sorted(metrics))}")
     if baseline:
-        found = _compare_with_baseline(found, metric, baseline)
+        rows = _compare_with_baseline(rows, metric, baseline)
     minimized = "loss" in metric or "entropy" in metric
-    if search is not None and metric == searched:
+    if search is not None and metric == default_metric:
         minimized = search.direction == "minimize"
-    with_it = [line for line in found if metric in line.metrics]
-    with_it.sort(key=lambda line: statistics.mean(line.metrics[metric].values()), reverse=not minimized)
-    return with_it + [line for line in found if metric not in line.metrics]
+    ranked = [row for row in rows if metric in row.metrics]
+    ranked.sort(key=lambda row: statistics.mean(row.metrics[metric].values()), reverse=not minimized)
+    return ranked + [row for row in rows if metric not in row.metrics]
 
 
 def sweep_dataframe(
     sweep: str, *, metric: str | None = None, baseline: Sequence[str] = ()
 ) -> pandas.DataFrame:
-    """The same as a table: the parameters, ``runs``, and of each metric the mean and ``<metric>_sd``.
+    """Return the result table of a sweep as a DataFrame.
 
     Args:
-        sweep: its folder.
-        metric, baseline: as for :func:`build_table`.
+        sweep: Folder of the sweep.
+        metric: Ranking metric; see :func:`build_table`.
+        baseline: Combination to compare with; see :func:`build_table`.
+
+    Returns:
+        The parameters, ``runs``, and for each metric its mean (``<metric>``) and standard deviation
+        (``<metric>_sd``).
 
     Raises:
-        MmfError: pandas is not installed.
+        MmfEnvironmentError: pandas is not installed.
     """
     require_packages("pandas", extra="[notebook]")
     import pandas
 
-    found = build_table(SweepFolder(Path(sweep)), metric=metric, baseline=baseline)
-    return pandas.DataFrame([flatten_row(line, with_comparison=bool(baseline)) for line in found])
+    rows = build_table(SweepFolder(Path(sweep)), metric=metric, baseline=baseline)
+    return pandas.DataFrame([flatten_row(row, with_comparison=bool(baseline)) for row in rows])
 
 
 def flatten_row(row: ResultRow, *, with_comparison: bool = False) -> dict[str, Any]:
-    """A line's values by the names of columns."""
-    told = {"runs": row.run_count, "tasks": list(row.task_ids), "validated_on": row.validated_on}
-    columns: dict[str, Any] = {**row.parameters, **told}
+    """Return the values of a row by column name."""
+    details = {"runs": row.run_count, "tasks": list(row.task_ids), "validated_on": row.validated_on}
+    columns: dict[str, Any] = {**row.parameters, **details}
     for name, values in row.metrics.items():
         columns[name], columns[f"{name}_sd"], _ = seeds.mean_and_std([*values.values()])
     return columns | ({"difference": row.difference, "p": row.p_value} if with_comparison else {})
 
 
 def differing_parameters(tasks: Sequence[Task]) -> list[str]:
-    """The parameters that not all tasks have alike, but for seeds and those that begin with ``_``."""
+    """Return the parameters that differ between tasks, except seeds and names beginning with ``_``."""
 
     def differs(name: str) -> bool:
         return len({json.dumps(task.values.get(name), default=str) for task in tasks}) > 1
@@ -136,36 +145,61 @@ def differing_parameters(tasks: Sequence[Task]) -> list[str]:
 
 
 def trained_runs(sweep: SweepFolder) -> dict[Run, dict[str, Any]]:
-    """The newest run of each task that ended well or was pruned, with the parameters that differ.
+    """Find the newest run of each task that succeeded or was pruned.
 
-    Raises UsageError where the sweep's specification is invalid.
+    Args:
+        sweep: Folder of the sweep.
+
+    Returns:
+        The differing parameters of each run.
+
+    Raises:
+        UsageError: The specification of the sweep is invalid.
     """
     tasks = [task for task in list_tasks(sweep) if task.state in ("success", "pruned")]
     differing = differing_parameters(tasks)
-    found = {sweep.task_folder(task.name).newest_run(): task for task in tasks}
-    return {run: {name: of.values.get(name) for name in differing} for run, of in found.items() if run}
+    task_by_run = {sweep.task_folder(task.name).newest_run(): task for task in tasks}
+    return {
+        run: {name: task.values.get(name) for name in differing} for run, task in task_by_run.items() if run
+    }
 
 
 def task_progress(folder: TaskFolder) -> dict[str, Any]:
-    """How far a task's newest training is; what is not known is None.
+    """Return the progress of a task's newest training.
 
-    ``auroc`` is that of the best checkpoint, measured ``on`` a split, and ``left`` is in seconds.
+    Returns:
+        ``update`` and ``max_updates``, the last training ``loss``, the ``auroc`` of the best checkpoint, the
+        split that it was measured ``on``, and the remaining time ``left`` in seconds. Values that are
+        unknown are ``None``.
     """
     scores, events = load_task_scores(folder)
     last: Event = next((event for event in reversed(events) if event["kind"] == "train"), {})
     (update, total), speed = training_progress(events), last.get("updates_per_s")
-    left = (total - update) / speed if update and total and speed else None
-    on = scores.validated_on
-    known = {"update": update, "max_updates": total, "loss": last.get("loss")}
-    return {**known, "auroc": scores.best_auroc, "on": on.split_label if on else None, "left": left}
+    remaining_s = (total - update) / speed if update and total and speed else None
+    validated_on = scores.validated_on
+    progress = {"update": update, "max_updates": total, "loss": last.get("loss")}
+    return {
+        **progress,
+        "auroc": scores.best_auroc,
+        "on": validated_on.split_label if validated_on else None,
+        "left": remaining_s,
+    }
 
 
 def estimate_cost(
     sweep: SweepFolder, tasks: Sequence[Task], preset: str | None, save_dir: Path
 ) -> tuple[int, float, float] | None:
-    """What one more task will take: by how many known ones, and the means of their seconds and bytes.
+    """Estimate the cost of one more task from finished ones.
 
-    They are those of the sweep that ended well, else runs of the preset; None where there is neither.
+    Args:
+        sweep: Folder of the sweep.
+        tasks: Tasks that have started.
+        preset: Preset that the tasks train, if any; its runs are used if no task has succeeded.
+        save_dir: Folder with the runs of the preset.
+
+    Returns:
+        Number of finished tasks or runs used, mean duration in seconds and mean size in bytes; ``None``
+        without any.
     """
     done = [task for task in tasks if task.state == "success"]
     seconds = [task.seconds for task in done]
@@ -177,27 +211,33 @@ def estimate_cost(
 
 
 def best_checkpoint_metrics(scores: RunScores) -> dict[str, float]:
-    """The metrics of a run's best checkpoint: of the validation, and the AUROC of each test set.
+    """Return the metrics of a run's best checkpoint: its validation metrics, and its AUROC on test sets.
 
-    Where no record tells which checkpoint predicted a test set, the metric's name does.
+    If it is unknown which checkpoint predicted a test set, the metric's name says so.
+
+    Args:
+        scores: Scores of the run.
+
+    Returns:
+        The metrics by name.
     """
-    found = {} if scores.validation is None else validation_metrics(scores.validation)
-    by = " (unknown checkpoint)" if scores.scored_checkpoint == UNKNOWN else ""
+    metrics = {} if scores.validation is None else validation_metrics(scores.validation)
+    suffix = " (unknown checkpoint)" if scores.scored_checkpoint == UNKNOWN else ""
     for split, test in sorted(scores.scored_by_split.items()):
         if is_test_split(split) and test.auroc is not None:
-            found[f"{split}_auroc{by}"] = test.auroc
-    return found
+            metrics[f"{split}_auroc{suffix}"] = test.auroc
+    return metrics
 
 
 def validation_metrics(event: Event) -> dict[str, float]:
-    """The metrics of a validation that are numbers."""
+    """Return the numeric metrics of a validation."""
     return {name: float(v) for name, v in (event.get("metrics") or {}).items() if is_number(v)}
 
 
 def objective_value(search: Search, folder: TaskFolder) -> float | None:
-    """Return what a search maximizes or minimizes, of a task that ended, finite or not; None for none."""
-    file, found, keys = search.metric.partition(".json:")
-    if not found:
+    """Return the value that a search optimizes, finite or not, or ``None`` if the task has none."""
+    file, is_file, keys = search.metric.partition(".json:")
+    if not is_file:
         return best_checkpoint_metrics(load_task_scores(folder)[0]).get(search.metric)
     with suppress(OSError, ValueError, LookupError, TypeError, OverflowError):
         value = json.loads((folder.path / f"{file}.json").read_text(encoding="utf-8"))
@@ -208,7 +248,7 @@ def objective_value(search: Search, folder: TaskFolder) -> float | None:
 
 
 def load_task_scores(folder: TaskFolder) -> tuple[RunScores, Sequence[Event]]:
-    """The scores and events of a task's newest run; none where there is none that can be read."""
+    """Return the scores and events of a task's newest run; empty if no run can be read."""
     with suppress(DataError, OSError):
         run = folder.newest_run()
         if run is not None:
@@ -232,18 +272,18 @@ def _build_row(
     validated_on: set[str] = set()
     runs, trained = 0, []
     for task in tasks:
-        of_task = folder.task_folder(task.name)
-        scores, _ = load_task_scores(of_task)
-        found = best_checkpoint_metrics(scores)
+        task_folder = folder.task_folder(task.name)
+        scores, _ = load_task_scores(task_folder)
+        metrics_of_task = best_checkpoint_metrics(scores)
         if scores.validated_on is not None:
             validated_on.add(scores.validated_on.split_label)
-        if search is not None and search.metric not in found:
-            value = objective_value(search, of_task)
-            found |= {} if value is None or not math.isfinite(value) else {search.metric: value}
-        runs += bool(found) or task.state == "success"
+        if search is not None and search.metric not in metrics_of_task:
+            value = objective_value(search, task_folder)
+            metrics_of_task |= {} if value is None or not math.isfinite(value) else {search.metric: value}
+        runs += bool(metrics_of_task) or task.state == "success"
         if scores.validation is not None:
-            trained.append(task_id(of_task.path))
-        for name, value in found.items():
+            trained.append(task_id(task_folder.path))
+        for name, value in metrics_of_task.items():
             values[name][_seed_label(task)] = value
     metrics = {name: values[name] for name in sorted(values, key=lambda name: (name != metric, name))}
     parameters = {name: tasks[0].values.get(name) for name in parameter_names}
@@ -253,25 +293,25 @@ def _build_row(
 def _compare_with_baseline(
     rows: Sequence[ResultRow], metric: str, baseline: Sequence[str]
 ) -> list[ResultRow]:
-    if wrong := [word for word in baseline if "=" not in word]:
-        raise UsageError(f"--baseline takes PARAMETER=VALUE, and {wrong[0]!r} is not")
-    asked = dict(word.split("=", 1) for word in baseline)
-    wanted = {name: str(parse_number_or_text(value)) for name, value in asked.items()}
-    fit = [line for line in rows if all(str(line.parameters.get(k)) == v for k, v in wanted.items())]
-    if len(fit) != 1 or len(asked) != len(baseline):
-        there = "; ".join(" ".join(f"{k}={v}" for k, v in line.parameters.items()) for line in rows[:5])
-        message = f"{' '.join(baseline)} matches {len(fit)} combinations, and must match one"
-        raise UsageError(message, hint=f"there are {there}")
-    return [line if line is fit[0] else _compare_rows(line, fit[0], metric) for line in rows]
+    if invalid := [word for word in baseline if "=" not in word]:
+        raise UsageError(f"invalid --baseline {invalid[0]!r}: expected PARAMETER=VALUE")
+    parameters = dict(word.split("=", 1) for word in baseline)
+    expected = {name: str(parse_number_or_text(value)) for name, value in parameters.items()}
+    matches = [row for row in rows if all(str(row.parameters.get(k)) == v for k, v in expected.items())]
+    if len(matches) != 1 or len(parameters) != len(baseline):
+        examples = "; ".join(" ".join(f"{k}={v}" for k, v in row.parameters.items()) for row in rows[:5])
+        message = f"{' '.join(baseline)} matches {len(matches)} combinations instead of one"
+        raise UsageError(message, hint=f"choose one of {examples}")
+    return [row if row is matches[0] else _compare_rows(row, matches[0], metric) for row in rows]
 
 
 def _compare_rows(row: ResultRow, baseline_row: ResultRow, metric: str) -> ResultRow:
-    ours, theirs = (one.metrics.get(metric, {}) for one in (row, baseline_row))
-    differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
+    values, baseline_values = (compared.metrics.get(metric, {}) for compared in (row, baseline_row))
+    differences = [values[seed] - baseline_values[seed] for seed in values if seed in baseline_values]
     if not differences:
         return row
     p = None
-    if len(set(differences)) > 1:  # else there is nothing to tell it from
+    if len(set(differences)) > 1:  # the test needs at least two values and some variance
         require_packages("scipy", extra="[report]")
         from scipy.stats import ttest_1samp
 

@@ -1,4 +1,4 @@
-"""Runs the commands of one task in order, in a slot of this machine or of another one."""
+"""Runner of one task's commands, in a slot of this machine or of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -34,27 +34,29 @@ from mmf_win.sweeps.specification import (
     render_shell_line,
 )
 
-_SIGTERM_DELAY_SECONDS = 5.0  # seconds for a program that knows the stop file, before it gets SIGTERM
-_POLLS_PER_RUN_SEARCH = 5  # a look for a new run costs more than one for new events
-_LOG_TAIL_BYTES = 4096  # bytes of a log in which the error is looked for
+_SIGTERM_DELAY_SECONDS = 5.0  # time to react to the stop file before SIGTERM is sent
+_POLLS_PER_RUN_SEARCH = 5  # searching for a new run costs more than reading new events
+_LOG_TAIL_BYTES = 4096  # end of a log that is searched for the error
 
 #: Lets ``mmfw train`` use all GPUs of its slot.
 ALL_GPUS_ENVIRONMENT = {"MMFW_NPROC": "auto"}
 
-#: Turns the words of ``mmfw train …`` into those that resume the run that they began.
+#: Turns an ``mmfw train …`` command line into one that resumes its run.
 ResumeCallback = Callable[[Sequence[str], Run], list[str]]
-#: What is told of a task that runs: itself as it begins, an event of its training, or what it prints.
+#: Update of a running task: the task itself when it starts, an event of its training, or its output.
 TaskUpdate: TypeAlias = Task | Event | str
 OnUpdate: TypeAlias = Callable[[TaskUpdate], None]
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Room for one task at a time.
+    """Place to run one task at a time.
 
     Attributes:
-        resource: the GPUs that it has, as CUDA_VISIBLE_DEVICES names them, or ``cpu``.
-        gpus: how many of a cluster, which chooses them itself.
+        number: Index of the slot.
+        resource: GPUs of the slot as in CUDA_VISIBLE_DEVICES, or ``cpu``.
+        environment: Environment variables for its commands.
+        gpu_count: Number of GPUs on a cluster, which selects them itself.
     """
 
     number: int
@@ -64,34 +66,40 @@ class Slot:
 
 
 def local_slots(resources: Sequence[str] | None, count: int | None) -> list[Slot]:
-    """The slots of this machine: one a resource, or a ``count`` of them, which share the resources in turn.
+    """Create the slots of this machine.
 
-    Without ``resources``, these are its GPUs, else the CPU. Raises UsageError where it lacks one.
+    Args:
+        resources: Resource of each slot; ``None`` for all visible GPUs, or the CPU without any.
+        count: Number of slots, which use the resources in turn; ``None`` for one per resource.
+
+    Returns:
+        The slots.
+
+    Raises:
+        UsageError: The machine lacks a GPU.
     """
-    found = [str(number) for number in range(len(machine.installed_gpus()))]
+    gpus = [str(number) for number in range(len(machine.installed_gpus()))]
     if resources is None:
-        named = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(found)).split(",")
-        resources = [name for name in named if name not in ("", "-1")] or [CPU]
+        visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(gpus)).split(",")
+        resources = [name for name in visible_gpus if name not in ("", "-1")] or [CPU]
     for resource in resources:
         for gpu in () if resource == CPU else map(str.strip, resource.split(",")):
-            if gpu not in found and not gpu.startswith(("GPU-", "MIG-")):
-                there = f"it has {', '.join(found)}" if found else "it has none that NVIDIA's driver knows"
-                raise UsageError(f"this machine has no GPU {gpu}; {there}", hint=OTHER_GPUS_HINT)
-    chosen = list(islice(cycle(resources), count or len(resources)))
-    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, machine.available_cpus() // len(chosen))))
-    visible = [{"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name} for name in chosen]
-    shared = [
-        {"OMP_NUM_THREADS": threads, **(ALL_GPUS_ENVIRONMENT if "," in name else {})} for name in chosen
-    ]
-    return [Slot(n, name, visible[n] | shared[n]) for n, name in enumerate(chosen)]
+            if gpu not in gpus and not gpu.startswith(("GPU-", "MIG-")):
+                available = f"available: {', '.join(gpus)}" if gpus else "the NVIDIA driver reports none"
+                raise UsageError(f"this machine has no GPU {gpu}; {available}", hint=OTHER_GPUS_HINT)
+    names = list(islice(cycle(resources), count or len(resources)))
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, machine.available_cpus() // len(names))))
+    visible = [{"CUDA_VISIBLE_DEVICES": "-1" if name == CPU else name} for name in names]
+    common = [{"OMP_NUM_THREADS": threads, **(ALL_GPUS_ENVIRONMENT if "," in name else {})} for name in names]
+    return [Slot(n, name, visible[n] | common[n]) for n, name in enumerate(names)]
 
 
 class TaskSignals(NamedTuple):
-    """What is asked of a task that runs.
+    """Requests to a running task.
 
     Attributes:
-        stops: how often an end was asked for: once lets the command save and leave, twice kills it.
-        pruned: whether that is because it has fallen behind.
+        stop_count: Number of stop requests: after one, the command saves and exits; after two, it is killed.
+        is_pruned: The task was stopped by the pruner.
     """
 
     stop_count: int = 0
@@ -100,13 +108,16 @@ class TaskSignals(NamedTuple):
 
 @dataclass(frozen=True)
 class TaskRunner:
-    """How a driver's tasks are run; it can be sent to another machine.
+    """Runner of a sweep's tasks; can be pickled and sent to another machine.
 
     Attributes:
-        template: the commands that may be run, in order.
-        time: when the sweep was started, for the names of logs.
-        patience: seconds without progress after which a command that was asked to leave is killed.
-        aloud: whether what the commands print is told, too.
+        sweep: Folder of the sweep.
+        template: Templates of the commands to run, in order.
+        shell: Whether commands run in a shell.
+        resume: Returns the command line that resumes a training.
+        timestamp: Start time of the sweep, used in the names of logs.
+        stop_timeout: Seconds without progress after which a command that was asked to stop is killed.
+        echo_output: Whether the output of commands is sent as updates.
     """
 
     sweep: SweepFolder
@@ -118,13 +129,13 @@ class TaskRunner:
     echo_output: bool = False
 
     def build_command(self, task: Task, name: str) -> list[str]:
-        """The words of a task's command; one for a shell is a single line."""
+        """Return the words of a task's command, or a single line for a shell."""
         values = {**task.values, **self.reserved_values(task)}
         template = self.template[name]
         return [render_shell_line(template, values)] if self.shell else render_argv(template, values)
 
     def reserved_values(self, task: Task) -> dict[str, str]:
-        """The placeholders that are no parameters."""
+        """Return the values of the placeholders that are set by mmfw."""
         return {
             "_output": str(self.sweep.task_folder(task.name).path),
             "_name": task.name,
@@ -138,31 +149,46 @@ class TaskRunner:
         on_update: OnUpdate,
         get_signals: Callable[[], TaskSignals] = TaskSignals,
     ) -> Task:
-        """Claim a task, given as it was when the driver began, and run its commands until one fails.
+        """Claim a task and run its commands until one fails.
 
-        Returns it as it is now: ``running`` where somebody else has it, ``queued`` where it was stopped.
-        Raises OSError where its folder cannot be written.
+        Args:
+            task: Task as it was when the driver started.
+            slot: Slot to run in.
+            on_update: Receives the updates of the task.
+            get_signals: Returns the current signals for the task.
+
+        Returns:
+            The task in its new state: ``running`` if another driver holds it, ``queued`` if it was stopped.
+
+        Raises:
+            OSError: The folder of the task cannot be written.
         """
         folder = self.sweep.task_folder(task.name)
         folder.path.mkdir(parents=True, exist_ok=True)
         try:
-            with file_lock(folder.lock, in_use_error=InUseError(f"{folder.path} is running")) as held:
-                known = load_task(folder) or task
-                if task.matches(known):
-                    if known.starts > task.starts and known.state in ("failed", "pruned"):
-                        return known  # another driver was faster
+            with file_lock(folder.lock, in_use_error=InUseError(f"{folder.path} is running")) as lock_fd:
+                current = load_task(folder) or task
+                if task.matches(current):
+                    if current.starts > task.starts and current.state in ("failed", "pruned"):
+                        return current  # another driver was faster
                     return _TaskExecution(
-                        self, known.with_planned_commands(task), slot, folder, held, on_update, get_signals
+                        self,
+                        current.with_planned_commands(task),
+                        slot,
+                        folder,
+                        lock_fd,
+                        on_update,
+                        get_signals,
                     ).run()
         except InUseError:
             return replace(task, state="running")
-        # Another driver was asked for other values that are written alike.
+        # The folder belongs to other values that have the same name.
         return self.run(task.with_unique_name(), slot, on_update, get_signals)
 
 
 @dataclass
 class _TaskExecution:
-    """A task that this process has claimed, and holds the lock of as ``held``."""
+    """Execution of a task whose lock is held by this process as ``lock_fd``."""
 
     runner: TaskRunner
     task: Task
@@ -173,110 +199,110 @@ class _TaskExecution:
     get_signals: Callable[[], TaskSignals]
 
     def run(self) -> Task:
-        """Run what is left of it; return what it is then."""
-        left = [name for name in self.runner.template if name in self.task.remaining_commands]
-        if not left:
+        """Run the remaining commands and return the task in its new state."""
+        remaining = [name for name in self.runner.template if name in self.task.remaining_commands]
+        if not remaining:
             return replace(self.task, state="success")
-        began = time.monotonic()
+        start_time = time.monotonic()
         where, starts = self.slot.resource, self.task.starts + 1
         self.task = replace(self.task, state="running", command=None, message=None, slot=where, starts=starts)
         self.on_update(self.task)
         try:
-            state, message = self._run_commands(left)
-        except Exception as error:  # of one task; the others go on
+            state, message = self._run_commands(remaining)
+        except Exception as error:  # only this task fails
             state, message = "failed", f"{type(error).__name__}: {error}"
         command = self.task.command if state == "failed" else None
-        seconds = self.task.seconds + time.monotonic() - began
+        seconds = self.task.seconds + time.monotonic() - start_time
         self._update_task(state=state, message=message, command=command, slot=None, seconds=seconds)
         return self.task
 
     def _run_commands(self, names: Sequence[str]) -> tuple[TaskState, str | None]:
-        """Run commands until one fails; return how they ended, and why where one failed."""
-        filled = {name: self.runner.build_command(self.task, name) for name in names}
+        """Run commands until one fails; return the final state, and the reason for a failure."""
+        commands = {name: self.runner.build_command(self.task, name) for name in names}
         write_yaml(self.folder.param, {**self.task.values, **self.runner.reserved_values(self.task)})
-        for name, words in filled.items():
+        for name, argv in commands.items():
             if self.get_signals().stop_count:
                 return self._stop_state(), None
-            # But for what differs between one start of a sweep and the next.
+            # Without the values that differ each time a sweep is started.
             values = {**self.task.values, **dict.fromkeys(RESERVED_PLACEHOLDERS, "")}
             script = format_command(*render_argv(self.runner.template[name], values))
-            begun = self._find_started_run(name, script) if list(words[:2]) == ["mmfw", "train"] else None
-            if begun is None or history.run_state(begun) != "done":  # else all had died just after its end
-                if begun is not None and checkpoints.can_resume(begun):
+            earlier = self._find_started_run(name, script) if list(argv[:2]) == ["mmfw", "train"] else None
+            # If the earlier run is done, the driver died before it recorded that.
+            if earlier is None or history.run_state(earlier) != "done":
+                if earlier is not None and checkpoints.can_resume(earlier):
                     self._update_task(command=name)
-                    words = self.runner.resume(words, begun)
+                    argv = self.runner.resume(argv, earlier)
                 else:
                     self._update_task(command=name, runs={**self.task.runs, name: {"script": script}})
-                state, message = self._run_command(name, words)
+                state, message = self._run_command(name, argv)
                 if state != "success":
                     return state, message
             self._update_task(finished=(*self.task.finished, name))
         return "success", None
 
     def _run_command(self, name: str, argv: Sequence[str]) -> tuple[TaskState, str | None]:
-        how, folder = self.runner, self.folder
-        log = folder.path / f"log.{name}.{how.timestamp}"
-        ours = not how.shell and argv[0] == "mmfw"
-        has_ours = ours or (how.shell and "mmfw " in argv[0])
+        runner, folder = self.runner, self.folder
+        log = folder.path / f"log.{name}.{runner.timestamp}"
+        is_mmfw = not runner.shell and argv[0] == "mmfw"
+        handles_stop_file = is_mmfw or (runner.shell and "mmfw " in argv[0])
         try:
-            ended = run_child(
-                _child_command(argv, how.shell),
+            result = run_child(
+                _child_command(argv, runner.shell),
                 log=log,
                 environment=self._environment(),
                 stop_file=folder.stop_file.absolute(),
                 poll_progress=self._make_watcher(name, log),
-                stop_timeout=2 * how.stop_timeout,  # the command's own comes first
-                terminate_after=None if has_ours else _SIGTERM_DELAY_SECONDS,
+                stop_timeout=2 * runner.stop_timeout,  # the command's own timeout ends first
+                terminate_after=None if handles_stop_file else _SIGTERM_DELAY_SECONDS,
                 inherited_fds=[self.lock_fd],
                 stop_count=lambda: self.get_signals().stop_count,
             )
-        except FileNotFoundError as error:  # on Linux a process that mmfw starts first finds that out
+        except FileNotFoundError as error:  # on Linux the keeper process reports this instead
             log.write_text(f"{argv[0]}: {error.strerror}\n", encoding="utf-8")
-            ended = ChildExit(127, stop_requested=False, killed=False)
-        # A program that was asked to leave may end with 0, too; of mmfw it is known that it had done all.
-        if ended.exit_code == 0 and not ended.killed and (ours or not ended.stop_requested):
+            result = ChildExit(127, stop_requested=False, killed=False)
+        # Other programs may exit with 0 after a stop request; mmfw does so only if it has finished.
+        if result.exit_code == 0 and not result.killed and (is_mmfw or not result.stop_requested):
             return "success", None
-        if ended.stop_requested:
+        if result.stop_requested:
             return self._stop_state(), None
-        return "failed", f"{name}: {_find_error_line(log) or f'exit code {ended.exit_code}'}"
+        return "failed", f"{name}: {_find_error_line(log) or f'exit code {result.exit_code}'}"
 
     def _find_started_run(self, name: str, script: str) -> Run | None:
-        """The run that an earlier start of the same words has begun; None where there is none."""
-        known = self.task.runs.get(name, {})
-        if "run" not in known or known.get("script") != script:
+        """Return the run that the same command line has started before, or ``None``."""
+        record = self.task.runs.get(name, {})
+        if "run" not in record or record.get("script") != script:
             return None
-        run = Run(self.folder.path / known["run"])
+        run = Run(self.folder.path / record["run"])
         with suppress(DataError):
-            if run in list_runs(self.folder.path) and history.run_state(
-                run
-            ):  # no folder outside, nor a lost one
+            # The recorded folder must be a run of this task that still exists.
+            if run in list_runs(self.folder.path) and history.run_state(run):
                 return run
         return None
 
     def _make_watcher(self, name: str, log: Path) -> Callable[[], bool]:
-        """What hands on what a command does; called several times a second, it says if there was progress."""
-        read = log.stat().st_size if log.exists() else 0
-        before = self.folder.newest_run()
-        readers = {} if before is None else {before.path: EventReader(before.events, from_end=True)}
+        """Return a function that sends a command's updates and reports whether there was progress."""
+        read_bytes = log.stat().st_size if log.exists() else 0
+        earlier = self.folder.newest_run()
+        readers = {} if earlier is None else {earlier.path: EventReader(earlier.events, from_end=True)}
         calls = 0
 
         def watch() -> bool:
-            nonlocal calls, read
+            nonlocal calls, read_bytes
             calls += 1
             run = None if calls % _POLLS_PER_RUN_SEARCH else self.folder.newest_run()
             if run is not None and run.path not in readers:
                 readers[run.path] = EventReader(run.events)
-                where = run.path.relative_to(self.folder.path).as_posix()
-                self._update_task(runs={**self.task.runs, name: {**self.task.runs[name], "run": where}})
+                run_path = run.path.relative_to(self.folder.path).as_posix()
+                self._update_task(runs={**self.task.runs, name: {**self.task.runs[name], "run": run_path}})
             events = [event for reader in readers.values() for event in reader.poll()]
             for event in events:
                 self.on_update(event)
             if self.runner.echo_output:
                 with suppress(OSError), log.open("rb") as file:
-                    file.seek(read)
-                    if new := file.read():
-                        read += len(new)
-                        self.on_update(new.decode(errors="replace"))
+                    file.seek(read_bytes)
+                    if new_output := file.read():
+                        read_bytes += len(new_output)
+                        self.on_update(new_output.decode(errors="replace"))
             return bool(events)
 
         return watch
@@ -309,12 +335,12 @@ def _child_command(argv: Sequence[str], shell: bool) -> Sequence[str]:
 
 
 def _find_error_line(log: Path) -> str | None:
-    """The error in a log: its last line that says so, else its last line; None where it is not printable."""
+    """Return the last error in a log, or else its last line; ``None`` if that is not printable."""
     lines: list[str] = []
     with suppress(OSError):  # the command may have removed it
         lines = [
             line.strip() for line in read_tail(log, _LOG_TAIL_BYTES).decode(errors="replace").splitlines()
         ]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    words = (errors or list(filter(None, lines)) or [""])[-1]
-    return words if words.isprintable() else None
+    error_line = (errors or list(filter(None, lines)) or [""])[-1]
+    return error_line if error_line.isprintable() else None
