@@ -100,13 +100,13 @@ _ARCHIVE = "test_a_refused_archive_of_memes_is_converted_as_its_hint_says"
 ELSEWHERE = {
     "sniffing: mmfw convert": _ARCHIVE,
     "commands/track: mmfw sweep": "test_a_sweep_without_runs_is_not_sent_in_silence",
-    "commands/track: mmfw track": "test_what_a_run_leaves_is_sent_once",
+    "commands/track: mmfw track": "test_data_of_a_run_is_sent_once",
     "tracking/follower: mmfw track": "test_a_training_is_sent_while_its_follower_is_killed_and_then_to_its"
     "_end",
-    "tracking/datasets: mmfw convert": "test_nothing_goes_to_a_stub_before_all_is_intact_and_the_licence"
-    "_was_named",
-    "tracking/datasets: mmfw repair": "test_nothing_goes_to_a_stub_before_all_is_intact_and_the_licence"
-    "_was_named",
+    "tracking/datasets: mmfw convert": "test_nothing_is_sent_to_a_stub_before_verification"
+    "_and_licence_consent",
+    "tracking/datasets: mmfw repair": "test_nothing_is_sent_to_a_stub_before_verification"
+    "_and_licence_consent",
     "commands/sweep: mmfw sweep": "test_a_stopped_training_is_resumed_by_the_command_that_is_printed",
     "cli: mmfw doctor": "test_without_any_run_it_is_about_the_machine",
     "cli: mmfw train": "test_a_profile_says_where_the_time_of_a_preset_goes",

@@ -152,7 +152,7 @@ def test_a_gpu_that_is_not_there_is_refused_before_anything_runs(sweep: Sweep) -
 def test_what_is_no_gpu_is_refused_in_a_dry_run(sweep: Sweep) -> None:
     sweep.write("echo {a}", "a: 1", head="resource: [0, banana]\n")
     sweep("run", sweep.file, "--dry-run", code=2)
-    assert f"{sweep.file}: 'resource': 'banana' names no GPU" in sweep.err
+    assert f"{sweep.file}: 'resource': 'banana' is not a GPU" in sweep.err
     sweep.write("echo {a}", "a: 1")
     sweep.run("--dry-run", "-r", "0,apple", code=2)
     for gpus in ("7", "0, 1", "GPU-8932f937", "MIG-GPU-8932f937/1/2"):
@@ -163,7 +163,7 @@ def test_values_that_may_not_be_meant_are_noted_and_not_changed(sweep: Sweep) ->
     sweep.write("echo {a}", "a: [016, on, 1e-5, 0.00001]")
     sweep.run("--dry-run")
     assert "YAML reads 016 as 14, on as True" in sweep.err and "4 tasks" in sweep.err
-    assert "a has values that are equal as numbers, each a task: 1e-5, 1e-05" in sweep.err
+    assert "a has values that are equal as numbers; each is a task: 1e-5, 1e-05" in sweep.err
 
 
 def test_debugging_runs_the_first_task_alone_and_shows_what_it_prints(sweep: Sweep) -> None:
@@ -190,8 +190,8 @@ def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
     ("words", "told"),
     [
         ((), "name a preset"),
-        (("params.yaml", "--seeds", "1-3"), "--seeds is for a preset"),
-        (("params.yaml", "lr=1,2"), "KEY=VALUE is for a preset"),
+        (("params.yaml", "--seeds", "1-3"), "--seeds requires a preset"),
+        (("params.yaml", "lr=1,2"), "KEY=VALUE requires a preset"),
         (("no-such-preset",), "no such preset, file or sweep"),
         (("nope.yaml",), "mmfw sweep run --help"),
         (("/no/such/folder",), "no such preset, file or sweep"),
@@ -199,7 +199,7 @@ def test_a_sample_and_a_title_choose_among_the_tasks(sweep: Sweep) -> None:
         (("MMBT_GRIDS",), "did you mean mmbt_grid?"),
         (("demo", "logger.wandb.api_key=1,2"), "api_key is named like a secret"),
         (("params.yaml", "-t", "z"), "title z"),
-        (("params.yaml", "-c", "z"), "no command z"),
+        (("params.yaml", "-c", "z"), "unknown command z"),
     ],
 )
 def test_what_makes_no_sense_is_one_error(
@@ -238,7 +238,7 @@ def test_what_a_search_would_try_is_announced_and_its_parameters_are_checked(swe
     assert "3 trials" in sweep.err
     sweep.write("echo {a} {nothing}", head=head)
     sweep.run("--dry-run", code=2)
-    assert "params.yaml" in sweep.err and "nothing sets nothing" in sweep.err
+    assert "params.yaml" in sweep.err and "nothing has no value" in sweep.err
     sweep.run("--debug", code=2)
 
 
@@ -291,7 +291,7 @@ sys.exit(0 if pathlib.Path(os.environ["MMF_DATA_DIR"], "luck").exists() else 1)
     assert {line for log in logs for line in log.read_text(encoding="utf-8").split("\n")} == {str(data), ""}
     sweep.write("mmfw train demo --data-dir data", "a: 1")
     told = sweep.run("--data-dir", data, code=2)
-    assert str(sweep.file) in told and "--data-dir of their own" in told
+    assert str(sweep.file) in told and "already set --data-dir" in told
     sweep.write(python_command(sweep.folder, program), "a: 1")
     assert "nope" in sweep.run("--data-dir", "nope", "--dry-run", code=2)
     sweep.run("--data-dir", data, "--dry-run")
@@ -361,7 +361,7 @@ def test_the_trainings_of_a_preset_are_sent_to_a_tracker_also_when_they_are_resu
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     track = ["--track", "mlflow", "--track-models", "best", "--track-page"]
     sweep.write("echo {a}", "a: 1")
-    assert "--track is for a preset" in sweep.run(*track, code=2)
+    assert "--track requires a preset" in sweep.run(*track, code=2)
     monkeypatch.setenv("MMFW_TRACK", "mlflow")
     sweep.run("--dry-run")  # what a file's commands may heed
     sweep("run", "demo", "--failed", "-r", "cpu", "-o", sweep.output, *track)  # no task has failed
@@ -384,7 +384,7 @@ def test_a_sweep_that_lost_its_file_says_so(sweep: Sweep) -> None:
     sweep.write(python_command(sweep.folder, "print(1)"), "a: 1")
     sweep.run()
     (sweep.output / "sweep.yaml").unlink()
-    assert "lost its sweep.yaml" in sweep("run", sweep.output, code=2)
+    assert "not a sweep (sweep.yaml not found)" in sweep("run", sweep.output, code=2)
     sweep.run()
 
 

@@ -42,7 +42,7 @@ def test_a_server_that_is_no_tracker_is_refused(
 ) -> None:
     option = "--to" if "push" in command else "--track"
     mmfw(*command, option, "mlflow", code=2)
-    assert f"{no_tracker.url} hateful-memes is no server of mlflow" in mmfw.err
+    assert f"{no_tracker.url} hateful-memes is not a server of mlflow" in mmfw.err
     assert "MLFLOW_TRACKING_URI" in mmfw.err and "no Hateful Memes" not in mmfw.err
 
 
@@ -61,7 +61,7 @@ def test_a_server_that_is_down_or_refuses_is_noted(
     assert "hunter2" not in mmfw.err
     report_world.make(user_dir, draw_images=False).add_run()
     mmfw("track", "push", "--to", "mlflow", "--save-dir", user_dir / "save", code=6)
-    assert "hunter2" not in mmfw.err and "it does not answer" in mmfw.err
+    assert "hunter2" not in mmfw.err and "server does not answer" in mmfw.err
 
 
 @needs_mlflow
@@ -82,7 +82,7 @@ def test_what_is_no_address_is_refused(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
     named = address if address == "mlruns" else f"{address} hateful-memes"  # a folder has no projects
-    assert f"error: {named} is no server of mlflow" in mmfw.err
+    assert f"error: {named} is not a server of mlflow" in mmfw.err
 
 
 @needs_mlflow

@@ -79,7 +79,7 @@ def test_a_server_that_never_answers_keeps_nobody_waiting(tool: Tool, hanging: s
     with user(tool, "train", tool.preset("visual_bert"), *_WORDS, *_TO, *what) as who:
         run = who.sees("train")
         assert who.gets_the_prompt_back() == 0
-    assert who.read.count("mmfw track push") == 1 and "it does not answer" in who.read
+    assert who.read.count("mmfw track push") == 1 and "server does not answer" in who.read
     assert "--to mlflow --track-models best" in who.read
     assert len(logged_losses(run)) == 60 and not followers(run)
 

@@ -1,4 +1,4 @@
-"""Sweeps of real processes: killed drivers, rival drivers, stops, and what is run again."""
+"""Sweeps of real processes: killed drivers, concurrent drivers, stops, and repeated runs."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ requires_signals = pytest.mark.skipif(sys.platform == "win32", reason="Windows h
 
 
 class Sweep:
-    """A sweep of programs, and the processes that drive it."""
+    """Sweep of programs, and the processes that drive it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.output, self.file = folder, folder / "output", folder / "params.yaml"
         self.drivers: list[subprocess.Popen[str]] = []
 
     def write(self, choice: int | dict[str, list[Any]], *templates: str) -> None:
-        """Write the specification of a choice, or of so many tasks."""
+        """Write a specification with this choice, or with this number of tasks."""
         values = choice if isinstance(choice, dict) else {"n": list(range(choice))}
         head = {"template": {f"c{n}": text for n, text in enumerate(templates)}, "resource": ["cpu", "cpu"]}
         self.file.write_text(yaml.safe_dump_all([head, values], allow_unicode=True), encoding="utf-8")
 
     def write_search(self, trials: int) -> None:
-        """Write the specification of a search that runs gated commands, and then scores them."""
+        """Write the specification of a search that runs gated commands and then scores them."""
         scores = "import pathlib, sys; pathlib.Path(sys.argv[1], 'score.json').write_text('[1]')"
         template = {
             "c": gated_command(self.folder),
@@ -70,28 +70,28 @@ class Sweep:
         return driver
 
     def run(self, *words: str) -> tuple[int, str]:
-        """Run a driver to its end: its exit code, and what it said."""
+        """Run a driver to its end; return its exit code and its output."""
         driver = self.start(*words)
-        said, _ = driver.communicate(timeout=_PATIENCE)
-        return driver.returncode, said
+        output, _ = driver.communicate(timeout=_PATIENCE)
+        return driver.returncode, output
 
     @property
     def counts(self) -> Counter[str]:
-        """How often something began or ended: of each task, and of all."""
+        """Number of starts and ends, per task and in total."""
         lines = read_journal(self.folder)
         return Counter([*lines, *(line.split()[0] for line in lines)])
 
     @property
     def states(self) -> dict[str, str]:
-        """The states of the tasks."""
+        """States of the tasks."""
         return {name: task.state for name, task in load_tasks_by_name(self.output).items()}
 
     def open(self, name: object = None) -> None:
-        """Let the command of a task go on, or all."""
+        """Let the command of a task continue, or all commands."""
         (self.folder / ("open" if name is None else f"open-{name}")).touch()
 
     def until_begun(self, count: int) -> None:
-        """Wait until so many commands have begun in all."""
+        """Wait until this number of commands have started in total."""
         _until(lambda: self.counts["begin"] >= count)
 
 
@@ -104,16 +104,16 @@ def _until(done: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def sweep(user_dir: Path) -> Iterator[Sweep]:
-    """A sweep; its drivers end with the test."""
-    made = Sweep(user_dir)
-    yield made
-    for driver in made.drivers:
+    """A sweep whose drivers end with the test."""
+    sweep = Sweep(user_dir)
+    yield sweep
+    for driver in sweep.drivers:
         driver.kill()
         driver.communicate(timeout=_PATIENCE)
 
 
 @pytest.mark.wide
-def test_each_task_ends_once_however_often_the_driver_is_killed(sweep: Sweep) -> None:
+def test_each_task_finishes_once_when_drivers_are_killed(sweep: Sweep) -> None:
     sweep.write(TASKS, gated_command(sweep.folder))
     for kill in range(KILLS):
         before = sweep.counts["begin"]
@@ -123,9 +123,9 @@ def test_each_task_ends_once_however_often_the_driver_is_killed(sweep: Sweep) ->
         sweep.open(first.removeprefix("N_"))
         _until(lambda name=first: sweep.states[name] == "success")  # type: ignore[misc]
         sweep.until_begun(before + 3)
-        driver.kill()  # two tasks are in the middle
+        driver.kill()  # two tasks are running
         driver.wait()
-        # A command that is about to be killed holds its task until then.
+        # A command that is about to be killed holds the lock of its task until then.
         _until(lambda: "running" not in sweep.states.values())
         assert Counter(sweep.states.values())["success"] == kill + 1
     sweep.open()
@@ -147,20 +147,20 @@ def test_two_drivers_never_run_a_task_twice(sweep: Sweep) -> None:
     assert sweep.counts["end"] == TASKS
 
 
-def test_each_driver_of_a_search_tells_of_the_trials_of_all(sweep: Sweep) -> None:
+def test_each_driver_of_a_search_reports_all_trials(sweep: Sweep) -> None:
     pytest.importorskip("optuna")
     sweep.write_search(4)
     drivers = [sweep.start(), sweep.start()]
     sweep.until_begun(4)
     sweep.open()
     for driver in drivers:
-        said, _ = driver.communicate(timeout=_PATIENCE)
-        assert "4 tasks in" in said
+        output, _ = driver.communicate(timeout=_PATIENCE)
+        assert "4 tasks in" in output
     assert sweep.counts["end"] == 4
 
 
 @pytest.mark.parametrize("search", [False, True], ids=["of a choice", "of a search"])
-def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep, search: bool) -> None:
+def test_tasks_of_a_killed_driver_are_finished_by_another(sweep: Sweep, search: bool) -> None:
     sweep.write(4, gated_command(sweep.folder))
     if search:
         pytest.importorskip("optuna")
@@ -176,71 +176,71 @@ def test_what_a_killed_driver_had_begun_is_done_by_another(sweep: Sweep, search:
     assert any("waiting for 2 tasks" in line for line in iter(other.stdout.readline, ""))
     killed.kill()
     killed.wait()
-    sweep.until_begun(6)  # as soon as all that the killed one had started has ended
+    sweep.until_begun(6)  # once all processes of the killed driver have ended
     sweep.open()
-    said, _ = other.communicate(timeout=_PATIENCE)
-    assert other.returncode == 0 and "4 success" in said
+    output, _ = other.communicate(timeout=_PATIENCE)
+    assert other.returncode == 0 and "4 success" in output
     assert (sweep.counts["begin"], sweep.counts["end"]) == (6, 4)
 
 
-def test_what_failed_goes_on_at_the_command_that_failed(sweep: Sweep) -> None:
+def test_failed_task_restarts_at_its_failed_command(sweep: Sweep) -> None:
     fails = "import pathlib, sys; sys.exit(0 if pathlib.Path(sys.argv[1], 'luck').exists() else 'no luck')"
     sweep.open()
     unlucky = python_command(sweep.folder, fails, shlex.quote(sweep.folder.as_posix()))
     sweep.write(2, gated_command(sweep.folder), unlucky)
-    code, said = sweep.run()
-    assert code == 7 and "c1: no luck" in said and "--failed" in said
+    code, output = sweep.run()
+    assert code == 7 and "c1: no luck" in output and "--failed" in output
     assert set(sweep.states.values()) == {"failed"}
     sweep.write(3, gated_command(sweep.folder), unlucky)
     (sweep.folder / "luck").touch()
     assert sweep.run("--failed")[0] == 0
-    assert sweep.counts["begin"] == 2, "neither a command that ended well nor a task that has not failed"
+    assert sweep.counts["begin"] == 2, "neither a successful command nor a task that has not failed runs"
     assert sweep.run("--force")[0] == 0
     assert sweep.counts["begin"] == 5
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows removes no file that is open")
-def test_a_command_that_removes_its_log_fails_by_its_exit_code(sweep: Sweep) -> None:
+def test_command_that_removes_its_log_fails_with_its_exit_code(sweep: Sweep) -> None:
     removes = (
         "import pathlib, sys; [log.unlink() for log in pathlib.Path(sys.argv[1]).glob('log.*')]; sys.exit(3)"
     )
     sweep.write(1, python_command(sweep.folder, removes, "{_output}"))
-    code, said = sweep.run()
-    assert code == 7 and "c0: exit code 3" in said
+    code, output = sweep.run()
+    assert code == 7 and "c0: exit code 3" in output
 
 
-def test_only_the_chosen_commands_run_and_the_rest_later(sweep: Sweep) -> None:
+def test_only_selected_commands_run_and_the_others_run_later(sweep: Sweep) -> None:
     sweep.open()
     sweep.write(2, gated_command(sweep.folder), python_command(sweep.folder, "print(3)"))
-    code, said = sweep.run("-c", "c1")
-    assert code == 0 and "2 success" in said and sweep.counts["begin"] == 0
+    code, output = sweep.run("-c", "c1")
+    assert code == 0 and "2 success" in output and sweep.counts["begin"] == 0
     assert sweep.run()[0] == 0
     assert sweep.counts["begin"] == 2
     assert len([*(sweep.output / "N_0").glob("log.c1.*")]) == 1
 
 
-def test_a_driver_of_one_command_leaves_the_others_to_the_first(sweep: Sweep) -> None:
+def test_driver_with_one_command_leaves_the_other_commands(sweep: Sweep) -> None:
     sweep.write(4, gated_command(sweep.folder), python_command(sweep.folder, "print(3)"))
-    whole = sweep.start()
+    full = sweep.start()
     sweep.until_begun(2)
-    part = sweep.start("-c", "c0")
+    partial = sweep.start("-c", "c0")
     sweep.until_begun(4)
     sweep.open()
-    for driver in (whole, part):
+    for driver in (full, partial):
         driver.communicate(timeout=_PATIENCE)
     assert sweep.counts["begin"] == 4
-    assert sweep.run()[0] == 0  # what the second left after the first had ended
+    assert sweep.run()[0] == 0  # commands that the second driver left after the first had ended
     assert len([*sweep.output.glob("*/log.c1.*")]) == 4 and sweep.counts["begin"] == 4
 
 
-def test_a_task_that_cannot_be_run_fails_alone(sweep: Sweep) -> None:
+def test_task_that_cannot_run_fails_alone(sweep: Sweep) -> None:
     sweep.open()
     sweep.write(2, gated_command(sweep.folder))
     sweep.output.mkdir()
     (sweep.output / "N_0").write_text("in the way", encoding="utf-8")
-    code, said = sweep.run()
-    assert code == 7 and "Traceback" not in said
-    assert "1 success" in said and "1 failed" in said
+    code, output = sweep.run()
+    assert code == 7 and "Traceback" not in output
+    assert "1 success" in output and "1 failed" in output
     assert sweep.states == {"N_0": "queued", "N_1": "success"}
 
 
@@ -268,22 +268,20 @@ signal.signal(signal.SIGTERM, leave)
     [("SIGINT", _LEAVES_BY_FILE), ("SIGTERM", _LEAVES_BY_FILE), ("SIGINT", _LEAVES_BY_SIGNAL)],
     ids=["Ctrl+C", "SIGTERM", "a command that knows no stop file gets a signal"],
 )
-def test_the_first_stop_lets_the_commands_leave_and_keeps_the_queue(
-    sweep: Sweep, name: str, leaves: str
-) -> None:
+def test_first_stop_lets_commands_exit_and_keeps_the_queue(sweep: Sweep, name: str, leaves: str) -> None:
     sweep.write(4, gated_command(sweep.folder, leaves))
     driver = sweep.start()
     sweep.until_begun(2)
     driver.send_signal(getattr(signal, name))
-    said, _ = driver.communicate(timeout=_PATIENCE)
+    output, _ = driver.communicate(timeout=_PATIENCE)
     assert driver.returncode == 130
-    assert "go on with: mmfw sweep run" in said
-    assert list(sweep.states.values()) == ["queued"] * 4  # what was asked to leave did not end by itself
+    assert "go on with: mmfw sweep run" in output
+    assert list(sweep.states.values()) == ["queued"] * 4  # stopped commands did not finish
     assert [log.read_text(encoding="utf-8") for log in sweep.output.glob("*/log.*")] == ["saved\n"] * 2
 
 
 @requires_signals
-def test_a_second_ctrl_c_ends_what_does_not_leave(sweep: Sweep) -> None:
+def test_second_ctrl_c_kills_commands_that_do_not_exit(sweep: Sweep) -> None:
     sweep.write(
         2, gated_command(sweep.folder, "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n")
     )
@@ -293,17 +291,17 @@ def test_a_second_ctrl_c_ends_what_does_not_leave(sweep: Sweep) -> None:
     assert driver.stdout is not None
     while "stay queued" not in driver.stdout.readline():
         pass
-    time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first one was counted before it was answered
+    time.sleep(FORCE_STOP_AFTER_SECONDS)  # the first Ctrl+C was counted before its message was printed
     driver.send_signal(signal.SIGINT)
     driver.communicate(timeout=_PATIENCE)
     assert driver.returncode == 130
     sweep.open()
     assert sweep.run()[0] == 0
-    assert (sweep.counts["begin"], sweep.counts["end"]) == (4, 2)  # nothing of the first two lived on
+    assert (sweep.counts["begin"], sweep.counts["end"]) == (4, 2)  # the first two were killed
 
 
 @requires_signals
-def test_what_was_forced_and_not_begun_before_a_stop_is_run_later(sweep: Sweep) -> None:
+def test_forced_tasks_not_started_before_a_stop_run_later(sweep: Sweep) -> None:
     sweep.open()
     sweep.write(3, gated_command(sweep.folder))
     assert sweep.run()[0] == 0
@@ -318,14 +316,14 @@ def test_what_was_forced_and_not_begun_before_a_stop_is_run_later(sweep: Sweep) 
     assert [sweep.counts[f"end {n}"] for n in range(3)] == [2] * 3
 
 
-def test_a_program_that_does_not_exist_fails_its_task(sweep: Sweep) -> None:
+def test_missing_program_fails_its_task(sweep: Sweep) -> None:
     sweep.write(1, "there-is-no-such-program {n}")
-    code, said = sweep.run()
+    code, output = sweep.run()
     assert code == 7
-    assert "c0: " in said and "there-is-no-such-program" in said
+    assert "c0: " in output and "there-is-no-such-program" in output
 
 
-def test_values_reach_a_command_as_they_are(sweep: Sweep) -> None:
+def test_values_are_passed_unchanged_to_commands(sweep: Sweep) -> None:
     values = [
         "two words",
         "quote's",
@@ -360,15 +358,15 @@ def test_a_training_uses_all_gpus_of_its_slot_fake_nvml(monkeypatch: pytest.Monk
     assert "MMFW_NPROC" not in one
 
 
-def test_an_output_that_is_a_file_is_one_error(sweep: Sweep) -> None:
+def test_output_that_is_a_file_is_an_error(sweep: Sweep) -> None:
     sweep.write(1, "echo")
     sweep.output.write_text("mine", encoding="utf-8")
-    code, said = sweep.run()
-    assert code == 2 and "output" in said and "Traceback" not in said
+    code, output = sweep.run()
+    assert code == 2 and "output" in output and "Traceback" not in output
     assert sweep.output.read_text(encoding="utf-8") == "mine"
 
 
-def test_a_task_that_another_driver_has_all_but_ended_is_waited_for(sweep: Sweep) -> None:
+def test_driver_waits_for_a_task_that_another_driver_is_finishing(sweep: Sweep) -> None:
     sweep.open()
     sweep.write(1, gated_command(sweep.folder))
     assert sweep.run()[0] == 0
@@ -377,20 +375,20 @@ def test_a_task_that_another_driver_has_all_but_ended_is_waited_for(sweep: Sweep
         [SweepFolder(sweep.output).task_folder("N_0")],
     )
     with file_lock(folder.lock):
-        replace(task, state="running").save(folder)  # its last command is noted as finished
+        replace(task, state="running").save(folder)  # its last command is recorded as finished
         driver = sweep.start()
         assert driver.stdout is not None
         assert any("waiting for 1 tasks" in line for line in iter(driver.stdout.readline, ""))
         task.save(folder)
-    said, _ = driver.communicate(timeout=_PATIENCE)
-    assert driver.returncode == 0 and "1 success" in said and "running" not in said
+    output, _ = driver.communicate(timeout=_PATIENCE)
+    assert driver.returncode == 0 and "1 success" in output and "running" not in output
 
 
 def test_a_sweep_is_not_removed_between_two_tasks_of_a_driver(sweep: Sweep) -> None:
     sweep.write(1, gated_command(sweep.folder))
     driver = sweep.start()
     sweep.until_begun(1)
-    with pytest.raises(InUseError, match="still works on it"):
+    with pytest.raises(InUseError, match="is in use by"):
         remove_sweep(SweepFolder(sweep.output))
     sweep.open()
     driver.communicate(timeout=_PATIENCE)

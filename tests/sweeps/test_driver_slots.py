@@ -1,4 +1,4 @@
-"""A driver's slots, with functions in the place of the tasks' processes."""
+"""Slots of a driver, with functions instead of the processes of tasks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def driver(folder: Path, execute: Execute, show: Callable[[Slot, TaskUpdate], No
     return Driver(SweepFolder(folder), [Slot(number, "cpu", {}) for number in range(2)], execute, show)
 
 
-def test_if_the_driver_fails_its_running_tasks_are_asked_to_stop(tmp_path: Path) -> None:
+def test_running_tasks_are_stopped_when_the_driver_fails(tmp_path: Path) -> None:
     is_running = threading.Event()
     asked: list[int] = []
 
@@ -57,12 +57,12 @@ def test_if_the_driver_fails_its_running_tasks_are_asked_to_stop(tmp_path: Path)
     assert asked == [1]
 
 
-def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
+def test_task_released_by_another_driver_starts_while_a_slot_is_busy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(driver_module, "RESCAN_SECONDS", 0.0)
-    others, own = task(0), task(1)
-    lock = SweepFolder(tmp_path).task_folder(others.name).lock
+    foreign_task, own_task = task(0), task(1)
+    lock = SweepFolder(tmp_path).task_folder(foreign_task.name).lock
     lock.parent.mkdir()
     is_taken = threading.Event()
     taken_meanwhile: list[bool] = []
@@ -71,20 +71,20 @@ def test_a_task_that_another_driver_gives_up_is_taken_while_a_slot_is_busy(
         other_driver.enter_context(file_lock(lock))
 
         def execute(task: Task, _slot: Slot, _tell: OnUpdate, _stops: Callable[[], TaskSignals]) -> Task:
-            if task == own:
+            if task == own_task:
                 other_driver.close()
                 taken_meanwhile.append(is_taken.wait(_PATIENCE))
             else:
                 is_taken.set()
             return replace(task, state="success")
 
-        begun = driver(tmp_path, execute, lambda _slot, _news: None)
-        assert begun.run([others, own]) is False
+        running_driver = driver(tmp_path, execute, lambda _slot, _news: None)
+        assert running_driver.run([foreign_task, own_task]) is False
     assert taken_meanwhile == [True]
-    assert {each.state for each in begun.tasks.values()} == {"success"}
+    assert {task_state.state for task_state in running_driver.tasks.values()} == {"success"}
 
 
-def test_an_error_of_one_task_leaves_the_others_unless_the_folder_has_no_locks(tmp_path: Path) -> None:
+def test_task_error_does_not_stop_other_tasks_unless_locks_are_unsupported(tmp_path: Path) -> None:
     error = OSError(errno.EIO, "the disk fails")
 
     def execute(task: Task, _slot: Slot, _tell: OnUpdate, _stops: Callable[[], TaskSignals]) -> Task:
@@ -92,9 +92,9 @@ def test_an_error_of_one_task_leaves_the_others_unless_the_folder_has_no_locks(t
             raise error
         return replace(task, state="success")
 
-    begun = driver(tmp_path, execute, lambda _slot, _news: None)
-    assert begun.run([task(0), task(1)]) is False
-    assert [each.state for each in begun.tasks.values()] == ["failed", "success"]
+    running_driver = driver(tmp_path, execute, lambda _slot, _news: None)
+    assert running_driver.run([task(0), task(1)]) is False
+    assert [task_state.state for task_state in running_driver.tasks.values()] == ["failed", "success"]
     error = OSError(errno.ENOLCK, "no locks")
     with pytest.raises(OSError, match="no locks"):
         driver(tmp_path, execute, lambda _slot, _news: None).run([task(0), task(1)])

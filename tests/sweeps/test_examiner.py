@@ -1,4 +1,4 @@
-"""Tables of experiments: what mlrunner's own Examiner says of the same folders, and what it leaves open."""
+"""Tables of experiments: agreement with mlrunner's own Examiner, and behaviour beyond it."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ WITHOUT_LOG = "lr_0.01-seed_1"
 def add_task(
     output: Path, name: str, params: Mapping[str, object], accuracies: Sequence[Sequence[float]] = ()
 ) -> None:
-    """Make a task's folder as mlrunner leaves it, with a log of each training that has these accuracies."""
+    """Create a task folder like mlrunner, with one training log per list of accuracies."""
     folder = output / name
     folder.mkdir(parents=True)
-    about = {
+    reserved = {
         "_name": name,
         "_output": str(folder),
         "_scripts": {"train": "x > log"},
         "_time": "20260101.1200",
     }
-    (folder / "param").write_text(yaml.dump({**about, **params}, width=1_000_000), encoding="utf-8")
+    (folder / "param").write_text(yaml.dump({**reserved, **params}, width=1_000_000), encoding="utf-8")
     (folder / "stat").write_text("train: finished\n", encoding="utf-8")
     for day, values in enumerate(accuracies, start=1):
         lines = [f"Iter {n}: loss=1.5, test_acc={value}, duration=0:08\n" for n, value in enumerate(values)]
@@ -49,7 +49,7 @@ def add_task(
 
 @pytest.fixture
 def output(user_dir: Path) -> Path:
-    """Six tasks as mlrunner leaves them, one of them without a log, and a folder of something else."""
+    """Six mlrunner tasks, one of them without a log, and a folder that is not a task."""
     folder = user_dir / "output"
     for rate in (0.1, 0.01):
         for seed in (2, 0, 1):
@@ -61,7 +61,7 @@ def output(user_dir: Path) -> Path:
 
 
 def last_accuracy(path: Path, experiment: Any, caches: dict[str, Any]) -> None:
-    """As the parser of mlrunner's example reads its logs."""
+    """Read the logs like the parser of mlrunner's example."""
     log = latest_log("train", path)
     if log is not None:
         last = log.read_text(encoding="utf-8").splitlines()[-1]
@@ -79,14 +79,14 @@ def examined(output: Path, *parsers: Any, **options: Any) -> Examiner:
 
 
 def sorted_table(examiner: Any) -> Any:
-    """Mlrunner's order is that in which the system lists folders."""
+    """Return the table with sorted rows; mlrunner lists folders in arbitrary order."""
     return examiner.table(concise=False).sort_values(["lr", "seed"]).reset_index(drop=True)
 
 
 @pytest.mark.wide
 @only_where_mlrunner_runs
 @pytest.mark.parametrize("regex", [".*", "lr_0.1-", "seed_[01]$"])
-def test_the_table_is_that_of_mlrunner(output: Path, regex: str) -> None:
+def test_table_equals_mlrunners(output: Path, regex: str) -> None:
     from mlrunner.examine import Examiner as Theirs
 
     theirs = Theirs()
@@ -96,14 +96,14 @@ def test_the_table_is_that_of_mlrunner(output: Path, regex: str) -> None:
     pandas_testing.assert_frame_equal(sorted_table(theirs), sorted_table(ours))
     assert list(theirs.table().columns) == list(ours.table().columns)
     assert theirs.caches == ours.caches
-    assert {name: tuple(one) for name, one in theirs.experiments.items()} == {
-        name: tuple(one) for name, one in ours.experiments.items()
+    assert {name: tuple(experiment) for name, experiment in theirs.experiments.items()} == {
+        name: tuple(experiment) for name, experiment in ours.experiments.items()
     }
 
 
 @pytest.mark.wide
 @only_where_mlrunner_runs
-def test_mlrunner_finds_the_same_logs(output: Path) -> None:
+def test_latest_log_equals_mlrunners(output: Path) -> None:
     from mlrunner.examine import latest_log as theirs
 
     for folder in (output / "lr_0.1-seed_0", output / WITHOUT_LOG, output / "nowhere"):
@@ -114,7 +114,7 @@ def test_mlrunner_finds_the_same_logs(output: Path) -> None:
 
 @pytest.mark.wide
 @only_where_mlrunner_runs
-def test_the_printed_table_is_that_of_mlrunner(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_table_equals_mlrunners(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from mlrunner.examine import Examiner as Theirs
 
     printed = []
@@ -127,7 +127,7 @@ def test_the_printed_table_is_that_of_mlrunner(output: Path, capsys: pytest.Capt
     assert printed[0] == printed[1] == "lr_0.1-seed_0\nlr_0.01-seed_0\nlr\tacc\n0.1\t0.1\n0.01\t0.01\n"
 
 
-def test_rows_are_in_the_order_of_the_folders_and_parameters_before_metrics(output: Path) -> None:
+def test_rows_follow_folder_order_and_parameters_precede_metrics(output: Path) -> None:
     def metrics(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
         experiment.metric.update({"a metric": path.name, "another": len(caches)})
 
@@ -136,7 +136,7 @@ def test_rows_are_in_the_order_of_the_folders_and_parameters_before_metrics(outp
     assert list(table["a metric"]) == sorted(path.name for path in output.iterdir() if path.name != "figures")
 
 
-def test_lists_are_parameters_like_others(output: Path) -> None:
+def test_lists_can_be_parameters(output: Path) -> None:
     add_task(output, "layers", {"lr": 0.1, "layers": [1, 2], "same": [3]})
     add_task(output, "more layers", {"lr": 0.1, "layers": [1, 2, 3], "same": [3]})
     examiner = examined(output, regex="layers")
@@ -145,7 +145,7 @@ def test_lists_are_parameters_like_others(output: Path) -> None:
     assert set(examiner.table(concise=False).columns) == {"layers", "lr", "same"}
 
 
-def test_parsers_run_once_in_the_order_in_which_they_were_added(output: Path) -> None:
+def test_parsers_run_once_in_registration_order(output: Path) -> None:
     examiner, ran = Examiner(), []
 
     @examiner.add
@@ -163,7 +163,7 @@ def test_parsers_run_once_in_the_order_in_which_they_were_added(output: Path) ->
     assert list(examiner.experiments) == ["lr_0.1-seed_0", "lr_0.1-seed_2"]
 
 
-def test_threads_read_folders_at_the_same_time_into_caches_of_their_own(output: Path) -> None:
+def test_threads_read_folders_in_parallel_with_separate_caches(output: Path) -> None:
     alone, together = examined(output), examined(output, workers=3)
     pandas_testing.assert_frame_equal(alone.table(), together.table())
     assert alone.caches == together.caches and list(alone.caches) == list(together.caches)
@@ -186,23 +186,23 @@ def test_folders_without_parameters_are_skipped_with_a_warning(
     (output / "begun").mkdir()
     (output / "begun" / "param").touch()
     assert len(examined(output).experiments) == 6
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [str(output / name) in line for name, line in zip(("begun", "figures"), told, strict=True)]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [str(output / name) in line for name, line in zip(("begun", "figures"), warnings, strict=True)]
 
 
 @pytest.mark.parametrize("workers", [-1, 2])
-def test_a_parser_that_fails_names_the_folder_and_keeps_its_traceback(output: Path, workers: int) -> None:
+def test_parser_error_names_the_folder_and_keeps_the_traceback(output: Path, workers: int) -> None:
     def broken(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
         if path.name == "lr_0.1-seed_0":
             raise KeyError("accuracy")
 
     with pytest.raises(DataError) as caught:
         examined(output, broken, workers=workers)
-    assert str(caught.value) == f"{output / 'lr_0.1-seed_0'}: the parser broken failed: KeyError: 'accuracy'"
+    assert str(caught.value) == f"{output / 'lr_0.1-seed_0'}: parser broken failed: KeyError: 'accuracy'"
     assert isinstance(caught.value.__cause__, KeyError) and caught.value.__cause__.__traceback__ is not None
 
 
-def test_after_a_parser_failed_no_thread_begins_another_folder(output: Path) -> None:
+def test_no_thread_starts_another_folder_after_a_parser_failed(output: Path) -> None:
     parsed = []
 
     def broken(path: Path, experiment: Experiment, caches: dict[str, Any]) -> None:
@@ -227,7 +227,7 @@ def _waits_for_threads(thread: Thread) -> bool:
 @pytest.mark.parametrize(
     "content", ["- a\n- list", "lr: [1", "!!python/object/apply:os.getcwd []", "[" * 5000]
 )
-def test_invalid_parameters_are_an_error_that_names_the_file(output: Path, content: str) -> None:
+def test_error_for_invalid_parameters_names_the_file(output: Path, content: str) -> None:
     param = output / "lr_0.1-seed_0" / "param"
     param.write_text(content, encoding="utf-8")
     with pytest.raises(DataError) as caught:
@@ -235,14 +235,14 @@ def test_invalid_parameters_are_an_error_that_names_the_file(output: Path, conte
     assert str(caught.value).startswith(f"{param}: ")
 
 
-def test_what_cannot_be_examined_is_an_error(output: Path) -> None:
-    with pytest.raises(UsageError, match="no such folder"):
+def test_missing_folder_and_invalid_regex_are_errors(output: Path) -> None:
+    with pytest.raises(UsageError, match="folder does not exist"):
         Examiner().exam(output / "nowhere")
     with pytest.raises(UsageError, match="regular expression '\\*'"):
         Examiner().exam(output, regex="*")
 
 
-def test_without_pandas_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pandas_error_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Examiner().table().empty
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(MmfEnvironmentError, match="pandas cannot be found") as caught:

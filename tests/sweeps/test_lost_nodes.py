@@ -1,4 +1,4 @@
-"""What a task ends with when Ray loses every node that runs it; a fake stands for the cluster."""
+"""Outcome of a task when Ray loses every node that runs it, with a fake cluster."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from mmf_win.sweeps.task_runner import Slot, TaskRunner, TaskSignals
 
 
 class RayError(Exception):
-    """Stands for Ray's error of a node that is lost."""
+    """Substitute for Ray's error for a lost node."""
 
 
 class FakeRay:
-    """Stands for the module of Ray."""
+    """Substitute for the module of Ray."""
 
     exceptions = SimpleNamespace(RayError=RayError, RayTaskError=type("RayTaskError", (Exception,), {}))
 
@@ -28,7 +28,7 @@ class FakeRay:
         return lambda actor: actor
 
 
-def test_a_task_whose_every_node_a_fake_cluster_loses_has_failed(
+def test_task_fails_when_a_fake_cluster_loses_each_of_its_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(*_: object) -> NoReturn:
@@ -38,8 +38,8 @@ def test_a_task_whose_every_node_a_fake_cluster_loses_has_failed(
     sweep = SweepFolder(tmp_path)
     sweep.task_folder("A_1").path.mkdir()
     runner = TaskRunner(sweep, {}, shell=False, resume=lambda words, _run: list(words), timestamp="now")
-    with pytest.raises(TrainingError, match="the node died") as raised:
+    with pytest.raises(TrainingError, match="the node died") as caught:
         RayCluster(FakeRay(), "").run(
             runner, Task("A_1", {}, ()), Slot(0, "", {}), lambda _: None, TaskSignals
         )
-    assert raised.value.exit_code == 7
+    assert caught.value.exit_code == 7

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, whose GPUs are only declared, and real commands on it."""
+"""A Ray cluster of several nodes on this machine with declared GPUs, and real commands on it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.worlds.tools import requires_package
 if sys.platform == "win32":
     pytest.skip("Ray on Windows is a beta, and cannot be tried under Wine", allow_module_level=True)
 
-# Where ray.cluster_utils of an older Ray starts processes, it leaves their logs to be closed by themselves.
+# ray.cluster_utils of older versions of Ray does not close the logs of the processes that it starts.
 pytestmark = [
     pytest.mark.wide,
     requires_package("ray"),
@@ -34,7 +34,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-# What a command does is the last of its words; the first are the task's folder and its number.
+# The arguments of a command are the task's folder, its number, and the action.
 _TASK = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
@@ -84,7 +84,7 @@ if what == "orphan":
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A head that runs nothing, and a node with two GPUs and no CPU; Python lies in a folder of any name."""
+    """A head without resources and a node with two GPUs and no CPU; Python's path needs quoting."""
     from ray.cluster_utils import Cluster
 
     environment = tmp_path_factory.mktemp("python") / "Doe, Jane's $(x)"
@@ -108,7 +108,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with the commands."""
+    """Current directory with the commands."""
     (tmp_path / "task.py").write_text(_TASK, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -116,7 +116,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @contextmanager
 def node(cluster: Any, *options: str, mounts: str | None = None, python: str | None = None) -> Iterator[None]:
-    """Another node, with a view of its own of the file system where it ``mounts`` something."""
+    """Add a node, with its own view of the file system if it ``mounts`` something."""
     ray_start = [python or sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     own_view = private_mounts_command(mounts) if mounts else []
     before = alive(cluster)
@@ -131,13 +131,13 @@ def node(cluster: Any, *options: str, mounts: str | None = None, python: str | N
             assert process.poll() is None
             yield
         finally:
-            os.killpg(process.pid, signal.SIGTERM)  # one that sudo has started is not the test's to end alone
+            os.killpg(process.pid, signal.SIGTERM)  # the process may run under sudo
             process.wait()
             wait_until(lambda: alive(cluster) <= before)
 
 
 def alive(cluster: Any) -> int:
-    """How many nodes the cluster has."""
+    """Return the number of live nodes in the cluster."""
     return sum(node["Alive"] for node in cluster.global_state.node_table())
 
 
@@ -162,7 +162,7 @@ def tasks() -> list[Task]:
 
 
 def ran(command: str, numbers: Sequence[int]) -> list[list[str]]:
-    """The GPUs on which each of these numbers ran a command, once after the other."""
+    """Return the GPUs on which each of these numbers ran a command, in order."""
     files = (Path("out", f"N_{n}", f"ran.{command}") for n in numbers)
     return [file.read_text(encoding="utf-8").splitlines() for file in files]
 
@@ -174,25 +174,25 @@ def is_running(pid_file: Path) -> bool:
     return False
 
 
-def test_each_task_runs_once_on_gpus_of_its_own(cluster: Any, here: Path) -> None:
+def test_each_task_runs_once_on_separate_gpus(cluster: Any, here: Path) -> None:
     assert sweep([1, 2], "meet") == 0
     assert sorted(ran("meet", [1, 2])) == [["0"], ["1"]]
     assert [(task.state, task.starts) for task in tasks()] == [("success", 1)] * 2
     assert not list(here.rglob(".ray-*"))
 
 
-def test_what_a_lost_node_ran_is_run_on_another(cluster: Any, here: Path) -> None:
+def test_tasks_of_a_lost_node_run_on_another(cluster: Any, here: Path) -> None:
     options = ("--num-cpus=0", "--num-gpus=3")
     with node(cluster, *options), node(cluster, *options):
         assert sweep([1, 2, 3], "save", "lose", gpus="0,1,2") == 0
-    found = tasks()
-    assert [(task.state, sorted(task.finished)) for task in found] == [("success", ["lose", "save"])] * 3
-    assert [task.starts for task in found] == [2, 1, 1]
+    ended = tasks()
+    assert [(task.state, sorted(task.finished)) for task in ended] == [("success", ["lose", "save"])] * 3
+    assert [task.starts for task in ended] == [2, 1, 1]
     assert [len(times) for times in ran("save", [1, 2, 3])] == [1, 1, 1]
     assert [len(times) for times in ran("lose", [1, 2, 3])] == [2, 1, 1]
 
 
-def test_tasks_of_a_cluster_that_is_gone_stay_queued(
+def test_tasks_stay_queued_when_the_cluster_is_lost(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ray.cluster_utils import Cluster
@@ -209,14 +209,12 @@ def test_tasks_of_a_cluster_that_is_gone_stay_queued(
         assert sweep([1, 2], "wait") == 130
         ended.result()
     assert {task.state for task in tasks()} == {"queued"}
-    assert "is gone" in capsys.readouterr().err
+    assert "lost the Ray cluster" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("command", "saves"), [("stop", True), ("kill", False)])
-def test_the_first_stop_lets_a_command_save_and_leave_and_the_second_kills_it(
-    here: Path, command: str, saves: bool
-) -> None:
+def test_first_stop_lets_a_command_save_and_second_kills_it(here: Path, command: str, saves: bool) -> None:
     assert sweep([os.getpid()], command) == 130
     (task,) = tasks()
     folder = here / "out" / task.name
@@ -224,7 +222,7 @@ def test_the_first_stop_lets_a_command_save_and_leave_and_the_second_kills_it(
 
 
 @pytest.mark.usefixtures("cluster")
-def test_nothing_of_a_task_outlives_a_driver_that_was_killed(here: Path) -> None:
+def test_no_process_of_a_task_outlives_a_killed_driver(here: Path) -> None:
     program = "import os, sys; from mmf_win.cli import main; params = open('params.yaml').read()\n"
     program += "open('params.yaml', 'w').write(params.replace('[1]', f'[{os.getpid()}]')); main(sys.argv[1:])"
     command = [sys.executable, "-c", program, *words([1], "orphan")]
@@ -238,18 +236,18 @@ def test_nothing_of_a_task_outlives_a_driver_that_was_killed(here: Path) -> None
     ("mounts", "message"),
     [
         ("mount -t tmpfs tmpfs '{package}'", "of the cluster has no mmfw"),
-        ("mount --bind '{version}' '{package}/version.py'", "has mmfw 0.0.1, and this machine"),
+        ("mount --bind '{version}' '{package}/version.py'", "has mmfw 0.0.1, but this machine has"),
         ("mount --bind '{empty}' '{package}/version.py'", "of the cluster: ImportError: cannot import"),
         ("mount -t tmpfs tmpfs '{here}/shared'", "does not see {here}/shared of this machine"),
         ("mount -t tmpfs tmpfs '{here}/memes'", "does not see {here}/memes/data of this machine"),
         (
             "mount --bind '{locking}' '{package}/locking.py'",
-            "does not see who has locked a file in {here}/shared",
+            "does not see file locks in {here}/shared",
         ),
     ],
     ids=["no mmfw", "another mmfw", "a broken mmfw", "another folder", "other data", "no locks"],
 )
-def test_a_node_that_lacks_something_is_refused(
+def test_incompatible_node_is_rejected(
     cluster: Any,
     here: Path,
     capsys: pytest.CaptureFixture[str],
@@ -267,7 +265,7 @@ def test_a_node_that_lacks_something_is_refused(
     empty.touch()
     theirs = (package / "locking.py").read_text(encoding="utf-8")
     unlocked = f"{theirs}\n\ndef is_locked(path): return False\n"
-    locking.write_text(unlocked, encoding="utf-8")  # as where each machine has locks of its own
+    locking.write_text(unlocked, encoding="utf-8")  # like storage with separate locks on each machine
     mounts = mounts.format(package=package, version=version, empty=empty, here=here, locking=locking)
     with node(cluster, "--num-cpus=0", "--num-gpus=4", mounts=mounts):
         assert sweep([1], "save", gpus="0,1,2,3", output="shared/out") == 6
@@ -275,7 +273,7 @@ def test_a_node_that_lacks_something_is_refused(
     assert not [*(here / "shared").iterdir()]
 
 
-def test_a_node_that_does_not_see_the_environment_is_refused(
+def test_node_that_does_not_see_the_environment_is_rejected(
     cluster: Any, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     environment, theirs = here / "hidden" / "environment", Path(sys.prefix, "bin", "python")
@@ -289,19 +287,19 @@ def test_a_node_that_does_not_see_the_environment_is_refused(
 
 
 @pytest.mark.usefixtures("cluster", "here")
-def test_more_gpus_than_a_node_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_gpus_than_a_node_has_are_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     assert sweep([1], "save", gpus="0,1,2") == 2
     assert "no node of the cluster has 3 GPUs; it has " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("here")
-def test_without_a_cluster_or_ray_it_is_one_error(
+def test_missing_cluster_or_ray_is_an_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     assert sweep([1], "save") == 6
-    assert "there is no Ray cluster to connect to at 127.0.0.1:1" in capsys.readouterr().err
+    assert "cannot connect to a Ray cluster at 127.0.0.1:1" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ray", None)
     assert sweep([1], "save") == 6
-    said = capsys.readouterr().err
-    assert "pip install -c" in said and "[ray]" in said
+    error = capsys.readouterr().err
+    assert "pip install -c" in error and "[ray]" in error

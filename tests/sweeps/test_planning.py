@@ -1,4 +1,4 @@
-"""Which tasks a specification comes to, compared with mlrunner's own."""
+"""Tasks of a specification, compared with mlrunner's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mmf_win.sweeps.specification import render_argv as words
 from mmf_win.sweeps.specification import render_shell_line as line
 from tests.worlds.small_sweeps import make_specification, write_ended_task
 
-# Made for this test; it uses all that mlrunner 0.5.9 knows.
+# Made for this test; it uses all features of mlrunner 0.5.9.
 EVERYTHING = """\
 template:
   train: >
@@ -54,14 +54,14 @@ note: ["with a space", "a/path/name", "quote'd"]
 """
 
 
-def test_choices_are_crossed_in_the_order_of_the_file() -> None:
+def test_choices_are_combined_in_file_order() -> None:
     planned = plan_tasks(
         make_specification("template: {t: 'echo {a} {b}'}\n---\na: [1, 2]\nb: [x, y]\n---\na: 1\nb: [y, z]\n")
     )
     assert [task.name for task in planned.tasks] == ["A_1-B_x", "A_1-B_y", "A_2-B_x", "A_2-B_y", "A_1-B_z"]
 
 
-def test_the_same_combination_is_one_task_with_the_commands_of_both() -> None:
+def test_repeated_combination_is_one_task_with_all_commands() -> None:
     head = "template: {train: 'echo {a}', test: 'echo {a}'}\ndefault: {a: 1}\n"
     planned = plan_tasks(
         make_specification(f"{head}---\na: 1\n_cmd: train\n---\n_cmd: test\na: 1\n---\na: 1\n_cmd: train\n")
@@ -69,26 +69,28 @@ def test_the_same_combination_is_one_task_with_the_commands_of_both() -> None:
     assert [(task.name, task.commands) for task in planned.tasks] == [("A_1", ("train", "test"))]
 
 
-def test_a_case_leaves_to_the_defaults_what_it_does_not_set() -> None:
+def test_defaults_fill_values_that_an_alias_case_does_not_set() -> None:
     head = "template: {t: 'echo {b} {c}'}\ndefault: {c: 0}\nalias: {a: {x: {b: 1}, y: {b: 2, c: 3}}}\n"
     planned = plan_tasks(make_specification(f"{head}---\na: [x, y]\n"))
     assert [task.values for task in planned.tasks] == [{"b": 1, "c": 0}, {"b": 2, "c": 3}]
 
 
-def test_a_parameter_that_no_command_uses_only_names_the_folder() -> None:
+def test_unused_parameter_only_appears_in_the_folder_name() -> None:
     planned = plan_tasks(make_specification("template: {t: 'echo {a}'}\n---\na: 1\nnote: [x, y]\n"))
     assert planned.unused_parameters == ("note",)
     assert [task.name for task in planned.tasks] == ["A_1-Note_x", "A_1-Note_y"]
 
 
-def test_values_that_are_written_alike_have_folders_of_their_own() -> None:
-    asked = make_specification("template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n")
-    names = [task.name for task in merge_tasks(plan_tasks(asked).tasks, [])]
+def test_values_with_equal_spelling_get_distinct_folders() -> None:
+    specification = make_specification(
+        "template: {t: 'echo {a}'}\n---\na: [x/y, x_y, X_Y, 0.1234567, 0.12345674]\n"
+    )
+    names = [task.name for task in merge_tasks(plan_tasks(specification).tasks, [])]
     assert len({name.casefold() for name in names}) == 5
     assert names[0] == "A_x_y" and names[1].startswith("A_x_y-")
 
 
-def test_long_names_are_cut_and_stay_apart() -> None:
+def test_long_names_are_truncated_and_stay_distinct() -> None:
     long = "x/" * 3000
     text = f"template: {{t: 'echo {{a}} {{b}}'}}\n---\na: [{long}1, {long}2]\nb: [{long}, 'я{long}']\n"
     tasks = merge_tasks(plan_tasks(make_specification(text)).tasks, [])
@@ -103,20 +105,20 @@ _VALUES = st.one_of(st.text(max_size=30), st.booleans(), st.integers(), st.float
 @given(st.text(min_size=1, max_size=10), st.lists(_VALUES, min_size=1, max_size=5))
 @example("..", ["../..", "..", "/etc", "C:\\x", "."])
 @settings(deadline=None, max_examples=50)
-def test_every_value_has_a_legal_folder_in_that_of_the_sweep_and_is_one_word(
-    name: str, values: list[Any]
-) -> None:
+def test_every_value_yields_a_portable_folder_and_a_single_word(name: str, values: list[Any]) -> None:
     from mmf_win.sweeps.specification import Choice, Specification
 
-    asked = Specification({"t": "echo {a} [a-b]"}, (Choice({name: values, "a": values}),), {"a-b": "x y"})
-    for task in plan_tasks(asked).tasks:
+    specification = Specification(
+        {"t": "echo {a} [a-b]"}, (Choice({name: values, "a": values}),), {"a-b": "x y"}
+    )
+    for task in plan_tasks(specification).tasks:
         assert is_portable(task.name)
         assert Path("sweep", task.name).resolve().parent == Path("sweep").resolve()
         assert words("echo {a}", task.values) == ["echo", str(task.values["a"])]
 
 
 WRONG = {
-    "an unset parameter": ("template: {t: 'echo {b}'}\n---\na: 1\n", {}, "nothing sets b"),
+    "an unset parameter": ("template: {t: 'echo {b}'}\n---\na: 1\n", {}, "b has no value"),
     "braces and brackets": ("template: {t: 'echo {a} [a]'}\n---\na: 1\n", {}, "braces and in brackets"),
     "an open quote": ('template: {t: "echo \'x"}\n---\na: 1\n', {}, "quotation"),
     "an alias in a template": (
@@ -126,19 +128,19 @@ WRONG = {
     ),
     "an unknown case": ("template: {t: echo}\nalias: {a: {x: {b: 1}}}\n---\na: y\n", {}, "no case y"),
     "an unknown title": ("template: {t: echo}\n---\na: 1\n_title: one\n", {"title": "two"}, "title two"),
-    "an unknown command": ("template: {t: echo}\n---\na: 1\n", {"commands": ["u"]}, "no command u"),
+    "an unknown command": ("template: {t: echo}\n---\na: 1\n", {"commands": ["u"]}, "unknown command u"),
 }
 
 
-@pytest.mark.parametrize(("text", "chosen", "told"), WRONG.values(), ids=WRONG)
-def test_what_cannot_be_run_is_refused_before_anything_runs(
-    text: str, chosen: dict[str, Any], told: str
+@pytest.mark.parametrize(("text", "chosen", "message"), WRONG.values(), ids=WRONG)
+def test_invalid_specification_is_rejected_before_anything_runs(
+    text: str, chosen: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         plan_tasks(make_specification(text), **chosen)
 
 
-def test_placeholders_take_the_forms_of_mlrunner() -> None:
+def test_placeholders_are_filled_like_in_mlrunner() -> None:
     values = {"s": "a 'b' \"c\"", "yes": True, "no": False, "n": 1.5, "_output": "out/x"}
     assert words("run [s] {s}/x [yes] [no] [n] --n={n} {_output}", values) == [
         *("run", "--s", "a 'b' \"c\"", "a 'b' \"c\"/x", "--yes", "--n", "1.5", "--n=1.5", "out/x")
@@ -146,45 +148,45 @@ def test_placeholders_take_the_forms_of_mlrunner() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="another shell on Windows")
-def test_a_line_for_a_shell_has_its_values_quoted() -> None:
+def test_values_are_quoted_in_a_shell_line() -> None:
     assert line("echo {a} |\n  cat", {"a": "x'y $z"}) == "echo 'x'\"'\"'y $z' | cat"
 
 
-def test_a_sample_is_the_same_each_time_and_in_order() -> None:
-    asked = make_specification("template: {t: 'echo {a}'}\n---\na: [1, 2, 3, 4, 5, 6, 7, 8]\n")
-    first, again = (plan_tasks(asked, sample=3).tasks for _ in range(2))
+def test_sample_is_reproducible_and_ordered() -> None:
+    specification = make_specification("template: {t: 'echo {a}'}\n---\na: [1, 2, 3, 4, 5, 6, 7, 8]\n")
+    first, again = (plan_tasks(specification, sample=3).tasks for _ in range(2))
     assert len(first) == 3 and first == again
     assert [task.values["a"] for task in first] == sorted(task.values["a"] for task in first)
 
 
 @pytest.mark.parametrize("parameters", [12, 30], ids=["10^12", "10^30"])
-def test_a_grid_is_counted_before_it_is_built(parameters: int) -> None:
+def test_combinations_are_counted_before_tasks_are_built(parameters: int) -> None:
     names = [f"p{n}" for n in range(parameters)]
     listed = "".join(f"{name}: [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n" for name in names)
-    asked = make_specification(
+    specification = make_specification(
         f"template: {{t: 'echo {' '.join(f'{{{name}}}' for name in names)}'}}\n---\n{listed}"
     )
-    tasks = plan_tasks(asked, sample=5).tasks
-    assert len({task.key for task in tasks}) == 5 and tasks == plan_tasks(asked, sample=5).tasks
+    tasks = plan_tasks(specification, sample=5).tasks
+    assert len({task.key for task in tasks}) == 5 and tasks == plan_tasks(specification, sample=5).tasks
     assert all([*task.values] == names for task in tasks)
     for sample in (None, MAX_TASKS + 1):
         with pytest.raises(UsageError, match=f"{sample or 10**parameters:,} combinations") as caught:
-            plan_tasks(asked, sample=sample)
+            plan_tasks(specification, sample=sample)
         assert "--sample" in str(caught.value.hint)
 
 
-def test_the_combinations_that_a_sample_draws_are_those_of_earlier_versions() -> None:
-    asked = make_specification(
+def test_sample_draws_the_same_combinations_as_earlier_versions() -> None:
+    specification = make_specification(
         "template: {t: 'echo {a} {b} {c}'}\n---\na: [1, 2, 3]\nb: [x, y, z, w]\nc: [true, false]\n"
     )
-    every = plan_tasks(asked).tasks
+    every = plan_tasks(specification).tasks
     product = [(a, b, c) for a in (1, 2, 3) for b in "xyzw" for c in (True, False)]
     assert [tuple(task.values.values()) for task in every] == product
     drawn = sorted(random.Random(0).sample(range(24), 5))
-    assert [task.name for task in plan_tasks(asked, sample=5).tasks] == [every[n].name for n in drawn]
+    assert [task.name for task in plan_tasks(specification, sample=5).tasks] == [every[n].name for n in drawn]
 
 
-def test_a_sample_of_a_grid_that_is_too_large_is_listed_by_what_has_begun(tmp_path: Path) -> None:
+def test_only_started_tasks_of_an_oversized_grid_are_listed(tmp_path: Path) -> None:
     text = "template: {t: 'echo {a} {b}'}\n---\n" + "".join(
         f"{name}: {list(range(1000))}\n" for name in ("a", "b")
     )
@@ -201,7 +203,7 @@ def test_a_sample_of_a_grid_that_is_too_large_is_listed_by_what_has_begun(tmp_pa
     [(False, []), (True, []), (False, ["-t", "stop", "-c", "train"])],
     ids=["without a shell", "in a shell", "a title and a command"],
 )
-def test_mlrunner_runs_the_same(tmp_path: Path, shell: bool, chosen: list[str]) -> None:
+def test_mlrunner_runs_the_same_commands(tmp_path: Path, shell: bool, chosen: list[str]) -> None:
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     for folder in (theirs, ours):
         folder.mkdir()
@@ -216,10 +218,10 @@ def test_mlrunner_runs_the_same(tmp_path: Path, shell: bool, chosen: list[str]) 
 
 
 def _came_to(output: Path) -> dict[str, Any]:
-    """The tasks' folders, with what each command printed, how it ended, and the parameters."""
-    came = {}
+    """Return the task folders with the output of each command, its state and the parameters."""
+    results = {}
     for folder in (file.parent for file in output.glob("*/param")):
         logs = {log.name.split(".")[1]: log.read_text(encoding="utf-8") for log in folder.glob("log.*")}
         param = {k: v for k, v in read_yaml(folder / "param").items() if k not in ("_scripts", "_time")}
-        came[folder.name] = (logs, read_yaml(folder / "stat"), param)
-    return came
+        results[folder.name] = (logs, read_yaml(folder / "stat"), param)
+    return results

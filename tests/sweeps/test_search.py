@@ -1,4 +1,4 @@
-"""Searches by the real Optuna: what it proposes, learns, and stops early."""
+"""Searches with the real Optuna: proposals, recorded outcomes and pruning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ search:
 
 @pytest.fixture
 def sweep(user_dir: Path) -> SweepFolder:
-    """A folder of a sweep, where nothing is yet."""
+    """An empty folder of a sweep."""
     folder = SweepFolder(user_dir / "sweep")
     folder.path.mkdir()
     return folder
@@ -47,7 +47,7 @@ def _search(sweep: SweepFolder, text: str) -> OptunaSearch:
 
 
 def _end(sweep: SweepFolder, search: OptunaSearch, task: Task) -> None:
-    """Let a task end with the square of its distance from 3."""
+    """End a task with the squared distance of ``x`` from 3."""
     done = write_ended_task(sweep, task)
     score = (task.values["x"] - 3) ** 2
     result = sweep.task_folder(task.name).path / "out.json"
@@ -56,7 +56,7 @@ def _end(sweep: SweepFolder, search: OptunaSearch, task: Task) -> None:
 
 
 def _run(sweep: SweepFolder, text: str) -> list[Task]:
-    """Let each proposed task end."""
+    """End each proposed task."""
     search = _search(sweep, text)
     while (task := search.propose_task()) is not None:
         _end(sweep, search, task)
@@ -67,23 +67,23 @@ def _asked(rest: str) -> str:
     return _HEAD + "".join(f"  {line}\n" for line in rest.splitlines())
 
 
-def test_a_search_has_as_many_trials_as_asked_for_and_goes_on_where_it_was(sweep: SweepFolder) -> None:
+def test_search_runs_the_requested_trials_and_continues(sweep: SweepFolder) -> None:
     text = "trials: {}\ndirection: minimize\nparameters: {{x: {{low: 0.0, high: 10.0}}, kind: [a, b]}}"
     assert len(_run(sweep, _asked(text.format(4)))) == 4
     rows = _run(sweep, _asked(text.format(25)))
     assert sorted(row.trial for row in rows if row.trial is not None) == list(range(25))
     assert all(0 <= row.values["x"] <= 10 and row.values["kind"] in "ab" for row in rows)
     late = [abs(row.values["x"] - 3) for row in rows[-8:]]
-    assert sum(late) / len(late) < 2.5  # by chance it is 2.9, and maximizing 7
+    assert sum(late) / len(late) < 2.5  # 2.9 by chance, and 7 when maximizing
 
 
-def test_a_combination_that_comes_again_is_not_run_again(sweep: SweepFolder) -> None:
+def test_repeated_combination_is_not_run_again(sweep: SweepFolder) -> None:
     text = "trials: 12\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 3}}"
     rows = _run(sweep, _asked(text))
     assert sorted(row.values["x"] for row in rows) == [1, 2, 3]
 
 
-def test_ranges_are_logarithmic_whole_or_stepped(sweep: SweepFolder) -> None:
+def test_ranges_are_logarithmic_integer_or_stepped(sweep: SweepFolder) -> None:
     domain = (
         "{x: {low: 1, high: 1000, log: true}, y: {low: 0.0, high: 1.0, step: 0.25}, z: {low: 1.0, high: 2}}"
     )
@@ -92,10 +92,10 @@ def test_ranges_are_logarithmic_whole_or_stepped(sweep: SweepFolder) -> None:
     assert all(type(row.values["z"]) is float for row in rows)
 
 
-def test_a_training_that_falls_behind_is_hopeless(sweep: SweepFolder) -> None:
+def test_training_with_poor_results_is_pruned(sweep: SweepFolder) -> None:
     head = "template: {t: 'echo {x}'}\nsearch:\n  pruner: median\n  trials: 9\n"
-    asked = f"{head}  parameters: {{x: {{low: 0.0, high: 1.0}}}}\n"
-    search = _search(sweep, asked)
+    specification = f"{head}  parameters: {{x: {{low: 0.0, high: 1.0}}}}\n"
+    search = _search(sweep, specification)
 
     def begun() -> Task:
         row = search.propose_task()
@@ -106,7 +106,7 @@ def test_a_training_that_falls_behind_is_hopeless(sweep: SweepFolder) -> None:
         metrics = {"auroc": auroc}
         return search.should_prune(row, {"kind": "val", "update": 10, "metrics": metrics})
 
-    for _ in range(5):  # Optuna's median waits for so many
+    for _ in range(5):  # Optuna's median pruner waits for five trials
         row = begun()
         assert not hopeless(row, 0.7)
         write_finished_run(sweep.task_folder(row.name), 0.7)
@@ -115,21 +115,21 @@ def test_a_training_that_falls_behind_is_hopeless(sweep: SweepFolder) -> None:
     assert not hopeless(good, 0.8)
     assert hopeless(bad, 0.6)
     search.record_outcome(write_ended_task(sweep, bad, "pruned"))
-    assert _search(sweep, asked).list_unstarted_tasks() == [good]
+    assert _search(sweep, specification).list_unstarted_tasks() == [good]
 
 
 @pytest.mark.parametrize("content", ["{}", "[1]", "nothing", '{"scores": []}', '{"scores": ["x"]}'])
-def test_a_result_that_is_not_there_is_none(user_dir: Path, content: str) -> None:
+def test_missing_result_is_none(user_dir: Path, content: str) -> None:
     task = SweepFolder(user_dir).task_folder("t")
-    asked = Search({"x": [1]}, 1, "out.json:scores.0")
-    assert objective_value(asked, task) is None
+    specification = Search({"x": [1]}, 1, "out.json:scores.0")
+    assert objective_value(specification, task) is None
     task.path.mkdir()
     (task.path / "out.json").write_text(content, encoding="utf-8")
-    assert objective_value(asked, task) is None
+    assert objective_value(specification, task) is None
 
 
 def _propose(folder: Path) -> list[str]:
-    """Names of what a driver runs, that has begun at the same moment as others."""
+    """Return the names of the tasks that a driver runs while others run, too."""
     sweep = SweepFolder(folder)
     search, names = _search(sweep, _asked(_MANY)), []
     while (task := search.propose_task()) is not None:
@@ -138,14 +138,14 @@ def _propose(folder: Path) -> list[str]:
     return names
 
 
-def test_drivers_that_begin_together_share_the_trials(sweep: SweepFolder) -> None:
-    found = run_concurrently(_propose, sweep.path)
-    assert len(found) == len(set(found)) == 9
+def test_drivers_started_together_share_the_trials(sweep: SweepFolder) -> None:
+    names = run_concurrently(_propose, sweep.path)
+    assert len(names) == len(set(names)) == 9
     assert len({task.trial for task in load_started_tasks(sweep)}) == 9
 
 
 def _tell_of_all(folder: Path) -> list[str]:
-    """Names of what a driver has seen end, at the same moment as others."""
+    """Return the names of the tasks whose end a driver records while others do, too."""
     sweep = SweepFolder(folder)
     search, tasks = _search(sweep, _asked(_MANY)), load_started_tasks(sweep)
     for task in tasks:
@@ -154,7 +154,7 @@ def _tell_of_all(folder: Path) -> list[str]:
     return [task.name for task in tasks]
 
 
-def test_drivers_that_see_a_task_end_together_tell_of_it_once(sweep: SweepFolder) -> None:
+def test_drivers_that_see_a_task_end_record_it_once(sweep: SweepFolder) -> None:
     search = _search(sweep, _asked(_MANY))
     while (task := search.propose_task()) is not None:
         write_ended_task(sweep, task, "failed")
@@ -162,41 +162,45 @@ def test_drivers_that_see_a_task_end_together_tell_of_it_once(sweep: SweepFolder
     assert _search(sweep, _asked(_MANY)).list_unstarted_tasks() == []
 
 
-def test_a_search_that_has_lost_its_study_says_so_before_it_runs_all_again(sweep: SweepFolder) -> None:
-    asked = _asked("trials: 2\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
-    lost = _run(sweep, asked)[0]
-    for content in (b"damaged", b""):  # as SQLite makes it; Windows removes no file that is open
+def test_lost_study_is_an_error_before_trials_run_again(sweep: SweepFolder) -> None:
+    specification = _asked(
+        "trials: 2\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}"
+    )
+    lost = _run(sweep, specification)[0]
+    for content in (b"damaged", b""):  # empty as SQLite creates it; Windows cannot remove an open file
         sweep.study.write_bytes(content)
         with pytest.raises(DataError, match=r"optuna\.sqlite") as caught:
-            _search(sweep, asked)
+            _search(sweep, specification)
         assert "-o" in str(caught.value.hint)
-    asked = asked.replace("seed: 1", "seed: 2")
-    search = OptunaSearch(make_specification(asked), sweep, [])  # as one that knows older trials alone
-    search.record_outcome(lost)  # of a number that there is not yet
+    specification = specification.replace("seed: 1", "seed: 2")
+    search = OptunaSearch(make_specification(specification), sweep, [])  # a search without the trial's task
+    search.record_outcome(lost)  # its trial number does not exist yet
     first = search.propose_task()
     assert first is not None and first.trial == lost.trial and first.key != lost.key
     search.record_outcome(lost)
     assert not search.should_prune(lost, {"kind": "val", "update": 1, "metrics": {"out.json:scores.0": 1}})
-    assert _search(sweep, asked).list_unstarted_tasks() == [first]
+    assert _search(sweep, specification).list_unstarted_tasks() == [first]
 
 
-def test_what_a_dead_driver_had_proposed_or_seen_end_is_run_or_told(sweep: SweepFolder) -> None:
-    asked = _asked("trials: 3\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}")
-    dead = _search(sweep, asked)
+def test_trials_of_a_dead_driver_are_run_or_recorded(sweep: SweepFolder) -> None:
+    specification = _asked(
+        "trials: 3\nsampler: random\ndirection: minimize\nparameters: {x: {low: 1, high: 1000}}"
+    )
+    dead = _search(sweep, specification)
     proposed = [dead.propose_task() for _ in range(2)]
     first, second = (task for task in proposed if task is not None)
-    write_ended_task(sweep, first)  # and the driver died before it told Optuna
-    search = _search(sweep, asked)
+    write_ended_task(sweep, first)  # the driver died before it recorded that
+    search = _search(sweep, specification)
     assert search.list_unstarted_tasks() == [second]
     _end(sweep, search, second)
     third = search.propose_task()
     assert third is not None and third.trial == 2
     assert search.propose_task() is None
-    assert _search(sweep, asked).list_unstarted_tasks() == [third]
+    assert _search(sweep, specification).list_unstarted_tasks() == [third]
 
 
 @pytest.mark.parametrize("chosen", [(), ("x",), ("x", "kind")], ids=["nothing", "some", "a repetition"])
-def test_a_trial_that_a_killed_driver_had_half_chosen_does_not_count(
+def test_trial_of_a_driver_killed_while_choosing_does_not_count(
     sweep: SweepFolder, chosen: tuple[str, ...]
 ) -> None:
     text = _TWO.replace("KINDS", "[a, b]")
@@ -204,7 +208,7 @@ def test_a_trial_that_a_killed_driver_had_half_chosen_does_not_count(
     import optuna
 
     study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{sweep.study.as_posix()}")
-    for _ in range(3):  # of drivers that were killed while they chose
+    for _ in range(3):  # trials of drivers that were killed while choosing values
         study.enqueue_trial(before[0].values)
         trial = study.ask()
         if "x" in chosen:
@@ -214,7 +218,7 @@ def test_a_trial_that_a_killed_driver_had_half_chosen_does_not_count(
     assert len(_run(sweep, _asked(text.format(6)))) == 6
 
 
-def test_trials_of_a_refused_search_space_do_not_count(sweep: SweepFolder) -> None:
+def test_trials_of_a_rejected_search_space_do_not_count(sweep: SweepFolder) -> None:
     assert len(_run(sweep, _asked(_TWO.format(2).replace("KINDS", "[a, b]")))) == 2
     for _ in range(3):
         with pytest.raises(UsageError, match="CategoricalDistribution"):
@@ -223,10 +227,10 @@ def test_trials_of_a_refused_search_space_do_not_count(sweep: SweepFolder) -> No
 
 
 @pytest.mark.parametrize("odd", ["NaN", "Infinity"])
-def test_optuna_learns_no_value_that_is_not_finite(sweep: SweepFolder, odd: str) -> None:
-    asked = _asked(_TWO.format(5).replace("KINDS", "[a, b]"))
-    search = _search(sweep, asked)
-    while (task := search.propose_task()) is not None:  # the first three do not end the search
+def test_nonfinite_values_are_not_recorded_in_the_study(sweep: SweepFolder, odd: str) -> None:
+    specification = _asked(_TWO.format(5).replace("KINDS", "[a, b]"))
+    search = _search(sweep, specification)
+    while (task := search.propose_task()) is not None:  # the first three trials do not end the search
         result = sweep.task_folder(task.name).path / "out.json"
         done = write_ended_task(sweep, task)
         value = odd if task.order < 3 else "1"

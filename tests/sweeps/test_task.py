@@ -1,4 +1,4 @@
-"""What the folder of a task says of it, who may run it, and what of it is run again."""
+"""State in the folder of a task, its lock, and the commands that run again."""
 
 from __future__ import annotations
 
@@ -45,28 +45,30 @@ def _asked(values: str = "[1, 2, 3]", default: int = 0) -> Specification:
 
 @pytest.fixture
 def sweep(user_dir: Path) -> SweepFolder:
-    """A folder of a sweep, where nothing is yet."""
+    """An empty folder of a sweep."""
     folder = SweepFolder(user_dir / "sweep")
     folder.path.mkdir()
     return folder
 
 
-def _now(sweep: SweepFolder, asked: Specification | None = None) -> list[Task]:
-    return merge_tasks(plan_tasks(asked or _asked()).tasks, load_started_tasks(sweep))
+def _now(sweep: SweepFolder, specification: Specification | None = None) -> list[Task]:
+    return merge_tasks(plan_tasks(specification or _asked()).tasks, load_started_tasks(sweep))
 
 
 def _run(
     sweep: SweepFolder, task: Task, *programs: str, commands: tuple[str, ...] = ("train", "test")
 ) -> tuple[Task, bool]:
-    """What a task has become, and whether it was begun for that."""
+    """Run a task; return its new state, and whether it was started."""
     program_of = zip(commands, programs or ("", ""), strict=False)
     template = {name: python_command(sweep.path.parent, program) for name, program in program_of}
-    told: list[TaskUpdate] = []
-    after = TaskRunner(sweep, template, False, forbid_resume, "now").run(task, _CPU, told.append)
-    return after, any(isinstance(news, Task) for news in told)
+    updates: list[TaskUpdate] = []
+    after = TaskRunner(sweep, template, shell=False, resume=forbid_resume, timestamp="now").run(
+        task, _CPU, updates.append
+    )
+    return after, any(isinstance(news, Task) for news in updates)
 
 
-def test_a_task_that_ended_well_has_nothing_left(sweep: SweepFolder) -> None:
+def test_successful_task_has_no_remaining_commands(sweep: SweepFolder) -> None:
     for task in _now(sweep):
         assert _run(sweep, task)[0].state == "success"
     again = _now(sweep, _asked("[1, 2, 3, 4]"))
@@ -75,19 +77,19 @@ def test_a_task_that_ended_well_has_nothing_left(sweep: SweepFolder) -> None:
     assert [_run(sweep, task)[1] for task in again] == [False, False, False, True]
 
 
-def test_a_finished_command_of_a_failed_task_is_not_left(sweep: SweepFolder) -> None:
+def test_finished_command_of_a_failed_task_does_not_remain(sweep: SweepFolder) -> None:
     first = _now(sweep)[0]
     failed, _ = _run(sweep, first, "", _FAILS)
     assert (failed.state, failed.command, failed.message) == ("failed", "test", "test: no")
     assert load_task(sweep.task_folder("A_1")) == replace(failed, commands=("train", "test"))
-    known = _now(sweep)[0]
-    assert (known.state, known.remaining_commands, known.starts) == ("failed", ["test"], 1)
-    assert _run(sweep, first)[0] == failed  # a driver that began before it failed leaves it
-    assert _run(sweep, known)[0].state == "success"
+    current = _now(sweep)[0]
+    assert (current.state, current.remaining_commands, current.starts) == ("failed", ["test"], 1)
+    assert _run(sweep, first)[0] == failed  # a driver that started before the failure does not run it again
+    assert _run(sweep, current)[0].state == "success"
     assert len([*sweep.task_folder("A_1").path.glob("log.train.*")]) == 1
 
 
-def test_what_was_done_can_be_forgotten(sweep: SweepFolder) -> None:
+def test_finished_commands_can_be_reset(sweep: SweepFolder) -> None:
     _run(sweep, _now(sweep)[0])
     for commands, left in ((["test"], ["test"]), (["train", "test"], ["train", "test"])):
         with file_lock(sweep.task_folder("A_1").lock), pytest.raises(UsageError):
@@ -105,22 +107,22 @@ def test_what_was_done_can_be_forgotten(sweep: SweepFolder) -> None:
     assert not sweep.task_folder("A_2").path.exists()
 
 
-def test_one_command_alone_leaves_the_other(sweep: SweepFolder) -> None:
+def test_running_one_command_leaves_the_other_queued(sweep: SweepFolder) -> None:
     assert _run(sweep, _now(sweep)[0], commands=("test",))[0].state == "success"
     assert next((task.state, task.remaining_commands) for task in _now(sweep)) == ("queued", ["train"])
 
 
-def test_what_is_no_longer_asked_for_is_listed_where_it_has_run(sweep: SweepFolder) -> None:
+def test_started_tasks_outside_the_specification_are_listed(sweep: SweepFolder) -> None:
     write_ended_task(sweep, _now(sweep)[1], "failed")
     sweep.specification.write_text("template: {train: 'echo {a}'}\n---\na: [3, 4]\n", encoding="utf-8")
-    found = [(task.name, task.state) for task in list_tasks(sweep)]
-    assert found == [("A_3", "queued"), ("A_4", "queued"), ("A_2", "failed")]
+    listed = [(task.name, task.state) for task in list_tasks(sweep)]
+    assert listed == [("A_3", "queued"), ("A_4", "queued"), ("A_2", "failed")]
 
 
 def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
     for task in _now(sweep):
         write_ended_task(sweep, task)
-    late = plan_tasks(_asked(default=5)).tasks[0]  # planned before the others had begun
+    late = plan_tasks(_asked(default=5)).tasks[0]  # planned before the others started
     assert _run(sweep, late)[0].state == "success"
     now = _now(sweep, _asked(default=5))
     assert [task.state for task in now] == ["success", "queued", "queued"]
@@ -129,7 +131,9 @@ def test_results_of_other_values_keep_their_folder(sweep: SweepFolder) -> None:
 
 
 @pytest.mark.parametrize("values", [("[A]", "[a, A]"), ("[1234567]", "[1234568, 1234567]")])
-def test_a_sweep_grows_by_values_that_are_written_alike(sweep: SweepFolder, values: tuple[str, str]) -> None:
+def test_values_with_equal_spelling_can_be_added_to_a_sweep(
+    sweep: SweepFolder, values: tuple[str, str]
+) -> None:
     write_ended_task(sweep, _now(sweep, _asked(values[0]))[0])
     assert [task.state for task in _now(sweep, _asked(values[1]))] == ["queued", "success"]
 
@@ -140,13 +144,13 @@ _VALUES = st.one_of(st.text(max_size=30), st.booleans(), st.integers(), st.float
 @given(st.lists(_VALUES, min_size=1, max_size=3))
 @example(["\x85"])
 @settings(deadline=None, max_examples=50)
-def test_a_task_is_known_again_by_any_values(
+def test_task_with_any_values_is_recognized_again(
     tmp_path_factory: pytest.TempPathFactory, values: list[object]
 ) -> None:
     sweep = SweepFolder(tmp_path_factory.mktemp("sweep"))
     task = Task("task", {f"v{n}": value for n, value in enumerate(values)}, ("t",))
     write_ended_task(sweep, task)
-    assert [known.key for known in load_started_tasks(sweep)] == [task.key]
+    assert [current.key for current in load_started_tasks(sweep)] == [task.key]
 
 
 def test_a_task_whose_folder_was_deleted_runs_again(sweep: SweepFolder) -> None:
@@ -158,18 +162,18 @@ def test_a_task_whose_folder_was_deleted_runs_again(sweep: SweepFolder) -> None:
     assert [task.state for task in _now(sweep)] == ["success", "queued", "queued"]
 
 
-def test_nobody_runs_a_task_before_all_that_a_dead_driver_left_has_ended(sweep: SweepFolder) -> None:
+def test_task_of_a_dead_driver_is_locked_until_its_processes_end(sweep: SweepFolder) -> None:
     task = write_ended_task(sweep, _now(sweep)[0], "running")
     with file_lock(sweep.task_folder("A_1").lock):
         assert _now(sweep)[0].state == "running"
         assert _run(sweep, task) == (replace(task, state="running"), False)
-    known = _now(sweep)[0]
-    assert (known.state, known.starts) == ("queued", 1) and "died" in str(known.message)
+    current = _now(sweep)[0]
+    assert (current.state, current.starts) == ("queued", 1) and "died" in str(current.message)
     assert _run(sweep, task)[0].state == "success"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"state": "lost"}', '{"runs": {"train": 3}}'])
-def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, content: str) -> None:
+def test_unreadable_record_loses_no_result(sweep: SweepFolder, content: str) -> None:
     write_ended_task(sweep, _now(sweep)[0])
     sweep.task_folder("A_1").record_file.write_text(content, encoding="utf-8")
     assert _now(sweep)[0].state == "success"
@@ -180,7 +184,7 @@ def test_a_record_that_cannot_be_read_costs_no_result(sweep: SweepFolder, conten
 
 @pytest.mark.parametrize("name", ["param", "task.json"])
 @pytest.mark.parametrize("content", [None, "", "{cut"])
-def test_a_task_whose_files_are_lost_is_named_before_it_runs_again(
+def test_missing_task_files_are_an_error_before_commands_run_again(
     sweep: SweepFolder, name: str, content: str | None
 ) -> None:
     folder = sweep.task_folder("A_1")
@@ -188,7 +192,7 @@ def test_a_task_whose_files_are_lost_is_named_before_it_runs_again(
     write_finished_run(folder, 0.5)
     require_intact_records(folder)
     _now(sweep)[0].with_commands_reset(["train", "test"]).reset_record(folder, UsageError("busy"))
-    require_intact_records(folder)  # what was to be forgotten is not lost
+    require_intact_records(folder)  # a reset record is not a lost one
     (folder.path / name).unlink()
     if content is not None:
         (folder.path / name).write_text(content, encoding="utf-8")
@@ -196,12 +200,12 @@ def test_a_task_whose_files_are_lost_is_named_before_it_runs_again(
         require_intact_records(folder)
 
 
-def test_a_record_with_a_wrong_type_is_named_with_its_field(sweep: SweepFolder) -> None:
+def test_error_for_a_wrong_type_names_the_field(sweep: SweepFolder) -> None:
     folder = sweep.task_folder("A_1")
     _run(sweep, _now(sweep)[0], _FAILS)
     write_finished_run(folder, 0.5)
     write_json(folder.record_file, {**read_json(folder.record_file), "finished": 5})
-    with pytest.raises(DataError, match=r"task\.json: .*array.*int.*\$\.finished"):
+    with pytest.raises(DataError, match=r"task\.json is missing or damaged .*array.*int.*\$\.finished"):
         require_intact_records(folder)
 
 
@@ -221,8 +225,8 @@ def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: Sw
     ]
     for value in [*odd, str(sweep.path.parent / "victim" / "..")]:
         for key in ("a", "../../victim", "/victim", ".."):
-            asked = Specification({"t": "echo"}, (Choice({key: [value]}),))
-            for task in plan_tasks(asked).tasks:
+            specification = Specification({"t": "echo"}, (Choice({key: [value]}),))
+            for task in plan_tasks(specification).tasks:
                 assert sweep.task_folder(task.name).path.resolve().parent == sweep.path.resolve()
                 assert (
                     sweep.task_folder(task.with_unique_name().name).path.resolve().parent
@@ -236,20 +240,20 @@ def test_no_name_in_a_file_or_a_record_leads_outside_the_sweeps_folder(sweep: Sw
     write_yaml(
         sweep.task_folder(task.name).param, {**task.values, "_name": "../victim", "_output": "../victim"}
     )
-    assert [known.name for known in load_started_tasks(sweep)] == [task.name]
+    assert [current.name for current in load_started_tasks(sweep)] == [task.name]
 
 
-def test_a_folder_of_mlrunner_tells_how_far_it_is_by_param_and_stat(sweep: SweepFolder) -> None:
-    for task, how in zip(_now(sweep), ("finished", "failed", "running"), strict=True):
+def test_mlrunner_folder_is_read_from_param_and_stat(sweep: SweepFolder) -> None:
+    for task, state in zip(_now(sweep), ("finished", "failed", "running"), strict=True):
         folder = sweep.task_folder(task.name)
         folder.path.mkdir()
         write_yaml(folder.param, {**task.values, "_name": task.name, "_output": "x", "_time": "y"})
-        write_yaml(folder.stat, {"train": "finished", "test": how})
-    told = [(task.state, task.remaining_commands) for task in _now(sweep)]
-    assert told == [("success", []), ("failed", ["test"]), ("queued", ["test"])]
+        write_yaml(folder.stat, {"train": "finished", "test": state})
+    states = [(task.state, task.remaining_commands) for task in _now(sweep)]
+    assert states == [("success", []), ("failed", ["test"]), ("queued", ["test"])]
 
 
-def test_a_folder_of_an_earlier_mmfw_is_known_whose_record_has_no_commands(sweep: SweepFolder) -> None:
+def test_record_of_an_earlier_version_without_commands_is_read(sweep: SweepFolder) -> None:
     task, *_ = _now(sweep)
     folder = sweep.task_folder(task.name)
     folder.path.mkdir()

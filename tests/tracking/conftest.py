@@ -1,4 +1,4 @@
-"""Runs on disk, and a real MLflow server that all tests of the room share."""
+"""Runs on disk, and a real MLflow server shared by all tests of the package."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.worlds.report_world import ReportWorld
 
 @pytest.fixture
 def world(user_dir: Path) -> ReportWorld:
-    """A data folder and a folder of runs, in a folder with a name as users have them."""
+    """A data folder and a folder of runs, in a folder with a non-ASCII name and spaces."""
     return report_world.make(user_dir, draw_images=False)
 
 
 @pytest.fixture(scope="session")
 def server(shared_folder: Path) -> Iterator[str]:
-    """The address of the server, which is started once."""
+    """Address of the server, which is started once."""
     with mlflow_server.shared_server(shared_folder / "mlflow") as url:
         yield url
 
@@ -33,22 +33,22 @@ def server(shared_folder: Path) -> Iterator[str]:
 def mlflow(
     server: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> mlflow_server.MlflowExperiment:
-    """What the server has in an experiment of this test, to which runs are sent."""
+    """The server's experiment for this test, to which runs are sent."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", request.node.name)
     return mlflow_server.MlflowExperiment(server, request.node.name)
 
 
 def append_events(run: Run, events: list[dict[str, object]]) -> None:
-    """Have more events happen in a run."""
+    """Append events to a run."""
     with run.events.open("ab") as file:
         file.write(b"".join(map(json_bytes, events)))
 
 
 def run_follower(
-    tracker: str, run: Run, what: str = "{}", said: bytes = b""
+    tracker: str, run: Run, options: str = "{}", stop_byte: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """A real follower that begins when mmfw has ended, to its end."""
-    command = module_command("mmf_win.tracking.follower", tracker, str(run.path), what)
+    """Run a real follower that starts after mmfw has ended, and wait for its end."""
+    command = module_command("mmf_win.tracking.follower", tracker, str(run.path), options)
     environ = {**os.environ, "PYTHONUTF8": "1"}
-    return subprocess.run(command, input=said, capture_output=True, env=environ, timeout=300)
+    return subprocess.run(command, input=stop_byte, capture_output=True, env=environ, timeout=300)

@@ -1,4 +1,4 @@
-"""Runs that are sent to a stub of ClearML's servers by its real client, and what offline mode leaves."""
+"""Runs sent by clearml's real client to a stub of ClearML's servers, and offline sessions."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ pytestmark = [pytest.mark.wide, requires_package("clearml")]
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ClearMLStub]:
-    """The servers."""
+    """The stub servers."""
     with ClearMLStub.serving(tmp_path / "clearml", monkeypatch) as servers:
         yield servers
 
 
 def push(world: ReportWorld, *words: object, code: int = 0) -> Any:
-    """Send what is missing, from a process of its own; what it says."""
+    """Push missing data in a separate process; return its result, or its error output."""
     command = [
         sys.executable,
         "-m",
@@ -54,12 +54,12 @@ def push(world: ReportWorld, *words: object, code: int = 0) -> Any:
 
 
 def losses(run: Run) -> list[tuple[int, int, float]]:
-    """Update, milliseconds and value of what training told."""
+    """Return update, milliseconds and loss of each training event."""
     lines = map(json.loads, run.events.read_text(encoding="utf-8").splitlines())
     return [(e["update"], round(e["t"] * 1000), e["loss"]) for e in lines if e["kind"] == "train"]
 
 
-def test_a_stub_gets_what_a_run_leaves_once(world: ReportWorld, stub: ClearMLStub) -> None:
+def test_stub_receives_the_data_of_a_run_once(world: ReportWorld, stub: ClearMLStub) -> None:
     run = world.add_predicted_run(overrides=["env.api_token=hunter2-hunter2", "optimizer.params.lr=5e-5"])
     record = {
         "split": SPLIT,
@@ -69,17 +69,24 @@ def test_a_stub_gets_what_a_run_leaves_once(world: ReportWorld, stub: ClearMLStu
     }
     [csv] = run.reports.glob("*.csv")
     write_json(csv.with_suffix(".metrics.json"), record)
-    [told] = push(world)
+    [pushed] = push(world)
     task = stub.task()
-    assert (told["id"], told["new"], task["name"], task["status"]) == (task["id"], True, run.id, "completed")
-    assert told["link"] == f"http://web.test/projects/*/experiments/{task['id']}"
+    assert (pushed["id"], pushed["new"], task["name"], task["status"]) == (
+        task["id"],
+        True,
+        run.id,
+        "completed",
+    )
+    assert pushed["link"] == f"http://web.test/projects/*/experiments/{task['id']}"
     assert stub.series("loss", "train") == losses(run)
     assert [update for update, _, _ in stub.series("auroc", "val")] == [30, 60, 90, 120]
     assert stub.series("auroc", SPLIT) == [(0, round((START_TIME + 7) * 1000), 0.75)]
     params = stub.hyperparameters("mmfw")
     assert (params["optimizer.params.lr"], params["env.api_token"]) == ("5e-05", "<secret>")
     assert stub.hyperparameters("properties") == {"mmfw.outcome": "done"}
-    files = {each["key"]: stub.file_content(each["uri"]) for each in task["execution"]["artifacts"]}
+    files = {
+        artifact["key"]: stub.file_content(artifact["uri"]) for artifact in task["execution"]["artifacts"]
+    }
     assert files.keys() == {"request.json", csv.name, csv.with_suffix(".metrics.json").name}
     assert files[csv.name] == csv.read_bytes()
     assert (
@@ -91,22 +98,20 @@ def test_a_stub_gets_what_a_run_leaves_once(world: ReportWorld, stub: ClearMLStu
     assert not again["new"] and [action for action, _ in stub.requests] == ["debug.ping"]
 
 
-def test_a_stub_has_the_same_task_and_points_after_the_note_was_lost(
+def test_stub_has_the_same_task_and_points_after_upload_state_was_lost(
     world: ReportWorld, stub: ClearMLStub
 ) -> None:
     run = world.add_run()
-    [told] = push(world)
+    [pushed] = push(world)
     before = dict(stub.points)
     remove_tree(run.tracking)
     [again] = push(world)
     assert (
-        (again["new"], again["id"]) == (True, told["id"]) and stub.points == before and len(stub.tasks) == 1
+        (again["new"], again["id"]) == (True, pushed["id"]) and stub.points == before and len(stub.tasks) == 1
     )
 
 
-def test_a_stub_gets_the_points_of_another_branch_as_another_series(
-    world: ReportWorld, stub: ClearMLStub
-) -> None:
+def test_stub_receives_a_new_branch_as_another_series(world: ReportWorld, stub: ClearMLStub) -> None:
     run = world.add_run()
     push(world)
     report_world.write_events(run, [*attempt_events("1", 0, 120), *attempt_events("2", 60, 120)])
@@ -117,7 +122,7 @@ def test_a_stub_gets_the_points_of_another_branch_as_another_series(
     )
 
 
-def test_a_stub_keeps_one_model_and_opens_an_ended_task_for_a_new_one(
+def test_stub_keeps_one_model_and_reopens_an_ended_task_for_a_new_one(
     world: ReportWorld, stub: ClearMLStub
 ) -> None:
     run = world.add_run()
@@ -134,7 +139,7 @@ def test_a_stub_keeps_one_model_and_opens_an_ended_task_for_a_new_one(
 @pytest.mark.parametrize(
     ("outcome", "status"), [("interrupted", "stopped"), (None, "stopped"), ("internal", "failed")]
 )
-def test_a_stub_is_told_how_a_run_ended(
+def test_stub_receives_the_outcome_of_a_run(
     world: ReportWorld, stub: ClearMLStub, outcome: str | None, status: str
 ) -> None:
     run = world.add_run()
@@ -147,34 +152,32 @@ def test_a_stub_is_told_how_a_run_ended(
 
 
 @pytest.mark.parametrize("refused", ["auth.login", "tasks.create", "events.add_batch", "files", "dropped"])
-def test_what_a_stub_refuses_is_an_error_and_is_sent_later(
+def test_data_rejected_by_a_stub_is_an_error_and_sent_later(
     world: ReportWorld, stub: ClearMLStub, refused: str
 ) -> None:
     run = world.add_run()
     stub.refused_actions.add(refused)
     stub.dropped_actions |= {"events.add_batch"} if refused == "dropped" else set()
-    said = push(world, code=6)
-    passes = refused in ("files", "dropped")  # the server of files says 500
+    error = push(world, code=6)
+    passes = refused in ("files", "dropped")  # the file server returns 500
     later = "again later" if passes else "again once this is fixed"
-    assert later in said and ("does not answer" in said) == (refused == "dropped")
+    assert later in error and ("does not answer" in error) == (refused == "dropped")
     stub.refused_actions.clear()
     stub.dropped_actions.clear()
-    [told] = push(world)
+    [pushed] = push(world)
     task = stub.task()
-    assert told["new"] and task["status"] == "completed" and stub.series("loss", "train") == losses(run)
-    assert [each["key"] for each in task["execution"]["artifacts"]] == ["request.json"]
+    assert pushed["new"] and task["status"] == "completed" and stub.series("loss", "train") == losses(run)
+    assert [artifact["key"] for artifact in task["execution"]["artifacts"]] == ["request.json"]
 
 
-def test_an_answer_of_a_stub_that_names_points_it_did_not_take_is_an_error(
-    world: ReportWorld, stub: ClearMLStub
-) -> None:
+def test_points_rejected_by_a_stub_are_an_error(world: ReportWorld, stub: ClearMLStub) -> None:
     world.add_run()
-    known = stub._events_add_batch
-    stub._events_add_batch = lambda lines: known([{**line, "task": "?"} for line in lines])  # type: ignore[method-assign]
+    add_batch = stub._events_add_batch
+    stub._events_add_batch = lambda lines: add_batch([{**line, "task": "?"} for line in lines])  # type: ignore[method-assign]
     assert "Invalid task id" in push(world, code=6)
 
 
-def test_a_server_that_is_down_is_an_error_and_a_note_by_a_follower(
+def test_unreachable_server_is_an_error_and_recorded_by_a_follower(
     world: ReportWorld, stub: ClearMLStub
 ) -> None:
     run = world.add_run()
@@ -185,7 +188,7 @@ def test_a_server_that_is_down_is_an_error_and_a_note_by_a_follower(
     assert note["error"] and note["id"] is None
 
 
-def test_a_stub_gets_the_runs_of_a_sweep_below_it(world: ReportWorld, stub: ClearMLStub) -> None:
+def test_stub_receives_runs_of_a_sweep_as_its_children(world: ReportWorld, stub: ClearMLStub) -> None:
     sweep = world.save / "sweeps" / "grid"
     for number, task in enumerate(("lr=1", "lr=2")):
         run = world.add_run(f"sweeps/grid/{task}/mmbt_grid", created=START_TIME + number)
@@ -197,17 +200,17 @@ def test_a_stub_gets_the_runs_of_a_sweep_below_it(world: ReportWorld, stub: Clea
     assert [task["parent"] for task in tasks] == [parent["id"]] * 2
 
 
-def test_a_run_of_a_queue_uses_the_task_of_its_agent_which_a_stub_has(
+def test_run_of_an_agent_uses_the_agents_task_in_a_stub(
     world: ReportWorld, stub: ClearMLStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.add_run()
-    given = stub._tasks_create(name="queued", tags=["mine"], status="in_progress")["id"]
-    monkeypatch.setenv("CLEARML_TASK_ID", given)
-    monkeypatch.delenv("CLEARML_WEB_HOST")  # so nothing says where people look
-    [told] = push(world)
+    task_id = stub._tasks_create(name="queued", tags=["mine"], status="in_progress")["id"]
+    monkeypatch.setenv("CLEARML_TASK_ID", task_id)
+    monkeypatch.delenv("CLEARML_WEB_HOST")  # so the web interface is unknown
+    [pushed] = push(world)
     task = stub.task()
-    assert told["id"] == given and task["name"] == "queued" and "mine" in task["tags"]
-    assert told["link"] == f"{stub.api_url}/projects/*/experiments/{given}"
+    assert pushed["id"] == task_id and task["name"] == "queued" and "mine" in task["tags"]
+    assert pushed["link"] == f"{stub.api_url}/projects/*/experiments/{task_id}"
     monkeypatch.delenv("CLEARML_TASK_ID")
     assert not push(world)[0]["new"]
 
@@ -220,7 +223,7 @@ def test_a_run_of_a_queue_uses_the_task_of_its_agent_which_a_stub_has(
         "api { api_server: http://other:8008, web_server: http://web }",
     ],
 )
-def test_the_server_is_the_one_of_clearmls_own_file(
+def test_server_is_read_from_clearmls_configuration_file(
     tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "clearml.conf"
@@ -234,7 +237,7 @@ def test_the_server_is_the_one_of_clearmls_own_file(
     assert create_tracker("clearml").address == "http://this:1 mine"
 
 
-def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
+def test_offline_session_can_be_imported_into_a_stub(
     world: ReportWorld, stub: ClearMLStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run(overrides=["env.api_token=hunter2-hunter2"])
@@ -245,10 +248,10 @@ def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
     remove_tree(session)
     (run.checkpoints / "config.yaml").parent.mkdir()
     (run.checkpoints / "config.yaml").write_text("lr: 1\n", encoding="utf-8")
-    [told] = push(world)
-    assert told["link"] == lost["link"] and told["id"] != lost["id"]
+    [pushed] = push(world)
+    assert pushed["link"] == lost["link"] and pushed["id"] != lost["id"]
     kept = json.loads((session / "task.json").read_text(encoding="utf-8"))
-    assert kept["id"] == told["id"] and kept["hyperparams"]["mmfw"]["env.api_token"]["value"] == "<secret>"
+    assert kept["id"] == pushed["id"] and kept["hyperparams"]["mmfw"]["env.api_token"]["value"] == "<secret>"
     assert stub.requests == []
     monkeypatch.delenv("CLEARML_OFFLINE_MODE")
     imports = "import sys; from clearml import Task; Task.import_offline_session(sys.argv[1])"
@@ -261,5 +264,7 @@ def test_offline_mode_leaves_a_session_that_clearml_imports_into_a_stub(
     assert (
         stub.series("loss", "train") == losses(run) and stub.hyperparameters("mmfw")["preset"] == "mmbt_grid"
     )
-    files = {each["key"]: stub.file_content(each["uri"]) for each in task["execution"]["artifacts"]}
+    files = {
+        artifact["key"]: stub.file_content(artifact["uri"]) for artifact in task["execution"]["artifacts"]
+    }
     assert files.keys() == {"config.yaml", "request.json"} and b"<secret>" in files["request.json"]

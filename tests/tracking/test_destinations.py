@@ -1,4 +1,4 @@
-"""Where runs go by the environment: what can never work is refused, and what is kept here is called so."""
+"""Destinations set by the environment: invalid ones are rejected, local ones are reported as such."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_mlflow = requires_package("mlflow")
 
 @pytest.fixture(autouse=True)
 def mmfw_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home without settings of any tracker, which is also the folder in which commands run."""
+    """A home without settings of trackers, which is also the current directory."""
     folder = tmp_path / "home"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -38,7 +38,7 @@ def mmfw_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def push(world: ReportWorld, *words: object, code: int = 0) -> tuple[Any, str]:
-    """What ``mmfw track push`` tells, in a process of its own, and its notes."""
+    """Run ``mmfw track push`` in a separate process; return its result and its notes."""
     command = [sys.executable, "-m", "mmf_win", "track", "push", *map(str, words), "--json"]
     done = subprocess.run(
         [*command, "--save-dir", str(world.save)],
@@ -51,67 +51,71 @@ def push(world: ReportWorld, *words: object, code: int = 0) -> tuple[Any, str]:
 
 
 @needs_wandb
-@pytest.mark.parametrize("by", ["WANDB_MODE=offline", "WANDB_MODE=dryrun", "wandb/settings", "settings"])
-def test_offline_a_folder_has_the_run_and_the_note_says_so(
-    world: ReportWorld, mmfw_home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["WANDB_MODE=offline", "WANDB_MODE=dryrun", "wandb/settings", "settings"])
+def test_offline_run_is_in_a_folder_and_a_note_says_so(
+    world: ReportWorld, mmfw_home: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
-    if "=" in by:
-        monkeypatch.setenv(*by.split("="))
+    if "=" in source:
+        monkeypatch.setenv(*source.split("="))
     else:
-        (mmfw_home / by).parent.mkdir(exist_ok=True)
-        (mmfw_home / by).write_text("[default]\nmode = offline\n", encoding="utf-8")
-    [told], said = push(world, "--to", "wandb")
+        (mmfw_home / source).parent.mkdir(exist_ok=True)
+        (mmfw_home / source).write_text("[default]\nmode = offline\n", encoding="utf-8")
+    [pushed], notes = push(world, "--to", "wandb")
     [sent] = load_upload_states(run)
-    assert told["upload"] == sent.upload == sent.address.split()[0] == "offline"
+    assert pushed["upload"] == sent.upload == sent.address.split()[0] == "offline"
     assert sent.link == str(run.tracking) and len(folders(run)) == 1
-    assert "W&B is offline; `wandb sync" in said
+    assert "W&B is offline; run `wandb sync" in notes
 
 
 @needs_wandb
-@pytest.mark.parametrize("by", ["WANDB_MODE=disabled", "wandb/settings"])
-def test_where_wandb_is_disabled_nothing_is_noted_as_sent(
-    world: ReportWorld, mmfw_home: Path, by: str, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
+@pytest.mark.parametrize("source", ["WANDB_MODE=disabled", "wandb/settings"])
+def test_nothing_is_recorded_as_sent_if_wandb_is_disabled(
+    world: ReportWorld, mmfw_home: Path, source: str, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     run = world.add_run()
-    if "=" in by:
-        monkeypatch.setenv(*by.split("="))
+    if "=" in source:
+        monkeypatch.setenv(*source.split("="))
     else:
-        (mmfw_home / by).parent.mkdir()
-        (mmfw_home / by).write_text("[default]\nmode = disabled\n", encoding="utf-8")
-    _, said = push(world, "--to", "wandb", code=2)
-    assert "nothing is sent" in said and "WANDB_MODE=online" in said
+        (mmfw_home / source).parent.mkdir()
+        (mmfw_home / source).write_text("[default]\nmode = disabled\n", encoding="utf-8")
+    _, notes = push(world, "--to", "wandb", code=2)
+    assert "nothing is sent" in notes and "WANDB_MODE=online" in notes
     assert load_upload_states(run) == [] and not run.tracking.exists()
     assert run_follower("wandb", run).returncode == 3
     assert all(not sent.events and sent.id is None for sent in load_upload_states(run)), "nor by a follower"
     mmfw("train", "mmbt_grid", "--data-dir", world.data / "none", "--track", "wandb", code=3)
-    assert "nothing is sent" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, "it trains all the same"
+    assert "nothing is sent" in mmfw.err and "no Hateful Memes dataset" in mmfw.err, (
+        "the training starts anyway"
+    )
 
 
 @needs_clearml
-def test_offline_clearml_says_so(
+def test_note_says_that_clearml_is_offline(
     world: ReportWorld, mmfw_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
     monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
     monkeypatch.setenv("CLEARML_CACHE_DIR", str(mmfw_home))
-    [told], said = push(world, "--to", "clearml")
+    [pushed], notes = push(world, "--to", "clearml")
     [sent] = load_upload_states(run)
-    assert told["upload"] == sent.upload == "offline" and Path(told["link"]).parent == mmfw_home / "offline"
-    assert "import_offline_session" in said
+    assert (
+        pushed["upload"] == sent.upload == "offline" and Path(pushed["link"]).parent == mmfw_home / "offline"
+    )
+    assert "import_offline_session" in notes
 
 
 @needs_mlflow
 @pytest.mark.parametrize("scheme", ["sqlite", "sqlite+pysqlite"])
-def test_a_store_on_this_machine_is_called_so_and_is_another_in_another_folder(
+def test_local_store_is_reported_and_differs_per_folder(
     world: ReportWorld, mmfw_home: Path, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("sqlalchemy")
     run = world.add_run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{scheme}:///mlflow.db")
-    [told], said = push(world, "--to", "mlflow")
-    assert told["upload"] == "local" and "a store on this machine" in said
-    assert str(mmfw_home / "mlflow.db") in said and (mmfw_home / "mlflow.db").is_file()
+    [pushed], notes = push(world, "--to", "mlflow")
+    assert pushed["upload"] == "local" and "a store on this machine" in notes
+    assert str(mmfw_home / "mlflow.db") in notes and (mmfw_home / "mlflow.db").is_file()
     assert not push(world, "--to", "mlflow")[0][0]["new"]
     (mmfw_home / "other").mkdir()
     monkeypatch.chdir(mmfw_home / "other")
@@ -120,13 +124,13 @@ def test_a_store_on_this_machine_is_called_so_and_is_another_in_another_folder(
 
 
 @requires_mlflow_server
-def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_its_option(
+def test_server_is_reported_and_rejected_host_name_names_the_option(
     world: ReportWorld, server: str, monkeypatch: pytest.MonkeyPatch, mmfw: MmfwRunner
 ) -> None:
     run, port = world.add_run(), server.rpartition(":")[2]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
-    [told], _ = push(world, "--to", "mlflow")
-    assert told["upload"] == load_upload_states(run)[0].upload == "server"
+    [pushed], _ = push(world, "--to", "mlflow")
+    assert pushed["upload"] == load_upload_states(run)[0].upload == "server"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.1:{port}")
     mmfw("train", "mmbt_grid", "--track", "mlflow", code=2)
     assert f"`mlflow server --allowed-hosts 127.1:{port},localhost:*`" in mmfw.err
@@ -134,39 +138,39 @@ def test_a_real_server_is_called_so_and_a_name_that_it_refuses_is_refused_with_i
 
 
 @pytest.mark.parametrize(
-    ("tracker", "environ", "said"),
+    ("tracker", "environ", "message"),
     [
         ("mlflow", "MLFLOW_TRACKING_URI=file:./runs", "MLFLOW_ALLOW_FILE_STORE=true"),
         ("mlflow", "MLFLOW_TRACKING_URI=./mlruns", "MLFLOW_ALLOW_FILE_STORE=true"),
-        ("mlflow", "MLFLOW_TRACKING_URI=sqlite://", "names no file"),
-        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///:memory:", "names no file"),
-        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///.", "names no file"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite://", "is not a file"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///:memory:", "is not a file"),
+        ("mlflow", "MLFLOW_TRACKING_URI=sqlite:///.", "is not a file"),
         ("mlflow", "MLFLOW_TRACKING_URI=mlruns", "MLFLOW_ALLOW_FILE_STORE=true"),
         ("mlflow", "MLFLOW_TRACKING_URI=C:\\mlruns", "MLFLOW_ALLOW_FILE_STORE=true"),
         ("mlflow", "MLFLOW_TRACKING_URI=sqlite+foo:///runs.db", "sqlalchemy.dialects:sqlite.foo"),
-        ("mlflow", "MLFLOW_TRACKING_URI=foo://host", "is no server of mlflow"),
+        ("mlflow", "MLFLOW_TRACKING_URI=foo://host", "is not a server of mlflow"),
         ("mlflow", "MLFLOW_TRACKING_URI=http://", "http://HOST:PORT"),
         ("mlflow", "MLFLOW_TRACKING_URI=localhost:5000", "http://HOST:PORT"),
         ("mlflow", "MLFLOW_TRACKING_URI=databricks", "DATABRICKS_TOKEN"),
-        ("mlflow", "MLFLOW_TRACKING_URI=databricks-uc", "is no server of mlflow"),
+        ("mlflow", "MLFLOW_TRACKING_URI=databricks-uc", "is not a server of mlflow"),
         ("wandb", "WANDB_MODE=online", "WANDB_API_KEY"),
         ("wandb", "WANDB_BASE_URL=http://127.0.0.1:9", "`wandb login`"),
-        ("wandb", "WANDB_MODE=Offline", "no mode Offline"),
+        ("wandb", "WANDB_MODE=Offline", "unknown W&B mode Offline"),
         ("clearml", "CLEARML_API_HOST=http://127.0.0.1:9", "`clearml-init`"),
     ],
 )
-def test_what_can_never_work_is_refused_before_a_training(
-    mmfw: MmfwRunner, tracker: str, environ: str, said: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_destination_is_rejected_before_training(
+    mmfw: MmfwRunner, tracker: str, environ: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip(tracker)
     monkeypatch.setenv(*environ.split("="))
     mmfw("train", "mmbt_grid", "--track", tracker, code=2)
-    assert said in mmfw.err and "later" not in mmfw.err and "dataset" not in mmfw.err
+    assert message in mmfw.err and "later" not in mmfw.err and "dataset" not in mmfw.err
 
 
 @needs_mlflow
 @pytest.mark.parametrize("package", ["alembic", "sqlalchemy", "psycopg2"])
-def test_a_database_without_a_package_for_it_names_it(
+def test_error_for_a_missing_database_package_names_it(
     package: str, mmfw: MmfwRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -177,25 +181,23 @@ def test_a_database_without_a_package_for_it_names_it(
 
 
 @needs_mlflow
-def test_a_folder_that_mlflow_is_told_to_allow_is_used(
-    world: ReportWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folder_allowed_by_mlflow_is_used(world: ReportWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world.add_run()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "file:./runs")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    [told], _ = push(world, "--to", "mlflow")
-    assert told["upload"] == "local" and told["new"]
+    [pushed], _ = push(world, "--to", "mlflow")
+    assert pushed["upload"] == "local" and pushed["new"]
 
 
-@pytest.mark.parametrize("by", ["variable", "netrc", "settings"])
-def test_a_key_of_wandb_is_found_wherever_wandb_login_writes_it(
-    mmfw_home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["variable", "netrc", "settings"])
+def test_wandb_key_is_found_wherever_wandb_login_writes_it(
+    mmfw_home: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mmf_win.tracking import wandb_tracker
 
-    if by == "variable":
+    if source == "variable":
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    elif by == "netrc":
+    elif source == "netrc":
         (mmfw_home / ".netrc").write_text(
             "machine api.wandb.ai\n  login user\n  password k\n", encoding="utf-8"
         )
@@ -204,22 +206,22 @@ def test_a_key_of_wandb_is_found_wherever_wandb_login_writes_it(
     assert wandb_tracker.WandbTracker().require_settings()
 
 
-@pytest.mark.parametrize("by", ["variable", "token", "file"])
-def test_a_key_of_clearml_is_found_wherever_clearml_looks(
-    mmfw_home: Path, by: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("source", ["variable", "token", "file"])
+def test_clearml_key_is_found_wherever_clearml_looks(
+    mmfw_home: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mmf_win.tracking import clearml_tracker
 
-    if by == "file":
+    if source == "file":
         text = 'api {\n  credentials {"access_key" = "A", "secret_key" = "S"}\n}\n'
         (mmfw_home / "clearml.conf").write_text(text, encoding="utf-8")
     else:
-        monkeypatch.setenv("CLEARML_AUTH_TOKEN" if by == "token" else "CLEARML_API_ACCESS_KEY", "k")
+        monkeypatch.setenv("CLEARML_AUTH_TOKEN" if source == "token" else "CLEARML_API_ACCESS_KEY", "k")
     assert clearml_tracker.ClearMLTracker().require_settings()
 
 
 @needs_mlflow
-def test_a_key_of_databricks_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_databricks_key_is_sufficient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "databricks")
     monkeypatch.setenv("DATABRICKS_HOST", "http://127.0.0.1:9")
     monkeypatch.setenv("DATABRICKS_TOKEN", "k")
@@ -229,7 +231,7 @@ def test_a_key_of_databricks_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("reason", "passes"),
     [
-        ("it does not answer", True),
+        ("server does not answer", True),
         ("API request failed with error code 503 != 200", True),
         ("502 Bad Gateway", True),
         ("error code 403: Permission denied", False),
@@ -237,5 +239,5 @@ def test_a_key_of_databricks_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
         ("Invalid API key", False),
     ],
 )
-def test_only_what_passes_is_to_be_tried_again_later(reason: str, passes: bool) -> None:
+def test_only_temporary_errors_are_to_be_retried_later(reason: str, passes: bool) -> None:
     assert (retry_advice(reason) == "later") == passes

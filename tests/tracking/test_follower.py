@@ -1,4 +1,4 @@
-"""What mmfw does about its followers when it ends."""
+"""Behaviour of followers when mmfw ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNTIL_KILLED = f"import sys, threading; port = sys.argv[1]\n{HOLD_CONNECTION_CO
 _UNTIL_THERE = "import sys, pathlib, time\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
 _STUCK = """\
 import sys, threading
-import msgspec  # what reads the run's files is not to be loaded in the short time
+import msgspec  # imported before the short timeout starts
 from pathlib import Path
 from mmf_win.runs.folder import Run
 from mmf_win.tracking import follower, tracker
@@ -31,7 +31,7 @@ fake = tracker.create_tracker("clearml")
 fake.open_run = lambda run_info: threading.Event().wait()
 sys.exit(follower.follow_run(Run(Path(sys.argv[1])), fake, UploadOptions()))
 """
-# A follower of the run named first, whose recording tracker fails at what is named after it.
+# A follower of a run; the recording tracker fails in the methods that follow as arguments.
 _RECORDED = """\
 import json, sys
 from pathlib import Path
@@ -47,15 +47,15 @@ sys.exit(code)
 """
 
 
-def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_followers(
+def test_unreachable_tracker_does_not_delay_another_with_fake_followers(
     world: ReportWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run, file = world.add_run(), tmp_path / "the first has ended"
-    dead, well = create_tracker("clearml"), create_tracker("wandb")
+    dead, healthy = create_tracker("clearml"), create_tracker("wandb")
     dead.is_reachable = False
     monkeypatch.setattr(follower, "CTRL_C_TIMEOUT_S", 0.0)
     with liveness_monitor() as first:
-        scripts = {dead.name: (_UNTIL_KILLED, first.port), well.name: (_UNTIL_THERE, str(file))}
+        scripts = {dead.name: (_UNTIL_KILLED, first.port), healthy.name: (_UNTIL_THERE, str(file))}
         monkeypatch.setattr(
             follower, "module_command", lambda _module, name, *_: [sys.executable, "-c", *scripts[name]]
         )
@@ -65,7 +65,7 @@ def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_follo
             file.touch()
 
         ending = Thread(target=then)
-        with follower.manage_followers([dead, well], UploadOptions(), lambda _run: None) as follow:
+        with follower.manage_followers([dead, healthy], UploadOptions(), lambda _run: None) as follow:
             follow(run)
             first.wait_for_processes()
             ending.start()
@@ -75,17 +75,17 @@ def test_a_tracker_that_does_not_answer_takes_no_time_from_another_by_fake_follo
     assert dead.name in warning and run.id in warning
 
 
-def test_a_follower_ends_where_a_fake_tracker_waits_for_ever_and_its_log_says_where(
+def test_follower_of_a_hanging_fake_tracker_ends_and_logs_the_location(
     world: ReportWorld,
 ) -> None:
     command = [sys.executable, "-c", _STUCK, str(world.add_run().path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        said = process.stderr.read().decode()  # its input stays open: mmfw goes on
-    assert process.returncode and "in wait" in said and "in upload_new" in said
+        log = process.stderr.read().decode()  # its input stays open, as mmfw is still running
+    assert process.returncode and "in wait" in log and "in upload_new" in log
 
 
-def test_what_a_follower_could_not_send_is_noted_and_the_next_one_sends_it(world: ReportWorld) -> None:
+def test_failed_upload_is_recorded_and_completed_by_the_next_follower(world: ReportWorld) -> None:
     run = world.add_run()
     run.tracking.mkdir()
 
@@ -97,7 +97,7 @@ def test_what_a_follower_could_not_send_is_noted_and_the_next_one_sends_it(world
     code, (steps, _) = follow("close")
     assert code and steps, "it fails after all was handed over"
     [sent] = load_upload_states(run)
-    assert sent.error and not sent.events, "what the tracker may not have got is not noted"
+    assert sent.error and not sent.events, "data that may not have arrived is not recorded"
     assert follow() == (0, [list(range(10, 121, 10)), ["running", "done"]])
     [sent] = load_upload_states(run)
     assert sent.error is None and sent.state == "done"

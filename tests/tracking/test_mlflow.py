@@ -1,4 +1,4 @@
-"""Runs that are sent to a real MLflow server, and read back by MLflow's own client."""
+"""Runs sent to a real MLflow server and read back with MLflow's own client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.worlds.tools import MmfwRunner
 
 pytestmark = [pytest.mark.wide, requires_mlflow_server]
 
-# The real follower, which is killed as it is about to note what it has sent, the Nth time.
+# The real follower, killed when it is about to save its upload state for the Nth time.
 _KILLED = """\
 import os, runpy, signal, sys
 
@@ -54,23 +54,23 @@ runpy.run_module("mmf_win.tracking.follower", run_name="__main__")
 
 
 def points_of(run: Run, name: str, first: int = 0) -> list[tuple[int, int, float]]:
-    """What a series of training must have: update, milliseconds and value."""
+    """Return the expected points of a training series: update, milliseconds and value."""
     events = [event for event in read_events(run.events)[first:] if event["kind"] == "train"]
     return [(event["update"], round(event["t"] * 1000), event[name]) for event in events]
 
 
 def sender(run: Run, what: UploadOptions | None = None) -> Uploader:
-    """What sends from this process."""
+    """Return an uploader in this process."""
     run.tracking.mkdir(exist_ok=True)
     return Uploader(run, create_tracker("mlflow"), what or UploadOptions())
 
 
 def send(run: Run) -> bool:
-    """Send what is new."""
+    """Upload the new data."""
     return sender(run).upload_new()
 
 
-def test_what_a_run_leaves_is_sent_once(
+def test_data_of_a_run_is_sent_once(
     world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner, tmp_path: Path
 ) -> None:
     run = world.add_run(
@@ -92,15 +92,15 @@ def test_what_a_run_leaves_is_sent_once(
     (run.checkpoints / "config.yaml").write_text(
         "env:\n  api_key: hunter2-hunter2\nlr: 1\n", encoding="utf-8"
     )
-    [told] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
-    there = mlflow.only_run()
-    assert told["new"] and told["id"] == there.info.run_id and there.info.run_name == run.id
+    [pushed] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
+    stored_run = mlflow.only_run()
+    assert pushed["new"] and pushed["id"] == stored_run.info.run_id and stored_run.info.run_name == run.id
     assert mlflow.points("train/loss") == points_of(run, "loss")
     assert mlflow.points("train/max_mem_mib") == points_of(run, "max_mem_mib")
     assert [step for step, _, _ in mlflow.points("val/auroc")] == [30, 60, 90, 120]
     assert mlflow.points(f"{SPLIT}/auroc") == [(0, round(1000 * (START_TIME + 500)), 0.71)]
     assert f"{SPLIT}/threshold" not in mlflow.series_names()
-    params = there.data.params
+    params = stored_run.data.params
     assert (params["preset"], params["optimizer.params.lr"], params["device"]) == (
         "mmbt_grid",
         "5e-05",
@@ -111,15 +111,15 @@ def test_what_a_run_leaves_is_sent_once(
     assert "hunter2" not in config + mlflow.download_text("request.json", tmp_path) and "lr: 1" in config
     names = {f"reports/{csv.name}", f"reports/{metrics_file.metrics_path(csv).name}"}
     assert mlflow.list_files("reports") == names and mlflow.list_files("checkpoints") == set()
-    assert (there.info.status, there.data.tags["mmfw.outcome"]) == ("FINISHED", "done")
+    assert (stored_run.info.status, stored_run.data.tags["mmfw.outcome"]) == ("FINISHED", "done")
     [again] = mmfw.json("track", "push", "--to", "mlflow", "--save-dir", world.save)
     assert not again["new"]
-    assert mlflow.only_run().to_dictionary() == there.to_dictionary()
+    assert mlflow.only_run().to_dictionary() == stored_run.to_dictionary()
     mmfw("track", "status", run.path, "--save-dir", world.save)
-    assert "done" in mmfw.out and there.info.run_id in mmfw.out
+    assert "done" in mmfw.out and stored_run.info.run_id in mmfw.out
 
 
-def test_a_follower_that_is_killed_before_it_notes_what_it_sent_sends_each_point_once(
+def test_follower_killed_before_saving_its_state_sends_each_point_once(
     world: ReportWorld, mlflow: MlflowExperiment
 ) -> None:
     run = world.add_run()
@@ -134,7 +134,7 @@ def test_a_follower_that_is_killed_before_it_notes_what_it_sent_sends_each_point
         assert mlflow.points(f"train/{name}") == points_of(run, name)
 
 
-def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
+def test_server_receives_events_from_its_downtime(
     world: ReportWorld, mlflow: MlflowExperiment, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, proxy = world.add_run(), Proxy(server)
@@ -156,7 +156,7 @@ def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
             append_events(run, attempt_events("1", 120 + 60 * round_, 180 + 60 * round_)[2:])
             events = len(read_events(run.events))
             with proxy.accept_connections():
-                waits_for(lambda sent, there=events: sent.events.get("events.jsonl") == there)
+                waits_for(lambda sent, stored_run=events: sent.events.get("events.jsonl") == stored_run)
                 if round_ == 2:
                     process.communicate()
             append_events(
@@ -167,7 +167,7 @@ def test_a_server_that_is_stopped_for_a_while_gets_what_happened_meanwhile(
         assert mlflow.points(f"train/{name}") == points_of(run, name)
 
 
-def test_where_the_note_is_lost_the_run_is_found_by_its_key(
+def test_run_is_found_by_its_key_after_upload_state_was_lost(
     world: ReportWorld, mlflow: MlflowExperiment
 ) -> None:
     run = world.add_run()
@@ -180,17 +180,17 @@ def test_where_the_note_is_lost_the_run_is_found_by_its_key(
     assert mlflow.only_run().info.run_id == before.info.run_id
 
 
-def test_what_was_deleted_there_is_made_anew(world: ReportWorld, mlflow: MlflowExperiment) -> None:
+def test_deleted_run_is_created_again(world: ReportWorld, mlflow: MlflowExperiment) -> None:
     run = world.add_run()
     assert send(run)
     mlflow.client.delete_run(mlflow.only_run().info.run_id)
-    assert not send(run), "it does not even ask"
+    assert not send(run), "the server is not asked"
     append_events(run, attempt_events("2", 120, 140))
     assert send(run)
     assert mlflow.points("train/loss") == points_of(run, "loss")
 
 
-def test_a_resume_from_an_older_checkpoint_is_another_branch(
+def test_resume_from_an_older_checkpoint_starts_another_branch(
     world: ReportWorld, mlflow: MlflowExperiment
 ) -> None:
     run = world.add_run()
@@ -201,19 +201,19 @@ def test_a_resume_from_an_older_checkpoint_is_another_branch(
     assert send(run)
     assert mlflow.points("train/loss") == points_of(run, "loss")[:12]
     assert mlflow.points("train/loss/2") == points_of(run, "loss", first)
-    append_events(run, attempt_events("3", 150, 170))  # it lies behind nothing, so the branch goes on
+    append_events(run, attempt_events("3", 150, 170))  # resumed at the last point, so the branch continues
     append_events(run, attempt_events("4", 100, 120))
     assert send(run)
-    there = mlflow.only_run()
+    stored_run = mlflow.only_run()
     assert [step for step, _, _ in mlflow.points("train/loss/2")][-3:] == [150, 160, 170]
     assert [step for step, _, _ in mlflow.points("train/loss/3")] == [110, 120]
-    assert there.data.tags["resumed_at"] == "60, 100"
-    assert (there.data.params["device"], there.data.tags["device"]) == ("cuda:0", "cuda:0")
+    assert stored_run.data.tags["resumed_at"] == "60, 100"
+    assert (stored_run.data.params["device"], stored_run.data.tags["device"]) == ("cuda:0", "cuda:0")
     assert world_request.created == run.request().created
 
 
 @pytest.mark.parametrize(
-    ("end", "status"),
+    ("outcome", "status"),
     [
         (None, "KILLED"),
         ("interrupted", "KILLED"),
@@ -223,15 +223,15 @@ def test_a_resume_from_an_older_checkpoint_is_another_branch(
     ],
 )
 def test_the_outcome_becomes_the_status(
-    world: ReportWorld, mlflow: MlflowExperiment, end: Any, status: str
+    world: ReportWorld, mlflow: MlflowExperiment, outcome: Any, status: str
 ) -> None:
     run = world.add_run()
     run.outcome_file.unlink()
     with file_lock(run.training_lock_file):
         assert send(run)
         assert mlflow.only_run().info.status == "RUNNING"
-    if end is not None:
-        AttemptOutcome(end).save(run.outcome_file)
+    if outcome is not None:
+        AttemptOutcome(outcome).save(run.outcome_file)
     assert send(run)
     assert mlflow.only_run().info.status == status
     with file_lock(run.training_lock_file):  # it is resumed
@@ -260,7 +260,7 @@ def test_a_checkpoint_is_sent_at_most_every_ten_minutes_and_at_the_end(
     assert mlflow.download_text("checkpoints/best.ckpt", tmp_path) == "third"
 
 
-def test_a_checkpoint_that_is_replaced_meanwhile_arrives_as_it_was(
+def test_checkpoint_replaced_during_upload_arrives_unchanged(
     world: ReportWorld, mlflow: MlflowExperiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_is_replaced_meanwhile_arrives_as_it_was(
     assert [path.suffix for path in run.tracking.iterdir()] == [".json"]
 
 
-def test_the_runs_of_a_sweep_lie_below_it(
+def test_runs_of_a_sweep_are_its_children(
     world: ReportWorld, mlflow: MlflowExperiment, mmfw: MmfwRunner
 ) -> None:
     sweep = world.save / "sweeps" / "grid"
@@ -291,8 +291,8 @@ def test_the_runs_of_a_sweep_lie_below_it(
         run = world.add_run(f"sweeps/grid/{task}/mmbt_grid")
         write_yaml(run.path.parents[1] / "param", {"lr": task})
     (sweep / "sweep.yaml").write_text("template: {train: mmfw train x}\n---\nlr: [1, 2]\n", encoding="utf-8")
-    told = mmfw.json("track", "push", "sweeps/grid", "--to", "mlflow", "--save-dir", world.save)
-    assert {each["run"] for each in told} == {"sweeps/grid/lr=1", "sweeps/grid/lr=2"}
+    pushed = mmfw.json("track", "push", "sweeps/grid", "--to", "mlflow", "--save-dir", world.save)
+    assert {each["run"] for each in pushed} == {"sweeps/grid/lr=1", "sweeps/grid/lr=2"}
     runs = {run.info.run_name: run for run in mlflow.runs()}
     parent = runs.pop("sweeps/grid")
     assert len(runs) == 2 and parent.info.status == "FINISHED"
@@ -302,7 +302,7 @@ def test_the_runs_of_a_sweep_lie_below_it(
 
 
 @requires_browser()
-def test_its_page_shows_the_curve(world: ReportWorld, mlflow: MlflowExperiment, server: str) -> None:
+def test_page_of_a_run_shows_the_curve(world: ReportWorld, mlflow: MlflowExperiment, server: str) -> None:
     run = world.add_run()
     assert send(run)
     info = mlflow.only_run().info
@@ -313,7 +313,7 @@ def test_its_page_shows_the_curve(world: ReportWorld, mlflow: MlflowExperiment, 
         page.wait_for_selector(".plotly .scatterlayer path", timeout=120_000, state="attached")
 
 
-def test_a_password_in_the_address_is_in_no_link_and_no_note(
+def test_password_in_the_address_is_in_no_link_and_no_state_file(
     world: ReportWorld,
     mlflow: MlflowExperiment,
     server: str,
@@ -328,7 +328,7 @@ def test_a_password_in_the_address_is_in_no_link_and_no_note(
 
 
 @pytest.mark.parametrize("odd", [b"{}", b"[]", b"", b"\xff", b'{"members": [], "created": 1, "split": "x"}'])
-def test_a_record_of_scores_that_cannot_be_read_keeps_nothing_else_back(
+def test_unreadable_scores_do_not_block_other_data(
     world: ReportWorld, mlflow: MlflowExperiment, odd: bytes
 ) -> None:
     run = world.add_run()
@@ -340,12 +340,12 @@ def test_a_record_of_scores_that_cannot_be_read_keeps_nothing_else_back(
     )
 
 
-def test_a_follower_of_a_prediction_does_not_wait_for_a_training_beside_it(
+def test_follower_of_a_prediction_does_not_wait_for_a_concurrent_training(
     world: ReportWorld, mlflow: MlflowExperiment
 ) -> None:
     run = world.add_run()
     with file_lock(run.training_lock_file):
-        assert run_follower("mlflow", run, said=b".").returncode == 0
+        assert run_follower("mlflow", run, stop_byte=b".").returncode == 0
     assert mlflow.only_run().info.status == "RUNNING"
 
 
@@ -366,7 +366,7 @@ def test_a_run_is_not_removed_while_it_is_sent(
     require_unused(run)
 
 
-def test_a_follower_leaves_the_run_to_another_one_once_mmfw_has_ended(
+def test_follower_leaves_the_run_to_another_after_mmfw_ended(
     world: ReportWorld, mlflow: MlflowExperiment
 ) -> None:
     run = world.add_run()
@@ -375,7 +375,7 @@ def test_a_follower_leaves_the_run_to_another_one_once_mmfw_has_ended(
     assert mlflow.runs() == []
 
 
-def test_tasks_that_ask_at_once_are_told_the_same_sweep(
+def test_tasks_that_start_together_get_the_same_tracking_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, keys = threading.Event(), list[str]()
@@ -398,9 +398,7 @@ def test_tasks_that_ask_at_once_are_told_the_same_sweep(
     assert len({*keys}) == 1 and len(keys[0]) == 32
 
 
-def test_names_that_mlflow_refuses_are_sent_under_others(
-    world: ReportWorld, mlflow: MlflowExperiment
-) -> None:
+def test_names_rejected_by_mlflow_are_replaced(world: ReportWorld, mlflow: MlflowExperiment) -> None:
     run = world.add_run()
     metrics = {"a%b": 0.1, "": 0.2, "../up": 0.3, "a//b": 0.4}
     append_events(run, [{"t": START_TIME, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])

@@ -1,4 +1,4 @@
-"""Variables that name the run to use at a tracker: one run takes it, and several are refused."""
+"""Environment variables that name the run to use: one run takes it, several are rejected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.tracking.test_clearml import ClearMLStub, stub  # noqa: F401
 from tests.tracking.test_clearml import push as push_to_clearml
 from tests.tracking.test_destinations import mmfw_home, push  # noqa: F401
 from tests.tracking.test_mlflow import send
-from tests.tracking.test_wandb import folders, of_kind, series, told
+from tests.tracking.test_wandb import folders, of_kind, series, training_points
 from tests.worlds.mlflow_server import MlflowExperiment, requires_mlflow_server
 from tests.worlds.report_world import START_TIME, ReportWorld
 from tests.worlds.tools import MmfwRunner, requires_package
@@ -25,7 +25,7 @@ VARIABLES = {"mlflow": "MLFLOW_RUN_ID", "clearml": "CLEARML_TASK_ID", "wandb": "
 
 
 def of_sweep(world: ReportWorld) -> Path:
-    """A sweep of two runs."""
+    """Create a sweep of two runs."""
     sweep = world.save / "sweeps" / "grid"
     for number, task in enumerate(("lr=1", "lr=2")):
         run = world.add_run(f"sweeps/grid/{task}/mmbt_grid", created=START_TIME + number)
@@ -35,7 +35,7 @@ def of_sweep(world: ReportWorld) -> Path:
 
 
 @requires_mlflow_server
-def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
+def test_named_mlflow_run_is_used_and_kept(
     world: ReportWorld, mlflow: MlflowExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
@@ -44,11 +44,11 @@ def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
     experiment = mlflow.client.create_experiment(f"{mlflow.experiment} elsewhere")
     named = mlflow.client.create_run(experiment, run_name="mine").info.run_id
     monkeypatch.setenv("MLFLOW_RUN_ID", named)
-    assert send(run), "the other run has nothing of it"
+    assert send(run), "the named run has no data yet"
     [sent] = load_upload_states(run)
     assert sent.id == named and (sent.link or "").endswith(f"experiments/{experiment}/runs/{named}")
-    there = mlflow.client.get_run(named)
-    assert (there.info.run_name, there.info.status) == ("mine", "FINISHED")
+    stored_run = mlflow.client.get_run(named)
+    assert (stored_run.info.run_name, stored_run.info.status) == ("mine", "FINISHED")
     assert len(mlflow.client.get_metric_history(named, "train/loss")) == 12
     assert not send(run)
     monkeypatch.delenv("MLFLOW_RUN_ID")
@@ -60,16 +60,16 @@ def test_a_run_of_mlflow_that_is_named_is_used_and_kept(
 
 
 @requires_mlflow_server
-def test_a_run_of_mlflow_that_has_another_training_or_is_deleted_is_refused(
+def test_deleted_mlflow_run_or_one_of_another_training_is_rejected(
     world: ReportWorld, mlflow: MlflowExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, other = world.add_run(), world.add_run("other", created=START_TIME + 1)
     assert send(run)
-    there = mlflow.only_run().info.run_id
-    monkeypatch.setenv("MLFLOW_RUN_ID", there)
+    stored_run = mlflow.only_run().info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", stored_run)
     with pytest.raises(Exception, match="MLFLOW_RUN_ID names a run of another training"):
         send(other)
-    mlflow.client.delete_run(there)
+    mlflow.client.delete_run(stored_run)
     (run.reports / "more.metrics.json").write_text("{}", encoding="utf-8")
     with pytest.raises(Exception, match="must be in the 'active'"):
         send(run)
@@ -77,9 +77,7 @@ def test_a_run_of_mlflow_that_has_another_training_or_is_deleted_is_refused(
 
 
 @needs_wandb
-def test_the_run_of_an_agent_of_wandb_is_used_and_kept(
-    world: ReportWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_of_a_wandb_agent_is_used_and_kept(world: ReportWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     run = world.add_run()
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name, value in {"RUN_ID": "agent1", "SWEEP_ID": "sw33p", "PROJECT": "theirs"}.items():
@@ -88,17 +86,17 @@ def test_the_run_of_an_agent_of_wandb_is_used_and_kept(
     [folder] = folders(run)
     [about] = of_kind(folder, "run")
     assert sent["id"] == about.run_id == "agent1" and (about.sweep_id, about.project) == ("sw33p", "theirs")
-    assert series(folder, "train/loss") == told(run, "loss")
+    assert series(folder, "train/loss") == training_points(run, "loss")
     monkeypatch.delenv("WANDB_RUN_ID")
     assert not push(world, "--to", "wandb")[0][0]["new"]
     run.outcome_file.unlink()
     [sent], _ = push(world, "--to", "wandb")
     assert sent["id"] == "agent1" and len(folders(run)) == 2
-    assert {of_kind(each, "run")[0].run_id for each in folders(run)} == {"agent1"}
+    assert {of_kind(upload, "run")[0].run_id for upload in folders(run)} == {"agent1"}
 
 
 @needs_wandb
-def test_without_its_run_a_sweep_of_wandb_makes_no_random_run(
+def test_wandb_sweep_without_a_run_id_creates_no_random_run(
     world: ReportWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = world.add_run()
@@ -114,7 +112,7 @@ def test_without_its_run_a_sweep_of_wandb_makes_no_random_run(
 
 
 @pytest.mark.parametrize("name", VARIABLES)
-def test_a_named_run_is_refused_where_several_are_sent(
+def test_named_run_is_rejected_if_several_are_sent(
     world: ReportWorld, mmfw: MmfwRunner, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package, variable in VARIABLES.items():
@@ -138,15 +136,15 @@ def test_a_named_run_is_refused_where_several_are_sent(
 
 
 @needs_clearml
-def test_a_task_that_is_named_is_used_for_a_run_of_a_sweep_and_refused_offline(
+def test_named_task_is_used_for_a_run_of_a_sweep_and_rejected_offline(
     world: ReportWorld,
     stub: ClearMLStub,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     of_sweep(world)
-    given = stub._tasks_create(name="queued", tags=[], status="in_progress")["id"]
-    monkeypatch.setenv("CLEARML_TASK_ID", given)
+    task_id = stub._tasks_create(name="queued", tags=[], status="in_progress")["id"]
+    monkeypatch.setenv("CLEARML_TASK_ID", task_id)
     [sent] = push_to_clearml(world, "sweeps/grid/lr=1")
-    assert sent["id"] == given == stub.task()["id"]
+    assert sent["id"] == task_id == stub.task()["id"]
     monkeypatch.setenv("CLEARML_OFFLINE_MODE", "1")
     assert "CLEARML_TASK_ID names one run" in push_to_clearml(world, "sweeps/grid/lr=1", code=2)

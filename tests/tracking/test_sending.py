@@ -1,4 +1,4 @@
-"""The sending of a run to a recording tracker: what arrives, how often, and what is sent after a failure."""
+"""Upload of a run to a recording tracker: data that arrives, how often, and data sent after a failure."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tests.worlds.recording_tracker import BufferingTracker, RecordingTracker
 from tests.worlds.report_world import SPLIT, START_TIME, ReportWorld, attempt_events
 
 EVERY_TEN = list(range(10, 121, 10))
-"""The updates of the training points in a run of ``world``."""
+"""Updates of the training points in a run of ``world``."""
 
 
 @pytest.fixture
 def tracker() -> RecordingTracker:
-    """A tracker that has nothing yet."""
+    """A tracker without data."""
     return RecordingTracker()
 
 
@@ -35,12 +35,12 @@ def run(world: ReportWorld) -> Run:
 
 
 def send(run: Run, tracker: RecordingTracker, **what: Any) -> bool:
-    """Send what is new as a process that starts now does, which knows only the note on disk."""
+    """Upload new data like a new process, which has only the upload state on disk."""
     return Uploader(run, tracker, UploadOptions(**what)).upload_new()
 
 
 def note_of(run: Run) -> dict[str, Any]:
-    """Return the note on disk."""
+    """Return the upload state on disk."""
     [file] = run.tracking.glob("*.json")
     return dict(read_json(file))
 
@@ -60,17 +60,15 @@ def test_a_finished_run_arrives_with_its_points_settings_files_and_state(
     assert (sent.id, sent.state, sent.error) == ("run 1", "done", None)
 
 
-def test_a_run_that_an_earlier_version_began_goes_on_in_its_series(
-    run: Run, tracker: RecordingTracker
-) -> None:
-    """The worker keeps the names that the run has in its events, and so does the tracker."""
+def test_run_of_an_earlier_version_continues_its_series(run: Run, tracker: RecordingTracker) -> None:
+    """The worker keeps the metric names of the run's events, and so does the tracker."""
     run.events.unlink()
     for name, first, last in (("1", 0, 30), ("2", 30, 60)):
-        told = attempt_events(name, first, last)
-        for event in told:
+        events_of_attempt = attempt_events(name, first, last)
+        for event in events_of_attempt:
             if event["kind"] == "val":
                 event["metrics"] = {"hateful_memes/roc_auc": 0.5, "total_loss": 0.7}
-        append_events(run, told)
+        append_events(run, events_of_attempt)
         send(run, tracker)
     assert tracker.steps("val/hateful_memes/roc_auc") == tracker.steps("val/total_loss") == [30, 60]
     assert not tracker.steps("val/auroc")
@@ -80,7 +78,7 @@ def test_nothing_is_sent_twice(run: Run, tracker: RecordingTracker) -> None:
     assert send(run, tracker)
     calls = tracker.call_count
     assert not send(run, tracker)
-    assert tracker.call_count == calls, "the tracker is not even asked"
+    assert tracker.call_count == calls, "the tracker is not asked"
 
 
 @pytest.mark.parametrize("process", ["the same", "a new one"])
@@ -96,7 +94,7 @@ def test_only_new_events_are_sent(run: Run, tracker: RecordingTracker, process: 
     ("resumed_at", "series", "tag"),
     [(120, "train/loss", None), (110, "train/loss/2", "110"), (60, "train/loss/2", "60")],
 )
-def test_a_resume_from_behind_the_last_point_starts_another_series(
+def test_resume_before_the_last_point_starts_another_series(
     run: Run, tracker: RecordingTracker, resumed_at: int, series: str, tag: str | None
 ) -> None:
     send(run, tracker)
@@ -108,9 +106,7 @@ def test_a_resume_from_behind_the_last_point_starts_another_series(
     assert tracker.tags.get("resumed_at") == tag
 
 
-def test_a_file_that_fails_to_arrive_is_not_noted_and_is_sent_again(
-    run: Run, tracker: RecordingTracker
-) -> None:
+def test_file_that_failed_to_arrive_is_sent_again(run: Run, tracker: RecordingTracker) -> None:
     tracker.failing_methods = {"file request.json"}
     with pytest.raises(ConnectionError):
         send(run, tracker)
@@ -136,7 +132,7 @@ def test_after_a_failure_the_rest_is_sent_once(run: Run, tracker: RecordingTrack
     assert not send(run, tracker)
 
 
-def test_of_many_events_those_that_arrived_before_a_failure_are_not_sent_again(
+def test_events_sent_before_a_failure_are_not_sent_again(
     run: Run, tracker: RecordingTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append_events(run, attempt_events("2", 120, 20_000))
@@ -156,7 +152,7 @@ def test_of_many_events_those_that_arrived_before_a_failure_are_not_sent_again(
     assert tracker.steps("train/loss") == list(range(10, 20_001, 10))
 
 
-def test_a_copy_left_by_a_killed_process_keeps_nothing_back(run: Run, tracker: RecordingTracker) -> None:
+def test_copy_left_by_a_killed_process_blocks_nothing(run: Run, tracker: RecordingTracker) -> None:
     left = run.tracking / f"{UploadState.load(run, tracker).file_stem}.staged"
     left.mkdir()
     (left / "request.json").write_text("half a cop", encoding="utf-8")
@@ -166,7 +162,7 @@ def test_a_copy_left_by_a_killed_process_keeps_nothing_back(run: Run, tracker: R
 
 
 @pytest.mark.parametrize("damage", [None, b"", b'{"events": '])
-def test_without_a_readable_note_all_is_sent_again_to_the_same_run(
+def test_all_data_is_sent_again_if_upload_state_is_unreadable(
     run: Run, tracker: RecordingTracker, damage: bytes | None
 ) -> None:
     send(run, tracker)
@@ -178,9 +174,7 @@ def test_without_a_readable_note_all_is_sent_again_to_the_same_run(
     assert again.opened_runs == tracker.opened_runs
 
 
-def test_a_run_that_was_deleted_there_is_sent_anew_once_it_has_something_new(
-    run: Run, tracker: RecordingTracker
-) -> None:
+def test_deleted_run_is_sent_again_once_it_has_new_data(run: Run, tracker: RecordingTracker) -> None:
     send(run, tracker)
     again = RecordingTracker()
     again.run_id = "run 2"
@@ -191,7 +185,7 @@ def test_a_run_that_was_deleted_there_is_sent_anew_once_it_has_something_new(
     assert [sent.id for sent in load_upload_states(run)] == ["run 2"]
 
 
-def test_what_a_buffering_tracker_is_sent_is_noted_only_when_it_is_closed(run: Run) -> None:
+def test_upload_state_of_a_buffering_tracker_is_saved_on_close(run: Run) -> None:
     tracker = BufferingTracker()
     tracker.failing_methods = {"close"}
     sender = Uploader(run, tracker, UploadOptions())
@@ -220,7 +214,7 @@ def test_secrets_are_masked_in_settings_and_files(world: ReportWorld, tracker: R
     assert b"lr: 1" in sent and b"hunter2" not in sent + tracker.files["request.json"][0]
 
 
-def test_values_that_are_no_finite_numbers_are_left_out(run: Run, tracker: RecordingTracker) -> None:
+def test_nonfinite_values_are_not_sent(run: Run, tracker: RecordingTracker) -> None:
     metrics = {"nan": float("nan"), "inf": float("inf"), "huge": 1e308, "text": "x", "flag": True, "fine": 1}
     append_events(run, [{"t": START_TIME, "kind": "val", "attempt": "1", "update": 120, "metrics": metrics}])
     send(run, tracker)
@@ -240,10 +234,10 @@ def test_a_checkpoint_is_sent_again_only_after_the_interval(run: Run, tracker: R
     assert tracker.files["checkpoints/best.ckpt"] == [b"first", b"the second"]
 
 
-def test_at_the_end_a_checkpoint_is_sent_though_the_clock_has_not_moved(
+def test_final_checkpoint_is_sent_even_if_the_clock_has_not_moved(
     run: Run, tracker: RecordingTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The clock of Windows moves every 16 ms."""
+    """The clock of Windows advances every 16 ms."""
     run.checkpoints.mkdir()
     last = run.checkpoints / "current.ckpt"
     monkeypatch.setattr("mmf_win.tracking.upload.time.time", lambda: START_TIME + 2000.0)
@@ -265,11 +259,11 @@ def test_scores_carry_the_update_of_their_checkpoint(
         record = {**scores, "members": [{"checkpoint_sha256": sha256}]}
         write_json(metrics_file.metrics_path(run.reports / f"{number}.csv"), record)
     send(run, tracker)
-    found = {(point.name, point.step) for point in tracker.sent_points if point.name.startswith(SPLIT)}
-    assert found == {(f"{SPLIT}/update 60/auroc", 60), (f"{SPLIT}/auroc", 90)}
+    points = {(point.name, point.step) for point in tracker.sent_points if point.name.startswith(SPLIT)}
+    assert points == {(f"{SPLIT}/update 60/auroc", 60), (f"{SPLIT}/auroc", 90)}
 
 
-def test_a_run_that_is_resumed_is_running_again(run: Run, tracker: RecordingTracker) -> None:
+def test_resumed_run_is_running_again(run: Run, tracker: RecordingTracker) -> None:
     send(run, tracker)
     with file_lock(run.training_lock_file):
         assert send(run, tracker)
@@ -278,7 +272,7 @@ def test_a_run_that_is_resumed_is_running_again(run: Run, tracker: RecordingTrac
     assert tracker.states[-1] == "done"
 
 
-def test_a_page_is_sent_only_when_it_is_asked_for(run: Run, tracker: RecordingTracker) -> None:
+def test_page_is_sent_only_on_request(run: Run, tracker: RecordingTracker) -> None:
     page: Path = run.reports / "page.html"
     page.write_text("<html>", encoding="utf-8")
     send(run, tracker)
@@ -287,9 +281,7 @@ def test_a_page_is_sent_only_when_it_is_asked_for(run: Run, tracker: RecordingTr
     assert tracker.files["reports/page.html"] == [b"<html>"]
 
 
-def test_a_note_of_an_earlier_version_of_what_wandb_did_not_send_is_passed_over(
-    run: Run, tracker: RecordingTracker
-) -> None:
+def test_state_file_of_an_unsent_wandb_run_is_ignored(run: Run, tracker: RecordingTracker) -> None:
     send(run, tracker)
     [note] = run.tracking.glob("*.json")
     write_json(note, {**note_of(run), "link": None})

@@ -1,4 +1,4 @@
-"""Runs that are sent to W&B offline, where its own files are read back; no server of W&B was tried."""
+"""Runs sent to W&B offline, whose own files are read back; no W&B server is used."""
 
 from __future__ import annotations
 
@@ -37,22 +37,22 @@ def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def push(run: Run, *words: str) -> dict[str, Any]:
-    """What ``mmfw track push`` tells of a run, in a process of its own."""
+    """Run ``mmfw track push`` of a run in a separate process and return its result."""
     command = [sys.executable, "-m", "mmf_win", "track", "push", str(run.path), "--to", "wandb", "--json"]
     environ = {**os.environ, "PYTHONUTF8": "1"}
     done = subprocess.run([*command, *words], capture_output=True, encoding="utf-8", env=environ)
     assert done.returncode == 0, done.stderr
-    told: list[dict[str, Any]] = json.loads(done.stdout)
-    return told[0]
+    pushed: list[dict[str, Any]] = json.loads(done.stdout)
+    return pushed[0]
 
 
 def folders(run: Run) -> list[Path]:
-    """What W&B has written of a run: one folder a start."""
+    """Return W&B's folders of a run, one per upload."""
     return sorted(run.tracking.glob("wandb/offline-run-*"), key=lambda folder: folder.stat().st_mtime_ns)
 
 
 def records(folder: Path) -> Iterator[Any]:
-    """The records of a start, which lie in a file as LevelDB's log has them."""
+    """Yield the records of a folder; the file has the format of LevelDB's log."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     [file] = folder.glob("*.wandb")
@@ -71,34 +71,36 @@ def records(folder: Path) -> Iterator[Any]:
 
 
 def of_kind(folder: Path, kind: str) -> list[Any]:
-    """What its records of one kind hold."""
-    found = (record for record in records(folder) if record.WhichOneof("record_type") == kind)
-    return [getattr(record, kind) for record in found]
+    """Return the contents of a folder's records of one kind."""
+    matching = (record for record in records(folder) if record.WhichOneof("record_type") == kind)
+    return [getattr(record, kind) for record in matching]
 
 
 def values(items: Any) -> dict[str, Any]:
-    """Names and values of one record."""
+    """Return names and values of one record."""
     return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
 
 
 def series(folder: Path, name: str) -> list[tuple[int, float, float]]:
-    """The points of a series: update, time and value."""
+    """Return the points of a series: update, time and value."""
     rows = [values(row.item) for row in of_kind(folder, "history")]
     return [(row["update"], row["_timestamp"], row[name]) for row in rows if name in row]
 
 
-def told(run: Run, name: str, first: int = 0) -> list[tuple[int, float, float]]:
-    """What a series of training must be."""
+def training_points(run: Run, name: str, first: int = 0) -> list[tuple[int, float, float]]:
+    """Return the expected points of a training series."""
     events = [event for event in read_events(run.events)[first:] if event["kind"] == "train"]
     return [(event["update"], event["t"], event[name]) for event in events]
 
 
-def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: ReportWorld) -> None:
+def test_data_of_a_run_is_sent_once_without_machine_details(world: ReportWorld) -> None:
     run = world.add_run(overrides=["optimizer.params.lr=5e-5", "env.api_key=hunter2-hunter2"])
     append_events(run, attempt_events("2", 120, 130))
     events = read_events(run.events)
     run.events.write_bytes(b"")
-    append_events(run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events])  # as it is today
+    append_events(
+        run, [{**event, "t": event["t"] + 1_700_000_000.125} for event in events]
+    )  # present-day times
     scores = {
         "auroc": 0.71,
         "created": START_TIME,
@@ -113,7 +115,7 @@ def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: Report
     [about] = of_kind(folder, "run")
     assert (about.run_id, about.project, about.display_name) == (sent["id"], "hateful-memes", run.id)
     assert not (about.host or about.HasField("git"))
-    assert series(folder, "train/loss") == told(run, "loss")
+    assert series(folder, "train/loss") == training_points(run, "loss")
     assert [update for update, _, _ in series(folder, "val/auroc")] == [30, 60, 90, 120]
     assert series(folder, f"{SPLIT}/auroc") == [(0, START_TIME, 0.71)]
     settings = values(of_kind(folder, "config")[0].update)
@@ -129,11 +131,11 @@ def test_what_a_run_leaves_is_sent_once_and_nothing_of_the_machine(world: Report
     assert not push(run)["new"] and folders(run) == [folder]
 
 
-def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: ReportWorld) -> None:
+def test_each_upload_creates_a_folder_with_the_new_data(world: ReportWorld) -> None:
     run = world.add_run()
     push(run)
     before = len(read_events(run.events))
-    append_events(run, attempt_events("2", 60, 100))  # resumed from a checkpoint that lies behind
+    append_events(run, attempt_events("2", 60, 100))  # resumed from an earlier checkpoint
     AttemptOutcome("interrupted").save(run.outcome_file)
     assert push(run)["state"] == "interrupted"
     first, second = folders(run)
@@ -141,7 +143,7 @@ def test_each_start_makes_a_folder_of_the_same_run_with_what_is_new(world: Repor
         f"run-{load_upload_states(run)[0].id}.wandb"
     }
     assert len(series(first, "train/loss")) == 12 and series(second, "train/loss") == []
-    assert series(second, "train/loss/2") == told(run, "loss", before), "updates that lie behind are kept"
+    assert series(second, "train/loss/2") == training_points(run, "loss", before), "repeated updates are kept"
     summary = values(of_kind(second, "summary")[0].update)
     assert summary == {"mmfw.outcome": "interrupted", "resumed_at": "60"}
     assert of_kind(second, "exit")[0].exit_code == 1
@@ -159,7 +161,7 @@ def test_a_run_of_a_sweep_is_in_its_group_and_its_checkpoint_in_the_folder(world
     assert (folder / "files" / "best.ckpt").read_bytes() == b"weights"
 
 
-def test_what_a_follower_that_is_killed_has_not_brought_in_safety_is_sent_later(world: ReportWorld) -> None:
+def test_data_not_saved_by_a_killed_follower_is_sent_later(world: ReportWorld) -> None:
     run = world.add_run()
     command = module_command("mmf_win.tracking.follower", "wandb", str(run.path), "{}")
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
@@ -169,4 +171,4 @@ def test_what_a_follower_that_is_killed_has_not_brought_in_safety_is_sent_later(
         process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGKILL)
     assert [sent.events for sent in load_upload_states(run)] in ([], [{}])
     push(run)
-    assert series(folders(run)[-1], "train/loss") == told(run, "loss")
+    assert series(folders(run)[-1], "train/loss") == training_points(run, "loss")
