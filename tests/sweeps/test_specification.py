@@ -117,7 +117,7 @@ def test_error_for_a_binary_file_names_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed", ["/data/[2024]/{best}.yaml", "one {lr}", "[x\x85y]", "[seed]", "C:\\[x]\\p.yaml"]
+    "path", ["/data/[2024]/{best}.yaml", "one {lr}", "[x\x85y]", "[seed]", "C:\\[x]\\p.yaml"]
 )
 def test_path_argument_may_contain_placeholder_characters(path: str) -> None:
     specification = make_specification(
