@@ -386,13 +386,13 @@ def test_tasks_that_start_together_get_the_same_tracking_key(
 
     other, make = threading.Thread(target=ask), uuid.uuid4
 
-    def meanwhile() -> uuid.UUID:
+    def make_other_key_first() -> uuid.UUID:
         if not asked.is_set():
             other.start()
             assert asked.wait(60)
         return make()
 
-    monkeypatch.setattr(folder, "uuid4", meanwhile)
+    monkeypatch.setattr(folder, "uuid4", make_other_key_first)
     keys.append(SweepFolder(tmp_path).ensure_tracking_key())
     other.join()
     assert len({*keys}) == 1 and len(keys[0]) == 32
