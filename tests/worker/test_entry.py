@@ -92,7 +92,7 @@ assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 )
 def test_leaving_at_once_loses_nothing(lines: tuple[str, ...], code: int, printed: str) -> None:
     """Each in a process of its own, which tells by its exit code which way it took."""
-    imports = ["import atexit, threading, time", "from mmf_win.worker.entry import leave_at_once"]
-    program = "\n".join([*imports, *lines, "leave_at_once(3)", "raise SystemExit(4)"])
+    imports = ["import atexit, threading, time", "from mmf_win.worker.entry import exit_immediately"]
+    program = "\n".join([*imports, *lines, "exit_immediately(3)", "raise SystemExit(4)"])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8")
     assert (done.returncode, done.stdout) == (code, printed)

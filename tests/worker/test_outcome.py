@@ -203,7 +203,7 @@ try:
     AutoConfig.from_pretrained("owner/tiny")
 except OSError as error:
     end = classify_exception(error)
-    print(end.outcome, end.hint)
+    print(end.kind, end.hint)
 """
 
 

@@ -38,13 +38,13 @@ def _train(rank: int, folder: str, asked: int) -> None:
     trainer = SimpleNamespace(num_updates=0, current_iteration=0, model=torch.nn.Linear(1, 1))
     trainer.device = torch.device("cpu")
     trainer.config = SimpleNamespace(training=SimpleNamespace(num_workers=0, seed=1, max_updates=None))
-    micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
+    micro: Any = SimpleNamespace(batch_size=1, rows=1, is_known_fit=False, fit_key="", search=None)
 
     def save(update: int, iteration: int, update_best: bool) -> None:
         if rank == 0:  # as MMF does
             (root / "saved").write_text(str(update), encoding="utf-8")
 
-    resume_state = SimpleNamespace(own_randomness=lambda: None)
+    resume_state = SimpleNamespace(seed_rank=lambda: None)
     checkpoint = SimpleNamespace(save=save, resume_state=resume_state)
     session.MicroBatchSizer = lambda *_: micro  # type: ignore[assignment, misc]
     training = session.TrainingSession(observer, trainer, checkpoint, "fp32")

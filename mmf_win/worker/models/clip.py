@@ -104,7 +104,7 @@ class Tower(nn.Module):
 
     def _clear_outputs(self, *_: object) -> None:
         self._outputs = {}
-        self.__dict__.pop("_about", None)
+        self.__dict__.pop("_cache_key_parts", None)
 
     def train(self, mode: bool = True) -> Tower:
         """A frozen tower drops nothing."""

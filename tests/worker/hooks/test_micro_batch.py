@@ -28,8 +28,8 @@ def found(monkeypatch: pytest.MonkeyPatch, batch: int, memory: int) -> tuple[int
     for name, figure in fake.items():
         monkeypatch.setattr(torch.cuda, name, figure)
     for update in range(1, 10):
-        finder.update_begins()
-        if finder.update_ends():
+        finder.on_update_start()
+        if finder.on_update_end():
             assert restarts == [torch.device("cuda", 1)] * update
             return finder.rows, update
     raise AssertionError("it has no end")

@@ -26,5 +26,5 @@ def test_an_error_in_the_second_pass_is_printed_and_the_first_one_raised(
 
     replay = nonfinite.Replay(SimpleNamespace(model=torch.nn.Linear(2, 1)))
     with pytest.raises(outcome.DivergedError, match="the loss is not a number"):
-        replay.of_batch(step)(1.0, {"x": torch.ones(1, 2)})
+        replay.wrap_step(step)(1.0, {"x": torch.ones(1, 2)})
     assert "RuntimeError: of the second pass" in capsys.readouterr().err

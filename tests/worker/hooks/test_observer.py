@@ -38,7 +38,7 @@ def observed(
         model=SimpleNamespace(parameters=list),
         config=SimpleNamespace(training=settings),
     )
-    micro: Any = SimpleNamespace(batch=1, rows=1, is_known_fit=False, fit="", finder=None)
+    micro: Any = SimpleNamespace(batch_size=1, rows=1, is_known_fit=False, fit_key="", search=None)
     monkeypatch.setattr("mmf_win.worker.hooks.session.MicroBatchSizer", lambda *_: micro)
     training = session.TrainingSession(observer, trainer, None, "fp32")
     trainer.num_updates += began < 4
@@ -88,7 +88,7 @@ def test_a_run_that_an_earlier_version_began_keeps_its_names_of_metrics(
     if began == "earlier":
         EventLog(user_dir / "events.jsonl", "1").write("val", update=3, metrics=of_mmf)
     training = observed(user_dir, monkeypatch, began=3)
-    training._checkpoint = SimpleNamespace(resume_state=SimpleNamespace(validated=4))
+    training._checkpoint = SimpleNamespace(resume_state=SimpleNamespace(validated_update=4))
     meters = {f"val/{name}": SimpleNamespace(global_avg=value) for name, value in of_mmf.items()}
     training.on_validation_end(SimpleNamespace(meters=meters))
     told = [

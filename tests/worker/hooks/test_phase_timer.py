@@ -39,35 +39,35 @@ def timer(hand: Hand) -> Any:
 
 def test_the_time_of_an_inner_phase_is_not_in_the_outer(timer: Any, hand: Hand) -> None:
     hand.at = 1
-    with timer.during("optimizer"):
+    with timer.time_phase("optimizer"):
         hand.at = 3
-        with timer.during("backward"):
+        with timer.time_phase("backward"):
             hand.at = 7
         hand.at = 15
     hand.at = 31
-    with timer.during("forward"):
+    with timer.time_phase("forward"):
         pass
     assert timer.seconds == {"other": 1 + 16, "optimizer": 2 + 8, "backward": 4, "forward": 0}
 
 
 def test_what_a_validation_does_is_the_validations(timer: Any, hand: Hand) -> None:
-    with timer.during("logging"):
-        with timer.during("validation"), timer.during("forward"):
+    with timer.time_phase("logging"):
+        with timer.time_phase("validation"), timer.time_phase("forward"):
             hand.at = 5
         hand.at = 6
-    assert timer.aside == {"validation": [5], "checkpoint": []}
+    assert timer.excluded_seconds == {"validation": [5], "checkpoint": []}
     assert timer.seconds == {"other": 0, "logging": 1}
 
 
 def test_it_may_restart_within_a_phase_and_keeps_validations(timer: Any, hand: Hand) -> None:
-    with timer.during("logging"):
-        with timer.during("validation"):
+    with timer.time_phase("logging"):
+        with timer.time_phase("validation"):
             hand.at = 2
         hand.at = 3
         timer.restart()
         hand.at = 6
     assert timer.seconds == {"logging": 3}
-    assert timer.aside["validation"] == [2]
+    assert timer.excluded_seconds["validation"] == [2]
 
 
 def test_methods_are_timed_also_where_they_raise(timer: Any, hand: Hand) -> None:
@@ -79,6 +79,6 @@ def test_methods_are_timed_also_where_they_raise(timer: Any, hand: Hand) -> None
         def __iter__(self) -> Loader:
             return self
 
-    timer.time([(Loader, "__next__", "data")])
+    timer.time_methods([(Loader, "__next__", "data")])
     assert list(Loader()) == []
-    assert (timer.seconds["data"], timer.data_cpu, timer.phase) == (1, 0.5, "other")
+    assert (timer.seconds["data"], timer.data_cpu_seconds, timer.phase) == (1, 0.5, "other")

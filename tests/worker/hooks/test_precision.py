@@ -76,8 +76,8 @@ def test_a_scaler_goes_on_where_another_ended_and_begins_anew_without_one() -> N
     first.scaler.load_state_dict(first.scaler.state_dict() | {"scale": 8.0})
     for each in (first, full, second):
         next(iter(each.train_loader.loaders[0].batch_sampler))
-    assert of_second.resume(of_full.state()) and second.scaler.get_scale() == fresh
-    assert of_second.resume(of_first.state()) and second.scaler.get_scale() == 8.0
+    assert of_second.load_state_dict(of_full.state_dict()) and second.scaler.get_scale() == fresh
+    assert of_second.load_state_dict(of_first.state_dict()) and second.scaler.get_scale() == 8.0
 
 
 def test_what_a_device_can_do(monkeypatch: pytest.MonkeyPatch) -> None:

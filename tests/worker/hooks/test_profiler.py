@@ -43,12 +43,12 @@ def test_it_speaks_once_of_the_updates_after_the_first_five(
     watching = timing.DataWaitProfiler(fake_trainer(workers, "cpu"), timer, 1)
     told = []
     for update in range(1, 51):
-        with timer.during("data"):
+        with timer.time_phase("data"):
             now[0] += 3.0 if update > 5 else 100.0
-        with timer.during("validation"):
+        with timer.time_phase("validation"):
             now[0] += 50.0
         now[0] += 1.0  # computing has no phase of its own unless a training is profiled
-        told.append(watching.updated())
+        told.append(watching.on_update_end())
     assert [update for update, waiting in enumerate(told, start=1) if waiting] == [25]
     waiting = told[24]
     assert isinstance(waiting, DataWaitStats)
@@ -67,9 +67,9 @@ def test_the_first_validation_counts_only_if_it_is_the_only_one(
         AttemptRequest(ProfileTask(updates=7), "m", "mmf", str(tmp_path)), trainer, timer
     )
     for _ in range(7):
-        profiler.updated()
-    timer.aside |= {"checkpoint": [1.0], "validation": validations}
-    assert profiler.ended()["validation"] == seconds
+        profiler.on_update_end()
+    timer.excluded_seconds |= {"checkpoint": [1.0], "validation": validations}
+    assert profiler.finish()["validation"] == seconds
 
 
 MUCH = DataWaitStats(waited=0.6, update=1.0, workers=0, threads=1, processors=8, making=0.6, cpu=0.6)
@@ -125,17 +125,17 @@ def test_a_gpu_waits_while_it_has_nothing_to_do_and_validates_nothing(
     watching = timing.DataWaitProfiler(fake_trainer(0, "cuda"), timer, 1)
 
     def load(seconds: float) -> None:
-        with timer.during("data"):
+        with timer.time_phase("data"):
             FakeEvent.now += seconds
 
     for update in range(25):
         load(100.0 if update < 5 else 2.0)
         FakeEvent.now += 1.0
-        with timer.during("validation"):
+        with timer.time_phase("validation"):
             load(4.0)
-        waiting = watching.updated()
+        waiting = watching.on_update_end()
     assert waiting is not None and waiting.waited == 2.0
-    assert not timer.asks_gpu, "nothing is measured any more"
+    assert not timer.measures_gpu_waits, "nothing is measured any more"
 
 
 def test_a_gpu_is_busy_while_a_kernel_runs() -> None:

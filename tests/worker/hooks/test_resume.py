@@ -56,14 +56,14 @@ def test_the_order_goes_on_within_an_epoch_also_with_other_batches(batch_size: i
     order, trainer = begin(1, first)
     seen = trained(order, trainer, first, count=2)
     assert seen == expected[:8]
-    position = order.position()
+    position = order.state_dict()
     second = loader(batch_size, workers=workers)
     order, trainer = begin(2, second, iteration=trainer.current_iteration)
-    assert order.resume(position)
-    assert order.position() == position, "as long as nothing has been drawn"
+    assert order.load_state_dict(position)
+    assert order.state_dict() == position, "as long as nothing has been drawn"
     assert trained(order, trainer, second) == expected[8:]
     assert trainer.current_epoch == 1
-    assert order.position()["rows"] == _ROWS
+    assert order.state_dict()["rows"] == _ROWS
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_a_resumed_pass_has_as_many_batches_as_are_announced(before: int, count:
     order, trainer = begin(1, first)
     if count:
         trained(order, trainer, first, count=count)
-    position = order.position()
+    position = order.state_dict()
     second = loader(4)
     order, trainer = begin(2, second)
     if position is not None:
-        assert order.resume(position)
+        assert order.load_state_dict(position)
     assert order.batches_left() == left
     assert len([*second]) == left
 
@@ -105,7 +105,7 @@ def test_the_shares_of_ranks_count_each_row_once_and_a_repeated_row_never(
         for rows in own:
             trainer.current_iteration += 1
             assert rows, "each rank needs a row to calculate with"
-            weight, of_all = order.share()
+            weight, of_all = order.batch_share()
             assert weight == pytest.approx(len(rows) * 3 / of_all if weight else 0)
             counted += rows if weight else []
             shares[-1].append((weight, of_all))
@@ -118,4 +118,4 @@ def test_among_another_number_of_rows_nothing_goes_on() -> None:
     order, trainer = begin(1, first)
     trained(order, trainer, first, count=1)
     other, _ = begin(1, loader(4, rows=_ROWS + 1))
-    assert not other.resume(order.position())
+    assert not other.load_state_dict(order.state_dict())
